@@ -1,6 +1,7 @@
 """A restored file: its content, and a state that starts from it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,9 @@ def test_a_damaged_or_unfinished_file_is_told(logs, tmp_path):
         ("b.parquet", lambda data: data[:-20]),
         ("c.arrow", lambda data: data[: len(data) // 2]),
         ("d.jsonl", lambda data: data.replace(b'"record"', b'"record')),
+        ("row.jsonl", lambda data: b"[" * 100_000 + b"\n" + data),
+        ("ends.jsonl", lambda data: data + b"[" * 100_000),
+        ("time.jsonl", lambda data: re.sub(rb'"complete_ms":\d+', b'"complete_ms":1e999', data)),
     ):
         file = tmp_path / name
         logs.restore("users", to=file)

@@ -40,7 +40,7 @@ def test_every_flipped_bit_every_cut_and_zeros_are_damage() -> None:
 
 def test_files_of_version_0_have_no_frame() -> None:
     assert FORM.decode(b'{"position": 7}\n', "/d/x") == {"position": 7}
-    for data in (b"{", b"[1]", b"7", b'{"position": 7'):
+    for data in (b"{", b"[1]", b"7", b'{"position": 7', b'{"position": ' + b"[" * 100_000):
         with pytest.raises(CorruptFileError, match="damaged"):
             FORM.decode(data, "/d/x")
 

@@ -187,7 +187,7 @@ def _header(handle: Handle, path: str, size: int) -> tuple[dict[str, Any], int]:
         header = json.loads(handle.pread(length, _START.size))
         if not isinstance(header, dict) or not isinstance(header["arrays"], list):
             raise ValueError
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         raise _damaged(path, "its header is no JSON object") from None
     return header, _START.size + length
 

@@ -92,7 +92,7 @@ class Framed:
                 )
         try:
             fields = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self.damaged(path, "the content is not a JSON object") from None
         if not isinstance(fields, dict):
             raise self.damaged(path, "the content is not a JSON object")

@@ -305,7 +305,7 @@ def parse_json(text: str, shape: str) -> Any:
     """Parse JSON. The error shows an example of the shape."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Problem(f"is JSON like {shape}") from None
 
 

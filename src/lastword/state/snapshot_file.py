@@ -94,7 +94,7 @@ class Reach(Value):
             return cls(fields["topic"], fields["topic_id"], ends, int(fields["complete_ms"]), cuts)
         except SnapshotRefusedError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptFileError(
                 f"{file}: its end offsets are not valid ({error})",
                 remedy="restore to a new file",
@@ -293,7 +293,7 @@ def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:
             fields = json.loads(line)
             if not isinstance(fields, dict):
                 raise ValueError("not an object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptFileError(
                 f"{path} line {number} is not a JSON object: {error}",
                 remedy="restore to a new file",

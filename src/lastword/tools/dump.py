@@ -385,7 +385,7 @@ def _json(files: Files, path: str, records: bool) -> Iterator[Entry]:
         fields: dict[str, Any] = json.loads(data)
         for name, value in fields.items():
             yield Property(path, name, str(value))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         yield Problem(path, 0, None, "bad-checkpoint", "this is not a JSON object", True)
 
 
