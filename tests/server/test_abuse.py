@@ -92,7 +92,7 @@ def test_random_messages_give_no_traceback(
         for _ in range(4):
             logs.create_topic("users", exist_ok=True)
             body = random_message(f"{name}Request", version, rng)
-            known(body, server.broker.topics.get("users"), rng)
+            known(body, server.node.topics.get("users"), rng)
             with Client(server, timeout=0.05) as client, contextlib.suppress(OSError):
                 client.send(body, version)
                 client.receive()
@@ -167,11 +167,11 @@ def test_a_client_that_goes_during_a_long_poll_keeps_no_connection(tmp_path: Pat
             with Client(server) as client:
                 client.send(fetch_request([("users", 0, 0)], max_wait_ms=(1 << 31) - 1), 12)
                 end = time.monotonic() + 5
-                while not server.broker._fetches._waiting:
+                while not server.node._fetches._waiting:
                     assert time.monotonic() < end
                     time.sleep(0.005)
         end = time.monotonic() + 5
-        while server.connections or server.broker._fetches._waiting:
+        while server.connections or server.node._fetches._waiting:
             assert time.monotonic() < end
             time.sleep(0.01)
 
@@ -290,8 +290,8 @@ def test_records_that_take_long_are_checked_in_the_pool(
 ) -> None:
     logs.create_topic("dense", cleanup_policy="compact").append(b"k", b"")
     logs.create_topic("sparse").append(b"k", b"")
-    calls, run = [], server.broker.in_pool
-    server.broker.in_pool = lambda *given: (calls.append(given), run(*given))[1]  # type: ignore[method-assign]
+    calls, run = [], server.node.in_pool
+    server.node.in_pool = lambda *given: (calls.append(given), run(*given))[1]  # type: ignore[method-assign]
     assert client.produce("dense", batch(*records, codec=codec)).error_code == 0
     assert bool(calls) == in_pool
     calls.clear()

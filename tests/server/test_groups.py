@@ -269,7 +269,7 @@ def test_a_member_that_waits_for_the_leader_stays(server: Server, clock: ManualC
     leader.receive_join()
     other.receive_join()
     other.send_sync()
-    group: Any = server.broker.groups.get("g")
+    group: Any = server.node.groups.get("g")
     until(lambda: group.members[other.id].syncing is not None)
     clock.advance(SESSION_MS * 2)
     time.sleep(0.05)
@@ -369,11 +369,11 @@ def test_groups_whose_drive_is_gone_keep_their_offsets(tmp_path: Path, clock: Ma
     gone = path.rename(tmp_path / "gone")
     with pytest.raises(LastwordError, match="offline"):
         logs.sync()
-    server.broker.topics.changed("users")
+    server.node.topics.changed("users")
     assert member.committed() == (0, "")
     assert member.commit(1) == codes.NOT_COORDINATOR
     assert member.committed() == (0, "")
-    assert not server.broker.groups.leases._due or None not in server.broker.groups.leases._due.values()
+    assert not server.node.groups.leases._due or None not in server.node.groups.leases._due.values()
     for closes in (server.close, logs.close):
         with pytest.raises(LastwordError, match="offline"):
             closes()
@@ -404,7 +404,7 @@ def test_a_plan_that_cannot_be_stored_is_made_again(server: Server, client: Clie
     leader.receive_join()
     other.receive_join()
     other.send_sync()
-    group: Any = server.broker.groups.get("g")
+    group: Any = server.node.groups.get("g")
     until(lambda: group.members[other.id].syncing is not None)
     with full_drive():
         assert leader.sync({leader.id: b"one", other.id: b"two"}).error_code == codes.NOT_COORDINATOR

@@ -256,7 +256,7 @@ def test_a_reader_of_a_log_whose_old_records_are_removed_keeps_up(
 def test_the_least_recently_read_partition_is_dropped(
     client: Client, server: Server, logs: lastword.LogDir, users: lastword.Topic
 ) -> None:
-    reads = server.broker._fetches._latest
+    reads = server.node._fetches._latest
     for name in ("users", "others"):
         if name != "users":
             logs.create_topic(name, cleanup_policy="compact")

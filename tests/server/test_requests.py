@@ -826,7 +826,7 @@ def test_topics_that_cannot_be_listed_are_answered(
     topic = MetadataRequest.MetadataRequestTopic(name="users")
     with Client(server) as client, monkeypatch.context() as patch:
         patch.setattr(logs.dirs, "topics", fails)
-        server.broker.topics.changed("users")
+        server.node.topics.changed("users")
         error = codes.KAFKA_STORAGE_ERROR
         assert client.ask(fetch_request([("users", 0, 0)]), 12).error_code == error
         assert client.ask(MetadataRequest(topics=[topic]), 12).topics[0].error_code == error

@@ -228,7 +228,7 @@ def exhaust(server: Server, writer: Writer) -> None:
     """Give a producer the last epoch."""
     from dataclasses import replace
 
-    transaction = server.broker.transactions._transactional_ids[writer.name]
+    transaction = server.node.transactions._transactional_ids[writer.name]
     transaction.stored = replace(transaction.stored, epoch=LAST_EPOCH)
     writer.epoch = LAST_EPOCH
     writer.sequences.clear()
@@ -498,7 +498,7 @@ def test_a_transactional_id_is_forgotten(client: Client, clock: ManualClock, ser
     clock.advance(coordinator.EXPIRATION_CHECK_MS)
     wait_for(lambda: described(client, "idle").error_code == codes.TRANSACTIONAL_ID_NOT_FOUND)
     assert described(client, "busy").error_code == 0
-    keys = [record.key for record in server.broker.transactions.topic.newest()]
+    keys = [record.key for record in server.node.transactions.topic.newest()]
     assert [b"busy" in key for key in keys] == [True]
     assert idle.send(b"v") == codes.INVALID_PRODUCER_ID_MAPPING
 
@@ -672,7 +672,7 @@ def test_markers_wait_for_appends_in_work(client: Client, clock: ManualClock, se
     writer = Writer(client, clock, version=1)
     writer.init()
     writer.send(b"v")
-    append = server.broker.transactions._transactional_ids["t"].appending()
+    append = server.node.transactions._transactional_ids["t"].appending()
     append.__enter__()
     with Client(server) as other:
         body = EndTxnRequest(

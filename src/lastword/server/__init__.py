@@ -3,7 +3,7 @@
 ```
 server.py    sockets, one event loop in its own thread, order and backpressure of each connection; `serve`
 security.py  users with passwords (SASL), and TLS
-broker.py    which API has which handler; topics, partitions, cluster, log directories
+node.py      which API has which handler; topics, partitions, cluster, log directories
 groups.py    groups by id: loaded, stored, listed, deleted
 offsets.py   committed offsets
 classic_groups.py   groups of the classic protocol
@@ -18,9 +18,9 @@ latest.py    `<topic>@latest`: the newest record of each key
 fetch.py     Fetch with its sessions and long polls, ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 ```
 
-A request becomes a message in `protocol`, a handler of the `Broker` returns the message that answers it, or a
-future of it, and the connection sends the parts of the answer. A connection has one request in work, as in
-Kafka: the order of its appends and of its answers is the order of its requests.
+A request becomes a message in `protocol`, a handler of the `ClusterNode` returns the message that answers it,
+or a future of it, and the connection sends the parts of the answer. A connection has one request in work, as
+in Kafka: the order of its appends and of its answers is the order of its requests.
 
 Handlers run in the thread of the event loop. Work that waits for a drive (a sync, a topic that is made, the
 recovery of a partition) or that handles much data runs in a small pool of threads. No handler touches a

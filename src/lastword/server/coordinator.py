@@ -26,7 +26,7 @@ from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
-    from lastword.server.broker import Broker
+    from lastword.server.node import ClusterNode
 
 _log = logging.getLogger("lastword.server")
 TRANSACTION_VERSION = 2
@@ -59,35 +59,35 @@ class CoordinatorTopic:
     """A compacted topic of records that the server makes.
 
     Args:
-        broker: The broker.
+        node: The node.
         name: The topic.
         partitions: The number of its partitions, if it has to be created.
     """
 
-    def __init__(self, broker: Broker, name: str, partitions: int) -> None:
-        self._broker = broker
+    def __init__(self, node: ClusterNode, name: str, partitions: int) -> None:
+        self._node = node
         self.name = name
         self._partitions = partitions
 
     def open(self) -> int:
         """Create the topic if there is none, recover its logs, and return the number of partitions."""
-        topic = self._broker.topics.get(self.name)
+        topic = self._node.topics.get(self.name)
         if topic is None:
             settings = {"cleanup.policy": "compact", "segment.bytes": "104857600"}
-            topic = self._broker.create(self.name, self._partitions, settings)
+            topic = self._node.create(self.name, self._partitions, settings)
         for number in topic.directories:
             topic.log(number)
         return len(topic.directories)
 
     def partition_of(self, key: str) -> int:
         """Return the partition of a group or of a transactional id, as Kafka does."""
-        topic = self._broker.topics.get(self.name)
+        topic = self._node.topics.get(self.name)
         count = self._partitions if topic is None else len(topic.directories)
         return java_hash(key) % count
 
     def log(self, partition: int) -> PartitionLog:
         """Return the open log of a partition."""
-        topic = self._broker.topics.get(self.name)
+        topic = self._node.topics.get(self.name)
         assert topic is not None
         return topic.log(partition)
 
@@ -98,7 +98,7 @@ class CoordinatorTopic:
         later does not supersede the records behind its own. Records of open transactions are in the order of
         their offsets. A tombstone also deletes those that are before it.
         """
-        topic = self._broker.topics.get(self.name)
+        topic = self._node.topics.get(self.name)
         for number in () if topic is None else topic.directories:
             newest: dict[bytes, tuple[int, bytes | None]] = {}
             undecided: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
@@ -162,7 +162,7 @@ class CoordinatorTopic:
         records: Iterable[tuple[bytes, bytes | None]],
         producer: tuple[int, int] | None,
     ) -> PartitionLog | None:
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._node.clock.now_ms()
         log = self.log(partition)
         builder = BatchBuilder()
         if producer is not None:

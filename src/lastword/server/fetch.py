@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
     from lastword.segment.indexes import AbortedTransaction
     from lastword.segment.segment import Segment
-    from lastword.server.broker import Broker
+    from lastword.server.node import ClusterNode
 
 MOST_BYTES = 55 << 20
 """Most bytes of one answer, also if the request allows more: Kafka's `fetch.max.bytes` of a broker."""
@@ -178,15 +178,15 @@ class Waiting:
 class Fetches:
     """The handlers of Fetch and of the other APIs that read offsets."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._rng = random.Random()
         self._waiting: dict[PartitionLog, set[Waiting]] = {}
         self._woken: set[PartitionLog] = set()
         self._woken_lock = threading.Lock()
         self._aborted: dict[tuple[Any, ...], list[AbortedTransaction]] = {}
-        self._latest = LatestReads(broker.dirs.settings.instance.lastword_latest_bytes)
+        self._latest = LatestReads(node.dirs.settings.instance.lastword_latest_bytes)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -200,11 +200,11 @@ class Fetches:
     # -------------------------------------------------------------- sessions
 
     def _fetch(self, request: Request, connection: Any) -> Any:
-        find = self._broker.topics.find
+        find = self._node.topics.find
         partitions = [
             (find(t.topic, t.topic_id), p.partition) for t in request.body.topics for p in t.partitions
         ]
-        return self._broker.with_logs(partitions, lambda: self._fetched(request))
+        return self._node.with_logs(partitions, lambda: self._fetched(request))
 
     def _fetched(self, request: Request) -> Any:
         body = request.body
@@ -237,7 +237,7 @@ class Fetches:
         if session.epoch != body.session_epoch:
             return messages.FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH)
         self._sessions.move_to_end(session.id)
-        session.used = self._broker.loop.time()
+        session.used = self._node.loop.time()
         session.epoch = session.epoch % 0x7FFFFFFF + 1
         for topic in body.forgotten_topics_data:
             for number in topic.partitions:
@@ -252,12 +252,12 @@ class Fetches:
         return self._first_answer(request, session, list(session.partitions.values()), full=False)
 
     def _is_latest(self, topic: Any) -> bool:
-        served = self._broker.topics.find(topic.topic, topic.topic_id)
+        served = self._node.topics.find(topic.topic, topic.topic_id)
         return served is not None and served.is_latest
 
     def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> FetchSession | None:
         """Return a new session; None if there are too many that are in use."""
-        now = self._broker.loop.time()
+        now = self._node.loop.time()
         if len(self._sessions) >= MOST_SESSIONS:
             oldest = next(iter(self._sessions.values()))
             if now - oldest.used < KEPT_SECONDS:
@@ -277,8 +277,8 @@ class Fetches:
         waiting = Waiting(request, session, fetches, full=full)
         latest = [fetch for fetch in fetches if fetch.is_latest]
         if latest:
-            read = self._broker.in_pool(self._read_latest, request, latest)
-            return self._broker.then(read, lambda: self._answer_or_wait(waiting))
+            read = self._node.in_pool(self._read_latest, request, latest)
+            return self._node.then(read, lambda: self._answer_or_wait(waiting))
         return self._answer_or_wait(waiting)
 
     def _read_latest(self, request: Request, latest: list[PartitionFetch]) -> None:
@@ -311,7 +311,7 @@ class Fetches:
             waiting.answers.append(answer)
             size += read
             has_error = has_error or answer.error_code != 0
-        waits = body.max_wait_ms > 0 and not self._broker.is_closing
+        waits = body.max_wait_ms > 0 and not self._node.is_closing
         if size >= body.min_bytes or has_error or not waits or not fetches:
             return self._response(waiting)
         return self._wait(waiting)
@@ -363,10 +363,10 @@ class Fetches:
             log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch)
             if body.replica_id >= 0 or body.replica_state.replica_id >= 0:
                 raise Refused(codes.NOT_LEADER_OR_FOLLOWER, "there are no other replicas")
-            if self._broker.refuse is not None:
-                topic = self._broker.topics.find(fetch.topic, fetch.topic_id)
+            if self._node.refuse is not None:
+                topic = self._node.topics.find(fetch.topic, fetch.topic_id)
                 assert topic is not None
-                self._broker.refuse(request, topic)
+                self._node.refuse(request, topic)
             committed = body.isolation_level == READ_COMMITTED
             stable = fetch.stable if fetch.is_latest else log.stable_offset
             end = stable if fetch.is_latest else log.log_end
@@ -421,7 +421,7 @@ class Fetches:
 
     def _log(self, name: str, topic_id: bytes, partition: int, leader_epoch: int = -1) -> PartitionLog:
         """Return the log of a partition; Refused if there is none, or its leader epoch is another one."""
-        topic = self._broker.topics.find(name, topic_id)
+        topic = self._node.topics.find(name, topic_id)
         if topic is None:
             unknown = codes.UNKNOWN_TOPIC_OR_PARTITION if name else codes.UNKNOWN_TOPIC_ID
             raise Refused(unknown, "This server does not host this topic-partition.")
@@ -437,11 +437,11 @@ class Fetches:
     # -------------------------------------------------------------- long polls
 
     def _wait(self, waiting: Waiting) -> asyncio.Future[Any]:
-        waiting.future = self._broker.loop.create_future()
+        waiting.future = self._node.loop.create_future()
         # A client that has gone is noticed with the answer.
-        most_ms = self._broker.dirs.settings.instance.connections_max_idle_ms
+        most_ms = self._node.dirs.settings.instance.connections_max_idle_ms
         seconds = min(waiting.request.body.max_wait_ms, most_ms) / 1000
-        waiting.timer = self._broker.loop.call_later(seconds, self._answer, waiting)
+        waiting.timer = self._node.loop.call_later(seconds, self._answer, waiting)
         appended = False
         for fetch, answer in zip(waiting.fetches, waiting.answers, strict=True):
             log = self._log(fetch.topic, fetch.topic_id, fetch.partition)
@@ -464,7 +464,7 @@ class Fetches:
             first = not self._woken
             self._woken.add(log)
         if first:
-            self._broker.loop.call_soon_threadsafe(self._wake)
+            self._node.loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         with self._woken_lock:
@@ -522,10 +522,10 @@ class Fetches:
     def _list_offsets(self, request: Request, connection: Any) -> Any:
         special = all(p.timestamp in (EARLIEST, LATEST) for t in request.body.topics for p in t.partitions)
         if special:
-            get = self._broker.topics.find
+            get = self._node.topics.find
             partitions = [(get(t.name), p.partition_index) for t in request.body.topics for p in t.partitions]
-            return self._broker.with_logs(partitions, lambda: self._listed_offsets(request))
-        return self._broker.in_pool(self._listed_offsets, request)
+            return self._node.with_logs(partitions, lambda: self._listed_offsets(request))
+        return self._node.in_pool(self._listed_offsets, request)
 
     def _listed_offsets(self, request: Request) -> Message:
         body = request.body
@@ -585,9 +585,9 @@ class Fetches:
             answer.leader_epoch = log.epochs.at(record.offset + 1)
 
     def _offset_for_leader_epoch(self, request: Request, connection: Any) -> Any:
-        get = self._broker.topics.find
+        get = self._node.topics.find
         partitions = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
-        return self._broker.with_logs(partitions, lambda: self._ends_of_epochs(request))
+        return self._node.with_logs(partitions, lambda: self._ends_of_epochs(request))
 
     def _ends_of_epochs(self, request: Request) -> Message:
         topics = []
@@ -617,7 +617,7 @@ class Fetches:
     # -------------------------------------------------------------- DeleteRecords
 
     def _delete_records(self, request: Request, connection: Any) -> Any:
-        return self._broker.in_pool(self._deleted_records, request)
+        return self._node.in_pool(self._deleted_records, request)
 
     def _deleted_records(self, request: Request) -> Message:
         topics = []
@@ -656,7 +656,7 @@ class Fetches:
         if not 0 <= offset <= log.high_watermark:
             raise OffsetOutOfRangeError.above(log.name, offset, log.high_watermark)
         if offset > log.log_start:
-            trim(self._broker.dirs, name, partition, offset)
+            trim(self._node.dirs, name, partition, offset)
         return log.log_start
 
 

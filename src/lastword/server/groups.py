@@ -31,7 +31,7 @@ from lastword.server.offsets import Group, Offsets, offset_key
 from lastword.server.topics import GROUPS_TOPIC, Refused
 
 if TYPE_CHECKING:
-    from lastword.server.broker import Broker
+    from lastword.server.node import ClusterNode
 
 RENEWALS = 8
 """How often the leases of offsets are renewed within the retention of the offsets."""
@@ -44,13 +44,13 @@ Kind = TypeVar("Kind", bound=Group)
 class Groups:
     """The groups, and the handlers of the APIs that serve every kind of group."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        self.topic = CoordinatorTopic(broker, GROUPS_TOPIC, broker.options.offsets_partitions)
+    def __init__(self, node: ClusterNode) -> None:
+        self.node = node
+        self.topic = CoordinatorTopic(node, GROUPS_TOPIC, node.options.offsets_partitions)
         self.classic = ClassicGroups(self)
         self.consumers = ConsumerGroups(self)
         self.offsets = Offsets(self)
-        self.leases = GroupLeases(broker)
+        self.leases = GroupLeases(node)
         self._groups: dict[str, Group] = {}
         self._decided: list[tuple[int, int, bool]] = []
         """The transactions that ended while the groups were loaded."""
@@ -131,7 +131,7 @@ class Groups:
             loading = self._load()
             if loading is None:
                 return handler(request, connection)
-            return self.broker.then(loading, lambda: handler(request, connection))
+            return self.node.then(loading, lambda: handler(request, connection))
 
         return handle
 
@@ -139,7 +139,7 @@ class Groups:
         """Return a future that is done when the groups are loaded."""
         loading = self._load()
         if loading is None:
-            loading = self.broker.loop.create_future()
+            loading = self.node.loop.create_future()
             loading.set_result(None)
         return loading
 
@@ -148,8 +148,8 @@ class Groups:
         if self._is_loaded and not self._forget_if_topic_is_gone():
             return None
         if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
-            reading = self.broker.in_turn(self._read_topic)
-            self._loading = self.broker.then(reading, lambda: self._take(reading.result()))
+            reading = self.node.in_turn(self._read_topic)
+            self._loading = self.node.then(reading, lambda: self._take(reading.result()))
         return self._loading
 
     def _read_topic(self) -> list[StoredRecord]:
@@ -161,7 +161,7 @@ class Groups:
 
     def _forget_if_topic_is_gone(self) -> bool:
         """Forget all groups if their topic was deleted; the next request creates the topic again."""
-        topic = self.broker.topics.get(GROUPS_TOPIC)
+        topic = self.node.topics.get(GROUPS_TOPIC)
         if topic is not None and topic.id == self._topic_id:
             return False
         self.classic.answer_all()
@@ -179,7 +179,7 @@ class Groups:
         return True
 
     def _take(self, records: list[StoredRecord]) -> None:
-        topic = self.broker.topics.get(GROUPS_TOPIC)
+        topic = self.node.topics.get(GROUPS_TOPIC)
         self._is_loaded, self._topic_id = True, None if topic is None else topic.id
         for record in records:
             kind = int.from_bytes(record.key[:2], "big")
@@ -223,24 +223,24 @@ class Groups:
             Refused: The records cannot be stored.
         """
         log = self.topic.append(self.topic.partition_of(group_id), records, producer)
-        return None if log is None else self.broker.in_pool(sync_stored, log)
+        return None if log is None else self.node.in_pool(sync_stored, log)
 
     def answer_after(self, stored: asyncio.Future[Any] | None, answer: Message) -> Any:
         """Return the answer, or a future of it when the change is durable. The future may raise Refused."""
         if stored is None:
             return answer
-        return self.broker.then(stored, lambda: answer)
+        return self.node.then(stored, lambda: answer)
 
     # -------------------------------------------------------------- what ends
 
     def _check_later(self) -> None:
-        interval_ms = self.broker.dirs.settings.instance.offsets_retention_check_interval_ms
-        self.broker.timers.after(interval_ms, self._check)
+        interval_ms = self.node.dirs.settings.instance.offsets_retention_check_interval_ms
+        self.node.timers.after(interval_ms, self._check)
 
     def _check(self) -> None:
         """Delete the offsets that have expired, and the groups that have neither members nor offsets."""
         self._check_later()
-        if self.broker.topics.get(GROUPS_TOPIC) is not None:
+        if self.node.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(self._expire)
 
     def load_early(self) -> None:
@@ -252,11 +252,11 @@ class Groups:
         if loading is None:
             call()
         else:
-            self.broker.then(loading, call).add_done_callback(_log_failure)
+            self.node.then(loading, call).add_done_callback(_log_failure)
 
     def _expire(self) -> None:
-        retention_ms = self.broker.dirs.settings.instance.offsets_retention_minutes * 60_000
-        now_ms = self.broker.clock.now_ms()
+        retention_ms = self.node.dirs.settings.instance.offsets_retention_minutes * 60_000
+        now_ms = self.node.clock.now_ms()
         for group in list(self._groups.values()):
             unstable = self.offsets.unstable(group.id)
             gone = [at for at in group.expired(now_ms, retention_ms) if at not in unstable]
@@ -269,7 +269,7 @@ class Groups:
         """Delete the offsets of topics that were deleted."""
         if self._is_loaded and self._forget_if_topic_is_gone():
             return
-        if self._loading is not None or self.broker.topics.get(GROUPS_TOPIC) is not None:
+        if self._loading is not None or self.node.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(lambda: self._forget_topics(topics))
 
     def _forget_topics(self, topics: set[str]) -> None:
@@ -290,7 +290,7 @@ class Groups:
             del self._groups[group.id]
 
     def _renew_leases(self) -> None:
-        self._renewed_ms = self.broker.clock.now_ms()
+        self._renewed_ms = self.node.clock.now_ms()
         for group in self._groups.values():
             for at, committed in group.offsets.items():
                 self.leases.moved(group.id, at, committed.offset)
@@ -304,7 +304,7 @@ class Groups:
         loading = self._load() if key_type == OF_GROUPS else None
         if loading is None:
             return self._found(request, refused)
-        answer: asyncio.Future[Any] = self.broker.loop.create_future()
+        answer: asyncio.Future[Any] = self.node.loop.create_future()
 
         def go_on(done: asyncio.Future[Any]) -> None:
             error = done.exception()
@@ -317,19 +317,19 @@ class Groups:
         return answer
 
     def _found(self, request: Request, refused: Refused | None) -> Message:
-        body, broker = request.body, self.broker
+        body, node = request.body, self.node
         if request.version < 4:
             if refused is not None:
                 return messages.FindCoordinatorResponse(
                     error_code=refused.code, error_message=refused.message, node_id=-1, host="", port=-1
                 )
             return messages.FindCoordinatorResponse(
-                error_message="NONE", node_id=broker.node_id, host=broker.host, port=broker.port
+                error_message="NONE", node_id=node.node_id, host=node.host, port=node.port
             )
         coordinators = []
         for key in body.coordinator_keys:
             coordinator = messages.FindCoordinatorResponse.Coordinator(
-                key=key, node_id=broker.node_id, host=broker.host, port=broker.port, error_message=""
+                key=key, node_id=node.node_id, host=node.host, port=node.port, error_message=""
             )
             if refused is not None:
                 coordinator.error_code, coordinator.error_message = refused.code, refused.message

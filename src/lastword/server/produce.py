@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lastword.config import TopicConfig
     from lastword.partition.appending import AppendedBatch
     from lastword.partition.log import PartitionLog
-    from lastword.server.broker import Broker
+    from lastword.server.node import ClusterNode
 
 LARGE_BYTES = 256 << 10
 """An append of more bytes runs in the pool."""
@@ -73,8 +73,8 @@ CODECS = {
 class Producing:
     """The handler of Produce."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -85,11 +85,11 @@ class Producing:
         if body.acks not in (0, 1, -1):
             return self._refuse_all(body, codes.INVALID_REQUIRED_ACKS)
         if body.transactional_id is not None:
-            return self._broker.loop.create_task(self._produce_in_transaction(request))
+            return self._node.loop.create_task(self._produce_in_transaction(request))
         return self._append_request(request, {})
 
     async def _produce_in_transaction(self, request: Request) -> Message | None:
-        transaction, refused = await self._broker.transactions.check_batches(request)
+        transaction, refused = await self._node.transactions.check_batches(request)
         with contextlib.nullcontext() if transaction is None else transaction.appending():
             answer = self._append_request(request, refused)
             return await answer if isinstance(answer, asyncio.Future) else answer
@@ -100,9 +100,9 @@ class Producing:
             answer, syncs = self._append_all(request, refused, waits=False)
             if answer is not None:
                 if syncs:
-                    return self._broker.in_pool(self._synced, request, answer, syncs)
+                    return self._node.in_pool(self._synced, request, answer, syncs)
                 return self._acknowledged(request, answer)
-        return self._broker.in_pool(self._append_and_sync, request, refused)
+        return self._node.in_pool(self._append_and_sync, request, refused)
 
     def _append_and_sync(self, request: Request, refused: dict[tuple[str, int], Refused]) -> Message | None:
         answer, syncs = self._append_all(request, refused, waits=True)
@@ -140,7 +140,7 @@ class Producing:
         logs: list[tuple[Any, Any, ServedTopic | None]] = []
         responses = []
         for topic in body.topic_data:
-            served = self._broker.topics.find(topic.name, topic.topic_id)
+            served = self._node.topics.find(topic.name, topic.topic_id)
             partitions: list[Any] = []
             responses.append(
                 messages.ProduceResponse.TopicProduceResponse(
@@ -183,8 +183,8 @@ class Producing:
                 if (served.name, data.index) in refused_partitions:
                     raise refused_partitions[served.name, data.index]
                 log = served.log(data.index)
-                if self._broker.refuse is not None:
-                    self._broker.refuse(request, served)
+                if self._node.refuse is not None:
+                    self._node.refuse(request, served)
                 self._append(log, request, data.records, partition)
                 if body.acks == -1 and log.config.lastword_ack == "disk":
                     syncs.append((log, partition))
@@ -204,7 +204,7 @@ class Producing:
                 codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
                 "a transactional batch without a transactional id",
             )
-        _check_time(records, header, self._broker.clock.now_ms(), config)
+        _check_time(records, header, self._node.clock.now_ms(), config)
         if config.compacts or config.compression_type in CODECS:
             check_sizes([records], config, log.name)  # before records are decompressed, as in Kafka
         if config.compacts:

@@ -1,4 +1,4 @@
-"""`serve`: sockets and the event loop. Bytes in, requests to the broker, parts of answers out.
+"""`serve`: sockets and the event loop. Bytes in, requests to the node, parts of answers out.
 
 The sockets are non-blocking and used without a transport. So the batches of a fetch go from a file to the
 socket (`Handle.send_to`) as far as the client takes them, with nothing copied. No descriptor is held while
@@ -34,7 +34,7 @@ from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
-from lastword.server.broker import Answer, Broker, Options
+from lastword.server.node import Answer, ClusterNode, Options
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ _log = logging.getLogger("lastword.server")
 
 
 class ClientConnection:
-    """One client: reads requests, hands them to the broker one at a time, sends the answers in order.
+    """One client: reads requests, hands them to the node one at a time, sends the answers in order.
 
     Attributes:
         peer: Address and port of the client.
@@ -547,8 +547,8 @@ class Server:
     Attributes:
         host: The host that clients connect to.
         port: The port.
-        broker: The handlers of requests. For tools, as all below; it may change.
-        handle: Answers a request of a connection: `Broker.handle`, or the function of a test in front of it.
+        node: The handlers of requests. For tools, as all below; it may change.
+        handle: Answers a request of a connection: `ClusterNode.handle`, or the function of a test before it.
         connections: The open connections. Used in the thread of the event loop.
         loop: The event loop.
     """
@@ -579,8 +579,8 @@ class Server:
         self._is_closed = False
         self._drained = asyncio.Event()
         pools = self._pool, self._changes
-        self.broker = Broker(logs, self.loop, pools, (self.host, self.port), options)
-        self.handle: Callable[[Request, ClientConnection], Answer] = self.broker.handle
+        self.node = ClusterNode(logs, self.loop, pools, (self.host, self.port), options)
+        self.handle: Callable[[Request, ClientConnection], Answer] = self.node.handle
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
@@ -691,14 +691,14 @@ class Server:
     def closed(self, connection: ClientConnection) -> None:
         """Drop a connection that was closed."""
         self.connections.discard(connection)
-        self.broker.disconnected(connection)
+        self.node.disconnected(connection)
         if not self.connections:
             self._drained.set()
 
     async def _drain(self) -> None:
         self.loop.remove_reader(self._listener)
         self._listener.close()
-        self.broker.drain()
+        self.node.drain()
         self._drained.clear()
         for connection in list(self.connections):
             connection.drain()

@@ -55,7 +55,7 @@ from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
-    from lastword.server.broker import Broker
+    from lastword.server.node import ClusterNode
 
 
 EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT = (
@@ -243,10 +243,10 @@ class TransactionalId:
 class TransactionCoordinator:
     """The handlers of the APIs for transactions, and the check of transactional batches."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.topic = CoordinatorTopic(broker, TRANSACTIONS_TOPIC, broker.options.transactions_partitions)
-        self._ids = ProducerIds(broker)
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
+        self.topic = CoordinatorTopic(node, TRANSACTIONS_TOPIC, node.options.transactions_partitions)
+        self._ids = ProducerIds(node)
         self._transactional_ids: dict[str, TransactionalId] = {}
         self._loading: asyncio.Future[Any] | None = None
         self._expires = False
@@ -272,7 +272,7 @@ class TransactionCoordinator:
         return handle
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        task = self._broker.loop.create_task(work)
+        task = self._node.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -286,9 +286,7 @@ class TransactionCoordinator:
     def _load(self) -> asyncio.Future[Any]:
         """Return a future that is done when the state is loaded; again, if its topic was deleted."""
         loading = self._loading
-        is_gone = (
-            loading is not None and loading.done() and self._broker.topics.get(TRANSACTIONS_TOPIC) is None
-        )
+        is_gone = loading is not None and loading.done() and self._node.topics.get(TRANSACTIONS_TOPIC) is None
         if is_gone:
             self._transactional_ids.clear()
         if loading is None or is_gone or (loading.done() and loading.exception() is not None):
@@ -302,7 +300,7 @@ class TransactionCoordinator:
             raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
 
     async def _read(self) -> None:
-        for record in await self._broker.in_turn(self._read_topic):
+        for record in await self._node.in_turn(self._read_topic):
             try:
                 transactional_id = decode_stored("TransactionLogKey", record.key).transactional_id
                 stored = TransactionState.of_value(record.value or b"")
@@ -315,7 +313,7 @@ class TransactionCoordinator:
             self._watch(transaction)
         if not self._expires:
             self._expires = True
-            self._broker.timers.after(EXPIRATION_CHECK_MS, self._expire)
+            self._node.timers.after(EXPIRATION_CHECK_MS, self._expire)
 
     def _read_topic(self) -> list[StoredRecord]:
         self.topic.open()
@@ -334,7 +332,7 @@ class TransactionCoordinator:
         """
         before = transaction.stored
         stored = replace(
-            before, previous_producer_id=before.producer_id, changed_ms=self._broker.clock.now_ms(), **fields
+            before, previous_producer_id=before.producer_id, changed_ms=self._node.clock.now_ms(), **fields
         )
         number = self.topic.partition_of(transaction.id)
         log = self.topic.append(number, [(_key(transaction.id), stored.value())])
@@ -346,7 +344,7 @@ class TransactionCoordinator:
                 log = self.topic.log(number)
             if log is not None:
                 with transaction.changing():
-                    await self._broker.in_pool(log.sync)
+                    await self._node.in_pool(log.sync)
         except LastwordError as error:
             raise not_stored(error) from error
 
@@ -354,9 +352,9 @@ class TransactionCoordinator:
         """Return whether a topic of these partitions acknowledges with `disk`."""
         topics = {name for name, _ in partitions}
         return any(
-            self._broker.dirs.config(name).lastword_ack == "disk"
+            self._node.dirs.config(name).lastword_ack == "disk"
             for name in topics
-            if self._broker.topics.get(name) is not None
+            if self._node.topics.get(name) is not None
         )
 
     # -------------------------------------------------------------- InitProducerId
@@ -366,7 +364,7 @@ class TransactionCoordinator:
         if producer_id is not None:
             return producer_id
         try:
-            return int(await self._broker.in_pool(self._ids.next))
+            return int(await self._node.in_pool(self._ids.next))
         except LastwordError as error:
             raise not_stored(error) from error
 
@@ -495,7 +493,7 @@ class TransactionCoordinator:
             transaction,
             state=ONGOING,
             partitions=stored.partitions | partitions,
-            start_ms=stored.start_ms if is_ongoing else self._broker.clock.now_ms(),
+            start_ms=stored.start_ms if is_ongoing else self._node.clock.now_ms(),
             client_version=version,
         )
         if not is_ongoing:
@@ -572,7 +570,7 @@ class TransactionCoordinator:
         ]
 
     def _is_served(self, name: str, partition: int) -> bool:
-        served = self._broker.topics.get(name)
+        served = self._node.topics.get(name)
         return served is not None and partition in served.directories
 
     async def _add_offsets(self, request: Request) -> Message:
@@ -589,8 +587,8 @@ class TransactionCoordinator:
     async def _offsets_partition(self, group_id: str) -> Partition:
         """Return the partition that has the offsets of a group, when groups and transactions are loaded."""
         await self._loaded()
-        await self._broker.groups.loaded()
-        return self._broker.groups.topic.name, self._broker.groups.topic.partition_of(group_id)
+        await self._node.groups.loaded()
+        return self._node.groups.topic.name, self._node.groups.topic.partition_of(group_id)
 
     async def _commit_offsets(self, request: Request) -> Message:
         body = request.body
@@ -600,7 +598,7 @@ class TransactionCoordinator:
             partition = await self._offsets_partition(body.group_id)
             producer = body.producer_id, body.producer_epoch
             await self._admit(body.transactional_id, producer, {partition}, adds=request.version >= 5)
-            answer = self._broker.groups.offsets.commit_in_transaction(request, producer)
+            answer = self._node.groups.offsets.commit_in_transaction(request, producer)
             return await answer if isinstance(answer, asyncio.Future) else answer
         except Refused as refused:
             code = _older_code(refused.code, True)
@@ -638,7 +636,7 @@ class TransactionCoordinator:
         adds = request.version >= 12
         by_producer: list[tuple[tuple[int, int], set[Partition]]] = []
         for topic in body.topic_data:
-            served = self._broker.topics.find(topic.name, topic.topic_id)
+            served = self._node.topics.find(topic.name, topic.topic_id)
             for data in topic.partition_data:
                 producer = _producer_of(data.records)
                 if producer is None or served is None or served.is_latest:
@@ -755,7 +753,7 @@ class TransactionCoordinator:
             last_epoch=last_epoch,
             next_producer_id=next_id,
             client_version=version,
-            start_ms=stored.start_ms if stored.state == ONGOING else self._broker.clock.now_ms(),
+            start_ms=stored.start_ms if stored.state == ONGOING else self._node.clock.now_ms(),
         )
         await self._complete(transaction)
 
@@ -783,7 +781,7 @@ class TransactionCoordinator:
             transaction.retry_ms = min(2 * delay_ms, MOST_RETRY_MS)
             text = "transaction %r: %s; tried again in %.1f s"
             _log.warning(text, transaction.id, error, delay_ms / 1000)
-            self._broker.timers.after(delay_ms, lambda: self._complete_later(transaction))
+            self._node.timers.after(delay_ms, lambda: self._complete_later(transaction))
         else:
             transaction.marked.clear()
             transaction.retry_ms = RETRY_MS
@@ -801,17 +799,17 @@ class TransactionCoordinator:
         stored = transaction.stored
         logs: list[tuple[ServedTopic, int]] = []
         for name, number in sorted(stored.partitions - transaction.marked):
-            served = self._broker.topics.get(name)
+            served = self._node.topics.get(name)
             if served is not None and number in served.directories:  # else the topic was deleted
                 logs.append((served, number))
         if not all(served.is_open(number) for served, number in logs):
-            await self._broker.in_pool(_open_logs, logs)
+            await self._node.in_pool(_open_logs, logs)
         is_commit = stored.state == PREPARE_COMMIT
         epoch = self.topic.log(self.topic.partition_of(transaction.id)).epochs.latest or 0
         builder = BatchBuilder(
             producer_id=stored.producer_id, producer_epoch=stored.epoch, transactional=True, control=True
         )
-        builder.append(self._broker.clock.now_ms(), *marker_record(commit=is_commit, coordinator_epoch=epoch))
+        builder.append(self._node.clock.now_ms(), *marker_record(commit=is_commit, coordinator_epoch=epoch))
         marker = builder.build()
         syncs: list[tuple[Partition, asyncio.Future[Any]]] = []
         failed: LastwordError | None = None
@@ -820,7 +818,7 @@ class TransactionCoordinator:
                 log = served.log(number)
                 log.append_batch(marker)
                 if log.config.lastword_ack == "disk":
-                    syncs.append(((served.name, number), self._broker.in_pool(log.sync)))
+                    syncs.append(((served.name, number), self._node.in_pool(log.sync)))
                 else:
                     transaction.marked.add((served.name, number))
             except ProducerFencedError:
@@ -829,8 +827,8 @@ class TransactionCoordinator:
             except LastwordError as error:
                 failed = error
                 continue
-            if served.name == self._broker.groups.topic.name:
-                self._broker.groups.decide(number, stored.producer_id, is_commit)
+            if served.name == self._node.groups.topic.name:
+                self._node.groups.decide(number, stored.producer_id, is_commit)
         for partition, sync in syncs:
             try:
                 await sync
@@ -846,15 +844,15 @@ class TransactionCoordinator:
         """Wait for the end of a transaction's time, if the transaction is open."""
         stored = transaction.stored
         if stored.state == ONGOING:
-            left_ms = stored.start_ms + stored.timeout_ms - self._broker.clock.now_ms()
-            transaction.timer = self._broker.timers.again(
+            left_ms = stored.start_ms + stored.timeout_ms - self._node.clock.now_ms()
+            transaction.timer = self._node.timers.again(
                 transaction.timer, max(left_ms, least_ms), lambda: self._check_time(transaction)
             )
 
     def _check_time(self, transaction: TransactionalId) -> None:
         """Abort a transaction whose time is up. The timer may be that of an earlier transaction."""
         stored = transaction.stored
-        if stored.start_ms + stored.timeout_ms > self._broker.clock.now_ms():
+        if stored.start_ms + stored.timeout_ms > self._node.clock.now_ms():
             self._watch(transaction)
         elif transaction.is_busy:
             self._watch(transaction, RETRY_MS)
@@ -871,9 +869,9 @@ class TransactionCoordinator:
 
     def _expire(self) -> None:
         """Forget the transactional ids that had no transaction for a long time."""
-        least_ms = self._broker.clock.now_ms() - EXPIRATION_MS
+        least_ms = self._node.clock.now_ms() - EXPIRATION_MS
         expired: dict[int, list[str]] = {}
-        is_there = self._broker.topics.get(TRANSACTIONS_TOPIC) is not None
+        is_there = self._node.topics.get(TRANSACTIONS_TOPIC) is not None
         for transaction in self._transactional_ids.values() if is_there else ():
             stored = transaction.stored
             is_open = transaction.is_busy or stored.state in (ONGOING, *DECIDED)
@@ -887,7 +885,7 @@ class TransactionCoordinator:
                 continue
             for transactional_id in ids:
                 del self._transactional_ids[transactional_id]
-        self._broker.timers.after(EXPIRATION_CHECK_MS, self._expire)
+        self._node.timers.after(EXPIRATION_CHECK_MS, self._expire)
 
     # -------------------------------------------------------------- describe, list
 
@@ -934,7 +932,7 @@ class TransactionCoordinator:
 
     async def _loaded_if_any(self) -> None:
         """Wait until the state is loaded. A request that only reads does not create the topic."""
-        if self._broker.topics.get(TRANSACTIONS_TOPIC) is not None:
+        if self._node.topics.get(TRANSACTIONS_TOPIC) is not None:
             await self._loaded()
         else:
             self._transactional_ids.clear()
@@ -944,7 +942,7 @@ class TransactionCoordinator:
         kind = messages.ListTransactionsResponse
         unknown = [state for state in body.state_filters if state not in STATES]
         wanted = set(body.state_filters)
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._node.clock.now_ms()
         try:
             await self._loaded_if_any()
             listed = [
@@ -958,7 +956,7 @@ class TransactionCoordinator:
             ]
             if body.transactional_id_pattern:
                 ids = [transaction.id for transaction in listed]
-                matching = await self._broker.in_pool(_matching, body.transactional_id_pattern, ids)
+                matching = await self._node.in_pool(_matching, body.transactional_id_pattern, ids)
                 listed = [transaction for transaction in listed if transaction.id in matching]
         except Refused as refused:
             return kind(error_code=refused.code, unknown_state_filters=[], transaction_states=[])
@@ -1042,8 +1040,8 @@ class ProducerIds:
     A block of ids is reserved in `lastword.producer-ids` of the first directory before the first is given.
     """
 
-    def __init__(self, broker: Broker) -> None:
-        directory = broker.dirs.directories[0]
+    def __init__(self, node: ClusterNode) -> None:
+        directory = node.dirs.directories[0]
         self._files = directory.files
         self._path = os.path.join(directory.path, names.PRODUCER_IDS)
         self._rng = random.SystemRandom()

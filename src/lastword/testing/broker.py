@@ -160,7 +160,7 @@ class Broker:
             return self.logs.create_topic(name, count, **given)
 
         topic = self._in_loop(lambda: self._in_turn(create))
-        self.server.broker.topics.changed(name)
+        self.server.node.topics.changed(name)
         return topic
 
     def clean(self, topic: str | None = None) -> list[CleanRound]:
@@ -172,7 +172,7 @@ class Broker:
         Returns:
             One report for each partition that is compacted.
         """
-        self._in_loop(self.server.broker.write_leases)
+        self._in_loop(self.server.node.write_leases)
         self.logs.expire(topic)
         if topic is not None and not self.logs.dirs.config(topic).compacts:
             return []
@@ -305,14 +305,14 @@ class Broker:
             if heartbeats:
                 self._interceptor.send_heartbeats()
             before = asyncio.all_tasks()
-            self.server.broker.timers.run()
+            self.server.node.timers.run()
             while due := asyncio.all_tasks() - before:  # the markers of transactions whose time is up
                 await asyncio.wait(due)
 
         self._in_loop(advance)
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
-        result: T = await self.server.broker.in_turn(call)
+        result: T = await self.server.node.in_turn(call)
         return result
 
     def _in_loop(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -89,7 +89,7 @@ class Interceptor:
         """Stand in front of the handlers of a server, which has no client yet."""
         self._server = server
         server.handle = self.handle
-        server.broker.refuse = self.refuse
+        server.node.refuse = self.refuse
 
     # -------------------------------------------------------------- for the test
 
@@ -153,7 +153,7 @@ class Interceptor:
             loop = self._server.loop
             passed = loop.create_future()
             loop.call_later(seconds, passed.set_result, None)
-            return self._server.broker.then(passed, lambda: self._answer(request, connection))
+            return self._server.node.then(passed, lambda: self._answer(request, connection))
         return self._answer(request, connection)
 
     def refuse(self, request: Request, topic: ServedTopic) -> None:
@@ -169,11 +169,11 @@ class Interceptor:
             return next((fault for fault in self._faults if fault.applies(request, topic)), None)
 
     def _answer(self, request: Request, connection: Any) -> Any:
-        api, broker = request.api.name, self._server.broker
+        api, node = request.api.name, self._server.node
         fault = self._fault(request, None)
         if fault is not None and api != "Metadata":
             return error_answer(request, fault.code, f"{fault.error}, by the test")
-        answer = broker.handle(request if fault is None else _without_creation(request), connection)
+        answer = node.handle(request if fault is None else _without_creation(request), connection)
         if fault is not None:
             return self._changed(answer, lambda metadata: _refuse_topics(metadata, fault.code))
         if api in ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat"):
@@ -183,7 +183,7 @@ class Interceptor:
     def _changed(self, answer: Any, change: Any) -> Any:
         """Return the answer after `change` was called with it."""
         if isinstance(answer, asyncio.Future):
-            return self._server.broker.then(answer, lambda: change(answer.result()))
+            return self._server.node.then(answer, lambda: change(answer.result()))
         return change(answer)
 
     # -------------------------------------------------------------- members that are alive
@@ -220,7 +220,7 @@ class Interceptor:
         for connection, members in list(self._members.items()):
             if connection in self._server.connections:
                 for heartbeat in members.values():
-                    self._server.broker.handle(heartbeat, connection)
+                    self._server.node.handle(heartbeat, connection)
 
 
 def check_api(name: str) -> None:

@@ -1,4 +1,4 @@
-"""`Broker`: the handler of each API; topics, partitions, cluster and log directories.
+"""`ClusterNode`: the handler of each API; topics, partitions, cluster and log directories.
 
 A handler takes a request and returns its answer, or a future of it. `protocol.codes.APIS` has all APIs.
 
@@ -92,8 +92,8 @@ class Options:
         return ("SASL_" if self.users else "") + ("SSL" if self.tls else "PLAINTEXT")
 
 
-class Broker:
-    """The handlers of all APIs.
+class ClusterNode:
+    """The handlers of all APIs: the only node of the cluster that clients see.
 
     Attributes:
         logs: The log directory.
@@ -421,15 +421,15 @@ class Broker:
         )
 
     def _partition(self, kind: Any, topic: ServedTopic, number: int) -> Any:
-        node = [self.node_id]
+        replicas = [self.node_id]
         try:
             topic.directories[number].check_serves()
             return kind(
                 partition_index=number,
                 leader_id=self.node_id,
                 leader_epoch=topic.leader_epoch(number),
-                replica_nodes=node,
-                isr_nodes=node,
+                replica_nodes=replicas,
+                isr_nodes=replicas,
             )
         except (OfflineError, StorageError):
             return kind(
@@ -437,9 +437,9 @@ class Broker:
                 partition_index=number,
                 leader_id=-1,
                 leader_epoch=-1,
-                replica_nodes=node,
+                replica_nodes=replicas,
                 isr_nodes=[],
-                offline_replicas=node,
+                offline_replicas=replicas,
             )
 
     def _describe_topic_partitions(self, request: Request, connection: Any) -> Message:
