@@ -7,10 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastword.errors import LastwordError, LeaseRefusedError, OffsetOutOfRangeError, UsageError
-from lastword.files import DEFAULT
+import lastword
+from lastword.errors import (
+    LastwordError,
+    LeaseRefusedError,
+    NotPermittedError,
+    OffsetOutOfRangeError,
+    UsageError,
+)
+from lastword.files import DEFAULT, OsFiles
+from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import leases, removal_log
 from tests.fakes.forgetful import ForgetfulFiles
+from tests.fakes.recording import RecordingFiles
 
 NOW = 1_795_168_800_000
 DAY = 86_400_000
@@ -136,6 +145,26 @@ def test_a_damaged_lease_holds_everything_back_until_it_lapses(tmp_path):
     assert held.floor == 0 and held.live[0].damaged
     assert leases.load(DEFAULT, str(tmp_path), written_ms + 8 * DAY).floor == leases.NO_FLOOR
     assert take(tmp_path, "a", 9).position == 9
+
+
+def test_a_lease_that_may_not_be_read_holds_everything_back(tmp_path):
+    """The partition could not be opened: the file of another user stopped all appends."""
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("t")
+        logs.topic("t").append(b"k", b"v")
+    partition = tmp_path / "t-0"
+    take(partition, "a", 1)
+    forbidden = RecordingFiles(
+        OsFiles(),
+        fail=lambda call: (
+            NotPermittedError("no") if call.name == "open_read" and call.path.endswith("lease-a") else None
+        ),
+    )
+    with LogDirectory.open(str(tmp_path), "a", forbidden) as directory:
+        assert directory.log("t", 0).log_end == 1
+        held = leases.load(forbidden, str(partition), NOW + 10_000 * DAY)
+        assert held.floor == 0 and held.live[0].damaged
+    assert take(partition, "a", 1).position == 1
 
 
 def test_a_damaged_note_refuses_all_but_new_readers(tmp_path):

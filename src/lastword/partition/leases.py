@@ -33,7 +33,7 @@ A broker's cleaner reads no leases. If it removed records while it had the log (
 them are refused in the same way.
 
 A lease whose file is damaged holds back every tombstone from the log start on, until it lapses by the file's
-time: its position is not known.
+time: its position is not known. A file that this process may not read does so until it is released.
 
 A tombstone or a transaction marker leaves the log by one rule, `held_by`. A tombstone deletes every older
 record of its key, and a marker decides every batch of its transaction. So each must stay while the log has
@@ -67,6 +67,7 @@ from lastword.errors import (
     CorruptFileError,
     FileVanishedError,
     LeaseRefusedError,
+    NotPermittedError,
     OffsetOutOfRangeError,
     UsageError,
 )
@@ -213,7 +214,10 @@ def _read(files: Files, directory: str, name: str, known: RemovalLog) -> LeaseFa
     except FileVanishedError:
         return None  # released between the two calls
     except (CorruptFileError, ValueError, KeyError, TypeError, AttributeError):
-        return LeaseFacts(name, 0, facts.mtime_ms, DEFAULT_MAX_AGE_MS, 0, damaged=True)
+        max_age_ms = DEFAULT_MAX_AGE_MS
+    except NotPermittedError:  # it may be intact, with any age
+        max_age_ms = INT64_MAX - facts.mtime_ms
+    return LeaseFacts(name, 0, facts.mtime_ms, max_age_ms, 0, damaged=True)
 
 
 def dropped_up_to(files: Files, directory: str) -> int:
