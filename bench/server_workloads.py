@@ -4,7 +4,8 @@ The servers run on the same cores, one at a time, and get the same bytes from th
 requests that were built before. So the client costs each the same, and CPU seconds are those of the server.
 
 The third rival is kfake, franz-go's broker for tests, if Go is there: `kfake/` is built once, into the user's
-cache. It keeps records in memory and writes no file, so it is a bound for start, memory and CPU time.
+cache, by a run of at least KFAKE_RECORDS records. It keeps records in memory and writes no file, so it is a
+bound for start, memory and CPU time.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ LATENCY_SECONDS = 5.0
 KAFKA = "Kafka 4.3.1"
 KFAKE = "kfake, in memory"
 KFAKE_SOURCE = Path(__file__).parent / "kfake"
+KFAKE_RECORDS = 100_000
+"""A smaller run is not worth the minute that a build of kfake takes on two cores."""
 
 
 @dataclass
@@ -148,7 +151,7 @@ def broker(tools: Tools, directory: Path, **settings: str) -> Iterator[Peer]:
         yield peer
 
 
-def built_kfake() -> Path | None:
+def built_kfake(run: Run) -> Path | None:
     """Return kfake's program, built once with modules in the user's cache; None, with the reason printed."""
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
@@ -157,6 +160,9 @@ def built_kfake() -> Path | None:
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(KFAKE_SOURCE.iterdir())))
     program = cache_directory() / f"kfake-{digest.hexdigest()[:16]}"
     if not program.exists():
+        if run.records < KFAKE_RECORDS:
+            print(f"kfake is left out: it is built by runs of {KFAKE_RECORDS:,} records", file=sys.stderr)
+            return None
         paths = {"GOMODCACHE": "go-modules", "GOCACHE": "go-build"}
         settings = {name: str(cache_directory() / folder) for name, folder in paths.items()}
         command = [go, "build", "-mod=readonly", "-trimpath", "-o", str(program), "."]
@@ -238,7 +244,7 @@ def server(run: Run) -> Iterator[Measured]:
     Rivals: a Kafka broker, and kfake (start, memory, produce and fetch), one at a time on the same cores. CPU
     seconds are those of the server's process for a million records of 124 bytes, after as many to warm up.
     """
-    program = built_kfake()
+    program = built_kfake(run)
     with Tools(KafkaJars.find_or_fetch()) as tools:
         mine = _measured(run, "ours", tools)
         rivals = {KAFKA: _measured(run, "rival", tools)}
