@@ -17,9 +17,17 @@ import pytest
 
 import lastword
 from lastword.cli.main import run
-from lastword.errors import DataError, LastwordError, NotAPartitionError, PartialFailure, StorageError
+from lastword.errors import (
+    DataError,
+    InconsistentTopicIdError,
+    LastwordError,
+    NotAPartitionError,
+    PartialFailure,
+    StorageError,
+)
 from lastword.files import OsFiles
 from lastword.files.failures import translate
+from tests.api.conftest import tree_digest
 
 ODD = ("t", 1)
 OTHERS = [("other", 0), ("t", 0), ("t", 2)]
@@ -316,6 +324,42 @@ def test_the_odd_partition_is_as_it_was(root, kind):
         collect(logs.expire)
     assert sorted((path.name, path.lstat().st_mode) for path in root.glob("t-1")) == before
     assert lastword.open(root, files=files).verify("t", 2).ok
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_topic_is_deleted_if_nothing_else_goes_with_it(root, kind, monkeypatch):
+    """A deletion followed the link, and removed what is in its target."""
+    elsewhere = root.parent / "elsewhere"
+    files = spoil(root, kind)
+    outside, inside = tree_digest(elsewhere), tree_digest(root)
+    monkeypatch.setattr("lastword.files.DEFAULT", files)
+    code, out, err = lastword_command("drop", root, "t", "--dry-run")
+    if kind in ("link", "dangling link", "file", "unreadable"):
+        assert code == (6 if kind in FORBIDDEN else 3) and "t-1" in err, (code, out, err)
+        with lastword.open(root, "a", files=files, log_cleaner_enable=False) as logs:
+            with pytest.raises(StorageError if kind in FORBIDDEN else NotAPartitionError):
+                logs.delete_topic("t")
+            assert list(logs) == ["other", "t"]
+    else:
+        assert code == 0 and "3 partitions (1 damaged, not counted in the size)" in out, (code, out, err)
+        assert tree_digest(root) == inside
+        assert lastword_command("drop", root, "t", "--yes", "--json")[0] == 0
+        assert not list(root.glob("t-*"))
+        assert list(lastword.open(root)) == ["other"]
+    assert tree_digest(elsewhere) == outside
+
+
+@pytest.mark.parametrize("text", ["garbage", "version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ\n"])
+def test_a_partition_of_another_topic_is_not_deleted_and_one_without_an_id_is(root, text):
+    (root / "t-1" / "partition.metadata").write_text(text)
+    code, _, err = lastword_command("drop", root, "t", "--yes")
+    if text == "garbage":
+        assert (code, err) == (0, "") and not list(root.glob("t-*"))
+        return
+    assert code == 3 and "belongs to another topic" in err
+    with lastword.open(root, "a") as logs, pytest.raises(InconsistentTopicIdError):
+        logs.delete_topic("t")
+    assert len(list(root.glob("t-*"))) == 3
 
 
 def test_a_plain_file_that_no_checkpoint_names_is_no_partition(root):

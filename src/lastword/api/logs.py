@@ -643,10 +643,14 @@ class LogDir(ProcessBound):
     def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records.
 
-        Its files are removed after `file.delete.delay.ms`, or at closing.
+        Damaged partitions are deleted, too. The files are removed after `file.delete.delay.ms`, or at
+        closing.
 
         Raises:
-            OfflineError: One of its partitions is in a directory that is offline. Nothing was removed.
+            OfflineError: One of its partitions is in a directory that is offline. This error and the next two
+                remove nothing.
+            NotAPartitionError: The directory of a partition is a link or a file.
+            InconsistentTopicIdError: A partition belongs to another topic of that name.
         """
         self.dirs.require_writable()
         partitions = list(self.dirs.partitions(name))
@@ -989,8 +993,8 @@ class LogDir(ProcessBound):
 def _delete_topic(dirs: OpenDirs, name: str) -> None:
     partitions = dirs.partitions(name)
     log_dirs = [log_dir for log_dir in dirs.directories if log_dir in partitions.values()]
-    for log_dir in partitions.values():
-        log_dir.check_serves()
+    for number, log_dir in partitions.items():
+        log_dir.check_deletable(name, number)
     with ExitStack() as stack:
         for number, log_dir in partitions.items():
             stack.enter_context(log_dir.claim(name, number))

@@ -199,7 +199,11 @@ def drop(
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
-    """Delete a topic, with its records and settings."""
+    """Delete a topic, with its records and settings.
+
+    Damaged partitions are deleted, too. If a partition is a link, or belongs to another topic of that name,
+    nothing is deleted.
+    """
     target = Target.of(directory, topic, None, more)
     topic = target.topic_for("drop")
     if target.partition is not None:
@@ -208,11 +212,22 @@ def drop(
             remedy=target.command("drop", topic),
         )
     with out.open(target) as logs:
-        logs.topic(topic)
-        views = logs.dirs.views(topic)
-        size = sum(segment.size for view in views.values() for segment in view.segments)
-    extent = f"{topic}: {plural(len(views), 'partition')}, {format_bytes(size)}"
-    totals: dict[str, Any] = {"topic": topic, "partitions": len(views), "size_bytes": size}
+        partitions = logs.dirs.partitions(topic)
+        size_bytes, unreadable = 0, 0
+        for number, log_dir in partitions.items():
+            log_dir.check_deletable(topic, number)
+            try:
+                size_bytes += sum(segment.size for segment in log_dir.view(topic, number).segments)
+            except (DataError, StorageError):
+                unreadable += 1
+    damage = f" ({unreadable} damaged, not counted in the size)" if unreadable else ""
+    extent = f"{topic}: {plural(len(partitions), 'partition')}{damage}, {format_bytes(size_bytes)}"
+    totals: dict[str, Any] = {
+        "topic": topic,
+        "partitions": len(partitions),
+        "unreadable": unreadable,
+        "size_bytes": size_bytes,
+    }
     if dry_run:
         out.summary(f"would delete {extent}; nothing was changed", **totals)
         return

@@ -274,6 +274,16 @@ class LogDirectory:
         if error is not None:
             raise OfflineError.of("a partition", self.path, error)
 
+    def check_deletable(self, topic: str, partition: int) -> None:
+        """Raise an error if a deletion of the topic would remove something else; damage is no error.
+
+        That is what a link points to, a file of this name, or a partition of another topic of that name.
+        """
+        self.check_serves()
+        check_directory(self.files, self.directory(topic, partition))
+        with suppress(CorruptFileError):
+            self.check_topic_id(topic, partition)
+
     def check_topic_id(self, topic: str, partition: int) -> None:
         """Raise InconsistentTopicIdError if the partition belongs to another topic of that name.
 
