@@ -878,6 +878,19 @@ def test_only_the_caller_takes_the_error_of_a_change(opened: Open) -> None:
     state.sync()
 
 
+def test_a_tombstone_is_explained_in_both_modes(opened: Open) -> None:
+    """Mode "a" raised ReadOnlyError, because the partitions of a bucket are no open logs."""
+    clock = ManualClock()
+    logs = opened(clock=clock)
+    state = logs.state("users")
+    state["ada"] = 1
+    del state["ada"]
+    logs.clean("users")
+    clock.advance(3_600_000)
+    explanations = {str(opened(mode, clock=clock).explain("users", key="ada")) for mode in "ra"}
+    assert len(explanations) == 1 and "may go at" in explanations.pop()
+
+
 def test_a_state_refuses_a_record_that_is_too_large_at_the_call(opened: Open) -> None:
     """A refusal by the commit left it in the state, and the log never got it."""
     logs = opened()

@@ -581,7 +581,7 @@ def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | No
 
     log_dir, view = dirs.log_dir(topic, partition), dirs.view(topic, partition)
     retention_ms = dirs.config(topic).delete_retention_ms
-    if dirs.mode == "a":
+    if dirs.mode == "a" and dirs.holds_logs:
         with log_dir.try_claim(topic, partition) as mine:
             if mine:
                 with log_dir.ledgers.of(
