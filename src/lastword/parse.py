@@ -5,10 +5,11 @@ Sizes are whole bytes, durations and timestamps whole milliseconds; timestamps c
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 from lastword.errors import UsageError
 from lastword.units import EPOCH, GIB, KIB, MIB, to_time
@@ -63,10 +64,22 @@ def check_seconds(name: str, seconds: object) -> None:
 
 
 def check_path(name: str, path: object) -> str:
-    """Return the argument `name` as a str; UsageError unless it is a path."""
+    """Return the argument `name` as a str, with a home directory for `~`; UsageError unless it is a path."""
     if isinstance(path, (str, os.PathLike)) and isinstance(text := os.fspath(path), str) and text:
-        return text
+        return os.path.expanduser(text)  # noqa: PTH111  paths are strings here
     raise UsageError(f"{name}={path!r} is not a path", remedy="give a str or a pathlib.Path")
+
+
+def as_int(given: object) -> int | None:
+    """Return a whole number, also one of NumPy, as an int; None for any other object, and for a bool."""
+    if type(given) is int:
+        return given
+    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+        return None
+    try:
+        return operator.index(given)
+    except TypeError:  # NumPy's bool and arrays
+        return None
 
 
 def to_ms(when: datetime | int) -> int:
@@ -78,11 +91,12 @@ def to_ms(when: datetime | int) -> int:
                 remedy="use an aware datetime, such as datetime.now(UTC)",
             )
         return (when - EPOCH) // timedelta(milliseconds=1)
-    if isinstance(when, bool) or not isinstance(when, int):
+    milliseconds = as_int(when)
+    if milliseconds is None:
         raise UsageError(
             f"{when!r} is not a timestamp", remedy="milliseconds since 1970, or an aware datetime"
         )
-    return when
+    return milliseconds
 
 
 def parse_when(text: str, *, now_ms: int) -> Literal["earliest", "latest"] | int | datetime:

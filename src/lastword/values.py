@@ -111,6 +111,8 @@ def listener(progress: ProgressLike | bool | None) -> ProgressLike | None:
     """Return the function to call with each Progress, or None."""
     if progress is True:
         return _Line()
+    if progress and not callable(progress):
+        raise UsageError(f"progress={progress!r} is not a function", remedy="True, or a function of Progress")
     return progress or None
 
 

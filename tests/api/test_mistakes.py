@@ -4,6 +4,7 @@ import os
 import re
 from datetime import datetime
 
+import numpy as np
 import pytest
 
 import lastword
@@ -47,6 +48,14 @@ READS = {
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
     "a view that is none": (lambda users: users.read(view="newest"), "unknown view"),
     "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is not a position in a log"),
+    "no list of keys": (lambda users: users.read(keys=5), "keys= is a int"),
+    "less than no record": (lambda users: users.read().take(-1), "-1 is not a number of records"),
+    "records as text": (lambda users: users.read().take("5"), "'5' is not a number of records"),
+    "a batch that is no size": (lambda users: users.read().arrow("many"), "'many' is not a size"),
+    "a progress that is no function": (lambda users: users.plan(progress=5), "progress=5 is not a function"),
+    "a key of another type": (lambda users: users.explain(key="ada"), "expected bytes, got str"),
+    "a file that is no path": (lambda users: lastword.dump(5), "file=5 is not a path"),
+    "settings that are no path": (lambda users: lastword.open("d", config=5), "config=5 is not a path"),
     "records that are none": (lambda users: users.extend(None), "extend takes records, not NoneType"),
 }
 
@@ -175,3 +184,21 @@ def test_a_size_out_of_range_names_its_unit(tmp_path, setting):
     with pytest.raises(UsageError, match=r"-7 is not a size from (14 B|0|-1)\n") as caught:
         lastword.open(tmp_path / "data", "a", **{setting: -7})
     assert caught.value.remedy
+
+
+def test_numbers_of_numpy_are_numbers(users):
+    """Offsets and partitions of a table are such numbers."""
+    assert users.append(b"ada", b"1", partition=np.int64(0), timestamp=np.int64(7)).timestamp == 7
+    assert [record.partition for record in users.read(np.int64(0), np.int32(1), partition=np.int64(0))] == [0]
+    assert len(users.read().take(np.int64(1))) == 1
+    for given in (np.bool_(True), np.array([0]), np.float64(0)):
+        with pytest.raises(UsageError):
+            users.append(b"ada", b"1", partition=given)
+        with pytest.raises(UsageError):
+            users.read(given)
+
+
+def test_a_home_directory_is_a_path(users, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    users.restore(to="~/users.jsonl")
+    assert (tmp_path / "users.jsonl").exists()

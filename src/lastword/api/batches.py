@@ -17,7 +17,7 @@ from lastword.api.record import Record, check_records, header_pairs
 from lastword.api.schema import Partitioner, by_murmur2, choose, murmur2_partitions
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
-from lastword.parse import to_ms
+from lastword.parse import as_int, to_ms
 from lastword.records.batch import BatchBuilder
 from lastword.records.record import Header
 from lastword.units import exact_bytes, format_bytes
@@ -54,12 +54,13 @@ class PartitionAssigner:
 
     def checked(self, given: int) -> int:
         """Return the number; UsageError if the topic has no such partition."""
-        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < self.partitions:
+        number = as_int(given)
+        if number is None or not 0 <= number < self.partitions:
             raise UsageError(
                 f"{self.topic} has no partition {given!r}",
                 remedy="it has one, 0" if self.partitions == 1 else f"it has 0 to {self.partitions - 1}",
             )
-        return given
+        return number
 
     def of_columns(self, keys: Any, given: Any, partition: int | None, call: ProducerCall | None) -> Any:
         """Return the int64 partition of each record.

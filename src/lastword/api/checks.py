@@ -23,6 +23,7 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
 )
+from lastword.parse import check_path
 from lastword.state.newest import newest
 from lastword.state.snapshot_file import format_of, read_batches, read_lines
 from lastword.tools.audit import KINDS, Audit, AuditRow, Delivered, DeliveredKey, Logged
@@ -193,7 +194,7 @@ def _delivered(
     if isinstance(given, Mapping):
         return _Mapping(given, schema.key)
     if isinstance(given, (str, os.PathLike)):
-        path = os.fspath(given)
+        path = check_path("delivered", given)
         if format_of(path) == ".jsonl":
             return _Lines(files, path, schema.saved[0])
         return _Batches(lambda: read_batches(files, path), schema.key, path)

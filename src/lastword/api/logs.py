@@ -849,10 +849,10 @@ class LogDir(ProcessBound):
             UsageError: There are several topics or partitions; the message names them.
         """
         from lastword.api.inspections import explained
-        from lastword.api.serializers import serializer_of
+        from lastword.api.serializers import saved_serializer
 
         topic = self.dirs.only_topic(topic)
-        serializer = serializer_of(self.dirs.config(topic).lastword_key_serializer or "bytes")
+        serializer = saved_serializer(self.dirs.config(topic).lastword_key_serializer)
         data = None if key is None else serializer.encode(key, "key")
         return explained(self.dirs, topic, partition, data, None)
 

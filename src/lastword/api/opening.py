@@ -21,7 +21,7 @@ from lastword.files import Files
 from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
-from lastword.parse import check_seconds
+from lastword.parse import check_path, check_seconds
 
 if TYPE_CHECKING:
     from lastword.config.keywords import Keywords
@@ -74,6 +74,8 @@ def open(
         raise UsageError(
             f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" reads, "a" reads, appends and cleans'
         )
+    if config is not None:
+        config = check_path("config", config)
     if isinstance(path, str) and "://" in path:
         return _open_bucket(path, mode, config, clock, storage_options, settings)
     if storage_options is not None:

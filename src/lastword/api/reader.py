@@ -28,7 +28,7 @@ from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import CorruptFileError, OffsetOutOfRangeError, StorageError, UsageError, nearest
 from lastword.logdir.identity import read_topic_id
-from lastword.parse import check_seconds, to_ms
+from lastword.parse import as_int, check_seconds, parse_bytes, to_ms
 from lastword.partition import scan
 from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
@@ -103,19 +103,20 @@ def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, bound_na
     if isinstance(bound, datetime):
         offset = view.offset_at(to_ms(bound))
         return latest if offset is None else min(offset, latest)
-    if isinstance(bound, bool) or not isinstance(bound, int):
+    offset = as_int(bound)
+    if offset is None:
         remedy = '"earliest", "latest", an offset, an aware datetime, or a dict of these per partition'
         if isinstance(bound, str) and "-" in bound:  # without one, a text of digits may be an offset
             with suppress(ValueError):
                 datetime.fromisoformat(bound)
                 remedy = f"a time is a datetime: {bound_name}=datetime.fromisoformat({bound!r})"
         raise UsageError(f"{bound_name}={bound!r} is not a position in a log", remedy=remedy)
-    if bound < view.log_start:
+    if offset < view.log_start:
         why = read_note(view.files, view.directory, view.log_start)
-        raise OffsetOutOfRangeError.below(name, bound, view.log_start, why)
-    if bound > log_end:
-        raise OffsetOutOfRangeError.above(name, bound, log_end)
-    return bound
+        raise OffsetOutOfRangeError.below(name, offset, view.log_start, why)
+    if offset > log_end:
+        raise OffsetOutOfRangeError.above(name, offset, log_end)
+    return offset
 
 
 def _list(partitions: list[int]) -> str:
@@ -392,9 +393,12 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         """
         if self._follow is not None:
             self._follow.waits = False
+        number = as_int(most)
+        if number is None or number < 0:
+            raise UsageError(f"{most!r} is not a number of records", remedy="give 0 or more: take(100)")
         records: list[Record[K, V]] = []
         try:
-            records.extend(islice(self._records, most))
+            records.extend(islice(self._records, number))
         except Exception as error:
             self._records = self._each()
             if not records:
@@ -530,8 +534,8 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     # -------------------------------------------------------------- Arrow
 
-    def arrow(self, batch_bytes: int = 2 << 20) -> pa.RecordBatchReader:
-        """Return the remaining records as Arrow batches of about `batch_bytes`.
+    def arrow(self, batch_bytes: int | str = 2 << 20) -> pa.RecordBatchReader:
+        """Return the remaining records as Arrow batches of about `batch_bytes`: a number, or "2MiB".
 
         Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers. Key and
         value are text if the topic stores `str`, numbers if it stores `int32`, `int64` or `float64`, else the
@@ -542,7 +546,8 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         from lastword.api.arrow import ArrowForm
 
         form = ArrowForm(self._topic, self._key.name, self._value.name)
-        return pa.RecordBatchReader.from_batches(form.schema, self._batches(form, max(1, batch_bytes)))
+        batches = self._batches(form, max(1, parse_bytes(batch_bytes)))
+        return pa.RecordBatchReader.from_batches(form.schema, batches)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """The Arrow PyCapsule protocol: `pl.from_arrow(reader)`, `pa.table(reader)`."""
@@ -630,6 +635,6 @@ def encoded_keys(keys: Any, serializer: Serializer) -> frozenset[bytes] | None:
     """Return `keys=` as bytes. A mapping or text is refused: iterating it is rarely intended."""
     if keys is None:
         return None
-    if isinstance(keys, (str, bytes, Mapping)):
+    if isinstance(keys, (str, bytes, Mapping)) or not isinstance(keys, Iterable):
         raise UsageError(f"keys= is a {type(keys).__name__}", remedy="give a list of keys: keys=[key]")
     return frozenset(serializer.encode(key, "key") for key in keys)

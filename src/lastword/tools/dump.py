@@ -19,6 +19,7 @@ from lastword.files import DEFAULT, Files, real_path
 from lastword.ingest.staging import BATCHES
 from lastword.logdir.identity import read_meta_properties, read_topic_id
 from lastword.logdir.topics import register_limits
+from lastword.parse import check_path
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.snapshots import ENTRY as SNAPSHOT_ENTRY
 from lastword.partition.snapshots import HEADER as SNAPSHOT_HEADER
@@ -149,7 +150,7 @@ def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = D
     Raises:
         UsageError: The path is not a file of a log directory.
     """
-    path = os.fspath(file)
+    path = check_path("file", file)
     register_limits(os.path.dirname(os.path.dirname(real_path(path))))
     return entries_of(files, path, records=records)
 
