@@ -280,8 +280,29 @@ def test_errors_are_those_of_the_twins(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(OffsetOutOfRangeError):
                     await anext(reader)
-            with pytest.raises(UsageError):
-                users.read(prefetch=0)
+            for prefetch in (0, "5", None):
+                with pytest.raises(UsageError):
+                    users.read(prefetch=prefetch)
+
+    run(main)
+
+
+def test_a_log_that_is_not_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            users = await logs.create_topic("users", **TEXT)
+        for closed in (logs, lastword.aopen(tmp_path)):
+            for call in (
+                lambda logs=closed: logs.topic("users"),
+                lambda logs=closed: logs.create_topic("users"),
+                lambda logs=closed: logs.run(print),
+            ):
+                with pytest.raises(UsageError, match="is not open"):
+                    await call()
+        with pytest.raises(UsageError, match="is not open"):
+            await users.append("k", "v")
+        with pytest.raises(UsageError, match="is not open"):
+            await anext(users.read())
 
     run(main)
 

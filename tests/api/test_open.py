@@ -234,6 +234,16 @@ def test_a_directory_that_cannot_be_locked_frees_the_others(tmp_path):
     lastword.open(paths, "a").close()
 
 
+def test_a_closed_object_is_shown_as_text(tmp_path):
+    """A cell that ended with one showed a traceback."""
+    with lastword.open(tmp_path / "d", "a", log_cleaner_enable=False) as logs:
+        state = logs.state("users")
+        shown = [logs, logs["users"], state, state.restored[0]]
+        cleaner = logs.cleaner
+    assert [each._repr_html_() is None for each in shown] == [True, True, False, False]
+    assert "closed" in repr(logs) and "closed" in repr(cleaner) and "users" in repr(shown[1])
+
+
 def test_what_notebooks_show_is_escaped(tmp_path, logs):
     logs.create_topic("t", cleanup_policy="compact").append(b"k", b"v")
     for shown in (logs, logs.topic("t"), *logs.topic("t").describe(), logs.verify(), logs.state("t")):

@@ -31,6 +31,7 @@ from lastword.api.reader import (
 )
 from lastword.api.record import Appended, K, Record, V
 from lastword.errors import UsageError
+from lastword.parse import as_int
 
 if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BucketTopic
@@ -203,7 +204,7 @@ class AsyncTopic(Generic[K, V]):
             timeout: With `follow=True`: end after this many seconds without a record; None: never.
             **options: partition, keys, view, follow, isolation.
         """
-        if prefetch < 1:
+        if (as_int(prefetch) or 0) < 1:
             raise UsageError(f"prefetch={prefetch} is not a number of records", remedy="give at least 1")
         if timeout is not None:
             options["timeout"] = timeout
@@ -231,6 +232,7 @@ class AsyncLogDir:
         self._open = open_logs
         self._syncs: dict[PartitionLog, _Sync] = {}
         self._queued = 0
+        self._has_threads = False
         self.waiting_readers = 0
         """Readers that pause between two polls: the more there are, the longer is the pause of each."""
 
@@ -238,6 +240,7 @@ class AsyncLogDir:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, "lastword-aio")
         self._appends = ThreadPoolExecutor(1, "lastword-aio-append")
+        self._has_threads = True
         try:
             self.logs: LogDir = await self.in_pool(self._open)
         except BaseException:
@@ -258,6 +261,7 @@ class AsyncLogDir:
         return f"AsyncLogDir({getattr(self, 'logs', 'not open')!r})"
 
     def _end_threads(self) -> None:
+        self._has_threads = False
         self._pool.shutdown(wait=False)
         self._appends.shutdown(wait=False)
 
@@ -265,10 +269,12 @@ class AsyncLogDir:
 
     async def topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
         """Return a topic, as `LogDir.topic`."""
+        self._require_open()
         return AsyncTopic(self, await self.run(self.logs.topic, name, **options))
 
     async def create_topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
         """Create a topic, as `LogDir.create_topic`."""
+        self._require_open()
         return AsyncTopic(self, await self.run(self.logs.create_topic, name, **options))
 
     async def run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -277,8 +283,15 @@ class AsyncLogDir:
 
     # -------------------------------------------------------------- threads
 
+    def _require_open(self) -> None:
+        if not self._has_threads:
+            raise UsageError(
+                f"{self!r} is not open", remedy='open it: async with lastword.aopen("data", "a") as logs: ...'
+            )
+
     def in_pool(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Run a call in a thread of the pool."""
+        self._require_open()
         return self._loop.run_in_executor(self._pool, call, *arguments)
 
     @property
@@ -288,6 +301,7 @@ class AsyncLogDir:
 
     def in_turn(self, call: Callable[..., T], *arguments: Any, **options: Any) -> asyncio.Future[T]:
         """Run a call in the thread of appends, after all calls before it."""
+        self._require_open()
         self._queued += 1
         done = self._loop.run_in_executor(self._appends, lambda: call(*arguments, **options))
         done.add_done_callback(self._left)

@@ -577,9 +577,10 @@ class BucketTopic(Topic[Any, Any]):
         return self._on(dirs).extend(group, **options)
 
     def _check_ack(self, options: dict[str, Any]) -> None:
-        if options.pop("ack", None) not in (None, "disk", "store"):
+        ack = options.pop("ack", None)
+        if ack not in (None, "disk", "store"):
             raise UsageError(
-                'ack="os" does not exist in a bucket: a record is acknowledged when it is in the store',
+                f"ack={ack!r} does not exist in a bucket: a record is acknowledged when it is in the store",
                 remedy="leave ack out",
             )
 

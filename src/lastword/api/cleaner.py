@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
 from lastword.background.states import Kind, PartitionState, States
 from lastword.cleaner.policy import quarantine
-from lastword.errors import NoPolicyError, QuarantinedError, UsageError
+from lastword.errors import LastwordError, NoPolicyError, QuarantinedError, UsageError
 from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.parse import check_path, check_seconds, parse_bytes
@@ -167,7 +167,10 @@ class Cleaner(ProcessBound):
         self._scheduler = background.scheduler
 
     def __repr__(self) -> str:
-        return f"Cleaner({self.status()})"
+        try:
+            return f"Cleaner({self.status()})"
+        except LastwordError as error:  # closed, or a directory that failed
+            return f"Cleaner({error.message})"
 
     def start(self) -> None:
         """Start to clean in the background; does nothing if it runs."""

@@ -115,7 +115,9 @@ class LogDir(ProcessBound):
     def __bool__(self) -> bool:
         return True  # also without a topic
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        if self.dirs.closed:
+            return None  # a notebook shows the text
         rows = [
             (
                 topic,

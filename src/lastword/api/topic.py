@@ -114,11 +114,14 @@ class Topic(ProcessBound, Generic[K, V]):
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, partitions={self.partitions})"
 
-    def _repr_html_(self) -> str:
-        rows = [
-            (str(number), str(view.log_start), str(view.log_end), str(len(view.segments)))
-            for number, view in sorted(self.dirs.views(self.name).items())
-        ]
+    def _repr_html_(self) -> str | None:
+        try:
+            rows = [
+                (str(number), str(view.log_start), str(view.log_end), str(len(view.segments)))
+                for number, view in sorted(self.dirs.views(self.name).items())
+            ]
+        except LastwordError:  # closed, or damaged: a notebook shows the text
+            return None
         return table_html(self.name, ("partition", "log_start", "log_end", "segments"), rows)
 
     # -------------------------------------------------------------- append
