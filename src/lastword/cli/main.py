@@ -197,8 +197,9 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
     command = next((word for word in arguments if not word.startswith("-")), "")
     if kind == "NoSuchOption":
         option = getattr(error, "option_name", "")
-        near = nearest(option, _options(command))
-        message = f"unknown option {option!r}" + (f"; nearest: {near}" if near else "")
+        known_options = {name.lstrip("-"): name for name in _options(command)}
+        near = nearest(option.lstrip("-"), known_options)  # without the dashes, which make all similar
+        message = f"unknown option {option!r}" + (f"; nearest: {known_options[near]}" if near else "")
         for place in range(arguments.index(command) if command else 0):
             if arguments[place] == option and option in _options(command):
                 rest = [word for at, word in enumerate(arguments) if at != place and word != command]
