@@ -303,6 +303,36 @@ def test_no_increment_is_lost_between_threads(logs, step, monkeypatch):
     assert dict(logs.state("totals")) == {"n": 2000}
 
 
+def test_an_iteration_goes_on_beside_changes(logs):
+    """It raised RuntimeError or KeyError when another thread added or deleted a key."""
+    users = logs.state("users")
+    for view, rest in (
+        (users.items, [("c", 3)]),
+        (users.values, [3]),
+        (users.keys, ["b", "c"]),
+        (users.__iter__, ["b", "c"]),
+    ):
+        users.clear()
+        users.update(a=1, b=2, c=3)
+        iteration = iter(view())
+        next(iteration)
+        del users["b"]
+        users["d"] = 4
+        assert list(iteration) == rest
+    assert ("c", 3) in users.items() and 4 in users.values() and len(users.items()) == 3
+
+
+def test_threads_pop_each_item_once(logs):
+    totals = logs.state("totals")
+    totals.update({str(n): n for n in range(2000)})
+    popped = []
+    from_four_threads(lambda: popped.append(totals.popitem()))
+    assert sorted(value for _, value in popped) == list(range(2000))
+    with pytest.raises(KeyError):
+        totals.popitem()
+    assert len(totals) == len(logs.state("totals")) == 0
+
+
 def test_change_writes_one_record_or_none(logs):
     users = logs.state("users")
     users["ada"] = "turin"

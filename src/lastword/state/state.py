@@ -13,7 +13,15 @@ import heapq
 import numbers
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    ValuesView,
+)
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -187,6 +195,20 @@ class StateSource:
     now_ms: Callable[[], int]
 
 
+class _Items(ItemsView[K, V]):
+    _mapping: State[K, V]
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        return self._mapping._pairs()
+
+
+class _Values(ValuesView[V]):
+    _mapping: State[Any, V]
+
+    def __iter__(self) -> Iterator[V]:
+        return (value for _, value in self._mapping._pairs())
+
+
 class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     """The newest value of every key of a topic, as a dict whose changes are a log.
 
@@ -194,8 +216,9 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     (json can). Every get decodes the value again, so a change in place is lost: use `edit`.
 
     Every call is thread-safe. `totals["a"] += 1` is two calls, and another thread may change the value
-    between them. `change`, `incr`, `edit`, `pop` and `setdefault` are atomic: they hold the state's lock
-    while they read and write. Two states of one topic do not share a lock, and do not see each other's
+    between them. `change`, `incr`, `edit`, `pop`, `popitem` and `setdefault` are atomic: they hold the
+    state's lock while they read and write. Any thread may iterate; `copy` returns all values as of one
+    moment. Two states of one topic do not share a lock, and do not see each other's
     changes before `refresh`: share one `State` between threads.
 
     Also a context manager: leaving the block closes the state; the log stays open.
@@ -485,9 +508,23 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         self._check_open()
-        # A value that expires during the iteration is removed from the dict.
-        for data in list(self._data) if self._expiry else self._data:
+        for data in list(self._data):  # a copy: threads change the dict, and values expire
             yield self._key.decode(data, "key")
+
+    def items(self) -> ItemsView[K, V]:
+        """Return the keys with their values. An iteration leaves out what is deleted before it is reached."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[V]:
+        """Return the values. An iteration leaves out what is deleted before it is reached."""
+        return _Values(self)
+
+    def _pairs(self) -> Iterator[tuple[K, V]]:
+        self._check_open()
+        for key in list(self._data):
+            value = self._data.get(key)
+            if value is not None:
+                yield self._key.decode(key, "key"), self._value.decode(value, "value")
 
     def __len__(self) -> int:
         self._check_open()
@@ -551,6 +588,16 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         if default is _MISSING:
             raise KeyError(key)
         return default
+
+    def popitem(self) -> tuple[K, V]:
+        """Delete one key and return it with its value; KeyError if there is none. Atomic."""
+        with self._lock:
+            self._check_open()
+            for data in self._data:
+                pair = self._key.decode(data, "key"), self._value.decode(self._data[data], "value")
+                self._write(data, None)
+                return pair
+        raise KeyError("the state is empty")
 
     def setdefault(self, key: K, default: Any = None) -> Any:
         """Return the value of a key; an absent one gets `default` first. Atomic."""
