@@ -111,6 +111,30 @@ def test_an_argument_that_is_no_path(tmp_path, path):
                 call()
 
 
+OTHERS = {
+    "a port alone": (lambda logs: lastword.serve(logs, 9092), "9092 is not an address"),
+    "no partitions": (lambda logs: lastword.serve(logs, ":0", partitions=0), "partitions=0 is not a number"),
+    "no log": (lambda logs: lastword.serve(None, ":0"), "directory=None is not a path"),
+    "users that are no file": (lambda logs: lastword.serve(logs, ":0", users=5), "users=5 is not a path"),
+    "a certificate that is not there": (
+        lambda logs: lastword.serve(logs, ":0", tls="cert.pem"),
+        "cert.pem: No such file",
+    ),
+    "topics that are none": (lambda logs: lastword.copy(logs.paths[0], "copy", 5), "topics=5 are no topics"),
+    "a target that is none": (lambda logs: lastword.copy(logs.paths[0], None), "target=None is not a path"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), OTHERS.values(), ids=list(OTHERS))
+def test_other_calls(tmp_path, monkeypatch, call, message):
+    monkeypatch.chdir(tmp_path)
+    with lastword.open("data", "a", log_cleaner_enable=False) as logs:
+        with pytest.raises(UsageError, match=message) as caught:
+            call(logs)
+        assert caught.value.remedy
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
 @pytest.mark.parametrize("path", [None, 5, [None]])
 def test_a_path_that_is_none(path):
     with pytest.raises(UsageError, match="is not a path"):

@@ -9,7 +9,7 @@ bounded.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +30,7 @@ from lastword.files import real_path
 from lastword.logdir import copies
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.copies import Brought, SourceLog
+from lastword.parse import check_path
 from lastword.units import format_bytes
 from lastword.values import Meter, ProgressLike, Value, plural
 
@@ -117,8 +118,11 @@ def copy(
         PartialFailure: Partitions are damaged, for example. It is raised at the end, with the results of the
             others. It is also an instance of the first error's class.
     """
-    one_source = source if isinstance(source, str | os.PathLike) else None
-    check_different([source] if isinstance(source, str | os.PathLike) else list(source), target)
+    if isinstance(source, str | os.PathLike):
+        source = check_path("source", source)
+    target = check_path("target", target)
+    one_source = source if isinstance(source, str) else None
+    check_different([source] if isinstance(source, str) else list(source), target)
     extra: dict[str, Any] = {} if clock is None else {"clock": clock}
     with ExitStack() as stack:
         given = (source_storage_options or storage_options) if _is_url(one_source) else None
@@ -141,6 +145,8 @@ def check_different(sources: Sequence[PathLike], target: PathLike) -> None:
 def wanted_topics(source: LogDir, topics: str | Sequence[str] | None) -> list[str]:
     """Return the topics to copy. UnknownTopicError, before the target is made."""
     wanted = [topics] if isinstance(topics, str) else topics
+    if wanted is not None and not isinstance(wanted, Iterable):
+        raise UsageError(f"topics={topics!r} are no topics", remedy="give a list of names; None: every topic")
     names = list(source) if wanted is None else list(dict.fromkeys(wanted))
     for name in names:
         source.dirs.partitions(name)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword import metrics
 from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
+from lastword.parse import as_int, check_path
 from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
@@ -735,8 +736,8 @@ def serve(
         insecure: Serve another interface than loopback, without authentication.
         users: A file of users, as `lastword users` writes it: clients have to log in. Or passwords by name,
             for tests.
-        tls: The paths of a certificate and its key, and, if clients have to show a certificate, of the
-            authorities for theirs; or a context.
+        tls: The path of a file with a certificate and its key; or a list: the certificate, its key and, if
+            clients have to show a certificate, the authorities for theirs; or a context.
         auto_create_topics: Create a topic when a client that allows it requests the topic's metadata.
         partitions: Number of partitions of a topic whose creator gives none.
 
@@ -748,12 +749,18 @@ def serve(
 
     if users is not None or tls is not None:
         from lastword.server import security
+    if isinstance(tls, str):  # one file with the certificate and its key
+        tls = [tls]
+    if (as_int(partitions) or 0) < 1:
+        raise UsageError(f"partitions={partitions!r} is not a number of partitions", remedy="give 1 or more")
     options = Options(
         listen=listen,
         advertise=advertise,
         insecure=insecure,
         users=None if users is None else security.Users(users),
-        tls=security.tls_context(*[os.fspath(path) for path in tls]) if isinstance(tls, Sequence) else tls,
+        tls=security.tls_context(*[check_path("tls", path) for path in tls])
+        if isinstance(tls, Sequence)
+        else tls,
         auto_create_topics=auto_create_topics,
         partitions=partitions,
     )
@@ -762,7 +769,7 @@ def serve(
     else:
         from lastword.objects import is_url  # a test broker serves a LogDir, and its start is timed
 
-        if is_url(os.fspath(directory)):
+        if is_url(check_path("directory", directory)):
             raise bucket_refused(os.fspath(directory))
     with contextlib.ExitStack() as until_it_runs:
         listener = until_it_runs.enter_context(bound(options))
@@ -785,7 +792,7 @@ def bucket_refused(url: str) -> UsageError:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
+    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{text!r} is not an address", remedy='give host and port, as "127.0.0.1:9092"')
     return host.strip("[]") or "127.0.0.1", int(port)
