@@ -14,6 +14,7 @@ from lastword import metrics
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, StorageError, UsageError
 from lastword.logdir.log_dir_set import LogDirSet
+from lastword.logdir.topics import RootListing
 from lastword.partition import PartitionLog
 from lastword.protocol import codes
 from lastword.protocol.codes import APIS
@@ -702,6 +703,20 @@ def test_a_change_of_settings_or_a_deletion_reads_no_id_of_another_topic(
     users.set_config(retention_ms=10**9)
     logs.delete_topic("other")
     assert [topic.name for topic in client.ask(MetadataRequest(topics=None)).topics] == ["users"]
+
+
+def test_changes_of_settings_list_the_directory_once(
+    logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of many topics by one request would list all topics for each of them."""
+    topics = [logs.create_topic(f"t{number}") for number in range(5)]
+    lists: list[Any] = []
+    read = RootListing._list
+    monkeypatch.setattr(RootListing, "_list", lambda *given: (lists.append(given), read(*given))[1])
+    for topic in topics:
+        topic.set_config(retention_ms=10**9)
+    assert len(lists) <= 1
+    assert [topic.config.retention_ms for topic in topics] == 5 * [10**9]
 
 
 def test_a_waiting_fetch_is_answered_when_its_topic_goes(

@@ -358,8 +358,14 @@ class OpenDirs(ProcessBound):
 
         It is in the first directory that has such a file, else in the first directory.
         """
-        candidates = [os.path.join(directory.path, names.SETTINGS) for directory in self.directories]
-        return next((path for path in candidates if self.files.exists(path)), candidates[0])
+        return os.path.join(self._settings_directory.path, names.SETTINGS)
+
+    @property
+    def _settings_directory(self) -> LogDirectory:
+        def has_file(directory: LogDirectory) -> bool:
+            return self.files.exists(os.path.join(directory.path, names.SETTINGS))
+
+        return next(filter(has_file, self.directories), self.directories[0])
 
     def set_config(self, topic: str | None, settings: Mapping[str, Any]) -> None:
         """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets a setting."""
@@ -370,7 +376,7 @@ class OpenDirs(ProcessBound):
             )
         if topic is not None:
             self.partitions(topic)
-        write_topic_settings(self.files, self.settings_file, topic, settings)
+        self._settings_directory.set_config(topic, settings)
         self.settings_changed()
 
     def check_new_topic(self, topic: str, settings: Mapping[str, Any]) -> None:

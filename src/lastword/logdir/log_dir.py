@@ -351,6 +351,16 @@ class LogDirectory:
                     raise
             return True
 
+    def set_config(self, topic: str | None, settings: Mapping[str, Any]) -> None:
+        """Change settings in the lastword.toml of this directory; see `write_topic_settings`.
+
+        The new file is a change of the root that needs no listing of its partitions.
+        """
+        with self.lock:
+            self._check_writable()
+            with self._contents.changing():
+                write_topic_settings(self.files, self._settings_path, topic, settings)
+
     def add_partitions(self, topic: str, numbers: Sequence[int], topic_id: str | None) -> None:
         """Make empty partitions of a topic, durably. `topic_id`: None: a new id."""
         with self.lock:
