@@ -26,7 +26,6 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.values import Meter, ProgressLike, plural
 
 if TYPE_CHECKING:
-    from lastword.accounts.tombstones import Clocks
     from lastword.api.open_dirs import OpenDirs
     from lastword.cleaner.drive import DriveCleaner, InlineExecutor
     from lastword.cleaner.engine.report import CleanRound
@@ -97,18 +96,13 @@ def plan_chosen(
                     dirs.settings.instance.map_bytes,
                 )
                 context = CleanContext(dirs.files, dirs.clock, progress=part, dry=True)
-                clocks = _clocks(dirs, name, number)
-                plans.append(plan_partition(view, config, request, context, clocks=clocks))
+                held = dirs.log_dir(name, number).ledgers.held(TopicPartition(name, number))
+                plans.append(plan_partition(view, config, request, context, held=held))
         except (DataError, StorageError) as error:
             failed.append(error)
     if failed:
         raise PartialFailure.of(plans, failed) from failed[0]
     return plans
-
-
-def _clocks(dirs: OpenDirs, name: str, number: int) -> Clocks | None:
-    held = dirs.log_dir(name, number).ledgers.held(TopicPartition(name, number))
-    return None if held is None or not held.exact else held.deletes.running()
 
 
 def clean(

@@ -24,7 +24,6 @@ from lastword.partition.view import PartitionView
 
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
-    from lastword.accounts.tombstones import Clocks
     from lastword.cleaner.engine.cleaning import Liveness
     from lastword.cleaner.policy.generational import SegmentRun
 
@@ -92,19 +91,21 @@ def plan_partition(
     request: CleanRequest,
     context: CleanContext,
     *,
-    clocks: Clocks | None = None,
+    held: Ledger | None = None,
     space_target: float = DEFAULT_SPACE_TARGET,
 ) -> Plan:
-    """Return the exact plan of `clean_partition` now: scan the log, and count the bytes of the rewrite.
+    """Return the plan of `clean_partition` now: scan the log, and count the bytes of the rewrite.
 
-    Takes no lock and changes nothing.
+    Takes no lock and changes nothing. The plan is exact if the saved accounts are those that a cleaning uses.
+    Accounts in memory that cover more are those of another thread: a cleaning by them reads less, and may
+    group small segments otherwise, because they count the shares of compressed batches as they were appended.
 
     Args:
         view: The partition.
         config: Settings of the topic.
         request: The kind of the cleaning.
         context: A dry one.
-        clocks: Clocks of tombstones, from the accounts in memory.
+        held: The accounts in memory, whose clocks of tombstones are used.
         space_target: Space target, as if the partition had a drive of its own.
     """
     plan = chosen_plan(view, config, request, context.files, context.clock)
@@ -113,12 +114,15 @@ def plan_partition(
     from lastword.cleaner.engine.liveness import FullScan, KeptAccounts  # loads the kernels
 
     liveness: Liveness = FullScan()
+    is_estimate = False
     if request.strategy == "generational":
         ledger = opened(view, context, plan.map_bytes)
-        if clocks is not None:
-            ledger.deletes.clocks.offset, ledger.deletes.clocks.since_ms = clocks
+        if held is not None and held.exact:
+            ledger.deletes.clocks.offset, ledger.deletes.clocks.since_ms = held.deletes.running()
+            is_estimate = held.limit > ledger.limit
         liveness = KeptAccounts(ledger, config, space_target=space_target if request.due else None)
-    return dry_run(view, plan, liveness, context)
+    counted = dry_run(view, plan, liveness, context)
+    return replace(counted, exact=False) if is_estimate else counted
 
 
 def dry_run(view: PartitionView, plan: Plan, liveness: Liveness, context: CleanContext) -> Plan:

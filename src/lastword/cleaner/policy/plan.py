@@ -76,7 +76,8 @@ class Plan(Value):
         write_bytes: As in the report of the cleaning.
         free_bytes: As in the report of the cleaning.
         exact: Records were read: the figures are those of the cleaning, to the byte. False for several runs
-            that a drive's space makes due: a cleaning chooses each run after the one before it.
+            that a drive's space makes due: a cleaning chooses each run after the one before it. False also
+            beside accounts in memory that are not saved: a cleaning in this process uses those.
         reasons: Why records stay. The first reason of a kept partition is why it is kept.
         start: The first dirty offset.
         limit: The cleaning ends before it: a segment's base offset or the log end.
