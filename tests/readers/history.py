@@ -265,6 +265,7 @@ class PartitionHistory:
 
     name: str
     lineages: list[Lineage] = field(default_factory=lambda: [Lineage()])
+    topics: list[int] = field(default_factory=lambda: [0])  # first lineage of each topic of this name
     begins: list[int] = field(default_factory=lambda: [0])
     ends_at: list[int] = field(default_factory=lambda: [0])
     ends: list[Ends] = field(default_factory=lambda: [Ends(0, 0, 0, 0)])
@@ -584,6 +585,7 @@ class Writer:
         self.logs.delete_topic(TOPIC)
         for number, partition in self.history.partitions.items():
             partition.gone.append((begin, 0))
+            partition.topics.append(len(partition.lineages))
             partition.lineages.append(Lineage())
             self.ongoing[number].clear()
         self.create()

@@ -149,6 +149,15 @@ class Window:
             self.check_row(row, start, end)
         self.check_complete(set(offsets), max(offsets, default=-1), start=start, end=end)
 
+    def check_one_topic(self, rows: Sequence[Row]) -> None:
+        """Check that the rows are of one topic, not of a topic and of the next one of the same name."""
+        first = self.partition.topics
+        for number, end in zip(first, [*first[1:], len(self.partition.lineages)], strict=True):
+            lineages = [self.partition.lineages[n] for n in range(number, end) if n in self.lines]
+            if len(first) == 1 or all(any(_holds(lineage, row) for lineage in lineages) for row in rows):
+                return
+        raise Violation("two topics", f"offsets {[row.offset for row in rows]}")
+
     def check_row(self, row: Row, start: int | None = None, end: int | None = None) -> None:
         """Check that the row is an existing record which may be returned."""
         if (start is not None and row.offset < start) or (end is not None and row.offset >= end):
@@ -251,6 +260,11 @@ class Window:
         if isinstance(error, LastwordError):
             raise Violation(type(error).__name__, str(error.message))
         raise Violation("raw error", f"{type(error).__name__}: {error}")
+
+
+def _holds(lineage: Lineage, row: Row) -> bool:
+    record = lineage.records.get(row.offset)
+    return record is not None and _same(record, row)
 
 
 def _same(record: Written, row: Row) -> bool:

@@ -80,10 +80,15 @@ def arrow_rows(batches: Any) -> dict[int, list[Row]]:
 
 
 def check_rows(journey: Journey, rows: dict[int, list[Row]], *, view: str = "log", **given: Any) -> None:
-    """Check the rows of all partitions against the versions that the journey passed."""
-    committed = given.pop("committed", True)
+    """Check the rows of all partitions against the versions that the journey passed.
+
+    `reads`: of two reads, the second may be of the next topic of this name.
+    """
+    committed, reads = given.pop("committed", True), given.pop("reads", 1)
     for number, window in journey.windows(given.pop("first", None), committed=committed).items():
         shown = rows.get(number, [])
+        if reads == 1:
+            window.check_one_topic(shown)
         if view == "log":
             window.check_log(shown, **given)
             continue
@@ -188,9 +193,17 @@ def read_arrow(journey: Journey) -> None:
 
 
 def follow(journey: Journey) -> None:
+    rows: dict[int, list[Row]] = {}
     with journey.open() as logs:
         reader = logs.topic(TOPIC).read(follow=True, timeout=journey.rng.choice((0.0, 0.02, 0.3)))
-        rows = rows_of(reader)
+        try:
+            for record in reader:
+                rows.setdefault(record.partition, []).append(row(record))
+        except LastwordError as error:
+            journey.check_error(error)
+            for number, window in journey.windows().items():
+                window.check_one_topic(rows.get(number, []))
+            return
     check_rows(journey, rows)
 
 
@@ -207,7 +220,7 @@ def follow_from(journey: Journey) -> None:
         journey.files.pause()
         for record in topic.read(reader.position):
             rows.setdefault(record.partition, []).append(row(record))
-    check_rows(journey, rows)
+    check_rows(journey, rows, reads=2)
 
 
 def _values(journey: Journey, state: Any, first: int | None = None, *, forgotten: bool = False) -> None:

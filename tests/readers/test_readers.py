@@ -33,6 +33,14 @@ def test_interleavings(seed: int) -> None:
     assert set(tally.kinds) == set(KINDS)
 
 
+@pytest.mark.parametrize("kind", ["follow", "log", "arrow"])
+def test_a_reader_beside_a_topic_that_is_deleted_and_made_again(kind: str) -> None:
+    """It ends, or raises: it never goes on in the next topic of the name."""
+    assert make(39).deletes
+    tally = judge_history(39, 100, [kind])
+    assert not tally.violations, "\n".join(text for _, _, text in tally.violations[:3])
+
+
 def test_an_interleaving_is_repeated_exactly() -> None:
     """The history is made twice, and each interleaving is identified by its number."""
     runs = []

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
-from lastword.errors import CorruptFileError, OffsetOutOfRangeError, StorageError, UsageError, nearest
-from lastword.logdir.identity import read_topic_id
+from lastword.errors import OffsetOutOfRangeError, UsageError, nearest
 from lastword.parse import as_int, check_seconds, parse_bytes, to_ms
 from lastword.partition import scan
 from lastword.partition.cut import read_note
@@ -252,13 +251,9 @@ def following(
         return log.log_start, log.stable_offset, log.log_end
 
     def latest_view(number: int, view: PartitionView) -> LatestView:
-        topic_id = _topic_id(view)
-
         def load() -> PartitionView:
             newest = dirs.view(topic, number)
-            newest_id = _topic_id(newest)
-            if None not in (topic_id, newest_id) and topic_id != newest_id:
-                raise OffsetOutOfRangeError.recreated(f"{topic}-{number}")
+            view.check_same_topic(newest)
             return newest
 
         return LatestView(
@@ -283,13 +278,6 @@ def following(
         )
 
     return follow
-
-
-def _topic_id(view: PartitionView) -> str | None:
-    """Return the id of the topic of a partition; None if it has none, or it cannot be read."""
-    with suppress(CorruptFileError, StorageError):
-        return read_topic_id(view.files, view.directory)
-    return None
 
 
 def check_follow(follow: bool, timeout: float | None, end: object, view: str) -> None:

@@ -25,7 +25,7 @@ from lastword.errors import (
     FileVanishedError,
     NotAPartitionError,
 )
-from lastword.files import Files
+from lastword.files import FileFacts, Files
 from lastword.partition import cut, swap
 from lastword.partition.checkpoint_file import read_offset_lines
 from lastword.partition.durability import read_log_end, wrong_end
@@ -73,6 +73,7 @@ class PortableVersion(NamedTuple):
     log_start: int
     log_end: int
     segments: tuple[PortableSegment, ...]
+    topic: FileFacts | None = None
 
 
 class DirectorySegments:
@@ -101,7 +102,7 @@ class DirectorySegments:
         # The root's log start checkpoint, which is replaced as a whole.
         log_starts = os.path.join(os.path.dirname(os.path.normpath(directory)), names.LOG_STARTS)
         for _ in range(_TRIES):
-            checkpoint = files.stat(log_starts)
+            checkpoint, topic = files.stat(log_starts), topic_facts(files, directory)
             log_start = read_log_start(files, directory)
             listing = files.listdir(directory)
             log_files = _log_files(listing)
@@ -119,6 +120,7 @@ class DirectorySegments:
                     *_range(log_start, segments),
                     token=listed_bytes,
                     snapshots=names.snapshot_offsets(listing),
+                    topic=topic,
                 )
                 with suppress(FileVanishedError):
                     checked = self._with_end_checked(version, listed_bytes, listing)
@@ -167,7 +169,7 @@ class DirectorySegments:
                     segment.base_offset, segment.stored.suffix, segment.id, segment.mtime_ms, next_offset
                 )
             )
-        return PortableVersion(version.log_start, version.log_end, tuple(segments))
+        return PortableVersion(version.log_start, version.log_end, tuple(segments), version.topic)
 
     def from_portable(self, portable: PortableVersion) -> LogVersion:
         """Return the version of which these are the values. Reads nothing."""
@@ -180,7 +182,8 @@ class DirectorySegments:
             )
             for segment in portable.segments
         ]
-        return LogVersion(SegmentSet(segments), portable.log_start, portable.log_end)
+        listed = SegmentSet(segments)
+        return LogVersion(listed, portable.log_start, portable.log_end, topic=portable.topic)
 
     def is_current(self, version: LogVersion) -> bool:
         """As `SegmentStore.is_current`: the newest segment is the listed file, and nothing follows it."""
@@ -347,6 +350,11 @@ def _created(stored: SegmentFiles, create: Callable[[], SegmentAppender]) -> Seg
         for extension in names.SEGMENT_EXTENSIONS:
             stored.remove(extension)
         return create()
+
+
+def topic_facts(files: Files, directory: str) -> FileFacts | None:
+    """Return the facts of the file with a partition's topic id. They stay as they are until it is deleted."""
+    return files.stat(os.path.join(directory, names.PARTITION_METADATA))
 
 
 def check_directory(files: Files, directory: str) -> None:

@@ -33,7 +33,7 @@ from google_crc32c import value as crc32c
 
 from lastword.config import TopicConfig
 from lastword.errors import DiskFullError, LastwordError, OffsetOutOfRangeError, ReadOnlyError
-from lastword.files import Files, Steps, run_steps
+from lastword.files import FileFacts, Files, Steps, run_steps
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.partition.appending import (
     AppendedBatch,
@@ -46,6 +46,7 @@ from lastword.partition.appending import (
     repeated,
 )
 from lastword.partition.checkpoint_file import LeaderEpochs
+from lastword.partition.directory_segments import topic_facts
 from lastword.partition.local_log import Lane, LocalLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState, SequencedBatch
 from lastword.partition.reads import Reads
@@ -113,6 +114,7 @@ class PartitionLog(Reads):
         self._incomplete_commit_offset = incomplete_commit_offset
         self._recovered_to = recovered_to
         """The log end after an unclean stop, until it is noted (`removal_log`); None: no note is due."""
+        self._topic: FileFacts | None = None
         self._plain_bytes = 0  # appended one by one because the kernels are not loaded
         self._lane: Lane | None = None
         """The lane of `append_single`. Each other change of the log drops the lane (`_changed_log`)."""
@@ -833,9 +835,11 @@ class PartitionLog(Reads):
         with self.lock:
             segments = self.segment_set
             segments = segments.with_last(segments.active.with_mtime_now())
+            if self._topic is None:
+                self._topic = topic_facts(self.files, self.directory)
             return PartitionView(
                 self.store,
-                LogVersion(segments, self.log_start, self.log_end),
+                LogVersion(segments, self.log_start, self.log_end, topic=self._topic),
                 stable_offset=self._stable_offset,
                 incomplete_commit_offset=self._incomplete_commit_offset,
                 trusted=True,

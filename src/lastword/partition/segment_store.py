@@ -21,7 +21,7 @@ from lastword.segment.stored import StoredSegment
 
 if TYPE_CHECKING:
     from lastword.errors import CorruptBatchError
-    from lastword.files import Files
+    from lastword.files import FileFacts, Files
     from lastword.segment.append import BatchSpan, SegmentAppender
 
 
@@ -126,6 +126,7 @@ class LogVersion:
         damage: The error of a read that reaches the end of a log which must end elsewhere.
         token: Value that `SegmentStore.is_current` compares. None: the segments are those of an open log.
         snapshots: Offsets of the producer snapshots listed with the segments. None: they were not listed.
+        topic: Facts of the file with the topic's id, which no topic that is recreated has; None: not known.
     """
 
     segments: SegmentSet
@@ -134,6 +135,7 @@ class LogVersion:
     damage: CorruptBatchError | None = None
     token: object = None
     snapshots: Sequence[int] | None = None
+    topic: FileFacts | None = None
 
 
 class PrivateSegment(NamedTuple):

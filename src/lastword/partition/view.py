@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from lastword.errors import FileVanishedError
+from lastword.errors import FileVanishedError, OffsetOutOfRangeError
 from lastword.partition import staged_batches
 from lastword.partition.directory_segments import DirectorySegments, PortableVersion
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
@@ -120,14 +120,25 @@ class PartitionView(Reads):
 
         Raises:
             FileVanishedError: The view is held: its segments cannot be exchanged for newer ones.
+            OffsetOutOfRangeError: The topic was deleted and created again.
         """
         if self.is_held:
             raise FileVanishedError(f"a file of {self.directory} was replaced", file=self.directory)
         load_again = self._load_again
         new = PartitionView.load(self.store) if load_again is None else load_again()
+        self.check_same_topic(new)
         self._take(new._version)
         self._stable_offset = new._stable_offset
         self._incomplete_commit_offset, self.trusted = new._incomplete_commit_offset, new.trusted
+
+    def check_same_topic(self, newer: PartitionView) -> None:
+        """Raise OffsetOutOfRangeError if the topic was deleted and created again before the newer view.
+
+        A partition that was moved to another directory has other files there, so it is not compared.
+        """
+        known, now = self._version.topic, newer._version.topic
+        if self.directory == newer.directory and None not in (known, now) and known != now:
+            raise OffsetOutOfRangeError.recreated(f"{self.topic}-{self.partition}")
 
     def held(self, start: int) -> PartitionView:
         """Return the view for one read from `start` on, with its segments pinned.
