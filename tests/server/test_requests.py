@@ -719,6 +719,33 @@ def test_changes_of_settings_list_the_directory_once(
     assert [topic.config.retention_ms for topic in topics] == 5 * [10**9]
 
 
+@pytest.mark.parametrize("most_bytes", [1, 1000, 1 << 20])
+def test_a_fetch_has_the_aborted_transactions_of_its_own_records(
+    client: Client, logs: lastword.LogDir, most_bytes: int
+) -> None:
+    """Not those of the rest of the log, of which each fetch would send the whole list."""
+    logs.create_topic("t", cleanup_policy="delete", segment_bytes=4096)
+    log = logs.dirs.log("t", 0)
+    for number in range(60):
+        log.append_batch(batch((b"k", b"v" * 100), producer=(7, 0, number), attributes=0x10))
+        end_transaction(log, 7, 0, commit=number % 3 == 0)
+    assert len(log.segments) > 2
+    offset, aborted, most = 0, set(), 0
+    while offset < log.log_end:
+        answer = client.fetch("t", offset, isolation_level=1, partition_max_bytes=most_bytes)
+        data, first, position = bytes(answer.records), offset, 0
+        while position < len(data):
+            header = read_header(data, position, len(data), "<answer>")
+            position, offset = header.end, header.last_offset + 1
+        named = {entry.first_offset for entry in answer.aborted_transactions}
+        expected = {2 * number for number in range(60) if number % 3}
+        assert named >= {start for start in expected if start < offset and start + 1 >= first}
+        aborted |= named
+        most = max(most, len(named))
+    assert aborted == expected
+    assert most <= 1 + most_bytes // 100
+
+
 def test_a_waiting_fetch_is_answered_when_its_topic_goes(
     server: Server, client: Client, users: lastword.Topic
 ) -> None:

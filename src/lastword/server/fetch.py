@@ -61,13 +61,15 @@ class Read(NamedTuple):
     Attributes:
         records: Ranges of files.
         size: Their bytes.
+        end: An offset that none of their records reaches.
     """
 
     records: list[FileRange]
     size: int
+    end: int
 
 
-NOTHING = Read([], 0)
+NOTHING = Read([], 0, 0)
 
 
 def read_log(log: PartitionLog, offset: int, limit: int, most_bytes: int, *, first: bool) -> Read:
@@ -94,7 +96,7 @@ def _read(log: PartitionLog, offset: int, limit: int, most_bytes: int, first: bo
     if offset >= limit:
         return NOTHING
     ranges: list[FileRange] = []
-    size = 0
+    size, covered = 0, offset
     for segment in log.segment_set.starting_at(offset):
         if segment.base_offset >= limit or len(ranges) == MOST_SEGMENTS:
             break
@@ -102,25 +104,31 @@ def _read(log: PartitionLog, offset: int, limit: int, most_bytes: int, first: bo
         end = segment.size if segment.next_offset <= limit else segment.end_position_of(limit)
         if start >= end:
             continue
-        stop = _whole_batches(segment, start, end, most_bytes - size, first and not size)
+        stop, above = _whole_batches(segment, start, end, most_bytes - size, first and not size)
         if stop > start:
+            covered = min(segment.next_offset, limit) if above is None else above
             ranges.append(FileRange(segment.handle, start, stop - start))
             size += stop - start
         if stop < end:
             break
-    return Read(ranges, size) if ranges else NOTHING
+    return Read(ranges, size, covered) if ranges else NOTHING
 
 
-def _whole_batches(segment: Segment, start: int, end: int, most_bytes: int, first: bool) -> int:
-    """Return the end of the last whole batch that fits; with `first`, of the first batch at least."""
+def _whole_batches(
+    segment: Segment, start: int, end: int, most_bytes: int, first: bool
+) -> tuple[int, int | None]:
+    """Return the end of the last whole batch that fits; with `first`, of the first batch at least.
+
+    Also returns an offset above those batches: it may be above the batch behind them. None: all batches fit.
+    """
     if end - start <= most_bytes:
-        return end
+        return end, None
     position = max(start, segment.indexed_position(start + most_bytes))
     for header in segment.headers(position, end):
         if header.end - start > most_bytes:
-            return header.end if position == start and first else position
+            return header.end if position == start and first else position, header.last_offset + 1
         position = header.end
-    return position
+    return position, None
 
 
 @dataclass
@@ -386,7 +394,9 @@ class Fetches:
             read = read_log(log, fetch.offset, limit, min(most_bytes, fetch.most_bytes), first=first)
             answer.records = read.records
             if committed:
-                answer.aborted_transactions = self._aborted_of(log, fetch.offset, limit) if read.size else []
+                answer.aborted_transactions = (
+                    self._aborted_of(log, fetch.offset, read.end) if read.size else []
+                )
             return answer, read.size
         except Refused as refused:
             answer.error_code = refused.code
@@ -396,12 +406,18 @@ class Fetches:
         return answer, 0
 
     def _aborted_of(self, log: PartitionLog, start: int, end: int) -> list[Any]:
-        """Return the aborted transactions that overlap [start, end)."""
+        """Return the aborted transactions that overlap [start, end).
+
+        A segment lists those whose marker it has, which may be behind `end`.
+        """
         entries: dict[tuple[int, int], None] = {}
         for segment in log.segment_set.starting_at(start):
-            for entry in self._entries(log, segment):
+            listed = self._entries(log, segment)
+            for entry in listed:
                 if entry.last_offset >= start and entry.first_offset < end:
                     entries[entry.producer_id, entry.first_offset] = None
+            if listed and listed[-1].last_stable_offset >= end:
+                break  # the transactions that were aborted later begin above
         return [
             messages.FetchResponse.AbortedTransaction(producer_id=producer_id, first_offset=first)
             for producer_id, first in entries
