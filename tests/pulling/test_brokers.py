@@ -467,6 +467,16 @@ def test_sasl(fake: FakeCluster, copy: Path, mechanism: str, server: Any) -> Non
     assert "wrong" not in str(raised.value)
 
 
+def test_a_broker_that_requires_a_login(tmp_path: Path) -> None:
+    """It answers the request for its versions, and closes the connection at the next one."""
+    with (
+        lastword.serve(tmp_path / "served", "127.0.0.1:0", users={"backup": "s3cret"}) as server,
+        pytest.raises(BrokerUnreachableError, match="closed the connection") as raised,
+    ):
+        lastword.pull(server.bootstrap_servers, ["users"], tmp_path / "copy")
+    assert "requires a login" in raised.value.remedy
+
+
 def test_a_broker_that_does_not_know_the_password(fake: FakeCluster, copy: Path) -> None:
     fake.answers |= {
         "SaslHandshake": handshake,

@@ -118,7 +118,7 @@ class BrokerConnection:
         self._protocol = ClientConnection(config.client_id, max_frame=MAX_FRAME)
         self._versions: dict[int, tuple[int, int]] = {}
         self._not_before = 0.0
-        self._answered = False
+        self._answered = self._is_served = False
         self.expires: float | None = None
         """When the broker ends the authentication, in seconds of the clock; None: never."""
         self._socket = self._connected(address)
@@ -196,7 +196,11 @@ class BrokerConnection:
 
     def _closed(self, why: str) -> BrokerUnreachableError:
         if self._answered:
-            return BrokerUnreachableError(f"{self.name}: {why}", remedy="try again")
+            is_login_missing = self._config.mechanism is None and not self._is_served
+            hint = "; if the broker requires a login, set security.protocol and sasl.mechanism"
+            return BrokerUnreachableError(
+                f"{self.name}: {why}", remedy=f"try again{hint if is_login_missing else ''}"
+            )
         other = "it may be a listener with TLS or SASL" if self._config.tls is None else "check its listener"
         return BrokerUnreachableError(
             f"{self.name}: {why}", remedy=f"check security.protocol: {other}, or no Kafka broker"
@@ -238,6 +242,7 @@ class BrokerConnection:
         version = self.version(type(body).__name__.removesuffix("Request"), most)
         pause(self._clock, self._not_before - self._clock.monotonic(), self._stop)
         answer = self._exchange(body, version, wait)
+        self._is_served = True
         throttled = getattr(answer, "throttle_time_ms", 0)
         if throttled > 0:
             self._not_before = self._clock.monotonic() + throttled / 1000
