@@ -567,3 +567,11 @@ def test_a_kill_at_each_append(
     assert pull(cluster, "users", copy)["users", 0].batches == 0
     same(source, copy, "users")
     assert positions(copy) == {("readers", "users", 0): 3}
+
+
+@pytest.mark.parametrize(
+    ("remote_end", "shown"), [(9, "0 to 3 of 9 (not complete)"), (-1, "0 to 3 (not complete)")]
+)
+def test_a_result_shows_the_end_in_the_cluster_if_it_is_known(remote_end: int, shown: str) -> None:
+    result = PullResult("users", 0, 0, 0, 3, remote_end, 1, 3, 100, reason="not complete")
+    assert str(result).endswith(shown)

@@ -66,7 +66,7 @@ class PullResult(Value):
         log_start: The log start of the copy.
         first_offset: The log end of the copy before.
         next_offset: The log end of the copy now.
-        remote_end: The log end in the cluster.
+        remote_end: The log end in the cluster; -1: the pull was stopped before it was known.
         batches: Batches that were appended.
         records: Their records, with markers of transactions.
         pulled_bytes: Their bytes.
@@ -90,7 +90,8 @@ class PullResult(Value):
 
     def __str__(self) -> str:
         gone = f", {plural(self.gone_offsets, 'offset')} deleted before" if self.gone_offsets else ""
-        end = f" of {self.remote_end} ({self.reason})" if self.reason else ""
+        end = f" of {self.remote_end}" if self.reason and self.remote_end >= 0 else ""
+        end += f" ({self.reason})" if self.reason else ""
         return (
             f"{self.topic}-{self.partition}: {plural(self.records, 'record')} in "
             f"{plural(self.batches, 'batch')} ({format_bytes(self.pulled_bytes)}), "
