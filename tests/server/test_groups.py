@@ -30,7 +30,7 @@ from lastword.protocol.messages import (
     OffsetFetchRequest,
     SyncGroupRequest,
 )
-from lastword.server import Server
+from lastword.server import Server, classic_groups
 from lastword.server.coordinator import CoordinatorTopic, java_hash
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
@@ -475,6 +475,19 @@ def test_a_sync_that_fails_is_answered(
         assert deleted.error_code == codes.NOT_COORDINATOR
     assert first.commit(6) == first.heartbeat() == 0
     assert client.ask(heartbeat).error_code == 0
+
+
+def test_ids_that_are_given_count_as_members(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that requests ids and never joins with them takes no more memory than members would."""
+    monkeypatch.setattr(classic_groups, "MOST_MEMBERS", 2)
+    first, second, third = (Consumer(server) for _ in range(3))
+    for member in (first, second, third):
+        member.send_join()
+    answers = [member.receive_join().error_code for member in (first, second, third)]
+    assert answers == [*2 * [codes.MEMBER_ID_REQUIRED], codes.GROUP_MAX_SIZE_REACHED]
+    first.send_join()
+    second.send_join()
+    assert first.receive_join().error_code == second.receive_join().error_code == 0
 
 
 def test_the_protocol_that_all_members_have_is_chosen(server: Server) -> None:

@@ -283,7 +283,8 @@ class ClassicGroups:
         group = self._group(body.group_id)
         if not group.supports(body.protocol_type, protocols):
             raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
-        if len(group.members) >= MOST_MEMBERS and body.member_id not in group.members:
+        is_known = body.member_id in group.members or body.member_id in group.pending
+        if len(group.members) + len(group.pending) >= MOST_MEMBERS and not is_known:
             raise Refused(codes.GROUP_MAX_SIZE_REACHED, "")
         rebalance_ms = body.rebalance_timeout_ms if request.version >= 1 else body.session_timeout_ms
         member = ClassicMember(
