@@ -580,7 +580,7 @@ class BucketTopic(Topic[Any, Any]):
         ack = options.pop("ack", None)
         if ack not in (None, "disk", "store"):
             raise UsageError(
-                f"ack={ack!r} does not exist in a bucket: a record is acknowledged when it is in the store",
+                f'ack="{ack}" does not exist in a bucket: a record is acknowledged when it is in the store',
                 remedy="leave ack out",
             )
 
