@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import lastword
 from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
@@ -120,6 +121,19 @@ def test_who_holds_the_old_log_is_told(tmp_path: Path) -> None:
     assert caught.value.retriable
     a.close()
     b.close()
+
+
+def test_readers_that_follow_go_on_in_the_other_directory(tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with lastword.open(roots, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", key_serializer="str", value_serializer="str")
+        topic.append("k", "1")
+        with lastword.open(roots) as others:
+            readers = [log.read(follow=True, timeout=1) for log in (topic, others.topic("t"))]
+            assert [next(reader).value for reader in readers] == ["1", "1"]
+            logs.move("t", 0, next(root for root in roots if not (root / "t-0").is_dir()))
+            topic.append("k", "2")
+            assert [[record.value for record in reader] for reader in readers] == [["2"], ["2"]]
 
 
 def test_while_it_is_appended_to(tmp_path: Path) -> None:
