@@ -885,6 +885,7 @@ def test_a_tombstone_is_explained_in_both_modes(opened: Open) -> None:
     state = logs.state("users")
     state["ada"] = 1
     del state["ada"]
+    state.sync()
     logs.clean("users")
     clock.advance(3_600_000)
     explanations = {str(opened(mode, clock=clock).explain("users", key="ada")) for mode in "ra"}
