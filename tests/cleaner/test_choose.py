@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,9 +30,6 @@ class FakeSegment:
     def position_of(self, offset: int) -> int:
         share = (offset - self.base_offset) / (self.next_offset - self.base_offset)
         return int(share * self.size)
-
-    def headers(self) -> Iterator[Any]:
-        yield SimpleNamespace(max_timestamp=self.first_timestamp)
 
 
 def make_segments(*sizes: int) -> list[FakeSegment]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError
 from lastword.partition import PartitionView, scan
 from lastword.partition.directory_segments import DirectorySegments
@@ -16,6 +17,7 @@ from lastword.records.formats import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
+from tests.fakes.recording import RecordingFiles
 from tests.partition.logs import (
     at_offset,
     batch,
@@ -56,6 +58,22 @@ def overwrite(path: str, position: int, data: bytes) -> None:
 
 def log_file(directory: str, base: int) -> str:
     return os.path.join(directory, names.segment_file(base, names.LOG))
+
+
+def test_opening_after_a_clean_stop_reads_the_last_batch_once(tmp_path: Path) -> None:
+    """It read the last batch three times, and 64 KiB of the beginning for one timestamp."""
+    directory = make(tmp_path)
+    log, _ = opened(directory, files=UNSYNCED, config=TopicConfig())
+    for number in range(40):
+        log.append_batch(bytearray(batch((b"%d" % number, b"v" * 5000))))
+    log.close()
+    size = Path(log_file(directory, 0)).stat().st_size
+    files = RecordingFiles(UNSYNCED)
+    log, _ = opened(directory, files=files, config=TopicConfig(), clean=True, recovery_point=40)
+    reads = [call.detail for call in files.calls if call.name == "pread" and call.path.endswith(names.LOG)]
+    log.abandon()
+    last_batch = size // 40
+    assert len(reads) == 2 and sum(n for n, _ in reads) < last_batch + 200, reads
 
 
 @pytest.mark.parametrize("synced", [False, True])

@@ -141,7 +141,7 @@ class SegmentAppender:
         if len(times):
             builder.seen(last.offset, last.timestamp)
         next_offset = segment.base_offset
-        for header in segment.headers(offsets.last.position):
+        for header in segment.headers_from_last_indexed():
             builder.seen(header.last_offset, header.max_timestamp)
             next_offset = header.next_offset
         segment = segment.ending_at(segment.size, next_offset, builder.largest_timestamp, active=True)

@@ -83,6 +83,33 @@ def headers(
         position += size
 
 
+def first_header(handle: Handle, file: str, end: int) -> BatchHeader:
+    """Return the header of the first batch of a file with batches up to `end`. Reads no byte behind it."""
+    data = handle.pread(min(HEADER_BYTES, end), 0)
+    if len(data) < min(HEADER_BYTES, end):
+        raise CorruptBatchError(
+            "the file became shorter while it was read", code="truncated", file=file, position=0
+        )
+    return read_header(data, 0, end, file)
+
+
+def whole_batch(handle: Handle, file: str, position: int, end: int) -> tuple[BatchHeader, bytes] | None:
+    """Return the batch at `position` with its bytes; None if `end` cuts it off.
+
+    No checksum is verified. CorruptBatchError for bytes that are no batch.
+    """
+    block = handle.pread(min(_BLOCK_BYTES, end - position), position)
+    if _is_partial(block, 0, end - position):
+        return None
+    if len(block) < min(HEADER_BYTES, end - position):
+        return None
+    header = read_header(block, 0, end - position, file, file_position=position)
+    rest = header.size - len(block)
+    if rest > 0:
+        block += handle.pread(rest, position + len(block))
+    return header, block[: header.size]
+
+
 def _is_partial(block: bytes, at: int, left: int) -> bool:
     """Return whether the remaining bytes may begin an entry whose rest was not written (yet)."""
     if left < STEP_BYTES:

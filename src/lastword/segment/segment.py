@@ -23,7 +23,7 @@ from lastword.records.batch import BatchHeader
 from lastword.records.formats import UNKNOWN_COUNT, crc_ok, read_records
 from lastword.segment import names
 from lastword.segment.indexes import NO_TIMESTAMP, OffsetEntry, OffsetIndex, TimeIndex
-from lastword.segment.scan import headers
+from lastword.segment.scan import first_header, headers, whole_batch
 from lastword.segment.stored import SegmentId, StoredFacts, StoredSegment
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Segment:
         self._time_index: TimeIndex | None = None
         if indexes is not None:
             self._offset_index, self._time_index = indexes
+        self._last_trusted: BatchHeader | None = None
         self._ends = array("q")  # of the indexed batches that were read; 0: not yet, -1: not valid
 
     @classmethod
@@ -181,9 +182,9 @@ class Segment:
     @property
     def first_timestamp(self) -> int:
         """Largest timestamp of the first batch, from which rolling by time counts; -1 if there is none."""
-        for header in self.headers():
-            return header.max_timestamp
-        return NO_TIMESTAMP
+        if not self.size:
+            return NO_TIMESTAMP
+        return first_header(self.handle, self.file, self.size).max_timestamp
 
     def mtime_now_ms(self) -> int:
         """Return the modification time of the log now: an append makes it younger than when it was loaded."""
@@ -381,7 +382,19 @@ class Segment:
 
     def last_trusted(self) -> Trusted:
         """Return the last batch in the offset index: a search for the end begins there."""
-        return self._trusted(self.offset_index.last)
+        trusted = self._trusted(self.offset_index.last)
+        self._last_trusted = trusted.header
+        return trusted
+
+    def headers_from_last_indexed(self) -> Iterator[BatchHeader]:
+        """Yield the headers from the last batch in the offset index on.
+
+        If that is the last batch, and `last_trusted` has verified it, nothing is read.
+        """
+        position, known = self.offset_index.last.position, self._last_trusted
+        if known is not None and (known.position, known.end) == (position, self.size):
+            return iter((known,))
+        return self.headers(position)
 
     def _trusted(self, entry: OffsetEntry) -> Trusted:
         """Return the entry's batch if it is valid and begins low enough; else the segment's start."""
@@ -395,12 +408,13 @@ class Segment:
         if position >= self.size:
             return None
         try:
-            for header in headers(self.handle, self.file, position, self.size, stop_at_partial_tail=True):
-                data = self.read_batch(header)
-                return header if len(data) == header.size and crc_ok(data, header, 0) else None
+            batch = whole_batch(self.handle, self.file, position, self.size)
         except DataError:
-            pass
-        return None
+            return None
+        if batch is None:
+            return None
+        header, data = batch
+        return header if len(data) == header.size and crc_ok(data, header, 0) else None
 
     def _reaches(self, timestamp: int, offset: int) -> bool:
         """Return whether a batch holds `offset` and has this largest timestamp.

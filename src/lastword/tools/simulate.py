@@ -89,17 +89,13 @@ class SimulatedSegment:
         return self.size_bytes - self.dead_bytes
 
     @property
-    def max_timestamp(self) -> int:
-        """Return the largest timestamp, as of a batch."""
+    def first_timestamp(self) -> int:
+        """Return the largest timestamp, as if the segment had one batch."""
         return self.largest_ms
 
     def position_of(self, offset: int) -> int:
         """Return the position of an offset: the start or the end."""
         return 0 if offset <= self.base_offset else self.size_bytes
-
-    def headers(self) -> Iterator[SimulatedSegment]:
-        """Yield the segment as its only batch."""
-        yield self
 
 
 class SimulatedLog:

@@ -18,7 +18,7 @@ Choosing reads sizes and timestamps, no record. `due=False` means now: the activ
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -50,15 +50,6 @@ OUTGROWN_TIMES = 2
 the live bytes of the closed segments. So a small state stays within a few MiB, even if `segment.bytes` is 1
 GiB. In a log of inserts the closed segments triple each time: after five such segments `segment.bytes` closes
 them."""
-
-
-class ChoosableHeader(Protocol):
-    """The facts of a batch header by which `choose` decides."""
-
-    @property
-    def max_timestamp(self) -> int:
-        """Return the largest timestamp of the batch."""
-        ...
 
 
 class Choosable(Protocol):
@@ -93,8 +84,9 @@ class Choosable(Protocol):
         """Return the position of the batch that contains an offset."""
         ...
 
-    def headers(self) -> Iterator[ChoosableHeader]:
-        """Yield the headers of its batches."""
+    @property
+    def first_timestamp(self) -> int:
+        """Return the largest timestamp of its first batch; below 0: there is none."""
         ...
 
 
@@ -245,8 +237,7 @@ def is_outgrown(segments: Sequence[Choosable], config: TopicConfig, dead_bytes: 
         return False
     if not config.min_compaction_lag_ms:
         return True
-    first = next(iter(segments[-1].headers()), None)
-    return first is not None and 0 <= first.max_timestamp <= now_ms - config.min_compaction_lag_ms
+    return 0 <= segments[-1].first_timestamp <= now_ms - config.min_compaction_lag_ms
 
 
 def roll_for_cleaning(log: PartitionLog, config: TopicConfig, *, now_ms: int, dead_bytes: int = 0) -> bool:
@@ -322,10 +313,8 @@ def _rolls_by_age(segments: Sequence[Choosable], config: TopicConfig, now_ms: in
 
     The log's own decision has a random jitter and may come later.
     """
-    first = next(iter(segments[-1].headers()), None) if segments else None
-    if first is None or first.max_timestamp < 0:
-        return False
-    return now_ms - first.max_timestamp > min(config.segment_ms, config.max_compaction_lag_ms)
+    first = segments[-1].first_timestamp if segments else -1
+    return first >= 0 and now_ms - first > min(config.segment_ms, config.max_compaction_lag_ms)
 
 
 def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> Plan:
@@ -439,9 +428,9 @@ def overdue_ms(closed: Iterable[Choosable], first_dirty: int, now_ms: int, max_l
     for segment in closed:
         if segment.next_offset <= first_dirty or segment.size == 0:
             continue
-        header = next(iter(segment.headers()), None)
-        if header is not None and header.max_timestamp > 0:
-            stamps.append(header.max_timestamp)
+        first = segment.first_timestamp
+        if first > 0:
+            stamps.append(first)
     if not stamps or min(stamps) >= now_ms - max_lag_ms:
         return None
     return now_ms - max_lag_ms - min(stamps)
