@@ -233,6 +233,21 @@ def test_what_fails_is_left_alone_for_longer_and_longer() -> None:
     assert scheduler.turn()
 
 
+def test_a_result_that_cannot_be_printed_leaves_the_partition_idle() -> None:
+    """It stayed in state `cleaning`: it was never cleaned again, and a pause waited for its end."""
+    work = FakeWork()
+    scheduler = scheduler_of(work)
+    work.add(0)
+
+    def on_done(done: Done) -> None:
+        raise BrokenPipeError
+
+    scheduler.on_done = on_done
+    with pytest.raises(BrokenPipeError):
+        scheduler.turn()
+    assert not scheduler.states.all() and len(scheduler.history) == 1
+
+
 def test_one_that_fails_stops_no_other() -> None:
     """6J.84: An exception while a log is evaluated is reported with the log and the cause.
 

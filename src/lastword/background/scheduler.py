@@ -299,9 +299,9 @@ class Scheduler:
                 self._running.pop(tp, None)
                 self._overtaken_at.pop(tp, None)
                 self._rest(tp, done)
-            if done is not None and done.result != "scanned":
-                self._note(done)
             self.states.apply(tp, "damage" if done is not None and done.damaged else "end")
+            if done is not None and done.result != "scanned":
+                self._note(done)  # the last: `on_done` may raise
 
     def _stop(self, tp: TopicPartition) -> bool:
         if self.stopping or self.states[tp].kind == "aborted":
