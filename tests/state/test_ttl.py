@@ -190,6 +190,33 @@ def test_the_pause_between_two_reads_holds_after_the_date_was_set_back(tmp_path:
         assert expire(logs, watch, at_once=False) == 1
 
 
+def test_a_shorter_time_to_live_holds_at_once(tmp_path: Path) -> None:
+    """The process kept the time of the next expiry by the old setting, a month away."""
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state, watch = logs.state("s", lastword_ttl_ms="30d"), ExpiryWatch()
+        state["a"] = 1
+        assert expire(logs, watch, at_once=False) == 0
+        logs.set_config("s", lastword_ttl_ms="1h")
+        clock.advance(HOUR)
+        assert expire(logs, watch, at_once=False) == 1
+
+
+def test_values_of_a_topic_that_is_made_again_expire(tmp_path: Path) -> None:
+    """The process kept the time of the next expiry in the topic that was deleted."""
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        watch = ExpiryWatch()
+        logs.state("s", lastword_ttl_ms="1h").set("a", 1, ttl="30d")
+        assert expire(logs, watch, at_once=False) == 0
+        logs.delete_topic("s")
+        state = logs.state("s", lastword_ttl_ms="1h")
+        state["b"] = 1
+        state.set("c", 1, ttl="30d")
+        clock.advance(HOUR)
+        assert expire(logs, watch, at_once=False) == 1
+
+
 def test_a_copy_of_a_cluster_expires_nothing_and_is_cleaned(tmp_path: Path) -> None:
     clock = ManualClock()
     with opened(tmp_path / "d", clock) as logs:

@@ -67,6 +67,7 @@ class PartitionView(Reads):
         self.log_end = version.log_end
         self.damage = version.damage
         self.snapshot_offsets = version.snapshots
+        self.topic_facts = version.topic
 
     @property
     def stable_offset(self) -> int:
@@ -136,7 +137,7 @@ class PartitionView(Reads):
 
         A partition that was moved to another directory has other files there, so it is not compared.
         """
-        known, now = self._version.topic, newer._version.topic
+        known, now = self.topic_facts, newer.topic_facts
         if self.directory == newer.directory and None not in (known, now) and known != now:
             raise OffsetOutOfRangeError.recreated(f"{self.topic}-{self.partition}")
 

@@ -63,11 +63,13 @@ class ExpiryWatch:
         scanned_to: Records below this offset were read.
         next_due_ms: A lower bound of the earliest expiry among their live values.
         read_at: Time of the last read of the newest values, by the steady clock; None: there was none.
+        basis: The time to live, and the facts of the topic, for which the position and the expiry hold.
     """
 
     scanned_to: int = -1
     next_due_ms: int = 0
     read_at: float | None = None
+    basis: tuple[object, ...] = ()
 
 
 def expire_values(
@@ -89,8 +91,10 @@ def expire_values(
         return 0  # a copy gets its tombstones from the log that it follows
     view = log.view()
     end = view.stable_offset
-    if watch.scanned_to < view.log_start or watch.scanned_to > end:
-        watch.scanned_to, watch.next_due_ms = end, now_ms  # the first call, or the log was truncated
+    basis = ttl_ms, view.topic_facts
+    if watch.basis != basis or watch.scanned_to < view.log_start or watch.scanned_to > end:
+        # The first call, another setting, or the log was truncated, or deleted and created again.
+        watch.basis, watch.scanned_to, watch.next_due_ms, watch.read_at = basis, end, now_ms, None
     elif watch.scanned_to < end:
         for record in scan.records(view, watch.scanned_to, end):
             if record.key is not None and record.value is not None:
