@@ -8,6 +8,9 @@ from __future__ import annotations
 import operator
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import Literal, SupportsIndex
 
@@ -68,6 +71,33 @@ def check_path(name: str, path: object) -> str:
     if isinstance(path, (str, os.PathLike)) and isinstance(text := os.fspath(path), str) and text:
         return os.path.expanduser(text)  # noqa: PTH111  paths are strings here
     raise UsageError(f"{name}={path!r} is not a path", remedy="give a str or a pathlib.Path")
+
+
+_shows_as_typed: ContextVar[bool] = ContextVar("_shows_as_typed", default=False)
+
+
+@contextmanager
+def relative_paths() -> Iterator[None]:
+    """Keep relative paths in the block: a command shows them as they were typed.
+
+    A command never changes its working directory. A program may, and its open files must stay the same.
+    """
+    token = _shows_as_typed.set(True)
+    try:
+        yield
+    finally:
+        _shows_as_typed.reset(token)
+
+
+def absolute_path(path: str) -> str:
+    """Return a path that does not depend on the working directory, except in a block `relative_paths`."""
+    if os.path.isabs(path) or _shows_as_typed.get():  # noqa: PTH117  pathlib takes 4 ms to load
+        return path
+    try:
+        joined = os.path.join(os.getcwd(), path)  # noqa: PTH109
+    except OSError:  # the working directory was removed; nothing can be opened there
+        return path
+    return joined if ".." in path.split("/") else os.path.normpath(joined)  # links may be before a `..`
 
 
 def as_int(given: object) -> int | None:

@@ -302,12 +302,33 @@ def test_a_second_open_in_one_process_names_the_first(tmp_path, monkeypatch):
         with pytest.raises(errors.LogDirLockedError) as caught:
             lastword.open("data", "a")
         line = str(caught.value).splitlines()[0]
-        holder = f"already open to append in this process ({os.getpid()}): LogDir('data', 'a'), opened at "
-        assert line.startswith(f"data is {holder}")
+        path = str(tmp_path / "data")
+        holder = f"already open to append in this process ({os.getpid()}): LogDir({path!r}, 'a'), opened at "
+        assert line.startswith(f"{path} is {holder}")
         assert re.search(r"test_open\.py:\d+$", line)
         assert "close()" in caught.value.remedy
         logs.create_topic("t")
     lastword.open("data", "a").close()
+
+
+def test_a_change_of_the_working_directory_does_not_move_the_log(tmp_path, monkeypatch):
+    """New files were looked for, and made, in a directory of that name in the new working directory."""
+    (tmp_path / "elsewhere").mkdir()
+    lastword.open(tmp_path / "elsewhere" / "data", "a").close()
+    before = tree_digest(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    for path in ("data", "./elsewhere/../data/"):
+        with lastword.open(path, "a", log_cleaner_enable=False, segment_bytes="2KiB") as logs:
+            users = logs.state("users")
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            users.clear()
+            for n in range(100):
+                users[str(n)] = "v" * 100
+            logs.create_topic("other", exist_ok=True)
+            logs.clean("users")
+        assert len(lastword.open(tmp_path / "data").state("users")) == 100
+        assert tree_digest(tmp_path / "elsewhere") == before
+        monkeypatch.chdir(tmp_path)
 
 
 def test_what_was_let_go_of_without_a_close_warns_and_can_be_opened_again(tmp_path):

@@ -21,7 +21,7 @@ from lastword.files import Files
 from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
-from lastword.parse import check_path, check_seconds
+from lastword.parse import absolute_path, check_path, check_seconds
 
 if TYPE_CHECKING:
     from lastword.config.keywords import Keywords
@@ -50,7 +50,8 @@ def open(
     Args:
         path: One directory, a list, or the URL of a log in a bucket: s3://, gs://, az:// or memory://. One
             directory stands for all directories of the setting log.dirs, if the caller gave that setting, or
-            the file that has it. `~` is the home directory.
+            the file that has it. `~` is the home directory. A later change of the working directory has no
+            effect.
         mode: "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and cleans;
             it takes the lock and creates a missing directory.
         config: Another settings file than the directory's lastword.toml. It is never written, so
@@ -75,7 +76,7 @@ def open(
             f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" reads, "a" reads, appends and cleans'
         )
     if config is not None:
-        config = check_path("config", config)
+        config = absolute_path(check_path("config", config))
     if isinstance(path, str) and "://" in path:
         return _open_bucket(path, mode, config, clock, storage_options, settings)
     if storage_options is not None:
@@ -238,7 +239,7 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
     for path in paths:
         if path.startswith("~"):
             raise UsageError(f"{path}: there is no such user", remedy=f"a directory of that name: ./{path}")
-    return paths
+    return [absolute_path(path) for path in paths]
 
 
 def _together(path: str, log_dirs: Sequence[str], *, named: bool) -> list[str]:

@@ -25,6 +25,7 @@ from lastword.cli.command import ClosedPipe, Commands, version_option
 from lastword.cli.output import INTERRUPTED, Output
 from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
+from lastword.parse import relative_paths
 
 # The commands, in the order of `--help`, each with the module that registers it.
 INSPECT = {
@@ -114,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code. A user's mistake never raises."""
-    with signals.installed():
+    with signals.installed(), relative_paths():
         return _run(arguments)
 
 
