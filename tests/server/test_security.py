@@ -276,6 +276,18 @@ def test_the_file_of_users(tmp_path: Path, serve: Serve, caplog: pytest.LogCaptu
     assert any("the users stay as they were" in record.getMessage() for record in caplog.records)
 
 
+def test_a_change_of_the_working_directory_does_not_change_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for directory, user in ((tmp_path, "ada"), (tmp_path / "elsewhere", "eve")):
+        directory.mkdir(exist_ok=True)
+        write_users(str(directory / "users.toml"), {user: security.credentials("secret")})
+    monkeypatch.chdir(tmp_path)
+    users = Users("users.toml")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert [users.find(name, "SCRAM-SHA-256")[1] for name in ("ada", "eve")] == [True, False]
+
+
 def test_another_interface_needs_users_or_certificates(tmp_path: Path, pem: Pem) -> None:
     for options in ({}, {"tls": (pem.cert, pem.key)}):
         with pytest.raises(UsageError, match="not a loopback address"):
