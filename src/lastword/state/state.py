@@ -437,6 +437,9 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         truncated, tombstones above `position` were removed, or the topic was created again. Kafka's cleaner
         does not record which tombstones it removes: beside it, refresh more often than the topic's
         `delete.retention.ms`.
+
+        In a bucket the offsets of this state's own changes are not known: `position` stays below them, and
+        the result counts them.
         """
         self._check_open()
         if self._ranges is not None:
