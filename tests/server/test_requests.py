@@ -719,6 +719,17 @@ def test_changes_of_settings_list_the_directory_once(
     assert [topic.config.retention_ms for topic in topics] == 5 * [10**9]
 
 
+def test_the_largest_time_of_an_open_transaction_is_not_committed(
+    client: Client, logs: lastword.LogDir, users: lastword.Topic
+) -> None:
+    log = logs.dirs.log("users", 0)
+    log.append_batch(batch((b"k", b"v"), timestamp=2000, producer=(7, 0, 0), attributes=0x10))
+    for timestamp in (-3, 1000):
+        assert client.offset("users", timestamp).offset == 0
+        found = client.offset("users", timestamp, isolation_level=1)
+        assert (found.offset, found.timestamp, found.leader_epoch) == (-1, -1, -1)
+
+
 @pytest.mark.parametrize("most_bytes", [1, 1000, 1 << 20])
 def test_a_fetch_has_the_aborted_transactions_of_its_own_records(
     client: Client, logs: lastword.LogDir, most_bytes: int

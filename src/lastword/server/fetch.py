@@ -588,7 +588,7 @@ class Fetches:
             pass  # there are no other tiers
         elif timestamp == MAX_TIMESTAMP:
             largest = max((segment.largest_timestamp for segment in log.segments), default=-1)
-            self._at_time(log, largest, log.log_end, answer) if largest >= 0 else None
+            self._at_time(log, largest, end, answer) if largest >= 0 else None
         elif timestamp >= 0:
             self._at_time(log, timestamp, end, answer)
         else:
