@@ -293,6 +293,37 @@ def test_a_static_member_returns_without_a_rebalance(server: Server, client: Cli
     assert static.commit(3) == codes.FENCED_INSTANCE_ID
 
 
+def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server: Server) -> None:
+    """Consumers put their generation in it. Only another protocol begins a rebalance, as in Kafka."""
+    leader, static = Consumer(server), Consumer(server, instance="one")
+    leader.join(protocols=("range", "sticky"))
+    leader.sync({leader.id: b"all"})
+    static.send_join(protocols=("range", "sticky"))
+    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    leader.send_join(protocols=("range", "sticky"))
+    assert leader.receive_join().protocol_name == static.receive_join().protocol_name == "range"
+    static.send_sync()
+    leader.sync({leader.id: b"one", static.id: b"two"})
+    static.client.receive()
+    again = Consumer(server, instance="one")
+    assert again.join(metadata=b"other", protocols=("range", "sticky")).error_code == 0
+    assert (leader.heartbeat(), again.sync().assignment) == (0, b"two")
+    leader.send_join(protocols=("range", "sticky"))  # the leader assigns by the new metadata
+    until(lambda: again.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    again.send_join(metadata=b"other", protocols=("range", "sticky"))
+    assert again.receive_join().error_code == 0
+    metadata = {member.member_id: bytes(member.metadata) for member in leader.receive_join().members}
+    assert metadata == {leader.id: b"m", again.id: b"other"}
+    again.send_sync()
+    leader.sync({leader.id: b"one", again.id: b"two"})
+    again.client.receive()
+    third = Consumer(server, instance="one")
+    third.send_join(protocols=("sticky",))
+    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    leader.send_join(protocols=("range", "sticky"))
+    assert leader.receive_join().protocol_name == third.receive_join().protocol_name == "sticky"
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_groups_begin_again_when_their_topic_is_deleted(
     two: tuple[Consumer, Consumer],

@@ -354,7 +354,6 @@ class ClassicGroups:
         self._fence(old)
         if old.session is not None:
             old.session.cancel()
-        same = old.metadata(group.protocol) == member.metadata(group.protocol)
         group.members = {
             (member.id if key == old.id else key): (member if key == old.id else value)
             for key, value in group.members.items()
@@ -364,7 +363,8 @@ class ClassicGroups:
         if leads:
             group.leader = member.id
         member.assignment = old.assignment
-        if group.state == STABLE and same:
+        # Its metadata may differ: a consumer puts the generation and the partitions that it had in it.
+        if group.state == STABLE and group.chosen_protocol() == group.protocol:
             self._keep_alive(group, member)
             self._store_group(group)
             response = self._joined(group, member)
