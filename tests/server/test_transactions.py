@@ -28,6 +28,7 @@ from lastword.protocol.messages import (
 )
 from lastword.server import Server
 from lastword.server import transactions as coordinator
+from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.transactions import LAST_EPOCH, TransactionCoordinator, TransactionState
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, batch, fetch_request, produce_request
@@ -665,6 +666,21 @@ def test_a_partition_that_fails_costs_the_others_no_markers(
     assert committed(client) == committed(client, "events") == committed(client, partition=1) == [b"v"]
     writer.send(b"w", "events")
     assert [writer.end(), committed(client, "events")] == [0, [b"v", b"w"]]
+
+
+def test_a_batch_whose_partition_cannot_be_added_is_sent_again(
+    writer: Writer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka gives up a batch that gets NOT_COORDINATOR, the answer to the other requests then."""
+
+    def fails(*arguments: Any) -> None:
+        raise StorageError("the drive is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CoordinatorTopic, "_append", fails)
+        adds = writer.version == 1  # by a request of its own
+        assert writer.send(b"v") == (codes.NOT_COORDINATOR if adds else codes.NOT_ENOUGH_REPLICAS)
+    assert [writer.send(b"v"), writer.end(), committed(client)] == [0, 0, [b"v"]]
 
 
 def test_markers_wait_for_appends_in_work(client: Client, clock: ManualClock, server: Server) -> None:

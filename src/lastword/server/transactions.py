@@ -78,6 +78,8 @@ STATES = (
 )
 """Names of the states, by the number that a record has."""
 DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)
+TRIED_AGAIN = (codes.CONCURRENT_TRANSACTIONS, codes.COORDINATOR_NOT_AVAILABLE, codes.NOT_COORDINATOR)
+"""Errors of the coordinator after which a producer has to send its batch again."""
 VALUE_VERSION = 1
 LAST_EPOCH = 0x7FFE
 """The last epoch that a client gets. The next one only fences it; then there is a new producer id."""
@@ -658,7 +660,7 @@ class TransactionCoordinator:
                 admitted = await self._admit(body.transactional_id, producer, partitions, adds=adds)
             except Refused as refused:
                 code = _older_code(refused.code, True)
-                if code in (codes.CONCURRENT_TRANSACTIONS, codes.COORDINATOR_NOT_AVAILABLE):
+                if code in TRIED_AGAIN:
                     code = codes.NOT_ENOUGH_REPLICAS  # every client sends the batch again
                 elif code == codes.TRANSACTION_ABORTABLE and request.version < 11:
                     code = codes.INVALID_TXN_STATE
