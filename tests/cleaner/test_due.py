@@ -143,6 +143,22 @@ def test_a_plan_beside_accounts_that_are_only_in_memory_is_an_estimate(tmp_path,
         assert plan.exact and (plan.read_bytes, plan.write_bytes) == (done.read_bytes, done.written_bytes)
 
 
+def test_a_due_plan_beside_accounts_that_are_only_in_memory_is_an_estimate(tmp_path, clock):
+    rng = random.Random(3)
+    with opened(tmp_path, clock, segment_bytes=1 << 20, lastword_space_target=1.1) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.append(b"deleted", None)
+        for count in (600, 10, 10):
+            fill(topic, count, 200, rng)
+            logs.dirs.log("t", 0).roll()
+            (plan,) = logs.plan(due=True)
+            logs.clean(due=True)
+        assert not plan.exact
+    with opened(tmp_path, clock, lastword_space_target=1.1) as logs:
+        (plan,) = logs.plan(due=True)
+        assert plan.exact
+
+
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_plan_knows_that_a_due_round_closes_an_old_active_segment(tmp_path, clock, strategy):
     with opened(tmp_path, clock, segment_bytes=1 << 20, segment_ms=HOUR) as logs:

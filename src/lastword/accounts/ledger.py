@@ -61,6 +61,7 @@ class Ledger:
         rebuilt_because: Why saved accounts are not used; empty: they are, or there are none.
         scanned_bytes: Bytes read from the log since the ledger was made or saved.
         scanned_segments: Segments that were scanned since.
+        loaded_to: The offset up to which the accounts were loaded; -1: none were.
         saved: What is saved of the accounts of these segments: "whole", "clocks" (of tombstones; with the
             ages of garbage), or "nothing", also if a file is there that describes other segments.
         keep: Called during a long scan after each portion, when the accounts are valid: may save them.
@@ -82,6 +83,7 @@ class Ledger:
         self.directory = directory
         self.rebuilt_because = rebuilt_because
         self.invalid = False
+        self.loaded_to = -1
         self.write_clock = 0
         self.reached = (-1, 0)
         self.scanned_bytes = self.scanned_segments = 0
@@ -128,6 +130,7 @@ class Ledger:
             why = "damaged: what it holds does not belong together"
         if why:
             return cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch, rebuilt_because=why)
+        ledger.loaded_to = ledger.limit
         return ledger
 
     # ---------------------------------------------------------------- state
@@ -156,6 +159,14 @@ class Ledger:
     def transactions_from(self) -> int:
         """Return the offset of the first transactional batch; -1: the log has none."""
         return self.tracking.transactions_from
+
+    def lacks(self, held: Ledger | None) -> bool:
+        """Return whether the accounts in memory cover more than was loaded here, so that figures may differ.
+
+        A cleaning by those reads less. It may group small segments otherwise, because they count the shares
+        of compressed batches as they were appended.
+        """
+        return held is not None and held is not self and held.exact and held.limit > self.loaded_to
 
     def shrink(self) -> None:
         """Release memory that is not needed between two uses."""

@@ -272,11 +272,12 @@ class DriveCleaner:
             elif plan.action != "clean":
                 yield plan
             elif tp not in by_tp and is_kept_unread(partition):
-                yield replace(plan, exact=exact[tp] and not several).kept(NOT_WORTH_IT, choices[-1].text)
+                is_exact = exact[tp] and not several and not _is_estimate(partition)
+                yield replace(plan, exact=is_exact).kept(NOT_WORTH_IT, choices[-1].text)
             else:
                 chosen.append((partition, plan, [*by_tp.get(tp, ()), choices[-1]]))
-        for _, plan in self._executor.plan(chosen):
-            yield replace(plan, exact=plan.exact and not several)
+        for partition, plan in self._executor.plan(chosen):
+            yield replace(plan, exact=plan.exact and not several and not _is_estimate(partition))
 
     def _next_runs(
         self, held: Collection[TopicPartition], changed: Collection[TopicPartition]
@@ -491,6 +492,12 @@ def planned(
     plan = replace(plan, reasons=(*because(mine[0]), *plan.reasons))
     runs = disjoint([choice.run for choice in mine if choice.run is not None])
     return dry_run(view, plan, KeptAccounts(ledger, config, runs=runs, refresh=False), context)
+
+
+def _is_estimate(partition: DrivePartition) -> bool:
+    """Return whether a cleaning in this process uses newer accounts than this plan."""
+    own = partition.ledgers.held(partition.tp)
+    return own is not None and own.lacks(partition.log_dir.ledgers.held(partition.tp))
 
 
 def _is_for(choice: Choice, tp: tuple[str, int]) -> bool:

@@ -96,9 +96,8 @@ def plan_partition(
 ) -> Plan:
     """Return the plan of `clean_partition` now: scan the log, and count the bytes of the rewrite.
 
-    Takes no lock and changes nothing. The plan is exact if the saved accounts are those that a cleaning uses.
-    Accounts in memory that cover more are those of another thread: a cleaning by them reads less, and may
-    group small segments otherwise, because they count the shares of compressed batches as they were appended.
+    Takes no lock and changes nothing. The plan is exact if the saved accounts are those that a cleaning uses
+    (`Ledger.lacks`).
 
     Args:
         view: The partition.
@@ -119,7 +118,7 @@ def plan_partition(
         ledger = opened(view, context, plan.map_bytes)
         if held is not None and held.exact:
             ledger.deletes.clocks.offset, ledger.deletes.clocks.since_ms = held.deletes.running()
-            is_estimate = held.limit > ledger.limit
+        is_estimate = ledger.lacks(held)
         liveness = KeptAccounts(ledger, config, space_target=space_target if request.due else None)
     counted = dry_run(view, plan, liveness, context)
     return replace(counted, exact=False) if is_estimate else counted
