@@ -671,7 +671,7 @@ def test_a_partition_that_fails_costs_the_others_no_markers(
 def test_a_batch_whose_partition_cannot_be_added_is_sent_again(
     writer: Writer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """librdkafka gives up a batch that gets NOT_COORDINATOR, the answer to the other requests then."""
+    """Produce has the code that a broker gives for each error of the coordinator that passes."""
 
     def fails(*arguments: Any) -> None:
         raise StorageError("the drive is full")
