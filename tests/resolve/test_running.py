@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lastword.kernels.hashing import digest_seeds
 from lastword.partition.transactions import BatchOutcome
 from lastword.resolve import DeadBitmaps, MapFull, RunningResolution, resolve
-from lastword.resolve.facts import digest_seed_of
+from lastword.resolve.facts import SegmentCounts, digest_seed_of
 from tests.naive import running as naive
 from tests.naive.batches import walk
 from tests.naive.pack import Record, encode_batch, rebase
@@ -425,3 +425,12 @@ def test_bitmaps_of_the_rewrite_may_be_windows() -> None:
     pair.running.count_removals(chunk, DeadBitmaps.of([0]).window(0, 1))
     pair.running.replace_segments(0, 0, 0, 1)
     assert pair.running.tombstones().copies.tolist() == [1]
+
+
+def test_a_segment_without_live_records_has_no_live_byte() -> None:
+    """A quotient of floating point numbers was rounded down: 49 bytes of 49 were 48."""
+    counts = SegmentCounts()
+    counts.weights = np.arange(1, 2000)
+    counts.worths = counts.weights[::-1].copy()
+    segments = np.arange(counts.weights.size)
+    assert (counts.scaled(segments, counts.weights) == counts.worths).all()

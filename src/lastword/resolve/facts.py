@@ -468,7 +468,8 @@ class SegmentCounts:
         changed = weights != worths
         scaled_bytes = size_bytes.copy()
         ratio = worths[changed] / np.maximum(weights[changed], 1)
-        scaled_bytes[changed] = (size_bytes[changed] * ratio).astype(np.int64)
+        # Rounded: all bytes of a segment in the map become all bytes of its file.
+        scaled_bytes[changed] = np.rint(size_bytes[changed] * ratio).astype(np.int64)
         return scaled_bytes
 
     def scaled_up(self, size_bytes: int) -> int:
