@@ -89,7 +89,7 @@ def relative_paths() -> Iterator[None]:
         _shows_as_typed.reset(token)
 
 
-def absolute_path(path: str) -> str:
+def stable_path(path: str) -> str:
     """Return a path that does not depend on the working directory, except in a block `relative_paths`."""
     if os.path.isabs(path) or _shows_as_typed.get():  # noqa: PTH117  pathlib takes 4 ms to load
         return path

@@ -163,8 +163,8 @@ class Ledger:
     def lacks(self, held: Ledger | None) -> bool:
         """Return whether the accounts in memory cover more than was loaded here, so that figures may differ.
 
-        A cleaning by those reads less. It may group small segments otherwise, because they count the shares
-        of compressed batches as they were appended.
+        A cleaning by those reads less. It may group small segments otherwise: the shares of compressed
+        batches were counted when they were appended.
         """
         return held is not None and held is not self and held.exact and held.limit > self.loaded_to
 

@@ -21,7 +21,7 @@ from lastword.files import Files
 from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
-from lastword.parse import absolute_path, check_path, check_seconds
+from lastword.parse import check_path, check_seconds, stable_path
 
 if TYPE_CHECKING:
     from lastword.config.keywords import Keywords
@@ -76,7 +76,7 @@ def open(
             f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" reads, "a" reads, appends and cleans'
         )
     if config is not None:
-        config = absolute_path(check_path("config", config))
+        config = stable_path(check_path("config", config))
     if isinstance(path, str) and "://" in path:
         return _open_bucket(path, mode, config, clock, storage_options, settings)
     if storage_options is not None:
@@ -239,7 +239,7 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
     for path in paths:
         if path.startswith("~"):
             raise UsageError(f"{path}: there is no such user", remedy=f"a directory of that name: ./{path}")
-    return [absolute_path(path) for path in paths]
+    return [stable_path(path) for path in paths]
 
 
 def _together(path: str, log_dirs: Sequence[str], *, named: bool) -> list[str]:

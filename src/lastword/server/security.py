@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword import metrics
 from lastword.errors import UsageError
-from lastword.parse import absolute_path, check_path
+from lastword.parse import check_path, stable_path
 from lastword.protocol import Request, codes, messages
 from lastword.server.topics import Refused
 
@@ -119,7 +119,7 @@ class Users:
         if isinstance(source, Mapping):
             self._credentials = {name: credentials(password) for name, password in source.items()}
         else:
-            self._path = absolute_path(check_path("users", source))
+            self._path = stable_path(check_path("users", source))
             self._load()
 
     def _load(self) -> None:
