@@ -387,15 +387,16 @@ def _tasks(
     journey: Journey, tasks: list[Any], options: Any, schema: Any, columns: Any
 ) -> dict[int, list[Row]]:
     """Run tasks one after another; the log may change between the plan and each task."""
-    from lastword.spark.read import read_batches
-    from lastword.spark.schema import arrow_schema
+    from lastword.spark.read import read_task
+    from lastword.spark.splits import SharedTask
 
     rows: dict[int, list[Row]] = {}
-    target = arrow_schema(schema)
+    if tasks and journey.rng.random() < 0.5:
+        tasks = [SharedTask(tuple(tasks))]
     for task in tasks:
         if journey.rng.random() < 0.3:
             journey.files.pause()
-        batches = read_batches(task, options, target, columns, journey.files)
+        batches = read_task(task, options, schema, columns, journey.files)
         for number, part_rows in arrow_rows(batches).items():
             rows.setdefault(number, []).extend(part_rows)
     return rows

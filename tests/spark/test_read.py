@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pyspark.sql.types import StructType
 
 import lastword
 from lastword.errors import (
+    CorruptBatchError,
     LastwordError,
     NotALogDirError,
     OffsetOutOfRangeError,
@@ -37,6 +39,7 @@ from lastword.spark.splits import LogPartition
 from lastword.spark.stream import LogStreamReader
 from tests.fakes.recording import RecordingFiles
 from tests.golden.loader import case, names, value_matches
+from tests.naive.pack import seal
 from tests.spark.conftest import append, create, numbered, read_directly
 from tests.transactions import end_transaction
 
@@ -129,6 +132,63 @@ def test_many_partitions_share_tasks_and_keep_their_rows(tmp_path: Path) -> None
         assert [row["partition"] for row in rows] == sorted(row["partition"] for row in rows)
         alone = [row for n in range(100) for row in read_directly(root, assign=f'{{"t":[{n}]}}', view=view)]
         assert rows == alone and {row["partition"] for row in rows} == set(filled)
+
+
+@pytest.fixture(scope="module")
+def golden_roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    unpacked = [case(name).unpack(tmp_path_factory.mktemp(name)) for name in names("*") if name != "v2-big"]
+    return [root / "data" for root in unpacked if (root / "data").is_dir()]
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize(
+    ("cut", "room_bytes"),
+    [
+        ({}, read.JOINED_BYTES),
+        ({"maxrecordsperpartition": "7"}, 2000),
+        ({"maxbytesperpartition": "300"}, 300),
+    ],
+)
+def test_a_shared_task_has_the_rows_of_its_parts(
+    golden_roots: list[Path],
+    cut: dict[str, str],
+    isolation: str,
+    room_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each codec and magic, transactions, headers, and ranges that begin inside of batches, side by side."""
+    monkeypatch.setattr(read, "JOINED_BYTES", room_bytes)
+    parts: list[LogPartition] = []
+    for root in golden_roots:
+        given = {"path": str(root), "subscribepattern": ".*", "isolationlevel": isolation, **cut}
+        options = parse_read({**given, "includeheaders": "true"})
+        reader = LogReader(options, full_schema(True))
+        parts += [part for task in reader.partitions() for part in splits.parts_of(task)]
+    target = arrow_schema(reader.schema)
+
+    def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, object]]:
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    expected = [row for part in parts for row in rows_of(read_batches(part, options, target, reader.columns))]
+    task = splits.SharedTask(tuple(parts))
+    assert rows_of(read.read_task(task, options, reader.schema, reader.columns)) == expected
+    assert len(expected) > 1000 and len({row["topic"] for row in expected}) > 10
+
+
+def test_damage_in_one_part_of_a_shared_task_names_its_file(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    create(root, "t", 3)
+    for number in range(3):
+        append(root, "t", number, [numbered(1000 * number, 5, 5)])
+    reader = LogReader(parse_read({"path": str(root), "subscribe": "t"}), full_schema(False))
+    log = root / "t-1" / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[61] ^= 0x7E  # the length of the first record; the checksum is made right again
+    log.write_bytes(seal(bytes(data)))
+    parts = tuple(part for task in reader.partitions() for part in splits.parts_of(task))
+    with pytest.raises(CorruptBatchError) as raised:
+        list(read.read_task(splits.SharedTask(parts), reader.options, reader.schema, reader.columns))
+    assert (raised.value.file, raised.value.position) == (str(log), 0)
 
 
 def test_a_shared_task_costs_a_constant_number_of_calls_for_each_part(

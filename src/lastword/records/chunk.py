@@ -492,6 +492,49 @@ def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, ve
     return chunk
 
 
+class ChunkJoiner:
+    """Joins small chunks, also of different files, into one: its batches are decoded in one call.
+
+    Args:
+        room_bytes: The bytes of records that it takes.
+    """
+
+    def __init__(self, room_bytes: int) -> None:
+        self._data = np.empty(room_bytes + kernels.SLACK, np.uint8)
+        self._room = room_bytes
+        self._scratch: dict[str, Any] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._used = 0
+        self.chunks: list[Chunk] = []  # as they were added; their records are in `_data`
+
+    def add(self, chunk: Chunk) -> bool:
+        """Copy the records of a chunk; return False if there is no room for them."""
+        table = chunk.table
+        first, end = int(table[0, fields.RECORDS_POSITION]), int(table[-1, fields.RECORDS_END])
+        start, used = self._used, self._used + end - first
+        if used > self._room:
+            return False
+        self._data[start:used] = chunk.uncompressed[first:end]
+        table = table.copy()
+        table[:, fields.RECORDS_POSITION : fields.RECORDS_END + 1] += start - first
+        self.chunks.append(Chunk(self._data, self._data, table, chunk.file, self._scratch))
+        self._used = used
+        return True
+
+    def take(self) -> tuple[Chunk, list[Chunk]]:
+        """Return the joined chunk, and the chunks that it consists of. Both are valid until the next `add`.
+
+        Only the records of the joined chunk may be read. An error in its records names the first file.
+        """
+        chunks = self.chunks
+        table = np.concatenate([chunk.table for chunk in chunks])
+        joined = Chunk(self._data, self._data, table, chunks[0].file, self._scratch)
+        self._clear()
+        return joined, chunks
+
+
 # ---------------------------------------------------------------- the buffer of uncompressed records
 
 

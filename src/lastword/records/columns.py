@@ -87,12 +87,12 @@ def to_arrow(
     names: Sequence[str] = ARROW_COLUMNS,
     *,
     topic: str = "",
-    partition: int = 0,
+    partition: int | Int32s = 0,
 ) -> pa.RecordBatch:
     """Return an Arrow batch with the named columns, in the shape of Spark's Kafka source.
 
     `headers` is null for a record without headers. The batch has its own memory. Timestamps are microseconds
-    UTC; one outside their range becomes the nearest in range.
+    UTC; one outside their range becomes the nearest in range. `partition`: of all records, or of each record.
     """
     import pyarrow as pa
 

@@ -568,10 +568,10 @@ def settle() -> None:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector during a commit. The process of Spark that commits does nothing else.
+    """Pause the garbage collector while a process of Spark plans, reads a shared task, or commits.
 
-    The objects of thousands of open logs live until the commit ends, and the collector would visit all of
-    them repeatedly: a tenth to a fifth of the commit's CPU time. Objects are freed by their reference count.
+    The objects of thousands of partitions live until the call ends, and the collector would visit all of
+    them repeatedly: a tenth to a third of the CPU time. Objects are freed by their reference count.
     """
     was_enabled = gc.isenabled()
     gc.disable()

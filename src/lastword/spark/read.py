@@ -36,14 +36,20 @@ newest record there was superseded by one above the range is in a later batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lastword.config import Settings
-from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError, ValueFormatError
+from lastword.errors import (
+    CorruptBatchError,
+    FileVanishedError,
+    OffsetOutOfRangeError,
+    ReadOvertakenError,
+    ValueFormatError,
+)
 from lastword.files import DEFAULT, Files
 from lastword.kernels import BAD_OFFSET
 from lastword.kernels import table as fields
@@ -53,8 +59,9 @@ from lastword.partition.directory_segments import DirectorySegments, read_log_st
 from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
+from lastword.records.chunk import ChunkJoiner
 from lastword.records.columns import RecordColumns, decode_columns
-from lastword.spark.bootstrap import check_seen
+from lastword.spark.bootstrap import check_seen, collector_paused
 from lastword.spark.bucket import files_at
 from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, arrow_schema
@@ -96,9 +103,13 @@ def read_task(
     for root in dict.fromkeys(os.path.dirname(part.directory) for part in parts):
         register_limits(root, files)
     target = arrow_schema(schema)
-    yield from joined(
-        batch for part in parts for batch in read_batches(part, options, target, columns, files)
-    )
+    if len(parts) == 1 or options.view != "log" or decoders_of(columns, options):
+        yield from joined(
+            batch for part in parts for batch in read_batches(part, options, target, columns, files)
+        )
+        return
+    with collector_paused():  # for the bytes of a shared task, which are few
+        yield from joined(read_together(parts, options, target, columns, files))
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -143,14 +154,68 @@ def read_batches(
     yield from to_spark(chunks, task, options, target, columns)
 
 
+def read_together(
+    parts: Sequence[LogPartition],
+    options: ReadOptions,
+    target: pa.Schema,
+    columns: tuple[str, ...],
+    files: Files,
+) -> Iterator[pa.RecordBatch]:
+    """As `read_batches` of each part. Small chunks are decoded and converted together.
+
+    For a small partition, the calls for its arrays cost more than its records.
+    """
+    joiner = ChunkJoiner(JOINED_BYTES)
+    of_chunks: list[LogPartition] = []
+
+    def converted() -> Iterator[pa.RecordBatch]:
+        if of_chunks:
+            records, chunk, counts = decode_joined(*joiner.take())
+            numbers = np.repeat(np.array([part.partition for part in of_chunks], np.int32), counts)
+            yield from to_spark(iter([(chunk, records)]), of_chunks[0], options, target, columns, numbers)
+            of_chunks.clear()
+
+    for part in parts:
+        for chunk, hidden, first in chunks_between(part, options, files):
+            base_offset = int(chunk.table[0, fields.BASE_OFFSET])
+            is_whole = hidden is None and first <= base_offset and chunk.next_offset <= part.end
+            if of_chunks and (not is_whole or part.topic != of_chunks[0].topic or not joiner.add(chunk)):
+                yield from converted()
+            elif of_chunks:
+                of_chunks.append(part)
+                continue
+            if is_whole and joiner.add(chunk):
+                of_chunks.append(part)
+            else:
+                records = selected(chunk, hidden, first, part.end)
+                yield from to_spark(iter([(chunk, records)]), part, options, target, columns)
+    yield from converted()
+
+
+def decode_joined(chunk: Chunk, chunks: Sequence[Chunk]) -> tuple[RecordColumns, Chunk, NDArray[np.intp]]:
+    """Return the columns of a joined chunk, the chunk, and the number of records of each of its chunks."""
+    try:
+        records = decode_columns(chunk)
+    except CorruptBatchError:
+        for each in chunks:
+            decode_columns(each)  # raises it with the name of its file
+        raise
+    ends = np.cumsum([each.rows for each in chunks])
+    return records, chunk, np.diff(np.searchsorted(records.row, ends), prepend=0)
+
+
 def to_spark(
     chunks: Iterator[tuple[Chunk, RecordColumns]],
     task: LogPartition,
     options: ReadOptions,
     target: pa.Schema,
     columns: tuple[str, ...],
+    numbers: NDArray[np.int32] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Convert chunks to Arrow batches of at most about ARROW_BATCH_BYTES, in the schema of Spark."""
+    """Convert chunks to Arrow batches of at most about ARROW_BATCH_BYTES, in the schema of Spark.
+
+    `numbers`: the partition of each record, of several partitions of one topic; None: that of the task.
+    """
     import pyarrow as pa
 
     from lastword.records.columns import to_arrow
@@ -166,7 +231,8 @@ def to_spark(
     for chunk, records in chunks:
         if len(records) == 0:
             continue
-        batch = to_arrow(records, chunk, names, topic=task.topic, partition=task.partition)
+        partition = task.partition if numbers is None else numbers
+        batch = to_arrow(records, chunk, names, topic=task.topic, partition=partition)
         if CHANGE in columns:
             batch = batch.append_column(CHANGE, changes(records))
         if keys is not None:
@@ -274,8 +340,13 @@ def log_chunks(
 ) -> Iterator[tuple[Chunk, RecordColumns]]:
     """Yield decoded chunks with only the records of the task's range."""
     for chunk, hidden, first in chunks_between(task, options, files):
-        records = within(decode_columns(chunk), first, task.end)
-        yield chunk, records if hidden is None else records.select(~hidden[records.row])
+        yield chunk, selected(chunk, hidden, first, task.end)
+
+
+def selected(chunk: Chunk, hidden: NDArray[np.bool_] | None, first: int, end: int) -> RecordColumns:
+    """Return the records of a chunk from `chunks_between`: those of the range that are not hidden."""
+    records = within(decode_columns(chunk), first, end)
+    return records if hidden is None else records.select(~hidden[records.row])
 
 
 def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, typed
+from lastword.spark.bootstrap import Shipped, collector_paused, ensure_compiled, hide_traceback, typed
 from lastword.spark.options import (
     CHOICES,
     NO_STORAGE,
@@ -130,9 +130,9 @@ class LogReader(Shipped, DataSourceReader):
         """Return all tasks, in order of topic, partition and offset."""
         from lastword.spark.splits import choose, plan
 
-        ranges = choose(self.options)
         ensure_compiled()  # here, so that no task compiles
-        return plan(ranges, self.options)
+        with collector_paused():
+            return plan(choose(self.options), self.options)
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
