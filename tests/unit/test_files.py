@@ -489,9 +489,12 @@ def test_work_in_steps_waits_for_its_syncs_before_the_next_step() -> None:
 
 @pytest.mark.parametrize("count", [0, interface.OVERLAP_FROM - 1, 2 * interface.TOGETHER + 1])
 @pytest.mark.parametrize("any_thread", [False, True])
-def test_work_items_in_steps_share_their_waits_and_keep_their_order(count: int, any_thread: bool) -> None:
+def test_work_items_in_steps_share_their_waits_and_keep_their_order(
+    count: int, any_thread: bool, tmp_path: Path
+) -> None:
     work = InSteps()
-    done = run_together([work(item) for item in range(count)], any_thread=any_thread)
+    works = [work(item) for item in range(count)]
+    done = run_together(works, OsFiles(), tmp_path, any_thread=any_thread)
     assert done == list(range(0, 2 * count, 2))
     assert all(events == ["step", "a", "b", "step", "c", "d", "end"] for events in work.events.values())
     if not any_thread:
@@ -501,9 +504,9 @@ def test_work_items_in_steps_share_their_waits_and_keep_their_order(count: int, 
 
 
 @pytest.mark.parametrize("count", [50, 200])
-def test_a_sync_that_fails_ends_its_item_only(count: int) -> None:
+def test_a_sync_that_fails_ends_its_item_only(count: int, tmp_path: Path) -> None:
     work = InSteps({7: StorageError("item 7")})
-    done = run_together([work(item) for item in range(count)])
+    done = run_together([work(item) for item in range(count)], OsFiles(), tmp_path)
     assert str(done.pop(7)) == "item 7" and len(done) == count - 1
     assert done == [2 * item for item in range(count) if item != 7]
     assert work.events[7] == ["step", "a", "end"]
@@ -539,11 +542,11 @@ def test_syncs_along_with_the_first_ones_of_work_in_steps(fails: str | None) -> 
 
 
 @pytest.mark.parametrize("count", [50, 90])
-def test_an_interrupt_in_a_sync_ends_all_items(count: int) -> None:
+def test_an_interrupt_in_a_sync_ends_all_items(count: int, tmp_path: Path) -> None:
     """Each item that was begun has ended when the error is raised: it holds no lock and no file any more."""
     work = InSteps({7: KeyboardInterrupt()})
     with pytest.raises(KeyboardInterrupt):
-        run_together([work(item) for item in range(count)])
+        run_together([work(item) for item in range(count)], OsFiles(), tmp_path)
     assert work.waits.now == 0 and all(events[-1] == "end" for events in work.events.values())
 
 

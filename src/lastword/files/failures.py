@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import NoReturn
 
@@ -19,6 +21,7 @@ from lastword.errors import (
     StorageError,
     SyncFailedError,
 )
+from lastword.files.drive import sync_drive
 from lastword.files.lock import FileLock
 from lastword.files.owner import user_name
 from lastword.metrics import DIR_OFFLINE, FSYNC_SECONDS
@@ -28,14 +31,63 @@ FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class Root:
-    """A directory that goes offline as a whole: a log directory, or a directory outside of any."""
+    """A directory that goes offline as a whole: a log directory, or a directory outside of any.
 
-    __slots__ = ("failure", "lock", "path")
+    moment   the number of syncs of the whole drive that have begun; each change notes it when it is made
+    renamed  the moment of the last change of a name
+    """
+
+    __slots__ = ("_synced", "_syncing", "failure", "lock", "moment", "path", "renamed")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.failure: StorageError | None = None
         self.lock: FileLock | None = None  # held by this process
+        self.moment = self.renamed = 0
+        self._synced = 0  # changes of earlier moments are durable, for the thread `_syncing`
+        self._syncing: int | None = None
+
+    @contextmanager
+    def synced_drive(self) -> Iterator[bool]:
+        """Sync the whole drive. In the block, `is_synced` answers for this thread.
+
+        Yields whether that was possible; if not, each file has to be synced.
+        """
+        self.moment += 1
+        moment, started = self.moment, time.perf_counter()
+        if not self._sync_drive():
+            yield False
+            return
+        FSYNC_SECONDS.observe(time.perf_counter() - started, self.path)
+        self._synced, self._syncing = moment, threading.get_ident()
+        try:
+            yield True
+        finally:
+            self._syncing = None
+
+    def _sync_drive(self) -> bool:
+        lock = self.lock
+        fd = None if lock is None else lock.fd
+        if lock is None or fd is None:
+            return False
+        try:
+            self.check_lock()
+        except LastwordError:
+            return False  # each sync of a file raises it
+        return sync_drive(fd) and lock.fd == fd
+
+    def is_synced(self, moment: int, device: int) -> bool:
+        """Return whether a change of that moment, on that drive, is durable by the sync of the whole drive.
+
+        Only in the thread that has made it: there, every change that the sync must cover came before it.
+        """
+        return (
+            self._syncing is not None
+            and self._syncing == threading.get_ident()
+            and moment < self._synced
+            and self.lock is not None
+            and device == self.lock.device
+        )
 
     def check_lock(self) -> None:
         """Raise the failure of this root, or LockLostError if its lock file was removed or replaced.

@@ -271,6 +271,13 @@ class Files(ABC):
     def check_lock(self, root: Path) -> None:  # noqa: B027 - storage may have no locks
         """Raise LockLostError, and take `root` offline, if its lock was held here and its file is gone."""
 
+    def synced_drive(self, root: Path) -> contextlib.AbstractContextManager[bool]:
+        """Sync everything that was written below `root`; syncs of this thread in the block return at once.
+
+        Yields whether the storage could do that; if not, each sync in the block does its own work.
+        """
+        return contextlib.nullcontext(False)
+
     def check_owner(self, directory: Path) -> None:  # noqa: B027 - storage may have no owners
         """Raise WrongUserError unless new files in `directory` can get their owner. Changes nothing."""
 
@@ -431,16 +438,21 @@ def sync_along(syncs: Syncs, steps: Steps[None] | None) -> Steps[None]:
         yield from steps
 
 
-def run_together(works: Sequence[Steps[R]], *, any_thread: bool = False) -> list[R | LastwordError]:
+def run_together(
+    works: Sequence[Steps[R]], files: Files, root: Path, *, any_thread: bool = False
+) -> list[R | LastwordError]:
     """Run work in steps, each with files of its own; return their results, or the errors that ended them.
 
-    One thread takes a step of many items, and then others wait for the syncs of all of them. If a thread does
-    all of an item (`overlapped`), most of its time is lost to the other threads at the interpreter's lock,
-    because each system call releases it. The order of one item's steps and syncs is that of `run_steps`. An
-    error of another class than LastwordError ends all items.
+    One thread takes a step of many items. Then the drive is synced as a whole, or if the storage cannot do
+    that, other threads wait for the syncs of all items. If a thread does all of an item (`overlapped`), most
+    of its time is lost to the other threads at the interpreter's lock, because each system call releases it.
+    The order of one item's steps and syncs is that of `run_steps`. An error of another class than
+    LastwordError ends all items.
 
     Args:
         works: The items.
+        files: The storage of their files, which are below `root`.
+        root: A guarded root.
         any_thread: The steps of an item need not run on one thread, and wait for reads (`overlapped`).
     """
     if len(works) < OVERLAP_FROM:
@@ -450,7 +462,8 @@ def run_together(works: Sequence[Steps[R]], *, any_thread: bool = False) -> list
     results: list[R | LastwordError] = []
     with ThreadPoolExecutor(OVERLAP_THREADS, thread_name_prefix="lastword-files") as pool:
         for first in range(0, len(works), TOGETHER):
-            results += _in_rounds(works[first : first + TOGETHER], pool, None if any_thread else 1)
+            together, step_threads = works[first : first + TOGETHER], None if any_thread else 1
+            results += _in_rounds(together, files, root, pool, step_threads)
     return results
 
 
@@ -462,7 +475,7 @@ def _result(steps: Steps[R]) -> R | LastwordError:
 
 
 def _in_rounds(
-    works: Sequence[Steps[R]], pool: Executor, step_threads: int | None
+    works: Sequence[Steps[R]], files: Files, root: Path, pool: Executor, step_threads: int | None
 ) -> list[R | LastwordError]:
     """Run work in steps; in each round all items take a step, then their syncs run."""
     results: dict[int, R | LastwordError] = {}
@@ -483,15 +496,23 @@ def _in_rounds(
         while errors:
             taken = zip(errors, overlapped(step, list(errors), threads=step_threads), strict=True)
             syncs = {number: each for number, each in taken if each is not None}
-            # The syncs of several items are one call of the pool, which costs as much as a short sync.
-            size = -(-len(syncs) // OVERLAP_THREADS) or 1
-            waiting = list(syncs.values())
-            shares = [waiting[first : first + size] for first in range(0, len(waiting), size)]
-            errors = dict(zip(syncs, chain.from_iterable(pool.map(_first_errors, shares)), strict=True))
+            errors = dict(zip(syncs, _synced(list(syncs.values()), files, root, pool), strict=True))
     finally:
         for steps in works:
             steps.close()  # here, not in the thread of the garbage collector: an item may hold a lock
     return [results[number] for number in range(len(works))]
+
+
+def _synced(waiting: list[Syncs], files: Files, root: Path, pool: Executor) -> list[BaseException | None]:
+    """Call the syncs of all items; return the first error of each."""
+    if len(waiting) >= OVERLAP_THREADS:
+        with files.synced_drive(root) as is_synced:
+            if is_synced:
+                return _first_errors(waiting)
+    # The syncs of several items are one call of the pool, which costs as much as a short sync.
+    size = -(-len(waiting) // OVERLAP_THREADS) or 1
+    shares = [waiting[first : first + size] for first in range(0, len(waiting), size)]
+    return list(chain.from_iterable(pool.map(_first_errors, shares)))
 
 
 def _first_errors(works: Iterable[Syncs]) -> list[BaseException | None]:

@@ -120,6 +120,16 @@ class FileLock:
         """Return whether this process holds the lock."""
         return bool(self._fds) and self._pid == os.getpid()
 
+    @property
+    def fd(self) -> int | None:
+        """Return the descriptor of the locked file; None if this process does not hold the lock."""
+        return self._fds[0] if self.held else None
+
+    @property
+    def device(self) -> int:
+        """Return the number of the drive of the lock file."""
+        return self._key[0]
+
     def check(self) -> None:
         """Raise LockLostError if the path no longer names the locked file, so other processes can lock."""
         if not self.held:

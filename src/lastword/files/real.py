@@ -31,7 +31,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -241,6 +241,7 @@ class OsHandle(Handle):
         self._closed = False
         self._torn = False
         self._identity = (facts.st_dev, facts.st_ino)
+        self._changed = root.moment
         self._min_size = facts.st_size if flags == os.O_RDONLY else 0
         descriptors.add(self)
 
@@ -371,6 +372,7 @@ class OsHandle(Handle):
                 raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
             return start
         finally:
+            self._changed = self._root.moment  # after the write: a sync of the drive may have begun meanwhile
             self.appends = False
 
     def _write_rest(self, fd: int, data: Buffer, start: int, done: int) -> None:
@@ -403,6 +405,7 @@ class OsHandle(Handle):
         except OSError as error:
             raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
         finally:
+            self._changed = self._root.moment
             self._descriptors.release(self)
 
     def truncate(self, size: int) -> None:
@@ -415,6 +418,7 @@ class OsHandle(Handle):
         except OSError as error:
             raise translate(error, self.path, "truncate") from error
         finally:
+            self._changed = self._root.moment
             self._descriptors.release(self)
         self._torn = False
 
@@ -433,11 +437,15 @@ class OsHandle(Handle):
 
         The modification time is not synced: its change alone would cost a write of the inode.
         """
-        self._root.check()
+        root = self._root
+        root.check()
+        if root.is_synced(self._changed, self._identity[0]):
+            self.unsynced = False
+            return
         fd = self._acquire("sync")
         try:
             self.unsynced = False  # before the call: bytes written during the sync count as unsynced
-            sync_or_fail(fd, self.path, self._root, os.fdatasync)
+            sync_or_fail(fd, self.path, root, os.fdatasync)
         finally:
             self._descriptors.release(self)
 
@@ -641,6 +649,7 @@ class OsFiles(Files):
         if create or exclusive:
             flags |= os.O_CREAT
             root.check_lock()
+            root.renamed = root.moment
         else:
             root.check()
         if exclusive:
@@ -726,7 +735,9 @@ class OsFiles(Files):
 
     def _check_change(self, path: Path) -> str:
         path = os.fspath(path)
-        self._root(path).check_lock()
+        root = self._root(path)
+        root.check_lock()
+        root.renamed = root.moment
         return path
 
     def mkdir(self, path: Path) -> None:
@@ -785,6 +796,9 @@ class OsFiles(Files):
         """Wait until the names in a directory are on the drive."""
         path = os.fspath(path)
         root = self._root(os.path.join(path, "."))
+        if root.moment and root.is_synced(root.renamed, self.device(path)):
+            root.check()
+            return
         root.check_lock()
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -797,6 +811,10 @@ class OsFiles(Files):
             os.close(fd)
 
     # ---- the drive
+
+    def synced_drive(self, root: Path) -> AbstractContextManager[bool]:
+        """Sync the whole drive of a guarded root; see `Files.synced_drive`."""
+        return self._root(os.path.join(root, ".")).synced_drive()
 
     def check_owner(self, directory: Path) -> None:
         """Raise WrongUserError unless new files in `directory` can get their owner."""

@@ -486,7 +486,7 @@ class LogDirectory:
             self._check_writable()
             wanted = [TopicPartition(*tp) for tp in partitions]
             missing = [self._opening_log(tp) for tp in wanted if tp not in self._opened.logs]
-            for log in run_together(missing, any_thread=True):
+            for log in run_together(missing, self.files, self.path, any_thread=True):
                 if isinstance(log, LastwordError):
                     raise log
             return {tp: self._opened.logs[tp] for tp in wanted}
@@ -518,7 +518,9 @@ class LogDirectory:
         is closed.
         """
         logs = {tp: self._opened.logs[TopicPartition(*tp)] for tp in partitions}
-        results = run_together([log.closing() for log in logs.values()])  # without the lock: it waits
+        results = run_together(
+            [log.closing() for log in logs.values()], self.files, self.path
+        )  # without the lock: it waits
         with self.lock:
             for tp, result in zip(logs, results, strict=True):
                 if result is True:
@@ -686,7 +688,7 @@ class LogDirectory:
                 return
             failed: LastwordError | None = None
             try:
-                promised, failed = self._opened.close()
+                promised, failed = self._opened.close(self.path)
                 used = self._opened.used
                 if used and failed is None:
                     self._partition_checkpoints.write(used)

@@ -188,13 +188,13 @@ class OpenPartitions:
         for tp in partitions:
             self._left.pop(tp, None)
 
-    def close(self) -> tuple[bool, LastwordError | None]:
-        """Close every log, also after one has failed.
+    def close(self, root: str) -> tuple[bool, LastwordError | None]:
+        """Close every log of the directory `root`, also after one has failed.
 
         Returns:
             Whether all partitions that were used keep the promises of a clean stop, and the first error.
         """
-        closed = run_together([log.closing() for log in self.logs.values()])
+        closed = run_together([log.closing() for log in self.logs.values()], self._files, root)
         failed = next((result for result in closed if isinstance(result, LastwordError)), None)
         return not self.offline and all(result is True for result in closed), failed
 
