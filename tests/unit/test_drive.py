@@ -73,7 +73,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def files(root: Path) -> Iterator[OsFiles]:
-    files = OsFiles()
+    files = OsFiles(max_open=600)
     with files.lock(root / ".lock"):
         files.guard(root)
         yield files
@@ -154,7 +154,7 @@ def test_files_of_another_drive_are_synced_by_themselves(
 def test_many_items_are_synced_with_one_call_in_each_round(
     fails: bool, kernel: Kernel, files: OsFiles, root: Path
 ) -> None:
-    count = interface.TOGETHER
+    count = 2 * files.together
     kernel.fails = fails
 
     def work(number: int) -> Steps[int]:
@@ -166,7 +166,7 @@ def test_many_items_are_synced_with_one_call_in_each_round(
         return number
 
     assert run_together([work(number) for number in range(count)], files, root) == list(range(count))
-    assert kernel.calls["syncfs"] == 2 and kernel.calls["fdatasync"] == (2 * count if fails else 0)
+    assert kernel.calls["syncfs"] == 4 and kernel.calls["fdatasync"] == (2 * count if fails else 0)
 
 
 def test_few_items_and_a_directory_without_a_lock_use_no_sync_of_the_drive(

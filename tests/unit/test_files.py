@@ -494,7 +494,7 @@ def test_work_items_in_steps_share_their_waits_and_keep_their_order(
 ) -> None:
     work = InSteps()
     works = [work(item) for item in range(count)]
-    done = run_together(works, OsFiles(), tmp_path, any_thread=any_thread)
+    done = run_together(works, OsFiles(max_open=8), tmp_path, any_thread=any_thread)
     assert done == list(range(0, 2 * count, 2))
     assert all(events == ["step", "a", "b", "step", "c", "d", "end"] for events in work.events.values())
     if not any_thread:

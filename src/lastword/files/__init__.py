@@ -11,7 +11,6 @@ Start reading at interface.py: it states what each call promises, and what is du
 from lastword.files.interface import (
     OVERLAP_FROM,
     OVERLAP_THREADS,
-    TOGETHER,
     DirVersion,
     FileFacts,
     Files,
@@ -34,7 +33,6 @@ __all__ = [
     "DEFAULT",
     "OVERLAP_FROM",
     "OVERLAP_THREADS",
-    "TOGETHER",
     "DirVersion",
     "FileFacts",
     "FileLock",

@@ -281,6 +281,11 @@ class Files(ABC):
     def check_owner(self, directory: Path) -> None:  # noqa: B027 - storage may have no owners
         """Raise WrongUserError unless new files in `directory` can get their owner. Changes nothing."""
 
+    @property
+    def together(self) -> int:
+        """Return the number of work items, each with a few unsynced files, that `run_together` joins."""
+        return TOGETHER
+
     def identity(self, path: Path) -> str:
         """Return a text that is the same for all paths of one directory, and for no other directory."""
         return real_path(path)
@@ -405,8 +410,8 @@ def overlapped(work: Callable[[T], R], items: Sequence[T], *, threads: int | Non
 
 
 TOGETHER = 96
-"""Work items that `run_together` takes a step of before their syncs. Each has about four unsynced files, for
-which half of the usual 1,024 descriptors are enough."""
+"""The least number of work items that `run_together` takes a step of before their syncs. Each has about four
+unsynced files, for which half of the usual 1,024 descriptors are enough."""
 
 
 def run_steps(steps: Steps[R]) -> R:
@@ -461,8 +466,8 @@ def run_together(
 
     results: list[R | LastwordError] = []
     with ThreadPoolExecutor(OVERLAP_THREADS, thread_name_prefix="lastword-files") as pool:
-        for first in range(0, len(works), TOGETHER):
-            together, step_threads = works[first : first + TOGETHER], None if any_thread else 1
+        for first in range(0, len(works), files.together):
+            together, step_threads = works[first : first + files.together], None if any_thread else 1
             results += _in_rounds(together, files, root, pool, step_threads)
     return results
 

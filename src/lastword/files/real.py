@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files import owner
 from lastword.files.failures import NO_ROOM, Root, sync_or_fail, translate
-from lastword.files.interface import Buffer, DirVersion, FileFacts, Files, Handle, Path
+from lastword.files.interface import TOGETHER, Buffer, DirVersion, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
 from lastword.metrics import DIR_OFFLINE
 
@@ -53,6 +53,8 @@ MAX_LIMIT = 4096
 MIN_LIMIT = 8
 EVICTED_SHARE = 16
 """At the limit, one of this number of descriptors is closed, the least recently used first."""
+FILES_OF_ITEM = 5
+"""The most files of a partition that are open while it is opened or closed."""
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -811,6 +813,11 @@ class OsFiles(Files):
             os.close(fd)
 
     # ---- the drive
+
+    @property
+    def together(self) -> int:
+        """Return the number of work items whose files need not be closed before they are synced."""
+        return max(TOGETHER, self.descriptors.limit // FILES_OF_ITEM)
 
     def synced_drive(self, root: Path) -> AbstractContextManager[bool]:
         """Sync the whole drive of a guarded root; see `Files.synced_drive`."""

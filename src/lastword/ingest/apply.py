@@ -47,7 +47,7 @@ from lastword.errors import (
     ReadOnlyError,
     UsageError,
 )
-from lastword.files import TOGETHER, Files, Handle, overlapped
+from lastword.files import Files, Handle, overlapped
 from lastword.ingest import staging
 from lastword.ingest.staging import (
     REFUSED_FORM,
@@ -232,8 +232,8 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
         if close_logs:
             each, small = sorted(owners), [tp for tp in partitions if tp not in owners]
         added = sum(overlapped(finished, each, threads=threads))
-        for first in range(0, len(small), TOGETHER):
-            together = small[first : first + TOGETHER]
+        for first in range(0, len(small), files.together):
+            together = small[first : first + files.together]
             added += sum(overlapped(append, together, threads=threads))
             directory.close_logs(together)
     if manifest.writer is not None and manifest.sequence is not None:
