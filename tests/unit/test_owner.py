@@ -186,6 +186,38 @@ def test_root_of_a_file_system_that_refuses_changes_of_owner(
     assert entries(root) == before
 
 
+@as_root
+def test_root_that_may_not_give_a_file_to_a_neighbours_user(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory of root's, a new file belongs to the user of the files there."""
+    from lastword.files import owner
+
+    (root / "users-0" / "partition.metadata").chmod(0o666)
+    os.chown(root / "users-0" / "partition.metadata", OTHER, OTHER)
+    before = entries(root / "users-0")
+
+    def squashed(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(owner, "_root_gives_on", set())
+    monkeypatch.setattr(os, "fchown", squashed)
+    refused = pytest.raises(WrongUserError, match=f"belongs to #{OTHER}")
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs, refused:
+        logs["users"].append(b"a", b"b", partition=0)
+    assert entries(root / "users-0") == before
+
+
+@as_root
+def test_root_that_gives_files_away_looks_at_no_neighbour(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many partitions are opened together: a look at the files of each would take most of the time."""
+    OsFiles().check_owner(root)
+    monkeypatch.setattr(os, "scandir", None)
+    OsFiles().check_owner(root / "users-0")
+
+
 # ---------------------------------------------------------------- another user
 
 

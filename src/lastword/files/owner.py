@@ -35,6 +35,13 @@ ROOT_MARKS = ("meta.properties", "recovery-point-offset-checkpoint", "lastword.t
 MAX_LEVELS = 6  # from a file of a staged output up to the root
 MAX_NEIGHBOURS = 32  # of a directory's entries are compared
 _READ_WRITE = 0o666
+_OVERFLOW_ID = 65534
+"""The id that Linux shows for an owner whom the user namespace of this process does not have."""
+_root_gives_on: set[int] = set()
+"""Drives on which root could give a file to `_OVERFLOW_ID`, and so to every user that it can see.
+
+There the neighbours of a new file need not be looked at: no owner of theirs is refused.
+"""
 _NOT_READ = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.ENXIO})
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 
@@ -151,28 +158,47 @@ def assign_moved(source: str, target: str, find_root: Callable[[str], str | None
 def check(directory: str) -> None:
     """Raise WrongUserError unless new files in `directory` can get their owner. Changes nothing."""
     facts = os.stat(directory)
-    if facts.st_uid == os.geteuid() != 0:
+    user, uid, gid = os.geteuid(), facts.st_uid, facts.st_gid
+    if uid == user and (user != 0 or facts.st_dev in _root_gives_on):
         return  # files get the owner of their directory, unless that is root
-    ownership = _ownership_of_new(
-        os.path.join(directory, ""), facts, os.path.realpath(directory), is_dir=False
-    )
-    if ownership.uid == os.geteuid() or not ownership.required:
+    if uid == 0:
+        neighbour = _neighbour(directory, "", uid, is_dir=False)
+        if neighbour is not None and neighbour.st_uid != 0:
+            uid, gid = neighbour.st_uid, neighbour.st_gid
+        else:
+            uid = user
+    if uid == user:
+        if user == 0:
+            with suppress(OSError):
+                if _gives(directory, _OVERFLOW_ID, _OVERFLOW_ID):
+                    _root_gives_on.add(facts.st_dev)
+        return
+    if _is_shared(facts):
         return
     try:
-        # Try it on a file without a name: on a network drive, or in a container, even root may be refused.
-        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        gives = _gives(directory, uid, gid)
     except PermissionError:
-        raise _wrong_user(directory, ownership.uid) from None
+        gives = False
     except OSError as error:
-        if error.errno in _NO_TMPFILE and os.geteuid() != 0:
-            raise _wrong_user(directory, ownership.uid) from None
-        return
+        gives = user == 0 or error.errno not in _NO_TMPFILE
+    if not gives:
+        raise _wrong_user(directory, uid)
+
+
+def _gives(directory: str, uid: int, gid: int) -> bool:
+    """Return whether this process may give a file in `directory` to another user.
+
+    It is tried on a file without a name: on a network drive, or in a container, even root may be refused.
+    OSError: there is no such file.
+    """
+    fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.fchown(fd, ownership.uid, ownership.gid)
+        os.fchown(fd, uid, gid)
     except OSError:
-        raise _wrong_user(directory, ownership.uid) from None
+        return False
     finally:
         os.close(fd)
+    return True
 
 
 def user_name(uid: int) -> str:
@@ -217,7 +243,7 @@ def _ownership_of_new(path: str, facts: os.stat_result, root: str, *, is_dir: bo
             uid, gid = neighbour.st_uid, neighbour.st_gid
         elif uid != 0:
             gid = facts.st_gid
-    shared = parent.st_mode & stat.S_ISGID and parent.st_mode & stat.S_IWGRP
+    shared = _is_shared(parent)
     if neighbour is not None:
         mode = stat.S_IMODE(neighbour.st_mode)
     else:
@@ -228,6 +254,12 @@ def _ownership_of_new(path: str, facts: os.stat_result, root: str, *, is_dir: bo
     if shared:
         uid, gid = facts.st_uid, parent.st_gid
     return Ownership(uid, gid, mode, required=not shared)
+
+
+def _is_shared(directory: os.stat_result) -> bool:
+    """Return whether the group of a directory shares it: its files belong to the users who make them."""
+    shared = stat.S_ISGID | stat.S_IWGRP
+    return directory.st_mode & shared == shared
 
 
 def _neighbour(directory: str, name: str, owner: int, is_dir: bool) -> os.stat_result | None:
