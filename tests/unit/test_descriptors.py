@@ -111,8 +111,9 @@ def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("os.fdatasync", fails)
-    with files.open_append(tmp_path / "two", create=True):
-        pass
+    with pytest.raises(SyncFailedError):
+        files.open_append(tmp_path / "two", create=True)
+    assert not (tmp_path / "two").exists()
     with pytest.raises(SyncFailedError):
         handle.fsync()
     assert files.offline(tmp_path) is not None

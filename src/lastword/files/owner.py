@@ -127,9 +127,7 @@ def assign_moved(source: str, target: str, find_root: Callable[[str], str | None
         replaced = os.lstat(target)
     except FileNotFoundError:
         replaced = None
-    directory = os.path.dirname(target)
-    moves = os.path.dirname(source) != directory
-    if replaced is None and not moves:
+    if replaced is None and os.path.dirname(source) == os.path.dirname(target):
         return
     if replaced is not None and not stat.S_ISREG(replaced.st_mode):
         return

@@ -33,7 +33,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files import owner
@@ -107,15 +107,16 @@ class Descriptors:
         with self._lock:
             self._open[id(handle)] = weakref.ref(handle)
 
-    def open(self, opening: Callable[[], T]) -> T:
+    def open(self, opening: Callable[..., T], *arguments: Any) -> T:
         """Call a function that opens a descriptor; evict others first, and again if the system has none."""
-        self._evict_excess()
+        if len(self._open) >= self._last_limit:
+            self._evict_excess()
         try:
-            return opening()
+            return opening(*arguments)
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS or not self._evict(max(1, len(self._open) // 4)):
                 raise
-            return opening()
+            return opening(*arguments)
 
     def acquire(self, handle: Reopenable) -> int:
         """Return the descriptor of a handle, which stays open until `release`."""
@@ -168,9 +169,7 @@ class Descriptors:
             return fd
 
     def _evict_excess(self) -> None:
-        if len(self._open) < self._last_limit:
-            return  # a limit that is lowered meanwhile is noticed by `open`, or when it is reached
-        limit = self._last_limit = self.limit
+        limit = self._last_limit = self.limit  # one that is lowered later is noticed when it is reached
         excess = len(self._open) - limit + 1
         if excess > 0:  # a share of the limit together: finding idle descriptors visits all open ones
             self._evict(max(excess, limit // EVICTED_SHARE))
@@ -583,22 +582,22 @@ class OsFiles(Files):
 
         Cached by the directory's name, because resolving links costs a system call per level of the path.
         """
-        directory = os.path.dirname(path)
-        known = self._root_by_directory
-        root = known.get(directory)
+        known, name = self._root_by_directory, path.rpartition("/")[0]
+        root = known.get(name)
         if root is None:
+            directory = os.path.dirname(path)
             root = self._root_by_parent(directory) or self._root_by_links(directory)
-            if os.path.isabs(directory):  # a relative path depends on the working directory
+            if name.startswith("/"):  # a relative path depends on the working directory
                 with self._mutex:
                     if len(known) >= MAX_CACHED_DIRECTORIES:
                         known.clear()
-                    known[directory] = root
+                    known[name] = root
         return root
 
     def _root_by_parent(self, directory: str) -> Root | None:
         """Return the root of a directory that is no link, by that of its parent; None: not known that way."""
-        above, name = os.path.split(directory)
-        if name in ("", os.curdir, os.pardir) or not os.path.isabs(above) or os.path.islink(directory):
+        above, _, name = directory.rpartition("/")
+        if not above.startswith("/") or name in (os.curdir, os.pardir) or os.path.islink(directory):
             return None
         parent = self._root(directory)
         with self._mutex:
@@ -626,7 +625,7 @@ class OsFiles(Files):
 
     def _open(self, path: str, flags: int, root: Root) -> OsHandle:
         try:
-            fd = self.descriptors.open(lambda: owner.open_file(path, flags, self._log_root))
+            fd = self.descriptors.open(owner.open_file, path, flags, self._log_root)
         except LastwordError:
             raise
         except OSError as error:
@@ -648,33 +647,32 @@ class OsFiles(Files):
         path = os.fspath(path)
         root = self._root(path)
         flags = os.O_RDWR | os.O_NOFOLLOW  # a link could redirect a write out of the directory
-        if create or exclusive:
-            flags |= os.O_CREAT
-            root.check_lock()
-            root.renamed = root.moment
-        else:
+        if not exclusive:
             root.check()
-        if exclusive:
-            flags |= os.O_EXCL
-        return self._open(path, flags, root)
+            try:
+                return self._open(path, flags, root)
+            except FileVanishedError:
+                if not create:
+                    raise
+        root.check_lock()
+        root.renamed = root.moment
+        return self._open(path, flags | os.O_CREAT | (os.O_EXCL if exclusive else 0), root)
 
     def read_bytes(self, path: Path) -> bytes:
         """Read a whole file, without a handle: small files are read for each partition."""
         path = os.fspath(path)
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            fd = self.descriptors.open(lambda: os.open(path, flags))
+            fd = self.descriptors.open(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise translate(error, path, "open") from error
         try:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
                 raise _not_regular(path)
-            parts, left = [], facts.st_size
-            while left > 0 and (data := os.read(fd, left)):
-                parts.append(data)
-                left -= len(data)
-            return b"".join(parts)
+            data = os.read(fd, facts.st_size)
+            while len(data) < facts.st_size and (more := os.read(fd, facts.st_size - len(data))):
+                data += more
+            return data
         except LastwordError:
             raise
         except OSError as error:
@@ -700,7 +698,7 @@ class OsFiles(Files):
     def listdir(self, path: Path) -> list[str]:
         """List the names in a directory, sorted."""
         try:
-            return sorted(self.descriptors.open(lambda: os.listdir(path)))
+            return sorted(self.descriptors.open(os.listdir, path))
         except OSError as error:
             raise translate(error, os.fspath(path), "list") from error
 
@@ -758,7 +756,7 @@ class OsFiles(Files):
 
     def _assign_directory(self, path: str, root: str) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = self.descriptors.open(lambda: os.open(path, flags))
+        fd = self.descriptors.open(os.open, path, flags)
         try:
             owner.assign_new(fd, path, root)
         finally:
@@ -776,7 +774,7 @@ class OsFiles(Files):
         """Rename atomically; replaces a file at `target`."""
         source = self._check_change(source)
         try:
-            self.descriptors.open(lambda: owner.assign_moved(source, os.fspath(target), self._log_root))
+            self.descriptors.open(owner.assign_moved, source, os.fspath(target), self._log_root)
             os.rename(source, target)
         except LastwordError:
             raise
@@ -836,7 +834,7 @@ class OsFiles(Files):
         """Take the exclusive lock of a lock file, which is made if absent."""
         path = os.fspath(path)
         try:
-            lock = self.descriptors.open(lambda: FileLock.take(path))
+            lock = self.descriptors.open(FileLock.take, path)
         except OSError as error:
             if isinstance(error, LastwordError):
                 raise
