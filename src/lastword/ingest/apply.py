@@ -299,12 +299,11 @@ def ingest(
     """
     files, directory = log.files, log.directory
     wanted = sorted(staged, key=lambda run: run.order)
-    mark = staging.committed_mark(directory, commit_id)
+    mark, folder = staging.committed_mark(directory, commit_id), staging_dir(directory, commit_id)
     owns_files = any(run.position is None for run in wanted)
     if owns_files and files.exists(mark):
         discard(files, directory, commit_id)
         return 0
-    folder = staging_dir(directory, commit_id)
     with log.lock:  # the batches of a commit are neighbours in the log
         appended = _Appended(files, _appended_since(log, began))
         before = log.log_end

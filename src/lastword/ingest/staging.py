@@ -127,7 +127,7 @@ class StagedRun:
 
 def committed_mark(directory: str, commit_id: str) -> str:
     """Return the path of the mark of a partition that has ingested a commit."""
-    return os.path.join(_private_dir(directory), COMMITTED + commit_id)
+    return f"{_private_dir(directory)}/{COMMITTED}{commit_id}"
 
 
 def is_committed(files: Files, root: str, commit_id: str) -> bool:
@@ -282,7 +282,7 @@ class SharedWriter:
 
 
 def _private_dir(directory: str) -> str:
-    return os.path.join(directory, names.PRIVATE)
+    return f"{directory}/{names.PRIVATE}"
 
 
 def _make_dir(files: Files, path: str) -> None:
@@ -413,9 +413,9 @@ def remove_old(files: Files, directory: str, now_ms: int, is_abandoned: Callable
     except FileVanishedError:
         return
     for name in listing:
-        path, commit_id = os.path.join(private, name), name.partition("-")[2]
         if not name.startswith((STAGING, COMMITTED, OPEN)):
             continue
+        path, commit_id = f"{private}/{name}", name.partition("-")[2]
         is_staged = name.startswith(STAGING)
         facts = files.stat(path)
         if facts is None or facts.mtime_ms > now_ms - (KEEP_STAGED_MS if is_staged else KEEP_MARKS_MS):
@@ -432,9 +432,12 @@ def remove_old(files: Files, directory: str, now_ms: int, is_abandoned: Callable
 def remove_old_shared(files: Files, root: str, now_ms: int) -> None:
     """Remove from the root the shared files of commits that were never made."""
     for name in files.listdir(root):
-        path, commit_id = os.path.join(root, name), _commit_of(name)
-        facts = None if commit_id is None else files.stat(path)
-        if commit_id is None or facts is None or facts.mtime_ms > now_ms - KEEP_STAGED_MS:
+        commit_id = _commit_of(name)
+        if commit_id is None:
+            continue
+        path = os.path.join(root, name)
+        facts = files.stat(path)
+        if facts is None or facts.mtime_ms > now_ms - KEEP_STAGED_MS:
             continue
         if is_abandoned(files, root, commit_id, now_ms):
             files.unlink(path, missing_ok=True)

@@ -122,11 +122,12 @@ def format_partition_metadata(topic_id: str) -> bytes:
 
 def read_topic_id(files: Files, partition_directory: str) -> str | None:
     """Return the topic id of a partition; None if it has none. CorruptFileError for a damaged file."""
-    path = os.path.join(partition_directory, names.PARTITION_METADATA)
+    path = f"{partition_directory}/{names.PARTITION_METADATA}"
+    facts = files.stat(path)
+    if facts is None:
+        return None
     try:
-        with files.open_read(path) as handle:
-            size = handle.size()
-            topic_id = _topic_id_in(handle.pread(size, 0)) if size <= 4096 else None
+        topic_id = _topic_id_in(files.read_bytes(path)) if facts.size <= 4096 else None
     except FileVanishedError:
         return None
     if topic_id is None:

@@ -289,12 +289,14 @@ class LogDirectory:
 
         Checked once for each partition.
         """
-        tp = TopicPartition(topic, partition)
+        self._check_topic_id(TopicPartition(topic, partition), self.directory(topic, partition))
+
+    def _check_topic_id(self, tp: TopicPartition, directory: str) -> None:
         if tp in self._checked:
             return
-        if topic not in self._topic_ids:
-            self._topic_ids[topic] = self.shared_topic_id(topic) or self.topic_id(topic)
-        check_topic_id(self.files, self.directory(topic, partition), self._topic_ids[topic])
+        if tp.topic not in self._topic_ids:
+            self._topic_ids[tp.topic] = self.shared_topic_id(tp.topic) or self.topic_id(tp.topic)
+        check_topic_id(self.files, directory, self._topic_ids[tp.topic])
         self._checked.add(tp)
 
     def topic_config(self, topic: str) -> TopicConfig:
@@ -496,7 +498,7 @@ class LogDirectory:
             raise self._opened.offline[tp]
         directory = self._own_directory(tp)
         try:
-            self.check_topic_id(*tp)
+            self._check_topic_id(tp, directory)
             self.files.check_owner(directory)
             return (
                 yield from self._opened.opening(
@@ -557,20 +559,24 @@ class LogDirectory:
         """Return a snapshot of a partition to read from, in either mode."""
         if self.mode == "a":
             return self.log(topic, partition).view()
-        directory = self._own_directory(TopicPartition(topic, partition))
-        self.check_topic_id(topic, partition)
+        tp = TopicPartition(topic, partition)
+        directory = self._own_directory(tp)
+        self._check_topic_id(tp, directory)
         view = PartitionView.load(DirectorySegments(self.files, directory))
         view.producer_expiration_ms = self.settings.instance.producer_id_expiration_ms
         return view
 
     def _own_directory(self, tp: TopicPartition) -> str:
+        directory = self.directory(*tp)
+        facts = self.files.stat(directory)
+        if facts is not None and facts.kind == "dir" and self._contents.was_found(str(tp)):
+            return directory
         if not self.holds(*tp) and tp.partition not in self.partitions(tp.topic):
             raise UnknownTopicError(
                 f"{tp.topic} has no partition {tp.partition} in {self.path}",
                 remedy=f"it has {self.partitions(tp.topic)}",
                 file=self.path,
             )
-        directory = self.directory(tp.topic, tp.partition)
         check_directory(self.files, directory)
         return directory
 

@@ -18,7 +18,6 @@ would announce records that do not exist to its followers; so recovery cuts the 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -43,12 +42,13 @@ def read_lines(files: Files, path: str, fields: int) -> list[list[str]]:
 
 
 def _bytes_of(files: Files, path: str) -> bytes:
+    facts = files.stat(path)
+    if facts is None:
+        return b""
+    if facts.size > MAX_CHECKPOINT_BYTES:
+        raise _corrupt(path, f"{facts.size} bytes are too many for a checkpoint")
     try:
-        with files.open_read(path) as handle:
-            size = handle.size()
-            if size > MAX_CHECKPOINT_BYTES:
-                raise _corrupt(path, f"{size} bytes are too many for a checkpoint")
-            return handle.pread(size, 0)
+        return files.read_bytes(path)
     except FileVanishedError:
         return b""
 
@@ -178,14 +178,14 @@ class LeaderEpochs:
 
     def __init__(self, files: Files, directory: str, entries: list[EpochEntry]) -> None:
         self._files = files
-        self._path = os.path.join(directory, names.LEADER_EPOCHS)
+        self._path = f"{directory}/{names.LEADER_EPOCHS}"
         self._entries = entries
 
     @classmethod
     def load(cls, files: Files, directory: str) -> LeaderEpochs:
         """Read the file. A damaged one counts as empty, because the batches hold the epochs, too."""
         try:
-            return cls(files, directory, read_epochs(files, os.path.join(directory, names.LEADER_EPOCHS)))
+            return cls(files, directory, read_epochs(files, f"{directory}/{names.LEADER_EPOCHS}"))
         except CorruptFileError:
             return cls(files, directory, [])
 
@@ -221,10 +221,14 @@ class LeaderEpochs:
 
     def truncate_from_end(self, offset: int) -> None:
         """Remove the epochs that begin at or above `offset`."""
+        if self._entries and self._entries[-1].start_offset < offset:
+            return  # they rise
         self._set([e for e in self._entries if e.start_offset < offset])
 
     def truncate_from_start(self, offset: int) -> None:
         """Let the epoch of `offset` begin there, and remove those before it."""
+        if self._entries and self._entries[0].start_offset >= offset:
+            return
         below = [e for e in self._entries if e.start_offset <= offset]
         above = [e for e in self._entries if e.start_offset > offset]
         if below and below[-1].start_offset < offset:
@@ -240,7 +244,22 @@ class LeaderEpochs:
 
 def read_epochs(files: Files, path: str) -> list[EpochEntry]:
     """Return the entries of a leader-epoch-checkpoint; CorruptFileError if they do not rise."""
-    entries = [EpochEntry(number(e, path), number(o, path)) for e, o in read_lines(files, path, 2)]
+    data = _bytes_of(files, path)
+    entries = _sound_epochs(data)
+    return _parse_epochs(data, path) if entries is None else list(entries)
+
+
+@lru_cache(maxsize=64)  # many partitions have the same bytes
+def _sound_epochs(data: bytes) -> tuple[EpochEntry, ...] | None:
+    """Return the entries in the bytes of a leader-epoch-checkpoint; None if they are damaged."""
+    try:
+        return tuple(_parse_epochs(data, ""))
+    except CorruptFileError:
+        return None
+
+
+def _parse_epochs(data: bytes, path: str) -> list[EpochEntry]:
+    entries = [EpochEntry(number(e, path), number(o, path)) for e, o in _lines_of(data, path, 2)]
     for entry, following in pairwise(entries):
         if following.epoch <= entry.epoch or following.start_offset <= entry.start_offset:
             raise CorruptFileError("epochs do not rise", file=path)

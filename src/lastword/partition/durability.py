@@ -286,10 +286,14 @@ class SyncedMark:
 
     def _write(self, offset: int) -> Handle:
         if self._handle is None:
-            private = os.path.join(self._directory, names.PRIVATE)
-            if not self._files.exists(private):
-                self._files.mkdir(private)
-            self._handle = self._files.open_append(os.path.join(private, names.SYNCED), create=True)
+            private = f"{self._directory}/{names.PRIVATE}"
+            path = f"{private}/{names.SYNCED}"
+            try:
+                self._handle = self._files.open_append(path)
+            except FileVanishedError:
+                if not self._files.exists(private):
+                    self._files.mkdir(private)
+                self._handle = self._files.open_append(path, create=True)
         epoch = self._epochs.latest
         data = _FIELDS.pack(VERSION, offset, _NO_EPOCH if epoch is None else epoch)
         self._handle.pwrite(data + _CRC.pack(google_crc32c.value(data)), 0)
@@ -319,13 +323,13 @@ def _mark(
         return Mark(offset)
     latest = (epochs or LeaderEpochs.load(files, directory)).latest
     is_current = epoch == (_NO_EPOCH if latest is None else latest)
-    root = os.path.dirname(os.path.normpath(directory))
+    root, _ = names.root_and_name(directory)
     return Mark(offset, is_current, not files.exists(os.path.join(root, names.HIGH_WATERMARKS)))
 
 
 def _read(files: Files, directory: str) -> tuple[int, int | None]:
     """Return offset and epoch; version 1 has no epoch."""
-    path = os.path.join(directory, names.PRIVATE, names.SYNCED)
+    path = f"{directory}/{names.PRIVATE}/{names.SYNCED}"
     try:
         return decode_mark(files.read_bytes(path)) or (0, None)
     except LastwordError:
@@ -425,7 +429,7 @@ def read_log_end(files: Files, directory: str, end: int, listing: Collection[str
 
     None if nothing could contradict a log that ends at `end`. `listing`: the names in the directory.
     """
-    root, name = os.path.split(os.path.normpath(directory))
+    root, name = names.root_and_name(directory)
     clean = files.exists(os.path.join(root, names.CLEAN_SHUTDOWN))
     offset, epoch = _read(files, directory)
     if not clean and offset in (0, end):

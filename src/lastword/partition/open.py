@@ -46,7 +46,6 @@ from lastword.partition.recovery import (
     Recovery,
     Repairs,
     finish_swaps,
-    log_bases,
     private_listing,
     remove_leftovers,
     split_overflowed,
@@ -79,7 +78,7 @@ def opening(
 
     Args:
         files: The storage.
-        directory: Path of the partition; its name holds topic and partition.
+        directory: Path of the partition; its name holds topic and partition. See `check_directory`.
         config: Settings of the topic.
         clock: The time.
         recovery_point: By the checkpoint.
@@ -101,6 +100,7 @@ def open_log(
     files: Files, directory: str, config: TopicConfig, clock: Clock, **given: Any
 ) -> tuple[PartitionLog, Recovery]:
     """As `opening`, with each sync in its place."""
+    check_directory(files, directory)
     return run_steps(opening(files, directory, config, clock, **given))
 
 
@@ -125,18 +125,18 @@ class _Opening:
         self, clock: Clock, rng: random.Random | None, producer_expiration_ms: int
     ) -> Steps[tuple[PartitionLog, Recovery]]:
         files, directory, interval = self.files, self.directory, self.config.index_interval_bytes
-        check_directory(files, directory)
         found = files.listdir(directory)  # this process has the lock: only the steps below change it
         listing = found
-        loaded = self._load(log_bases(listing))  # NotAPartitionError before anything is changed
+        loaded = self._load(listing)  # NotAPartitionError before anything is changed
         listing = finish_swaps(files, directory, listing, self.repairs)
         private = private_listing(files, directory)
         listing = remove_leftovers(files, directory, listing, private, self.repairs)
-        parts = split_overflowed(files, directory, listing, interval, self.repairs)
+        if listing != found:
+            loaded = self._load(listing)
+        parts = split_overflowed(files, directory, loaded, interval, self.repairs)
         if parts:
             listing = files.listdir(directory)
-        if listing != found:
-            loaded = self._load(log_bases(listing))
+            loaded = self._load(listing)
         epochs = LeaderEpochs.load(files, directory)
         known = LogEnd(
             self.clean,
@@ -161,7 +161,8 @@ class _Opening:
             listing = files.listdir(directory)
             private = private_listing(files, directory)  # a reader may have made a lease during the walk
             loaded = {}
-        segments = self._segments(inspections, loaded, log_bases(listing), damage.sound_end)
+        bases = list(loaded) or names.log_bases(listing)
+        segments = self._segments(inspections, loaded, bases, damage.sound_end)
         log_end = segments.active.next_offset
         if self.log_start > log_end:
             segments, log_end = self._beyond_log_end(segments, log_end)
@@ -205,8 +206,11 @@ class _Opening:
 
     # ---------------------------------------------------------- segments
 
-    def _load(self, bases: list[int]) -> dict[int, Segment]:
-        return {base: Segment.load(SegmentFiles(self.files, self.directory, base)) for base in bases}
+    def _load(self, listing: list[str]) -> dict[int, Segment]:
+        return {
+            base: Segment.load(SegmentFiles(self.files, self.directory, base))
+            for base in names.log_bases(listing)
+        }
 
     def _segments(
         self,
@@ -335,8 +339,10 @@ class _Opening:
             return ProducerState(log_end)
         bases = [segment.base_offset for segment in segments]
         offsets = names.snapshot_offsets(listing)
-        parsed = [names.parse_segment_file(name) for name in listing if name.endswith(names.TXN_INDEX)]
-        indexed = {index.base_offset for index in parsed if index is not None}.intersection(bases)
+        parsed = map(names.parse_segment_file, listing)
+        indexed = {
+            file.base_offset for file in parsed if file is not None and file.extension == names.TXN_INDEX
+        }.intersection(bases)
         rebuild = set(inspections) | {base for base in indexed if not self._is_sane(base)}
         barren = {base for base in inspections if not inspections[base].producers}
         last = set(bases[-2:]) - set(offsets) - {bases[0]}

@@ -119,7 +119,8 @@ def finish_swaps(files: Files, directory: str, listing: list[str], repairs: Repa
 
     Add the repairs to `repairs`, and return the listing of the directory afterwards.
     """
-    if not any(parsed is not None and parsed.suffix for parsed in map(names.parse_segment_file, listing)):
+    parsed = map(names.parse_segment_file, listing)
+    if not [file for file in parsed if file is not None and file.suffix]:
         return listing
     done = swap.recover(files, directory)
     for base in done.finished:
@@ -131,6 +132,10 @@ def finish_swaps(files: Files, directory: str, listing: list[str], repairs: Repa
     return files.listdir(directory)
 
 
+_REPLACED = frozenset({f"{names.LEADER_EPOCHS}.tmp", f"{names.PARTITION_METADATA}.tmp"})
+"""Temporary files of files that are replaced as a whole, or not at all."""
+
+
 def remove_leftovers(
     files: Files, directory: str, listing: list[str], private_names: Iterable[str], repairs: Repairs
 ) -> list[str]:
@@ -139,53 +144,60 @@ def remove_leftovers(
     Add the repairs to `repairs`, and return the listing of the directory afterwards. `private_names`: the
     names in its private directory.
     """
-    private = os.path.join(directory, names.PRIVATE)
     for name in private_names:
+        path = f"{directory}/{names.PRIVATE}/{name}"
         if name.startswith(names.REWRITE_PREFIX):
-            files.remove_tree(os.path.join(private, name))
-            repairs.add("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
+            files.remove_tree(path)
+            repairs.add("leftover", path, "an unpublished rewrite was removed")
         elif name.endswith(".tmp"):  # replaced as a whole, or not at all
-            files.unlink(os.path.join(private, name), missing_ok=True)
-    replaced = names.LEADER_EPOCHS + ".tmp", names.PARTITION_METADATA + ".tmp"  # as a whole, or not at all
-    gone = {name for name in listing if name in replaced or name.endswith(names.SNAPSHOT + ".tmp")}
+            files.unlink(path, missing_ok=True)
+    gone = set(_REPLACED.intersection(listing))
+    logs: set[int] = set()
+    indexes = []
+    for name in listing:
+        parsed = names.parse_segment_file(name)
+        if parsed is None:
+            if name.endswith(names.SNAPSHOT + ".tmp"):
+                gone.add(name)
+        elif parsed.extension == names.LOG:
+            logs.add(parsed.base_offset)
+        elif parsed.extension != names.SNAPSHOT:
+            indexes.append(parsed)
     for name in sorted(gone):
-        files.unlink(os.path.join(directory, name), missing_ok=True)
-    parsed = [names.parse_segment_file(name) for name in listing if name not in gone]
-    logs = {p.base_offset for p in parsed if p is not None and p.extension == names.LOG}
-    for p in parsed:
-        if p is None or p.base_offset in logs or p.extension not in names.SEGMENT_EXTENSIONS:
-            continue
-        files.unlink(os.path.join(directory, p.name), missing_ok=True)
-        gone.add(p.name)
-        repairs.add("leftover", p.name, "an index without its log was removed")
-    return [name for name in listing if name not in gone]
+        files.unlink(f"{directory}/{name}", missing_ok=True)
+    for index in indexes:
+        if index.base_offset not in logs:
+            files.unlink(f"{directory}/{index.name}", missing_ok=True)
+            gone.add(index.name)
+            repairs.add("leftover", index.name, "an index without its log was removed")
+    return [name for name in listing if name not in gone] if gone else listing
 
 
 def private_listing(files: Files, directory: str) -> list[str]:
     """Return the names in the private directory of a partition; none if there is no such directory."""
     try:
-        return files.listdir(os.path.join(directory, names.PRIVATE))
+        return files.listdir(f"{directory}/{names.PRIVATE}")
     except FileVanishedError:
         return []
 
 
 def split_overflowed(
-    files: Files, directory: str, listing: list[str], index_interval_bytes: int, repairs: Repairs
+    files: Files, directory: str, bases: Iterable[int], index_interval_bytes: int, repairs: Repairs
 ) -> set[int]:
     """Split segments that an old cleaner made too wide for their indexes.
 
     Args:
         files: The storage.
         directory: The partition's directory.
-        listing: Its listing.
+        bases: The base offsets of its segments, ascending.
         index_interval_bytes: Interval of the indexes of the parts.
         repairs: The repairs are added here.
 
     Returns:
         The base offsets of the parts.
     """
-    bases: set[int] = set()
-    for base, following in pairwise(log_bases(listing)):
+    made: set[int] = set()
+    for base, following in pairwise(bases):
         if following - base <= MAX_RELATIVE_OFFSET + 1:
             continue
         segment = Segment.load(SegmentFiles(files, directory, base))
@@ -193,15 +205,9 @@ def split_overflowed(
             continue
         private = os.path.join(directory, names.PRIVATE, f"{names.REWRITE_PREFIX}split-{base}")
         parts = split(files, segment, private, index_interval_bytes=index_interval_bytes)
-        bases.update(parts)
+        made.update(parts)
         repairs.add("split", os.path.basename(segment.file), f"was split at {', '.join(map(str, parts[1:]))}")
-    return bases
-
-
-def log_bases(listing: Iterable[str]) -> list[int]:
-    """Return the base offsets of the segments in the listing of a partition's directory, ascending."""
-    parsed = [names.parse_segment_file(name) for name in listing if name.endswith(names.LOG)]
-    return sorted([log.base_offset for log in parsed if log is not None])
+    return made
 
 
 # ---------------------------------------------------------------- segments that are too wide
@@ -362,7 +368,7 @@ class DamageRepair:
     ) -> None:
         self.walked = 0
         self.sound_end: int | None = None
-        self._segments = segments  # until `mend`
+        self._segments = segments  # those of the listing, ascending; until `mend`
         self._files = files
         self._directory = directory
         self._listing = listing  # until `mend`
@@ -377,7 +383,7 @@ class DamageRepair:
         Raises:
             CorruptBatchError: Damage that must not be cut.
         """
-        bases = log_bases(self._listing)
+        bases = list(self._segments)
         listing = set(self._listing)
         due: list[tuple[int, bool]] = []
         for at, base in enumerate(bases):
@@ -519,7 +525,7 @@ class DamageRepair:
             (base for base, inspection in inspections.items() if inspection.damage is not None), default=None
         )
         if damaged is not None:
-            behind = [b for b in log_bases(self._listing) if b > damaged]
+            behind = [base for base in self._segments if base > damaged]
             if behind:  # closed segments are cut: new segments may look like them
                 forget_accounts(self._files, self._directory)
             for base in reversed(behind):

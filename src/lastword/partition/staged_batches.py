@@ -72,7 +72,7 @@ _OFFSET_FIELDS = struct.Struct(">qii")  # base offset, length of what follows, l
 
 def staging_dir(directory: str, commit_id: str) -> str:
     """Return the directory of a commit's staged files in one partition."""
-    return os.path.join(directory, names.PRIVATE, STAGING + commit_id)
+    return f"{directory}/{names.PRIVATE}/{STAGING}{commit_id}"
 
 
 class LogEnds(NamedTuple):
@@ -113,12 +113,12 @@ def log_end_at_begin(files: Files, directory: str, commit_id: str, log_ends: Log
 
     CorruptFileError if the note in the partition is damaged.
     """
-    path = os.path.join(staging_dir(directory, commit_id), BEGUN)
+    path = f"{staging_dir(directory, commit_id)}/{BEGUN}"
     if files.exists(path):
         return read_begun(files, path)
     if log_ends is None or log_ends.commit_id != commit_id:
         return None
-    return log_ends.offsets.get(os.path.basename(os.path.normpath(directory)))
+    return log_ends.offsets.get(names.root_and_name(directory)[1])
 
 
 def discard(files: Files, directory: str, commit_id: str) -> None:
@@ -135,8 +135,8 @@ def incomplete_commit_offset(
 
     An unreadable note counts as 0. `listing`: the names in the partition's private directory, listed now.
     """
-    private = os.path.join(directory, names.PRIVATE)
-    root, partition = os.path.split(os.path.normpath(directory))
+    private = f"{directory}/{names.PRIVATE}"
+    root, partition = names.root_and_name(directory)
     offsets: list[int] = []
     try:
         log_ends = load_log_ends(files, root)
@@ -146,7 +146,7 @@ def incomplete_commit_offset(
         offsets.append(0)
     try:
         for name in files.listdir(private) if listing is None else listing:
-            path = os.path.join(private, name, BEGUN)
+            path = f"{private}/{name}/{BEGUN}"
             if name.startswith(STAGING) and files.exists(path):
                 offsets.append(_read_or_0(files, path))
     except FileVanishedError:  # no private directory, or a commit was completed meanwhile

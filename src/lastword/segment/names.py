@@ -168,8 +168,17 @@ def parse_segment_file(name: str) -> SegmentFile | None:
 
 def snapshot_offsets(listing: Iterable[str]) -> list[int]:
     """Return the offsets of the producer snapshots among a directory's names, ascending."""
-    parsed = [parse_segment_file(name) for name in listing if name.endswith(SNAPSHOT)]
-    return sorted([snapshot.base_offset for snapshot in parsed if snapshot is not None])
+    return _offsets(listing, SNAPSHOT)
+
+
+def log_bases(listing: Iterable[str]) -> list[int]:
+    """Return the base offsets of the segments among a directory's names, ascending."""
+    return _offsets(listing, LOG)
+
+
+def _offsets(listing: Iterable[str], extension: str) -> list[int]:
+    parsed = map(parse_segment_file, listing)
+    return sorted([file.base_offset for file in parsed if file is not None and file[1:] == (extension, "")])
 
 
 def partition_dir(topic: str, partition: int) -> str:
@@ -186,6 +195,7 @@ def marked_partition_dir(topic: str, partition: int, marker: str, token: str) ->
     return topic[: 255 - len(tail)] + tail
 
 
+@lru_cache(maxsize=16384)
 def parse_partition_dir(name: str) -> PartitionDir | None:
     """Return the parts of a partition directory's name, or None for any other name."""
     match = _MARKED.fullmatch(name)
@@ -200,9 +210,15 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
     return PartitionDir(match[1], partition, marker)
 
 
+@lru_cache(maxsize=1024)  # an opening needs it several times
+def root_and_name(directory: str) -> tuple[str, str]:
+    """Return the root above a partition's directory, and the directory's name."""
+    return os.path.split(os.path.normpath(directory))
+
+
 def topic_partition(directory: str) -> tuple[str, int]:
     """Return topic and partition of a partition directory's path; ("", 0) for another name."""
-    parsed = parse_partition_dir(os.path.basename(os.path.normpath(directory)))
+    parsed = parse_partition_dir(root_and_name(directory)[1])
     return ("", 0) if parsed is None else (parsed.topic, parsed.partition)
 
 
