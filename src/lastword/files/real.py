@@ -605,7 +605,7 @@ class OsFiles(Files):
                 real = os.path.join(parent.path, name)
                 return self._roots.get(real) or self._unguarded_roots.setdefault(real, Root(real))
             below = parent.path + os.sep
-            nested = any(path.startswith(below) for path in self._roots)
+            nested = [path for path in self._roots if path.startswith(below)]
             return None if nested or self._roots.get(parent.path) is not parent else parent
 
     def _root_by_links(self, directory: str) -> Root:

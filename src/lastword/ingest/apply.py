@@ -198,7 +198,12 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
     logs = directory.logs(partitions)
     began = {
         tp: log.begin_commit(
-            staged_batches.log_end_at_begin(files, log.directory, commit_id, log_ends if is_begun else None)
+            # A note that was there when the log was opened holds it back: without one no note is looked for.
+            None
+            if log.incomplete_commit_offset is None
+            else staged_batches.log_end_at_begin(
+                files, log.directory, commit_id, log_ends if is_begun else None
+            )
         )
         for tp, log in logs.items()
     }
@@ -219,7 +224,9 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
 
         def append(tp: tuple[str, int], finish: Callable[[], None] | None = None) -> int:
             added = ingest(logs[tp], commit_id, staged[tp], began[tp], finish=finish, shared=shared)
-            staging.remove_old(files, logs[tp].directory, now_ms, is_abandoned)
+            log = logs[tp]
+            listing = log.private_names if close_logs else None  # a log that is open for long may get others
+            staging.remove_old(files, log.directory, now_ms, is_abandoned, listing)
             return added
 
         def finished(tp: tuple[str, int]) -> int:
@@ -263,6 +270,8 @@ def _remove_old(directory: LogDirectory) -> None:
     files, now_ms = directory.files, directory.clock.now_ms()
     staging.remove_old_shared(files, directory.path, now_ms)
     for name in files.listdir(directory.path):
+        if name[: len(names.OURS)] != names.OURS:  # that of a partition
+            continue
         is_mark = name.startswith(names.COMMITTED)
         unfinished = name.startswith(names.INBOX) and name.endswith(".tmp")
         if not (is_mark or unfinished or name.startswith(names.REFUSED)):
@@ -300,7 +309,7 @@ def ingest(
     files, directory = log.files, log.directory
     wanted = sorted(staged, key=lambda run: run.order)
     mark, folder = staging.committed_mark(directory, commit_id), staging_dir(directory, commit_id)
-    owns_files = any(run.position is None for run in wanted)
+    owns_files = None in [run.position for run in wanted]
     if owns_files and files.exists(mark):
         discard(files, directory, commit_id)
         return 0

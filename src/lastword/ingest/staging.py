@@ -398,7 +398,13 @@ def discard_all(files: Files, root: str, commit_id: str, partitions: Iterable[tu
         discard(files, os.path.join(root, names.partition_dir(topic, partition)), commit_id)
 
 
-def remove_old(files: Files, directory: str, now_ms: int, is_abandoned: Callable[[str], bool]) -> None:
+def remove_old(
+    files: Files,
+    directory: str,
+    now_ms: int,
+    is_abandoned: Callable[[str], bool],
+    listing: Iterable[str] | None = None,
+) -> None:
     """Remove from a partition old marks, and staged files of commits that were never made.
 
     Args:
@@ -406,12 +412,15 @@ def remove_old(files: Files, directory: str, now_ms: int, is_abandoned: Callable
         directory: The partition.
         now_ms: The time.
         is_abandoned: See `is_abandoned`; called with commit ids of which the partition has old files.
+        listing: The names in the private directory of the partition, as they were not long ago: a name that
+            is new is not old. None: it is listed.
     """
     private = _private_dir(directory)
-    try:
-        listing = files.listdir(private)
-    except FileVanishedError:
-        return
+    if listing is None:
+        try:
+            listing = files.listdir(private)
+        except FileVanishedError:
+            return
     for name in listing:
         if not name.startswith((STAGING, COMMITTED, OPEN)):
             continue
@@ -621,6 +630,8 @@ def entries(
     """List the manifests of the root, in the order of their numbers."""
     listed = []
     for name in files.listdir(root):
+        if name[: len(names.OURS)] != names.OURS:  # that of a partition
+            continue
         for prefix in prefixes:
             rest = name.removeprefix(prefix)
             number, dash, _ = rest.partition("-")

@@ -182,7 +182,7 @@ def repeated(
     Raises SequenceGapError, ProducerFencedError, CoordinatorFencedError or TransactionStateError for the
     first batch that may not be appended. Changes nothing.
     """
-    if all(bytes(data[_PRODUCER_ID]) == _NO_PRODUCER for data in batches):
+    if {bytes(data[_PRODUCER_ID]) for data in batches} <= {_NO_PRODUCER}:
         return None
     pending, offset = state.begin(), log_end
     repeats = []

@@ -18,6 +18,7 @@ would announce records that do not exist to its followers; so recovery cuts the 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -33,6 +34,7 @@ MAX_CHECKPOINT_BYTES = 64 << 20
 SETTLED_MS = 100
 """Age from which the facts of a file name its content. File times have a resolution of some ms."""
 _VERSION = 0
+_NUMBER = re.compile("[0-9]{1,19}")
 T = TypeVar("T")
 
 
@@ -139,9 +141,9 @@ def parse_lines(text: str, path: str, fields: int) -> list[list[str]]:
     rows = [line.split() for line in lines[2:]]
     if announced != len(rows):
         raise _corrupt(path, f"{len(rows)} lines, {announced} announced")
-    for line, parts in enumerate(rows, 3):
-        if len(parts) != fields:
-            raise _corrupt(path, f"line {line}: {len(parts)} fields, expected {fields}")
+    if set(map(len, rows)) - {fields}:
+        line, parts = next((line, parts) for line, parts in enumerate(rows, 3) if len(parts) != fields)
+        raise _corrupt(path, f"line {line}: {len(parts)} fields, expected {fields}")
     return rows
 
 
@@ -152,7 +154,7 @@ def format_lines(lines: Sequence[str]) -> bytes:
 
 def number(text: str, path: str) -> int:
     """Parse a non-negative 64-bit number in plain digits."""
-    if not (text.isascii() and text.isdigit()) or len(text) > 19 or int(text) >= 1 << 63:
+    if _NUMBER.fullmatch(text) is None or int(text) >= 1 << 63:
         raise _corrupt(path, f"{text[:40]!r} is no number")
     return int(text)
 

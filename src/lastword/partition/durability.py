@@ -324,7 +324,7 @@ def _mark(
     latest = (epochs or LeaderEpochs.load(files, directory)).latest
     is_current = epoch == (_NO_EPOCH if latest is None else latest)
     root, _ = names.root_and_name(directory)
-    return Mark(offset, is_current, not files.exists(os.path.join(root, names.HIGH_WATERMARKS)))
+    return Mark(offset, is_current, not files.exists(f"{root}/{names.HIGH_WATERMARKS}"))
 
 
 def _read(files: Files, directory: str) -> tuple[int, int | None]:

@@ -241,10 +241,12 @@ def log_found(
     `first_dirty` that is not ours is a cleaning by another cleaner.
     """
     there = load(files, directory, 0, listing)
-    if any(lease.position > log_end for lease in (*there.live, *there.lapsed)):
+    held = (*there.live, *there.lapsed)
+    if not held:
+        return
+    if any(lease.position > log_end for lease in held):
         removal_log.note_cut(files, directory, log_end)
-    if there != Leases():
-        removal_log.note_elsewhere(files, directory, first_dirty)
+    removal_log.note_elsewhere(files, directory, first_dirty)
 
 
 # ---------------------------------------------------------------- files

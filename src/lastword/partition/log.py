@@ -92,6 +92,7 @@ class PartitionLog(Reads):
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
         incomplete_commit_offset: int | None = None,
         recovered_to: int | None = None,
+        private_names: Sequence[str] = (),
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -103,6 +104,8 @@ class PartitionLog(Reads):
         self.on_roll: Callable[[], None] | None = None
         """Called after each roll, with the lock held."""
         self.grows = True
+        self.private_names = private_names
+        """The names that the private directory had when the log was opened."""
         self._on_append: Callable[[], None] | None = None
         self._local = local
         self._log_start = log_start
@@ -475,7 +478,7 @@ class PartitionLog(Reads):
         if not pending.headers:
             return
         local = self._local
-        if all(header.producer_id < 0 for header in pending.headers):
+        if max([header.producer_id for header in pending.headers]) < 0:
             local.append(pending)
         else:
             with local.failure.latching_if_interrupted():  # the state of the producers follows the bytes
@@ -690,10 +693,15 @@ class PartitionLog(Reads):
             self._expired_ms = now_ms
             self._producers.expire(now_ms, self.producer_expiration_ms)
         if self.log_end > 0:
-            with self._local.failure.latching_if_offline():
-                taking = self._snapshots.taking(self._producers, active_base=self._local.appender.base_offset)
-                if (yield from taking):  # syncs all names of the directory
-                    self._local.durability.directory_unsynced = False
+            local = self._local
+            taking = self._snapshots.taking(self._producers, active_base=local.appender.base_offset)
+            try:
+                is_taken = yield from taking
+            except LastwordError as error:
+                local.failure.latch_if_offline(error)
+                raise
+            if is_taken:  # it has synced all names of the directory
+                local.durability.directory_unsynced = False
 
     # -------------------------------------------------------------- sync
 

@@ -199,6 +199,7 @@ class _Opening:
             producer_expiration_ms=producer_expiration_ms,
             incomplete_commit_offset=incomplete_commit_offset(files, directory, private),
             recovered_to=None if self.clean or created else log_end,
+            private_names=private,
         )
         repaired = tuple(self.repairs.done)
         report = Recovery(self.topic, self.partition, self.clean, log_start, log_end, damage.walked, repaired)

@@ -437,11 +437,11 @@ class DamageRepair:
 
         It ends with a whole valid batch that its indexes cover.
         """
-        indexes = segment.offset_index, segment.time_index
-        if any(index.damaged or index.zero_tail_bytes for index in indexes):  # zeros: a stop cuts them
-            return None
+        offsets, times = segment.offset_index, segment.time_index
+        if offsets.damaged or times.damaged or offsets.zero_tail_bytes or times.zero_tail_bytes:
+            return None  # zeros: a stop cuts them
         trusted = segment.last_trusted()
-        if trusted.position != segment.offset_index.last.position:
+        if trusted.position != offsets.last.position:
             return None
         if trusted.header is not None and trusted.header.end == segment.size:
             return trusted.header.next_offset

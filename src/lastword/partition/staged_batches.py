@@ -94,7 +94,7 @@ def load_log_ends(files: Files, root: str) -> LogEnds | None:
     CorruptFileError if the note is damaged: batches that are in the logs could not be recognized.
     """
     try:
-        return read_settled(files, os.path.join(root, names.BEGUN), _read_log_ends)
+        return read_settled(files, f"{root}/{names.BEGUN}", _read_log_ends)
     except FileVanishedError:
         return None
 
@@ -203,6 +203,10 @@ class Block(Sequence[memoryview]):
             return [self[number] for number in range(*index.indices(len(self)))]
         end = self._ends[index]
         return self._view[end - self.sizes[index] : end]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        view = self._view
+        return iter([view[end - size : end] for size, end in zip(self.sizes, self._ends, strict=True)])
 
     def check(self, file: str) -> None:
         """Verify the checksum of each batch. CorruptBatchError for the first wrong one.

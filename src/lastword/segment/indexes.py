@@ -45,7 +45,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from operator import lt
+from operator import le, lt
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError
@@ -238,20 +238,18 @@ class TimeIndex:
 
     def __init__(self, data: bytes, base_offset: int) -> None:
         self.base_offset = base_offset
-        timestamps: list[int] = []
-        offsets: list[int] = []
         whole = len(data) - len(data) % TIME_ENTRY_BYTES
-        last_timestamp, last_offset = NO_TIMESTAMP, 0
-        zeros = len(data.rstrip(b"\0"))
-        for timestamp, relative in _TIME_ENTRY.iter_unpack(memoryview(data)[:whole]):
-            position = len(timestamps) * TIME_ENTRY_BYTES
-            if timestamp <= last_timestamp or relative < last_offset:
-                break
-            if timestamp == 0 and relative == 0 and position >= zeros and len(data) > TIME_ENTRY_BYTES:
-                break  # an entry (0 ms, first offset) is possible, but then it is the file's only one
-            timestamps.append(timestamp)
-            offsets.append(relative)
-            last_timestamp, last_offset = timestamp, relative
+        cells = list(_TIME_ENTRY.iter_unpack(memoryview(data)[:whole]))
+        timestamps, offsets = [cell[0] for cell in cells], [cell[1] for cell in cells]
+        valid = len(cells)
+        if not (
+            all(map(lt, [NO_TIMESTAMP, *timestamps], timestamps)) and all(map(le, [0, *offsets], offsets))
+        ):
+            rises = zip([NO_TIMESTAMP, *timestamps], timestamps, [0, *offsets], offsets, strict=False)
+            valid = next(n for n, (a, b, c, d) in enumerate(rises) if b <= a or d < c)
+        if valid and cells[0] == (0, 0) and len(data) > TIME_ENTRY_BYTES and not data.strip(b"\0"):
+            valid = 0  # an entry (0 ms, first offset) is possible, but then it is the file's only one
+        del timestamps[valid:], offsets[valid:]
         self._timestamps = timestamps
         self._offsets = offsets
         tail = data[len(timestamps) * TIME_ENTRY_BYTES :]

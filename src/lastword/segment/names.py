@@ -55,6 +55,8 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 FIRST_DIRTY = "cleaner-offset-checkpoint"
 SETTINGS = "lastword.toml"
 PARTITION_LIST = "lastword.partitions"
+OURS = "lastword."
+"""All of our files in the root have this prefix."""
 STAGED = "lastword.staged-"
 """`lastword.staged-<commit>-<order>-<copy>`: staged batches of many partitions (ingest.staging)."""
 BEGUN = "lastword.begun"
@@ -213,7 +215,8 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
 @lru_cache(maxsize=1024)  # an opening needs it several times
 def root_and_name(directory: str) -> tuple[str, str]:
     """Return the root above a partition's directory, and the directory's name."""
-    return os.path.split(os.path.normpath(directory))
+    root, name = os.path.split(os.path.normpath(directory))
+    return root or os.curdir, name
 
 
 def topic_partition(directory: str) -> tuple[str, int]:

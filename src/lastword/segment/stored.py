@@ -7,7 +7,6 @@ files of a partition directory. A segment of another store (memory, later object
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from lastword.errors import FileVanishedError, NotAPartitionError
@@ -110,7 +109,7 @@ class SegmentFiles:
 
     def open_read(self) -> Handle:
         """As `StoredSegment.open_read`."""
-        return self.files.open_read(self.path(names.LOG))
+        return self.files.open_read(self._log_path)
 
     def open_append(self, extension: str, *, create: bool = False, exclusive: bool = False) -> Handle:
         """As `StoredSegment.open_append`."""
@@ -122,9 +121,10 @@ class SegmentFiles:
         # Most segments have no transaction index. A failed open of it must not count as a failed sync.
         if extension == names.TXN_INDEX and not self.files.exists(path):
             return None
-        with suppress(FileVanishedError):
+        try:
             return self.files.read_bytes(path)
-        return None
+        except FileVanishedError:
+            return None
 
     def checked(self, extension: str) -> bytes | None:
         """As `StoredSegment.checked`."""
