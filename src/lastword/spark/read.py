@@ -108,7 +108,7 @@ def read_task(
             batch for part in parts for batch in read_batches(part, options, target, columns, files)
         )
         return
-    with collector_paused():  # for the bytes of a shared task, which are few
+    with collector_paused():  # a shared task has few bytes
         yield from joined(read_together(parts, options, target, columns, files))
 
 
@@ -166,26 +166,26 @@ def read_together(
     For a small partition, the calls for its arrays cost more than its records.
     """
     joiner = ChunkJoiner(JOINED_BYTES)
-    of_chunks: list[LogPartition] = []
+    owners: list[LogPartition] = []  # the part of each chunk in `joiner`
 
     def converted() -> Iterator[pa.RecordBatch]:
-        if of_chunks:
+        if owners:
             records, chunk, counts = decode_joined(*joiner.take())
-            numbers = np.repeat(np.array([part.partition for part in of_chunks], np.int32), counts)
-            yield from to_spark(iter([(chunk, records)]), of_chunks[0], options, target, columns, numbers)
-            of_chunks.clear()
+            numbers = np.repeat(np.array([part.partition for part in owners], np.int32), counts)
+            yield from to_spark(iter([(chunk, records)]), owners[0], options, target, columns, numbers)
+            owners.clear()
 
     for part in parts:
         for chunk, hidden, first in chunks_between(part, options, files):
             base_offset = int(chunk.table[0, fields.BASE_OFFSET])
             is_whole = hidden is None and first <= base_offset and chunk.next_offset <= part.end
-            if of_chunks and (not is_whole or part.topic != of_chunks[0].topic or not joiner.add(chunk)):
+            if owners and (not is_whole or part.topic != owners[0].topic or not joiner.add(chunk)):
                 yield from converted()
-            elif of_chunks:
-                of_chunks.append(part)
+            elif owners:
+                owners.append(part)
                 continue
             if is_whole and joiner.add(chunk):
-                of_chunks.append(part)
+                owners.append(part)
             else:
                 records = selected(chunk, hidden, first, part.end)
                 yield from to_spark(iter([(chunk, records)]), part, options, target, columns)
