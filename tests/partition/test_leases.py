@@ -307,11 +307,11 @@ def test_a_cut_takes_leases_back_and_their_readers_are_told(tmp_path):
 def test_a_log_that_is_found_shorter_than_a_lease_says_was_cut(tmp_path):
     directory = str(tmp_path)
     take(directory, "a", 90)
-    leases.log_found(DEFAULT, directory, 90, 0)
+    leases.log_found(DEFAULT, directory, 90, lambda: 0)
     assert leases.read(DEFAULT, directory, "a").position == 90
-    leases.log_found(DEFAULT, directory, 60, 0)
+    leases.log_found(DEFAULT, directory, 60, lambda: 0)
     assert leases.read(DEFAULT, directory, "a").position == 60
-    leases.log_found(DEFAULT, directory, 60, 0)
+    leases.log_found(DEFAULT, directory, 60, lambda: 0)
     assert removal_log.load(DEFAULT, directory).cuts == (60,)
 
 
@@ -351,12 +351,12 @@ def test_a_reader_that_stood_below_when_a_broker_had_the_log_is_told(beside_a_br
     cleaned_to(50)
     take(directory, "since")  # begins with an empty state; the lease records the broker's checkpoint
     go_on(directory, "since", 20)
-    leases.log_found(DEFAULT, directory, 1000, 50)
+    leases.log_found(DEFAULT, directory, 1000, lambda: 50)
     for back in (go_on, take):
         with pytest.raises(LeaseRefusedError, match="lease 'low' at 10 is refused: another cleaner"):
             back(directory, "low", 100 if back is go_on else 10)
     assert go_on(directory, "high", 100).position == go_on(directory, "since", 100).position == 100
-    leases.log_found(DEFAULT, directory, 1000, 50)
+    leases.log_found(DEFAULT, directory, 1000, lambda: 50)
     assert removal_log.load(DEFAULT, directory).elsewhere == 1
 
 

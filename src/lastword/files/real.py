@@ -458,7 +458,8 @@ class OsHandle(Handle):
         """Return the facts of the open file."""
         fd = self._acquire("inspect")
         try:
-            return facts_of(os.fstat(fd))
+            facts = os.fstat(fd)
+            return _facts(facts, _KINDS.get(stat.S_IFMT(facts.st_mode), "other"))
         except OSError as error:
             raise translate(error, self.path, "inspect") from error
         finally:
@@ -484,10 +485,11 @@ class OsHandle(Handle):
         return f"<OsHandle {self.path}{' closed' if self._closed else ''}>"
 
 
-def facts_of(result: os.stat_result, *, link: bool = False) -> FileFacts:
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+
+
+def _facts(result: os.stat_result, kind: str) -> FileFacts:
     """Convert the result of a stat call."""
-    mode = result.st_mode
-    kind = "link" if link else "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else "other"
     return FileFacts(result.st_size, result.st_mtime_ns // 1_000_000, result.st_ino, kind)
 
 
@@ -718,8 +720,10 @@ class OsFiles(Files):
         """Return the facts of a file or directory; None if it does not exist."""
         try:
             facts = os.lstat(path)
-            link = stat.S_ISLNK(facts.st_mode)
-            return facts_of(os.stat(path) if link else facts, link=link)
+            kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "other")
+            if kind == "link":
+                facts = os.stat(path)
+            return _facts(facts, kind)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

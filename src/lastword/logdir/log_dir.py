@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import cache
 from typing import Any
 
 from lastword import files as storage
@@ -472,7 +473,7 @@ class LogDirectory:
         with self.lock:
             self._check_writable()
             log = self._opened.logs.get(tp)
-            return run_steps(self._opening_log(tp)) if log is None else log
+            return run_steps(self._opening_log(tp, self.topic_config)) if log is None else log
 
     def is_log_open(self, topic: str, partition: int) -> bool:
         """Return whether `log` returns immediately, because the partition was used before."""
@@ -487,13 +488,16 @@ class LogDirectory:
         with self.lock:
             self._check_writable()
             wanted = [TopicPartition(*tp) for tp in partitions]
-            missing = [self._opening_log(tp) for tp in wanted if tp not in self._opened.logs]
+            config_of = cache(self.topic_config)  # the lock keeps the settings
+            missing = [self._opening_log(tp, config_of) for tp in wanted if tp not in self._opened.logs]
             for log in run_together(missing, self.files, self.path, any_thread=True):
                 if isinstance(log, LastwordError):
                     raise log
             return {tp: self._opened.logs[tp] for tp in wanted}
 
-    def _opening_log(self, tp: TopicPartition) -> Steps[PartitionLog]:
+    def _opening_log(
+        self, tp: TopicPartition, config_of: Callable[[str], TopicConfig]
+    ) -> Steps[PartitionLog]:
         if tp in self._opened.offline:
             raise self._opened.offline[tp]
         directory = self._own_directory(tp)
@@ -504,8 +508,8 @@ class LogDirectory:
                 yield from self._opened.opening(
                     tp,
                     directory,
-                    self.topic_config(tp.topic),
-                    first_dirty=self.first_dirty(*tp),
+                    config_of(tp.topic),
+                    first_dirty=lambda: self.first_dirty(*tp),
                     producer_expiration_ms=self.settings.instance.producer_id_expiration_ms,
                 )
             )

@@ -109,7 +109,7 @@ class OpenPartitions:
         directory: str,
         config: TopicConfig,
         *,
-        first_dirty: int | None,
+        first_dirty: Callable[[], int | None],
         producer_expiration_ms: int,
     ) -> Steps[PartitionLog]:
         """Recover the partition in `directory` and open it.
@@ -124,7 +124,7 @@ class OpenPartitions:
             self._clock,
             recovery_point=left.recovery_point,
             log_start=left.log_start,
-            first_dirty=first_dirty or 0,
+            first_dirty=lambda: first_dirty() or 0,
             clean=left.clean,
             rng=self._rng,
             producer_expiration_ms=producer_expiration_ms,
@@ -143,8 +143,9 @@ class OpenPartitions:
         The file's time decides, not the records' times: a log of old records would get a new segment at every
         opening.
         """
-        limit = min(log.config.segment_ms, log.config.max_compaction_lag_ms)
-        return log.active.size > 0 and self._clock.now_ms() - log.active.mtime_ms > limit
+        config, active = log.config, log.active
+        limit = min(config.segment_ms, config.max_compaction_lag_ms)
+        return active.size > 0 and self._clock.now_ms() - active.mtime_ms > limit
 
     def recovery(self, path: str, mode: str) -> DirRecovery:
         """Return the report of all openings so far."""

@@ -233,7 +233,11 @@ def _is_lease(name: str) -> bool:
 
 
 def log_found(
-    files: Files, directory: str, log_end: int, first_dirty: int, listing: Iterable[str] | None = None
+    files: Files,
+    directory: str,
+    log_end: int,
+    first_dirty: Callable[[], int],
+    listing: Iterable[str] | None = None,
 ) -> None:
     """Note the facts of a log that was opened to append. `listing`: as of `load`.
 
@@ -246,7 +250,7 @@ def log_found(
         return
     if any(lease.position > log_end for lease in held):
         removal_log.note_cut(files, directory, log_end)
-    removal_log.note_elsewhere(files, directory, first_dirty)
+    removal_log.note_elsewhere(files, directory, first_dirty())
 
 
 # ---------------------------------------------------------------- files

@@ -207,6 +207,7 @@ class LocalLog:
         synced_to: int,
         recovery_point: int,
         rng: random.Random | None = None,
+        has_transaction_index: bool = True,
     ) -> None:
         self.store = store
         self.config = config
@@ -227,7 +228,11 @@ class LocalLog:
         self.changes = 0
         self._begin(
             segments,
-            SegmentAppender.resume(segments.active, index_interval_bytes=config.index_interval_bytes),
+            SegmentAppender.resume(
+                segments.active,
+                index_interval_bytes=config.index_interval_bytes,
+                has_transaction_index=has_transaction_index,
+            ),
         )
 
     def _begin(self, segments: SegmentSet, appender: SegmentAppender) -> None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -69,7 +70,7 @@ def opening(
     *,
     recovery_point: int = 0,
     log_start: int = 0,
-    first_dirty: int = 0,
+    first_dirty: Callable[[], int] = int,
     clean: bool = False,
     rng: random.Random | None = None,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
@@ -83,7 +84,7 @@ def opening(
         clock: The time.
         recovery_point: By the checkpoint.
         log_start: By the checkpoint; a log start that the log cannot have is ignored.
-        first_dirty: By the checkpoint.
+        first_dirty: Returns it by the checkpoint; called if the partition has leases.
         clean: The directory's clean-shutdown marker was there.
         rng: Jitter of rolling.
         producer_expiration_ms: Producers that were silent for so long, without a transaction, are dropped.
@@ -110,7 +111,7 @@ class _Opening:
         files: Files,
         directory: str,
         config: TopicConfig,
-        checkpointed: tuple[int, int, int],
+        checkpointed: tuple[int, int, Callable[[], int]],
         clean: bool,
     ) -> None:
         self.files = files
@@ -187,6 +188,9 @@ class _Opening:
             synced_to=recovery_point,
             recovery_point=recovery_point,
             rng=rng,
+            # That of a segment that was walked may have been made.
+            has_transaction_index=bool(inspections)
+            or names.segment_file(segments.active.base_offset, names.TXN_INDEX) in listing,
         )
         log = PartitionLog(
             self.topic,

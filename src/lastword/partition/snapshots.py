@@ -93,6 +93,8 @@ def decode(data: bytes, file: str) -> list[Producer]:
             text, remedy="remove the file: opening the log rebuilds the state", file=file, position=position
         )
 
+    if data == EMPTY_SNAPSHOT:
+        return []
     if len(data) < HEADER.size:
         raise bad(f"a snapshot of {len(data)} bytes is shorter than its header", len(data))
     version, crc, count = HEADER.unpack_from(data)
@@ -154,7 +156,7 @@ class Snapshots:
         Returns:
             False, and nothing written, if the snapshot there is current.
         """
-        path, data = self.path(state.end_offset), encode(state.producers)
+        path, data = self.path(state.end_offset), encode(state.producers) if state else EMPTY_SNAPSHOT
         if state.end_offset == self._current and self.files.exists(path):
             return False
         is_renamed = False

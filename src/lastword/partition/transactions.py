@@ -97,7 +97,9 @@ class OpenTransactions:
 
     def __init__(self, first_offsets: dict[int, int] | None = None) -> None:
         """`first_offsets`: producer id -> first offset, for instance of a snapshot, in any order."""
-        self._first = dict(sorted((first_offsets or {}).items(), key=lambda item: item[1]))
+        self._first: dict[int, int] = {}
+        if first_offsets:
+            self._first.update(sorted(first_offsets.items(), key=lambda item: item[1]))
 
     def __len__(self) -> int:
         return len(self._first)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError
@@ -78,6 +77,20 @@ class SegmentEnd(NamedTuple):
 _new_end = tuple.__new__  # half the time of a call of the class
 
 
+class _Opened:
+    """A handle that is opened at its first use and kept: a `cached_property` without a lock (Python 3.11)."""
+
+    def __init__(self, opening: Callable[[SegmentAppender], Handle]) -> None:
+        self._opening = opening
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, appender: SegmentAppender, owner: type) -> Handle:
+        handle = appender.__dict__[self._name] = self._opening(appender)
+        return handle
+
+
 class SegmentAppender:
     """Append to the active segment; its end is `end`.
 
@@ -85,11 +98,25 @@ class SegmentAppender:
     copy of the facts of that moment.
     """
 
-    def __init__(self, segment: Segment, builder: IndexBuilder, handles: Iterable[Handle] = ()) -> None:
-        """Append to a segment. `handles`: its open log and indexes; else each is opened at its first use."""
+    def __init__(
+        self,
+        segment: Segment,
+        builder: IndexBuilder,
+        handles: Iterable[Handle] = (),
+        *,
+        has_transaction_index: bool = True,
+    ) -> None:
+        """Append to a segment.
+
+        Args:
+            segment: The segment.
+            builder: Its indexes up to its end.
+            handles: Its open log and indexes; else each is opened at its first use.
+            has_transaction_index: False: it has none, so the storage is not looked at.
+        """
         self.base_offset = segment.base_offset
         self.file = segment.file
-        self.aborted = TransactionIndex(segment.stored)
+        self.aborted = TransactionIndex(segment.stored, is_absent=not has_transaction_index)
         self.end = SegmentEnd(segment.size, segment.next_offset, segment.largest_timestamp)
         """Replaced as a whole when the bytes are in the log: no other thread finds half of an append."""
         self._segment = segment
@@ -122,7 +149,9 @@ class SegmentAppender:
         return cls(segment, builder, handles)
 
     @classmethod
-    def resume(cls, segment: Segment, *, index_interval_bytes: int) -> SegmentAppender:
+    def resume(
+        cls, segment: Segment, *, index_interval_bytes: int, has_transaction_index: bool = True
+    ) -> SegmentAppender:
         """Continue a segment that is valid to its last byte, with its indexes.
 
         A last time entry, which closing added, is removed: so the index stays what the rule makes of the log.
@@ -145,7 +174,7 @@ class SegmentAppender:
             builder.seen(header.last_offset, header.max_timestamp)
             next_offset = header.next_offset
         segment = segment.ending_at(segment.size, next_offset, builder.largest_timestamp, active=True)
-        appender = cls(segment, builder)
+        appender = cls(segment, builder, has_transaction_index=has_transaction_index)
         ends_with_tail[1] |= len(times) < entries
         for name, has_tail in zip(_HANDLES[1:], ends_with_tail, strict=True):
             if has_tail:
@@ -155,7 +184,7 @@ class SegmentAppender:
     # `resume` opens no file: a commit opens more logs than there are descriptors, and appends to one after
     # another.
 
-    @cached_property
+    @_Opened
     def _log(self) -> Handle:
         """Open the log. FileVanishedError if it is not the one that was read."""
         handle = self._segment.stored.open_append(names.LOG)
@@ -165,11 +194,11 @@ class SegmentAppender:
             raise FileVanishedError(f"{self.file} was replaced since it was opened", file=self.file)
         return handle
 
-    @cached_property
+    @_Opened
     def _index(self) -> Handle:
         return self._opened(names.INDEX, self._index_bytes)
 
-    @cached_property
+    @_Opened
     def _times(self) -> Handle:
         return self._opened(names.TIME_INDEX, self._time_bytes)
 

@@ -455,9 +455,10 @@ class TransactionIndex:
     One thread writes (under the log's lock); others may read and iterate meanwhile.
     """
 
-    def __init__(self, stored: StoredSegment) -> None:
+    def __init__(self, stored: StoredSegment, *, is_absent: bool = False) -> None:
+        """`is_absent`: the segment has no such file, so none is looked for."""
         self._stored = stored
-        self._entries: list[AbortedTransaction] | None = None
+        self._entries: list[AbortedTransaction] | None = [] if is_absent else None
         self._handle: Handle | None = None
 
     @property
