@@ -127,7 +127,7 @@ def assign_moved(source: str, target: str, find_root: Callable[[str], str | None
         replaced = os.lstat(target)
     except FileNotFoundError:
         replaced = None
-    if replaced is None and os.path.dirname(source) == os.path.dirname(target):
+    if replaced is None and source.rpartition("/")[0] == target.rpartition("/")[0]:
         return
     if replaced is not None and not stat.S_ISREG(replaced.st_mode):
         return

@@ -283,9 +283,11 @@ def _is_odd(files: Files, root: str, path: str, name: str) -> bool:
 
 def is_partition(files: Files, path: str, marker: str = "") -> bool:
     """Return whether a directory with a partition's name holds anything of a log."""
-    with suppress(StorageError):  # the listing decides; it costs more
+    try:
         if files.exists(f"{path}/{names.PARTITION_METADATA}"):
             return True
+    except StorageError:  # the listing decides; it costs more
+        pass
     if not files.is_dir(path):
         return False
     try:

@@ -224,13 +224,15 @@ class ProducerState:
     def __init__(self, end_offset: int = 0, producers: Iterable[Producer] = ()) -> None:
         self.end_offset = end_offset
         self._producers = {producer.producer_id: producer for producer in producers}
-        self._open = OpenTransactions(
-            {
-                p.producer_id: p.transaction_start
-                for p in self._producers.values()
-                if p.transaction_start is not None
-            }
-        )
+        self._open = OpenTransactions()
+        if self._producers:
+            self._open = OpenTransactions(
+                {
+                    p.producer_id: p.transaction_start
+                    for p in self._producers.values()
+                    if p.transaction_start is not None
+                }
+            )
         self._unreplicated: list[CompletedTransaction] = []
 
     def __len__(self) -> int:

@@ -39,7 +39,6 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -162,9 +161,11 @@ class Snapshots:
         is_renamed = False
         if active_base is not None and self._current > active_base and data == self._durable:
             yield ()  # at a close, the batches below the new offset are durable when this returns
-            with suppress(FileVanishedError):
+            try:
                 self.files.rename(self.path(self._current), path)
                 is_renamed = True
+            except FileVanishedError:
+                pass
         if is_renamed:
             yield (partial(self.files.fsync_dir, self.directory),)
         else:

@@ -23,6 +23,7 @@ from lastword.files import Handle
 from lastword.records.batch import BatchHeader
 from lastword.segment import names
 from lastword.segment.indexes import (
+    NO_TIMESTAMP,
     OFFSET_ENTRY_BYTES,
     TIME_ENTRY_BYTES,
     IndexBuilder,
@@ -157,17 +158,18 @@ class SegmentAppender:
         A last time entry, which closing added, is removed: so the index stays what the rule makes of the log.
         """
         offsets, times = segment.offset_index, segment.time_index
-        entries = len(times)
-        ends_with_tail = [index.damaged or index.zero_tail_bytes > 0 for index in (offsets, times)]
-        times.cut(offsets.last.offset if len(offsets) else segment.base_offset - 1)
+        entries, indexed = times.size_bytes, offsets.last
+        cuts_offsets = offsets.damaged or offsets.zero_tail_bytes > 0
+        cuts_times = times.damaged or times.zero_tail_bytes > 0
+        times.cut(indexed.offset if indexed.position else segment.base_offset - 1)
         last = times.last
         builder = IndexBuilder(
             segment.base_offset,
             index_interval_bytes,
-            entry_position=offsets.last.position,
+            entry_position=indexed.position,
             time_entry=last.timestamp,
         )
-        if len(times):
+        if last.timestamp != NO_TIMESTAMP:
             builder.seen(last.offset, last.timestamp)
         next_offset = segment.base_offset
         for header in segment.headers_from_last_indexed():
@@ -175,10 +177,11 @@ class SegmentAppender:
             next_offset = header.next_offset
         segment = segment.ending_at(segment.size, next_offset, builder.largest_timestamp, active=True)
         appender = cls(segment, builder, has_transaction_index=has_transaction_index)
-        ends_with_tail[1] |= len(times) < entries
-        for name, has_tail in zip(_HANDLES[1:], ends_with_tail, strict=True):
-            if has_tail:
-                getattr(appender, name)  # opens the index, and cuts it
+        # Each index that is longer than its entries is opened, which cuts it.
+        if cuts_offsets:
+            appender._index  # noqa: B018
+        if cuts_times or times.size_bytes < entries:
+            appender._times  # noqa: B018
         return appender
 
     # `resume` opens no file: a commit opens more logs than there are descriptors, and appends to one after

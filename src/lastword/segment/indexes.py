@@ -157,7 +157,7 @@ class OffsetIndex:
         """The last entry; (base, 0) for an empty index."""
         if not self._offsets:
             return OffsetEntry(self.base_offset, 0)
-        return OffsetEntry(self.base_offset + self._offsets[-1], self._positions[-1])
+        return _entry(OffsetEntry, (self.base_offset + self._offsets[-1], self._positions[-1]))
 
     def lookup(self, offset: int) -> OffsetEntry:
         """Return the entry with the largest offset not above `offset`; (base, 0) if there is none."""
