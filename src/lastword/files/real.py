@@ -62,6 +62,7 @@ class Reopenable(Protocol):
     """The part of a handle that `Descriptors` uses."""
 
     fd: int  # -1 while it is closed
+    key: int  # the `id` of the object
     pins: int
     appends: bool  # as a pin; set with the lock of `Descriptors` held, reset without it
     unsynced: bool
@@ -105,7 +106,7 @@ class Descriptors:
     def add(self, handle: Reopenable) -> None:
         """Add a handle that has just been opened."""
         with self._lock:
-            self._open[id(handle)] = weakref.ref(handle)
+            self._open[handle.key] = weakref.ref(handle)
 
     def open(self, opening: Callable[..., T], *arguments: Any) -> T:
         """Call a function that opens a descriptor; evict others first, and again if the system has none."""
@@ -124,7 +125,7 @@ class Descriptors:
             handle.pins += 1
             fd = handle.fd
             if fd >= 0:
-                self._open.move_to_end(id(handle))
+                self._open.move_to_end(handle.key)
                 return fd
             try:
                 return self._reopen(handle)
@@ -142,7 +143,7 @@ class Descriptors:
             handle.appends = True
             fd = handle.fd
             if fd >= 0:
-                self._open.move_to_end(id(handle))
+                self._open.move_to_end(handle.key)
                 return fd
             return self._reopen(handle)
         except BaseException:
@@ -153,7 +154,7 @@ class Descriptors:
 
     def _reopen(self, handle: Reopenable) -> int:
         handle.fd = fd = self.open(handle.reopen)
-        self._open[id(handle)] = weakref.ref(handle)
+        self._open[handle.key] = weakref.ref(handle)
         return fd
 
     def release(self, handle: Reopenable) -> None:
@@ -164,7 +165,7 @@ class Descriptors:
     def remove(self, handle: Reopenable) -> int:
         """Remove a handle that is being closed; return its descriptor, or -1."""
         with self._lock:
-            self._open.pop(id(handle), None)
+            self._open.pop(handle.key, None)
             fd, handle.fd = handle.fd, -1
             return fd
 
@@ -233,6 +234,7 @@ class OsHandle(Handle):
         self, fd: int, path: str, root: Root, descriptors: Descriptors, flags: int, facts: os.stat_result
     ) -> None:
         self.fd = fd
+        self.key = id(self)
         self.path = path
         self.pins = 0
         self.appends = False

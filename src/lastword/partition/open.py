@@ -361,7 +361,7 @@ class _Opening:
             bases=last,
             is_expired=lambda producer: producer.is_expired(*age),
         )
-        for base in sorted(rebuild & (indexed | set(result.aborted))):
+        for base in sorted(rebuild & (indexed | set(result.aborted))) if rebuild else ():
             self._build_txn_index(base, indexes.encode_aborted(result.aborted.get(base, ())))
         for offset in result.damaged:
             self.files.unlink(store.path(offset), missing_ok=True)
@@ -370,14 +370,15 @@ class _Opening:
             )
         for base, producers in result.at_bases.items():
             store.write(base, producers)
-        left = set(offsets).difference(result.damaged).union(result.at_bases)
+        left = offsets
+        if result.damaged or result.at_bases:
+            left = sorted(set(offsets).difference(result.damaged).union(result.at_bases))
         if not self.clean and any(bases[-1] < offset < log_end for offset in left):
             # A snapshot of an earlier clean stop: a snapshot at the log end replaces it.
             store.write(log_end, result.state.producers)
-            left.add(log_end)
-        outside = store.remove_outside(sorted(left), bases[0] - 1, log_end)
-        stray = store.stray(sorted(left.difference(outside)), bases)
-        store.remove(stray)
+            left = sorted({*left, log_end})
+        outside = store.remove_outside(left, bases[0] - 1, log_end)
+        store.remove(store.stray([offset for offset in left if offset not in outside], bases))
         if outside or result.damaged:
             # A snapshot above a cut must not return when the log has grown there again. The removal of the
             # others is durable with the first sync of the log, or of a cut.

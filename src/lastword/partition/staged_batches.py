@@ -266,13 +266,14 @@ def joined(blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield the batches of blocks in their order, with many small blocks joined into one."""
     buffer, sizes = bytearray(), list[int]()
     for block in blocks:
-        if sizes and len(buffer) + block.size_bytes > JOINED_BYTES:
+        size_bytes = block.size_bytes
+        if sizes and len(buffer) + size_bytes > JOINED_BYTES:
             yield Block(buffer + bytes(SLACK_BYTES), sizes)
             buffer, sizes = bytearray(), []
-        if block.size_bytes > JOINED_BYTES:
+        if size_bytes > JOINED_BYTES:
             yield block
             continue
-        buffer += memoryview(block.buffer)[: block.size_bytes]
+        buffer += memoryview(block.buffer)[:size_bytes]
         sizes += block.sizes
     if sizes:
         yield Block(buffer + bytes(SLACK_BYTES), sizes)

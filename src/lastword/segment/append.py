@@ -177,11 +177,10 @@ class SegmentAppender:
             next_offset = header.next_offset
         segment = segment.ending_at(segment.size, next_offset, builder.largest_timestamp, active=True)
         appender = cls(segment, builder, has_transaction_index=has_transaction_index)
-        # Each index that is longer than its entries is opened, which cuts it.
         if cuts_offsets:
-            appender._index  # noqa: B018
+            appender._index.truncate(offsets.size_bytes)
         if cuts_times or times.size_bytes < entries:
-            appender._times  # noqa: B018
+            appender._times.truncate(times.size_bytes)
         return appender
 
     # `resume` opens no file: a commit opens more logs than there are descriptors, and appends to one after
@@ -199,18 +198,11 @@ class SegmentAppender:
 
     @_Opened
     def _index(self) -> Handle:
-        return self._opened(names.INDEX, self._index_bytes)
+        return self._segment.stored.open_append(names.INDEX, create=True)
 
     @_Opened
     def _times(self) -> Handle:
-        return self._opened(names.TIME_INDEX, self._time_bytes)
-
-    def _opened(self, extension: str, size: int) -> Handle:
-        """Open an index and remove the bytes behind its entries."""
-        handle = self._segment.stored.open_append(extension, create=True)
-        if handle.size() != size:
-            handle.truncate(size)
-        return handle
+        return self._segment.stored.open_append(names.TIME_INDEX, create=True)
 
     @classmethod
     def from_file(
@@ -402,9 +394,9 @@ class SegmentAppender:
         new_times = bytes(self._builder.time_entries[first_time_byte:])
         try:
             if new_offsets:
-                self._index.append(new_offsets)
+                _append_at(self._index, new_offsets, self._index_bytes)
             if new_times:
-                self._times.append(new_times)
+                _append_at(self._times, new_times, self._time_bytes)
         except LastwordError:
             self._take_back()
             raise
@@ -483,7 +475,7 @@ class SegmentAppender:
             self._builder.finish()
             new = bytes(self._builder.time_entries[before:])
             if new:
-                self._times.append(new)
+                _append_at(self._times, new, self._time_bytes)
                 self._time_bytes += len(new)
                 self._finished = new
         except BaseException:
@@ -503,6 +495,13 @@ class SegmentAppender:
 
 _APPENDED = (names.LOG, names.INDEX, names.TIME_INDEX)
 _HANDLES = ("_log", "_index", "_times")
+
+
+def _append_at(index: Handle, entries: bytes, size: int) -> None:
+    """Append entries to an index whose entries have `size` bytes; other bytes behind these are removed."""
+    if index.append(entries) != size:
+        index.truncate(size)
+        index.append(entries)
 
 
 def _facts(handle: Handle) -> StoredFacts:
