@@ -155,7 +155,7 @@ def segment_file(base_offset: int, extension: str, suffix: str = "") -> str:
     return f"{base_offset:020d}{extension}{suffix}"
 
 
-@lru_cache(maxsize=65536)  # four names for each segment: a directory is walked 16 times while it is opened
+@lru_cache(maxsize=65536)  # four names for each segment, which several steps of an opening parse
 def parse_segment_file(name: str) -> SegmentFile | None:
     """Return the parts of a segment's or snapshot's file name, or None for any other file."""
     digits, tail = name[:20], _TAILS.get(name[20:])
