@@ -200,7 +200,7 @@ def test_a_commit_costs_a_constant_number_of_calls_for_each_partition(tmp_path, 
     for number, syncs, calls in ((1, 6, 59), (2, 4, 59)):
         few, many = (counted[count, number] for count in (10, 50))
         assert many["fsync"] + many["fsync_dir"] - few["fsync"] - few["fsync_dir"] == 40 * syncs
-        assert many["listdir"] - few["listdir"] == 40 * 4
+        assert many["listdir"] - few["listdir"] == 40 * 2
         assert many.total() - few.total() <= 40 * calls, (few, many)
 
 
