@@ -58,14 +58,17 @@ test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
 test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, in three processes: each waits much
 	@$(MAKE) --no-print-directory --output-sync=target $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 3) test-kafka test-spark test-beside
 
+# Only these paths have tests that start an engine (tests/conftest.py refuses others). To import all tests takes 6 s of CPU in each process.
+ENGINES := tests/spark tests/kafka tests/bench tests/differential tests/examples tests/api/test_readme.py
+
 test-spark: java $(READY) kernels
-	@$(PY) -m pytest -m 'spark and not kafka and not beside'
+	@$(PY) -m pytest -m 'spark and not kafka and not beside' $(ENGINES)
 
 test-kafka: java $(READY) kernels
-	@$(PY) -m pytest -m 'kafka and not beside'
+	@$(PY) -m pytest -m 'kafka and not beside' $(ENGINES)
 
 test-beside: java $(READY) kernels
-	@$(PY) -m pytest -m beside
+	@$(PY) -m pytest -m beside $(ENGINES)
 
 exhaustive: java $(READY) kernels ## the slow tests without sampling: every bit, every failing call, every moment of a power cut
 	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m '(slow or kafka) and not spark' --timeout 1800

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -32,6 +33,20 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
 # A shell starts background processes with SIGINT ignored, and their child processes inherit that. Some tests
 # send SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)  # after tests/kafka/conftest.py, which adds marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a test of an engine outside ENGINES in the Makefile: `make test-engines` would not run it."""
+    line = re.search(r"^ENGINES := (.*)$", (config.rootpath / "Makefile").read_text(), re.MULTILINE)
+    assert line is not None
+    paths = [config.rootpath / path for path in line[1].split()]
+    for item in items:
+        engines = [mark for mark in ("spark", "kafka", "beside") if item.get_closest_marker(mark)]
+        if engines and not any(item.path.is_relative_to(path) for path in paths):
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {engines[0]}: add its path to ENGINES in the Makefile"
+            )
 
 
 def pytest_collection_finish() -> None:
