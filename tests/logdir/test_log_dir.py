@@ -389,6 +389,26 @@ def test_a_partition_that_could_not_be_deleted_is_as_it_was(tmp_path: Path) -> N
         assert logs.log("users", 1).log_start == 7
 
 
+def test_topics_are_deleted_together_but_one_that_cannot_be_renamed(tmp_path: Path) -> None:
+    files = RecordingFiles(UNSYNCED)
+    logs = LogDirectory.open(tmp_path, "a", files, ManualClock(NOW))
+    for topic in ("a", "b", "c"):
+        logs.create_topic(topic, 1, {"cleanup.policy": "compact"})
+    error = StorageError("planted")
+    files.fail = lambda call: error if call.name == "rename" and call.path.endswith("b-0") else None
+    files.calls.clear()
+    assert logs.delete_topics(["a", "b", "c"]) == {"b": error}
+    assert logs.topics() == ["b"] and len(list(tmp_path.glob("*-delete"))) == 2
+    assert [call.name for call in files.changes].count("fsync_dir") == 2  # the root, and for lastword.toml
+    files.fail = None
+    for topic in ("a", "c"):
+        logs.create_topic(topic)
+    policies = [logs.topic_config(topic).cleanup_policy for topic in ("a", "b", "c")]
+    assert policies == [None, {"compact"}, None]
+    assert list(logs.delete_topics(["absent", "b"])) == ["absent"] and logs.topics() == ["a", "c"]
+    logs.close()
+
+
 def test_a_deletion_that_was_interrupted_is_finished(tmp_path: Path) -> None:
     with opened(tmp_path) as logs:
         logs.create_topic("users")

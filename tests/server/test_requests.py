@@ -35,10 +35,12 @@ from lastword.protocol.messages import (
     OffsetForLeaderEpochRequest,
     SyncGroupRequest,
 )
+from lastword.protocol.schemas import ZERO_UUID
 from lastword.records.batch import read_header
 from lastword.server import Server, fetch
 from lastword.server.server import DRAIN_SECONDS
 from lastword.testing.unsynced import UNSYNCED
+from tests.fakes.recording import RecordingFiles
 from tests.server.client import Client, batch, fetch_request, produce_request
 from tests.server.writer import Writer
 from tests.transactions import end_transaction
@@ -664,6 +666,28 @@ def test_a_topic_that_is_made_again_has_another_id(client: Client, logs: lastwor
     logs.delete_topic("users")
     logs.create_topic("users")
     assert topic_id() != first
+
+
+def test_the_settings_of_deleted_topics_are_removed_with_one_write(tmp_path: Path) -> None:
+    """lastword.toml was written for each topic of a request: 4,000 topics took 27 s."""
+    files = RecordingFiles(UNSYNCED)
+    names = [f"t{number}" for number in range(20)]
+    with lastword.open(tmp_path / "data", "a", files=files, log_cleaner_enable=False) as logs:
+        for name in ("other", *names):
+            logs.create_topic(name, retention_ms=10**9)
+        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+            files.calls.clear()
+            topics = [
+                DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=ZERO_UUID)
+                for name in (*names, "absent")
+            ]
+            answer = client.ask(DeleteTopicsRequest(topics=topics, timeout_ms=1000))
+            codes_of = {topic.name: topic.error_code for topic in answer.responses}
+            assert codes_of == dict.fromkeys(names, 0) | {"absent": codes.UNKNOWN_TOPIC_OR_PARTITION}
+            written = [call for call in files.changes if str(call.detail).endswith("lastword.toml")]
+            assert [call.name for call in written] == ["rename"]
+        assert list(logs) == ["other"] and not logs.settings.is_set("retention.ms", "t0", own=True)
+        assert logs["other"].config.retention_ms == 10**9
 
 
 @pytest.mark.parametrize("together", [False, True])

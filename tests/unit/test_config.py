@@ -480,9 +480,9 @@ CHANGES = st.one_of(
         st.sampled_from([{"retention_ms": None}, {"retention_ms": None, "cleanup_policy": None}]),
     ),
     st.tuples(st.none(), st.sampled_from([{"log_cleaner_threads": 3}, {"log_cleaner_threads": None}])),
-    st.tuples(st.sampled_from(["users", "a", "b.c", "absent"]), st.none()),
+    st.tuples(st.sampled_from([("users",), ("a",), ("b.c",), ("absent", "a"), ("a", "b.c")]), st.none()),
 )
-"""A topic or None, with its settings; None: the table is removed."""
+"""A topic or None, with its settings; or topics, whose tables are removed."""
 
 
 def rows_of(settings):
@@ -509,7 +509,7 @@ def test_a_table_is_changed_and_read_alone_as_in_the_whole_file(tmp_path_factory
                 patched.setattr(settings_module, "_ranges_of_tables", lambda entries, headers: None)
             for topic, settings in changes:
                 if settings is None:
-                    remove_topic_settings(DEFAULT, path, topic)
+                    remove_topic_settings(DEFAULT, path, *topic)
                 else:
                     with contextlib.suppress(LastwordError):
                         write_topic_settings(DEFAULT, path, topic, settings)

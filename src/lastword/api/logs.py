@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
-from lastword.api.topic import Topic, create_topic, open_state, open_topic
-from lastword.config import Settings, remove_topic_settings
+from lastword.api.topic import Topic, create_topic, delete_topics, open_state, open_topic
+from lastword.config import Settings
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
 from lastword.parse import check_path, parse_duration_ms
@@ -173,6 +173,7 @@ class LogDir(ProcessBound):
         background = Background(self.dirs)
         self.dirs.on_close(background.scheduler.stop)
         self.dirs.on_settings_changed(background.settings_changed)
+        self.dirs.on_topic_deleted(background.forget)
         return background
 
     # -------------------------------------------------------------- topics
@@ -654,12 +655,8 @@ class LogDir(ProcessBound):
             NotAPartitionError: The directory of a partition is a link or a file.
             InconsistentTopicIdError: A partition belongs to another topic of that name.
         """
-        self.dirs.require_writable()
-        partitions = list(self.dirs.partitions(name))
-        self.dirs.transaction(lambda dirs: _delete_topic(dirs, name))
-        if "background" in self.__dict__:
-            self.background.forget(name, partitions)
-        self.dirs.topic_deleted(name)
+        for error in delete_topics(self.dirs, [name]).values():
+            raise error
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
         """Move one partition into another of the directories. Reads and appends continue meanwhile.
@@ -990,17 +987,3 @@ class LogDir(ProcessBound):
         A background cleaning ends at its next safe point and removes its unfinished files.
         """
         self.dirs.close()
-
-
-def _delete_topic(dirs: OpenDirs, name: str) -> None:
-    partitions = dirs.partitions(name)
-    log_dirs = [log_dir for log_dir in dirs.directories if log_dir in partitions.values()]
-    for number, log_dir in partitions.items():
-        log_dir.check_deletable(name, number)
-    with ExitStack() as stack:
-        for number, log_dir in partitions.items():
-            stack.enter_context(log_dir.claim(name, number))
-        for log_dir in log_dirs:
-            log_dir.delete_topic(name)
-    remove_topic_settings(dirs.files, dirs.settings_file, name)
-    dirs.dir_set.write_list()

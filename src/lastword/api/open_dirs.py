@@ -97,7 +97,7 @@ class OpenDirs(ProcessBound):
         self._warned = False
         self._closing: list[Callable[[], object]] = []
         self._listeners: list[Callable[[], object]] = []
-        self._deletion_listeners: list[Callable[[str], object]] = []
+        self._deletion_listeners: list[Callable[[str, Iterable[int]], object]] = []
         if mode == "a":
             _writers.add(self)
 
@@ -416,15 +416,19 @@ class OpenDirs(ProcessBound):
         """Call `call` after every `settings_changed`."""
         self._listeners.append(call)
 
-    def on_topic_deleted(self, call: Callable[[str], object]) -> None:
-        """Call `call` with the name of each topic that is deleted: one of that name may be created again."""
+    def on_topic_deleted(self, call: Callable[[str, Iterable[int]], object]) -> None:
+        """Call `call` with the name and partitions of each topic that is deleted.
+
+        A topic of that name may be created again.
+        """
         self._deletion_listeners.append(call)
 
-    def topic_deleted(self, name: str) -> None:
-        """Read the settings file again, and notify the listeners of a deletion."""
+    def topics_deleted(self, topics: Mapping[str, Iterable[int]]) -> None:
+        """Notify the listeners of the deletion of topics with these partitions; read the settings again."""
+        for name, partitions in topics.items():
+            for call in self._deletion_listeners:
+                call(name, partitions)
         self.settings_changed()
-        for call in self._deletion_listeners:
-            call(name)
 
     def partitions_added(self) -> None:
         """Let open topics count their partitions again: they do when `settings` is another object."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +19,13 @@ from lastword.api.open_dirs import By, OpenDirs, PathLike
 from lastword.api.record import Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import PartitionerLike, TopicSchema, partitioner_of
 from lastword.api.serializers import SerializerLike, contradicts, serializer_of
-from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings, write_topic_settings
+from lastword.config import (
+    TOPIC_SETTINGS,
+    TopicConfig,
+    parse_topic_settings,
+    remove_topic_settings,
+    write_topic_settings,
+)
 from lastword.errors import (
     InvalidSettingError,
     LastwordError,
@@ -790,6 +796,49 @@ def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, A
             if log_dir not in created or len(created) < len(placed):
                 log_dir.reload_settings()
     dirs.dir_set.write_list()
+
+
+def delete_topics(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
+    """See `LogDir.delete_topic`. Return the error of each topic that was not deleted."""
+    dirs.require_writable()
+    errors: dict[str, LastwordError] = {}
+    partitions: dict[str, list[int]] = {}
+    for name in sorted(topics):  # in one order for all threads, because each waits for many claims
+        try:
+            partitions[name] = list(dirs.partitions(name))
+        except LastwordError as error:
+            errors[name] = error
+    if partitions:
+        errors |= dirs.transaction(lambda private: _delete(private, partitions))
+        dirs.topics_deleted({name: at for name, at in partitions.items() if name not in errors})
+    return errors
+
+
+def _delete(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
+    """Delete topics. The settings of all of them are removed together, after their partitions."""
+    errors: dict[str, LastwordError] = {}
+    placed: dict[LogDirectory, list[str]] = {}
+    with ExitStack() as claims:
+        for name in topics:
+            try:
+                partitions = dirs.partitions(name)
+                for number, log_dir in partitions.items():
+                    log_dir.check_deletable(name, number)
+            except LastwordError as error:
+                errors[name] = error
+                continue
+            for number, log_dir in partitions.items():
+                claims.enter_context(log_dir.claim(name, number))
+            for log_dir in dict.fromkeys(partitions.values()):
+                placed.setdefault(log_dir, []).append(name)
+        for log_dir, names_here in placed.items():
+            try:
+                errors |= log_dir.delete_topics(names_here)
+            except LastwordError as error:
+                errors |= dict.fromkeys(names_here, error)
+    remove_topic_settings(dirs.files, dirs.settings_file, *(name for name in topics if name not in errors))
+    dirs.dir_set.write_list()
+    return errors
 
 
 def open_state(

@@ -718,7 +718,9 @@ class _FileLayers:
         is_table = [(header.path, header.is_array) for header in headers] == [(("topics", topic), False)]
         if self.head is None or is_table != bool(text):
             return None
-        head, tables, tail, others = self.head, dict(self.tables), self.tail, self.others
+        if not text:
+            return self.without([topic])
+        head, tables, tail = self.head, dict(self.tables), self.tail
         old, last = tables.get(topic), next(reversed(tables), None)
         end = 1 + head.count("\n") if last is None else tables[last].line + tables[last].text.count("\n")
         before = end
@@ -732,25 +734,40 @@ class _FileLayers:
         line = end if old is None else old.line
         if tail and old is None:
             text = _closed(text)
-        if text:
-            sound = _sound(entries, path, problems, first_line=line)
-            tables[topic] = _Table(text, line, sound)
-        else:
-            tables.pop(topic, None)
+        tables[topic] = _Table(text, line, _sound(entries, path, problems, first_line=line))
         shift = text.count("\n") + (end - before if old is None else -old.text.count("\n"))
         if shift:
             for name, table in tables.items() if old is not None else ():
                 if table.line > line:
                     tables[name] = _Table(table.text, table.line + shift, table.entries)
-            others = [
-                entry._replace(line=entry.line + shift) if tail and entry.line >= before else entry
-                for entry in others
-            ]
-        written = "".join([head, *(table.text for table in tables.values()), tail])
-        layers = _FileLayers(self.shown, written, head, tables, tail, others)
+        return self._changed([topic], head, tables, before, shift)
+
+    def without(self, topics: Iterable[str]) -> _FileLayers:
+        """Return the values of the file without the tables of these topics. `head` is not None."""
+        head, tables = self.head, dict(self.tables)
+        assert head is not None
+        removed = [topic for topic in topics if tables.pop(topic, None) is not None]
+        line = 1 + head.count("\n")
+        for topic, table in tables.items():
+            if table.line != line:
+                tables[topic] = _Table(table.text, line, table.entries)
+            line += table.text.count("\n")
+        shift = -sum(self.tables[topic].text.count("\n") for topic in removed)
+        return self._changed(removed, head, tables, line - shift, shift)
+
+    def _changed(
+        self, topics: Sequence[str], head: str, tables: dict[str, _Table], end: int, shift: int
+    ) -> _FileLayers:
+        """Return the values with other tables of `topics`; line `end`, the first of the tail, was shifted."""
+        others = self.others
+        if shift and self.tail:
+            others = [e._replace(line=e.line + shift) if e.line >= end else e for e in others]
+        written = "".join([head, *(table.text for table in tables.values()), self.tail])
+        layers = _FileLayers(self.shown, written, head, tables, self.tail, others)
         if self.at == len(self.changes) <= 2 * len(tables) + MOST_CHANGES:
-            self.changes.append(topic)
-            layers.changes, layers.at, layers.checked = self.changes, self.at + 1, self.checked
+            self.changes += topics
+            layers.changes, layers.checked = self.changes, self.checked
+            layers.at = self.at + len(topics)
         return layers
 
 
@@ -902,25 +919,27 @@ def _write(
     return settings
 
 
-def remove_topic_settings(files: Files, path: str | os.PathLike[str], topic: str) -> None:
-    """Remove [topics.TOPIC], as when the topic is deleted. A file without the table is not written."""
+def remove_topic_settings(files: Files, path: str | os.PathLike[str], *topics: str) -> None:
+    """Remove [topics.TOPIC] of each topic, as when topics are deleted. The file is written once.
+
+    A file without such a table is not written.
+    """
     with _changing:
-        _remove(files, os.fspath(path), topic)
+        _remove(files, os.fspath(path), topics)
 
 
-def _remove(files: Files, path: str, topic: str) -> None:
+def _remove(files: Files, path: str, topics: Sequence[str]) -> None:
     if not files.exists(path):
         return
     problems = Problems()  # of a file that was edited by hand: a topic is deleted with them
     old = files.read_bytes(path).decode("utf-8")
     before = _layers_of(old, os.path.basename(path), path, problems)
     if before.head is None:
-        text = _edit(old, [(("topics", topic), None)])
+        text = _edit(old, [(("topics", topic), None) for topic in topics])
         if text != old:
             files.write_atomic(path, text.encode("utf-8"))
-    elif topic in before.tables:
-        after = before.with_table(topic, "", path, problems)
-        assert after is not None
+    elif not before.tables.keys().isdisjoint(topics):
+        after = before.without(topics)
         files.write_atomic(path, after.text.encode("utf-8"))
         if not problems.lines:
             _keep(after, path)

@@ -389,19 +389,48 @@ class LogDirectory:
 
         Its bytes are freed after `file.delete.delay.ms`, or when the directory is closed.
         """
+        for error in self.delete_topics([topic]).values():
+            raise error
+
+    def delete_topics(self, topics: Sequence[str]) -> dict[str, LastwordError]:
+        """Remove topics as `delete_topic` does, and return the error of each that could not be removed.
+
+        One sync of the root and one write of lastword.toml serve all of them. The lock is held until both
+        are done, so that no new topic of the same name gets the settings.
+        """
+        errors: dict[str, LastwordError] = {}
+        gone: list[TopicPartition] = []
+        marked: list[tuple[str, int]] = []
         with self.lock:
             self._check_writable()
-            gone = [TopicPartition(topic, number) for number in self.partitions(topic)]
-            delay_ms = self.topic_config(topic).file_delete_delay_ms
+            partitions: dict[str, list[int]] = {}
+            for topic in topics:
+                try:
+                    partitions[topic] = self.partitions(topic)
+                except UnknownTopicError as error:
+                    errors[topic] = error
             with self._contents.changing(removed=gone):
-                for tp in gone:
-                    self.let_go(tp)
-                self._deferred_deletes.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
+                for topic, numbers in partitions.items():
+                    delay_ms = self.topic_config(topic).file_delete_delay_ms
+                    try:
+                        for number in numbers:
+                            tp = TopicPartition(topic, number)
+                            self.let_go(tp)
+                            marked.append((mark_deleted(self.files, self.path, tp, self._rng), delay_ms))
+                            gone.append(tp)
+                    except LastwordError as error:
+                        errors[topic] = error
+                self.files.fsync_dir(self.path)
+                for path, delay_ms in marked:
+                    self._deferred_deletes.add([path], delay_ms)
                 self._opened.gone(gone)
                 self._partition_checkpoints.forget(gone)
-                self._topic_ids.pop(topic, None)
-                remove_topic_settings(self.files, self._settings_path, topic)
+                deleted = [topic for topic in topics if topic not in errors]
+                for topic in deleted:
+                    self._topic_ids.pop(topic, None)
+                remove_topic_settings(self.files, self._settings_path, *deleted)
             self.reload_settings()
+        return errors
 
     def let_go(self, tp: TopicPartition) -> None:
         """Close a partition that leaves this directory, and drop what is kept of it in memory."""
@@ -421,7 +450,9 @@ class LogDirectory:
             self._check_writable()
             self.let_go(tp)
             delay_ms = self.topic_config(tp.topic).file_delete_delay_ms
-            self._deferred_deletes.add(mark_deleted(self.files, self.path, [tp], self._rng), delay_ms)
+            marked = mark_deleted(self.files, self.path, tp, self._rng)
+            self.files.fsync_dir(self.path)
+            self._deferred_deletes.add([marked], delay_ms)
             self._opened.gone([tp])
             self._partition_checkpoints.forget([tp])
 

@@ -412,16 +412,10 @@ def make_partitions(
         raise
 
 
-def mark_deleted(
-    files: Files, root: str, partitions: Sequence[TopicPartition], rng: random.Random
-) -> list[str]:
-    """Rename partitions so that they are gone durably. Return the new paths, to be removed later."""
-    marked = []
-    for tp in partitions:
-        name = names.marked_partition_dir(tp.topic, tp.partition, "delete", f"{rng.getrandbits(128):032x}")
-        files.rename(os.path.join(root, str(tp)), os.path.join(root, name))
-        marked.append(os.path.join(root, name))
-    files.fsync_dir(root)
+def mark_deleted(files: Files, root: str, tp: TopicPartition, rng: random.Random) -> str:
+    """Rename a partition so that it is gone once the root is synced. Return the path to remove later."""
+    marked = os.path.join(root, names.marked_partition_dir(*tp, "delete", f"{rng.getrandbits(128):032x}"))
+    files.rename(os.path.join(root, str(tp)), marked)
     return marked
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.logs import LogDir
-from lastword.api.topic import create_topic
+from lastword.api.topic import create_topic, delete_topics
 from lastword.errors import InvalidTopicError, LastwordError, OfflineError, StorageError
 from lastword.logdir.identity import read_meta_properties
 from lastword.protocol import Request, codes, messages
@@ -615,7 +615,7 @@ class ClusterNode:
         by_name = {topic.id for name, _ in wanted if name is not None and (topic := self.topics.get(name))}
         by_both = by_name & {topic_id for name, topic_id in wanted if name is None}
         results = []
-        # All are looked up before the first is deleted: after each deletion the topics are listed again.
+        deleted: dict[str, Any] = {}
         served = {(name, topic_id): self.topics.find(name, topic_id) for name, topic_id in wanted}
         for (name, topic_id), topic in served.items():
             if name is None and topic_id in by_both:
@@ -640,11 +640,11 @@ class ClusterNode:
                 if topic.id in by_both:
                     text = "The provided topic name maps to an ID that was already supplied."
                     raise Refused(codes.INVALID_REQUEST, text)
-                self.logs.delete_topic(topic.name)
+                deleted[topic.name] = result
             except Refused as refused:
                 result.error_code, result.error_message = refused.code, refused.message
-            except LastwordError as error:
-                result.error_code, result.error_message = error.kafka_code, error.message
+        for name, error in delete_topics(self.dirs, deleted).items():
+            deleted[name].error_code, deleted[name].error_message = error.kafka_code, error.message
         self.topics.all()  # so that their offsets are deleted before the answer
         self.loop.call_soon_threadsafe(self._fetches.topics_changed)
         return messages.DeleteTopicsResponse(responses=results)

@@ -116,7 +116,7 @@ class Topics:
         """Topics that may have been created again since the listing."""
         self._version = 0
         self._deleted: Callable[[set[str]], object] = lambda topics: None
-        self._dirs.on_topic_deleted(self.changed)
+        self._dirs.on_topic_deleted(lambda name, partitions: self.changed(name))
 
     def on_deleted(self, call: Callable[[set[str]], object]) -> None:
         """Call `call` with the names of topics that a listing finds deleted. One call is kept."""
