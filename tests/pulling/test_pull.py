@@ -27,6 +27,7 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import PartitionLog
 from lastword.protocol import decode_stored
 from lastword.pulling import PullResult, leader, pulls
+from lastword.pulling.cluster import BrokerConnection
 from lastword.pulling.positions import ClusterPositions, Key, Position, SavedPositions
 from lastword.records.batch import BatchBuilder
 from lastword.server import Server
@@ -100,6 +101,32 @@ def test_a_second_pull_copies_what_is_new(source: lastword.LogDir, cluster: Serv
     with lastword.open(copy) as logs:
         assert logs["users"].config.source("segment.ms") == "default"
         assert logs["users"].config.lastword_strategy == "kafka"
+
+
+def test_a_pull_of_many_topics_asks_once_and_syncs_only_new_records(
+    source: lastword.LogDir, cluster: Server, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, syncs = [], []
+    ask, sync = BrokerConnection.ask, OpenDirs.sync
+    monkeypatch.setattr(
+        BrokerConnection,
+        "ask",
+        lambda self, body, **given: asked.append(type(body).__name__) or ask(self, body, **given),
+    )
+    monkeypatch.setattr(OpenDirs, "sync", lambda dirs: syncs.append(dirs) or sync(dirs))
+    monkeypatch.setattr(pulls, "TOPICS_AT_ONCE", 3)
+    topics = [f"t{number}" for number in range(6)]
+    for topic in topics:
+        fill(source, 4, topic)
+    pull(cluster, topics, copy)
+    assert (asked.count("DescribeConfigsRequest"), len(syncs)) == (2, 1)
+    pull(cluster, topics, copy)
+    assert (asked.count("DescribeConfigsRequest"), len(syncs)) == (4, 1)
+    fill(source, 1, "t3")
+    pull(cluster, topics, copy)
+    assert len(syncs) == 2
+    for topic in topics:
+        same(source, copy, topic)
 
 
 def test_gaps_of_a_cleaned_log(source: lastword.LogDir, cluster: Server, copy: Path) -> None:
@@ -421,10 +448,13 @@ def test_a_position_waits_until_its_records_are_synced(
         if len(saved) == 1:  # the records below the position follow now
             fill(source, 10)
             log = dirs.log("users", 0)
-            wait_for(lambda: log.log_end == 10)
+            wait_for(lambda: log.log_end == 11)
 
     def checked_save(self: SavedPositions, positions: Any, topics: Any, ends: Any, shape: Any) -> Any:
         saved.append(dict(ends))
+        if len(saved) == 1:
+            fill(source, 2)
+            wait_for(lambda: self._dirs.log("users", 1).log_end == 6)  # the next sync is not empty
         late.extend(tp for tp, end in ends.items() if self._dirs.log(*tp).synced_to < end)
         return save(self, positions, topics, ends, shape)
 

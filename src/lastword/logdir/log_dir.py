@@ -693,6 +693,12 @@ class LogDirectory:
 
     # -------------------------------------------------------------- sync, close
 
+    @property
+    def has_unsynced(self) -> bool:
+        """Return whether an open partition has records that may not survive a power cut."""
+        with self.lock:
+            return any(log.synced_to < log.log_end for log in self._opened.logs.values())
+
     def sync(self) -> None:
         """Make everything that was acknowledged at level `os` durable, in all partitions.
 

@@ -60,6 +60,7 @@ from lastword.pulling.cluster import (
     Cluster,
     Metadata,
     PartitionFacts,
+    TopicFacts,
     backoff,
     pause,
     refused,
@@ -78,6 +79,8 @@ POSITIONS_SECONDS = 10.0
 METADATA_SECONDS = 60.0
 TICK_SECONDS = 0.1
 TOPIC_RESOURCE = 2
+TOPICS_AT_ONCE = 1000
+"""Topics whose settings one request asks for: an answer has some kilobytes for each."""
 FROM_TOPIC = 1
 PULLED_FROM = "lastword.pulled.from"
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
@@ -265,11 +268,7 @@ class Pulling:
     ) -> list[PullResult]:
         """Copy the topics."""
         self._check_cluster(metadata.cluster_id)
-        for name in topics:
-            try:
-                self._prepare(name, metadata)
-            except LastwordError as error:
-                self._failed[name] = error
+        self._failed |= self._prepare(topics, metadata)
         names = [name for name in topics if name not in self._failed]
         self._ask_positions(names, seconds=0)  # before the records: then the copy has the records below them
         began = self._clock.monotonic()
@@ -326,12 +325,29 @@ class Pulling:
                 file=self._dirs.paths[0],
             )
 
-    def _prepare(self, name: str, metadata: Metadata) -> None:
-        """Make the topic and its partitions with the cluster's settings, and add their copies."""
-        facts = metadata.topics.get(name)
-        if facts is None:
-            return
-        settings = self._settings(name)
+    def _prepare(self, topics: Iterable[str], metadata: Metadata) -> dict[str, LastwordError]:
+        """Make the topics and their partitions with the cluster's settings, and add their copies.
+
+        Return the error of each topic that failed.
+        """
+        errors: dict[str, LastwordError] = {}
+        names = [name for name in topics if name in metadata.topics]
+        for first in range(0, len(names), TOPICS_AT_ONCE):
+            some = names[first : first + TOPICS_AT_ONCE]
+            try:
+                described = self._described(some)
+            except LastwordError as error:
+                errors |= dict.fromkeys(some, error)
+                continue
+            for name in some:
+                try:
+                    settings = self._settings(name, described.get(name))
+                    self._prepare_one(name, metadata.topics[name], settings)
+                except LastwordError as error:
+                    errors[name] = error
+        return errors
+
+    def _prepare_one(self, name: str, facts: TopicFacts, settings: dict[str, str]) -> None:
         if name in self._dirs.topics():
             self._check_copy(name, facts.topic_id)
             own = settings_of(self._dirs, name)
@@ -347,18 +363,22 @@ class Pulling:
                     tp, facts.topic_id, log.log_start, log.log_end, log.epochs.latest, log.log_end
                 )
 
-    def _settings(self, topic: str) -> dict[str, str]:
-        """Return the topic's own settings in the cluster that have an effect here, as text."""
-        answer = self._cluster.ask(
-            DescribeConfigsRequest(
-                resources=[
-                    DescribeConfigsRequest.DescribeConfigsResource(
-                        resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None
-                    )
-                ]
+    def _described(self, topics: Iterable[str]) -> dict[str, Any]:
+        """Return the cluster's answer about the settings of each topic."""
+        resources = [
+            DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None
             )
-        )
-        result = answer.results[0]
+            for topic in topics
+        ]
+        answer = self._cluster.ask(DescribeConfigsRequest(resources=resources))
+        return {result.resource_name: result for result in answer.results}
+
+    def _settings(self, topic: str, result: Any) -> dict[str, str]:
+        """Return the topic's own settings in the cluster that have an effect here, as text."""
+        if result is None:
+            code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            raise refused(self._cluster.bootstrap, code, f"describe the settings of {topic}")
         if result.error_code in (codes.TOPIC_AUTHORIZATION_FAILED, codes.CLUSTER_AUTHORIZATION_FAILED):
             _log.warning("the settings of %s are not copied: DESCRIBE_CONFIGS is not allowed", topic)
             return {}
@@ -399,7 +419,8 @@ class Pulling:
             return
         # A position must not survive a power cut that its records do not survive: other threads go on.
         ends = {tp: copy.log_end for tp, copy in self._copies.items()}
-        self._dirs.sync()
+        if any(directory.has_unsynced for directory in self._dirs.directories):
+            self._dirs.sync()
         self._saved = self._saved or SavedPositions(self._dirs)
         self._positions = self._saved.save(self._cluster_positions, topics, ends, self._shape_of_positions)
 
@@ -421,11 +442,8 @@ class Pulling:
                 if new is None:
                     continue
                 metadata = new
-                for name in topics if self._follow else ():
-                    try:
-                        self._prepare(name, metadata)
-                    except LastwordError as error:
-                        _log.warning("the settings of %s: %s", name, error.message)
+                for name, error in self._prepare(topics, metadata).items() if self._follow else ():
+                    _log.warning("the settings of %s: %s", name, error.message)
             first = False
             self._route(metadata)
             self._give_up()
