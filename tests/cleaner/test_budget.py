@@ -13,8 +13,10 @@ from lastword.cleaner.engine.throttle import CREDIT_SECONDS, DriveBudget, Drives
 from lastword.clock import ManualClock
 from lastword.errors import UsageError
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.fakes.drives import MB, MIB, WINDOW_SECONDS, Usage, simulate
+from tests.fakes.recording import RecordingFiles, RecordingHandle
 from tests.fakes.simulated import SimulatedClock
 
 
@@ -217,6 +219,37 @@ def test_segments_read_through_a_budget_are_the_same(tmp_path: Path) -> None:
     assert sum(chunk.size_bytes for chunk in paced.chunk_reader()) == segment.size
     assert budget.used_bytes - before == segment.size
     assert not isinstance(segment.handle, type(paced.handle))
+
+
+def test_a_paced_segment_is_opened_by_its_first_read_and_takes_hints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaning with a budget opened every segment when it started."""
+    from tests.cleaner.support import batch, write_segment
+
+    files, hints = RecordingFiles(UNSYNCED), []
+    for name in ("will_read", "ends_scan", "may_shrink_to"):
+        monkeypatch.setattr(
+            RecordingHandle, name, lambda _, *given, name=name: hints.append((name, *given)), raising=False
+        )
+    for base in (5, 6):
+        write_segment(tmp_path, base, [batch(base, [(base, b"k", b"v")])])
+    loaded = [Segment.load(SegmentFiles(files, str(tmp_path), base)) for base in (5, 6)]
+
+    def opened() -> int:
+        return sum(call.name == "open_read" and call.path.endswith(".log") for call in files.calls)
+
+    first, second = PacedFiles(files, DriveBudget(None, ManualClock())).segments(loaded)
+    assert opened() == 0
+    assert first.next_offset == 6 and opened() == 1
+    first.handle.will_read(1, 2)
+    first.handle.ends_scan()
+    first.ending_at(first.size, active=True)
+    assert hints == [("will_read", 1, 2), ("ends_scan",), ("may_shrink_to", first.size)]
+    assert loaded[1].handle and opened() == 2
+    (shared,) = PacedFiles(files, DriveBudget(None, ManualClock())).segments(loaded[1:])
+    assert shared.next_offset == 7 and opened() == 2
+    assert second.next_offset == 7 and opened() == 3
 
 
 def test_taking_from_many_threads_counts_every_byte() -> None:

@@ -13,7 +13,7 @@ the list that this segment is from is old.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -119,9 +119,9 @@ class Segment:
         """Return the segment with the modification time that its log has now."""
         return self._with(mtime_ms=self.mtime_now_ms())
 
-    def read_through(self, stored: StoredSegment, handle: Handle | None) -> Segment:
-        """Return the segment, read through another object; `handle` is its open log, if there is one."""
-        return self._with(stored=stored, _handle=handle)
+    def read_through(self, stored: StoredSegment, wrap: Callable[[Handle], Handle]) -> Segment:
+        """Return the segment, read through another object. `wrap` is called with its log, if that is open."""
+        return self._with(stored=stored, _handle=None if self._handle is None else wrap(self._handle))
 
     def _with(self, **changed: object) -> Segment:
         segment = Segment.__new__(Segment)

@@ -202,12 +202,9 @@ class PacedFiles(Files):
         self._stop = stop
 
     def segments(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the segments, read through these files."""
+        """Return the segments, read through these files. Those that are not open are opened when read."""
         return [
-            segment.read_through(
-                PacedStored(segment.stored, self._budget, self._stop),
-                self.paced(segment.handle) if segment.size else None,
-            )
+            segment.read_through(PacedStored(segment.stored, self._budget, self._stop), self.paced)
             for segment in segments
         ]
 
@@ -353,9 +350,17 @@ class PacedHandle(Handle):
         self._budget = budget
         self._stop = stop
 
+    def will_read(self, start: int, end: int) -> None:
+        """As `Handle.will_read`."""
+        self._handle.will_read(start, end)
+
     def ends_scan(self) -> None:
         """As `Handle.ends_scan`."""
         self._handle.ends_scan()
+
+    def may_shrink_to(self, size: int) -> None:
+        """As `Handle.may_shrink_to`."""
+        self._handle.may_shrink_to(size)
 
     def pread(self, n: int, position: int) -> bytes:
         """Read up to `n` bytes at a position."""
