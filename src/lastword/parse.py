@@ -66,6 +66,14 @@ def check_seconds(name: str, seconds: object) -> None:
         )
 
 
+def check_count(name: str, given: object, of: str, *, least: int = 0) -> int:
+    """Return the argument `name` as an int; UsageError unless it is a number of `of`, at least `least`."""
+    number = as_int(given)
+    if number is None or number < least:
+        raise UsageError(f"{name}={given!r} is not a number of {of}", remedy=f"give {least} or more")
+    return number
+
+
 def check_path(name: str, path: object) -> str:
     """Return the argument `name` as a str, with a home directory for `~`; UsageError unless it is a path."""
     if isinstance(path, (str, os.PathLike)) and isinstance(text := os.fspath(path), str) and text:

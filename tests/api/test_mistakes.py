@@ -49,8 +49,17 @@ READS = {
     "a view that is none": (lambda users: users.read(view="newest"), "unknown view"),
     "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is not a position in a log"),
     "no list of keys": (lambda users: users.read(keys=5), "keys= is a int"),
-    "less than no record": (lambda users: users.read().take(-1), "-1 is not a number of records"),
-    "records as text": (lambda users: users.read().take("5"), "'5' is not a number of records"),
+    "less than no record": (lambda users: users.read().take(-1), "most=-1 is not a number of records"),
+    "records as text": (lambda users: users.read().take("5"), "most='5' is not a number of records"),
+    "rows as text": (
+        lambda users: users.audit(delivered={}, most_rows="5"),
+        "most_rows='5' is not a number of rows",
+    ),
+    "less than no row": (
+        lambda users: users.audit(delivered={}, most_rows=-1),
+        "most_rows=-1 is not a number of rows",
+    ),
+    "a list of partitions": (lambda users: users.read(partition=[0]), r"no partition \[0\]"),
     "a batch that is no size": (lambda users: users.read().arrow("many"), "'many' is not a size"),
     "a progress that is no function": (lambda users: users.plan(progress=5), "progress=5 is not a function"),
     "a key of another type": (lambda users: users.explain(key="ada"), "expected bytes, got str"),
@@ -114,6 +123,14 @@ def test_an_argument_that_is_no_path(tmp_path, path):
 OTHERS = {
     "a port alone": (lambda logs: lastword.serve(logs, 9092), "9092 is not an address"),
     "no partitions": (lambda logs: lastword.serve(logs, ":0", partitions=0), "partitions=0 is not a number"),
+    "a list as the number of partitions": (
+        lambda logs: logs.create_topic("t", [0, 1]),
+        r"partitions=\[0, 1\] is not a number of partitions",
+    ),
+    "a state without partitions": (
+        lambda logs: logs.state("t", partitions=0),
+        "partitions=0 is not a number",
+    ),
     "no log": (lambda logs: lastword.serve(None, ":0"), "directory=None is not a path"),
     "users that are no file": (lambda logs: lastword.serve(logs, ":0", users=5), "users=5 is not a path"),
     "a certificate that is not there": (

@@ -31,7 +31,7 @@ from lastword.api.reader import (
 )
 from lastword.api.record import Appended, K, Record, V
 from lastword.errors import UsageError
-from lastword.parse import as_int
+from lastword.parse import check_count
 
 if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BucketTopic
@@ -204,8 +204,7 @@ class AsyncTopic(Generic[K, V]):
             timeout: With `follow=True`: end after this many seconds without a record; None: never.
             **options: partition, keys, view, follow, isolation.
         """
-        if (as_int(prefetch) or 0) < 1:
-            raise UsageError(f"prefetch={prefetch} is not a number of records", remedy="give at least 1")
+        prefetch = check_count("prefetch", prefetch, "records", least=1)
         if timeout is not None:
             options["timeout"] = timeout
         make = partial(self.topic.read, *positional, **options)

@@ -23,7 +23,7 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
 )
-from lastword.parse import check_path
+from lastword.parse import check_count, check_path
 from lastword.state.newest import newest
 from lastword.state.snapshot_file import format_of, read_batches, read_lines
 from lastword.tools.audit import KINDS, Audit, AuditRow, Delivered, DeliveredKey, Logged
@@ -110,6 +110,7 @@ def audit(
     partitioner: Partitioner | None = None,
 ) -> Audit:
     """See `LogDir.audit`. `partitioner`: None: the saved partitioner of a topic."""
+    most_rows = check_count("most_rows", most_rows, "rows")
     other, its_topic = _other_log(delivered)
     there: Mapping[str, Mapping[int, LogDirectory]] = {}
     if topic is None and other is not None and its_topic is None:

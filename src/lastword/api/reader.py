@@ -14,6 +14,7 @@ from their start.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
@@ -27,7 +28,7 @@ from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import OffsetOutOfRangeError, UsageError, nearest
-from lastword.parse import as_int, check_seconds, parse_bytes, to_ms
+from lastword.parse import as_int, check_count, check_seconds, parse_bytes, to_ms
 from lastword.partition import scan
 from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
@@ -381,9 +382,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         """
         if self._follow is not None:
             self._follow.waits = False
-        number = as_int(most)
-        if number is None or number < 0:
-            raise UsageError(f"{most!r} is not a number of records", remedy="give 0 or more: take(100)")
+        number = min(check_count("most", most, "records"), sys.maxsize)
         records: list[Record[K, V]] = []
         try:
             records.extend(islice(self._records, number))

@@ -34,9 +34,9 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
 )
-from lastword.logdir import LogDirectory, partition_numbers
+from lastword.logdir import LogDirectory
 from lastword.metrics import count_append
-from lastword.parse import check_path, parse_bytes
+from lastword.parse import as_int, check_count, check_path, parse_bytes
 from lastword.segment import names
 from lastword.values import ProcessBound, ProgressLike, listener, table_html
 
@@ -441,6 +441,8 @@ class Topic(ProcessBound, Generic[K, V]):
         """Return the view of a partition; lists the topics only if it is missing."""
         self.dirs.require_open()
         self.dirs.refresh()
+        if as_int(partition) is None:
+            self._packer.assigner.checked(partition)
         if partition in self.schema.numbers:
             with suppress(UnknownTopicError, UsageError):
                 return self.dirs.log_dir(self.name, partition).view(self.name, partition)
@@ -773,7 +775,7 @@ def _refuse_contradictions(
 
 def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, Any]) -> None:
     """Create partitions in the directories with the fewest; all have one topic id."""
-    partition_numbers(partitions)
+    partitions = check_count("partitions", partitions, "partitions", least=1)
     placed = dirs.dir_set.assign(partitions)
     own = {os.path.join(log_dir.path, names.SETTINGS): log_dir for log_dir in placed}
     if len(placed) > 1 or dirs.settings_file not in own:

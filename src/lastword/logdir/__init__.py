@@ -11,7 +11,7 @@ from lastword.logdir.checkpoints import Checkpoints, TopicPartition
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.logdir.open_partitions import DirRecovery
-from lastword.logdir.topics import SetAside, partition_numbers
+from lastword.logdir.topics import SetAside
 
 __all__ = [
     "Checkpoints",
@@ -21,5 +21,4 @@ __all__ = [
     "SetAside",
     "TopicPartition",
     "move",
-    "partition_numbers",
 ]

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword import metrics
 from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
-from lastword.parse import as_int, check_path
+from lastword.parse import check_count, check_path
 from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
@@ -751,8 +751,6 @@ def serve(
         from lastword.server import security
     if isinstance(tls, str):  # one file with the certificate and its key
         tls = [tls]
-    if (as_int(partitions) or 0) < 1:
-        raise UsageError(f"partitions={partitions!r} is not a number of partitions", remedy="give 1 or more")
     options = Options(
         listen=listen,
         advertise=advertise,
@@ -762,7 +760,7 @@ def serve(
         if isinstance(tls, Sequence)
         else tls,
         auto_create_topics=auto_create_topics,
-        partitions=partitions,
+        partitions=check_count("partitions", partitions, "partitions", least=1),
     )
     if isinstance(directory, LogDir):
         directory.dirs.require_writable()

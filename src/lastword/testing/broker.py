@@ -19,7 +19,7 @@ from lastword.api.opening import open
 from lastword.api.topic import Topic
 from lastword.clock import SystemClock
 from lastword.errors import UsageError
-from lastword.parse import parse_duration_ms
+from lastword.parse import check_count, parse_duration_ms
 from lastword.protocol import Request
 from lastword.server import serve
 from lastword.testing.interceptor import Interceptor
@@ -103,8 +103,7 @@ class Broker:
         partitions: int = 1,
         auto_create_topics: bool = True,
     ) -> None:
-        if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
-            raise UsageError(f"a topic cannot have {partitions!r} partitions", remedy="give 1 or more")
+        partitions = check_count("partitions", partitions, "partitions", least=1)
         self._is_temporary = directory is None
         self._port, self._partitions, self._auto_create = port, partitions, auto_create_topics
         self._is_stopped = self._is_closed = False
