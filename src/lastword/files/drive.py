@@ -50,7 +50,7 @@ def _libc() -> Any:
 
 @cache
 def _syncfs() -> Callable[[int], int] | None:
-    """Return the C function; None if the kernel's does not report failures."""
+    """Return the function of the C library; None if this kernel would not report failures."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if sys.platform != "linux" or release is None:
         return None

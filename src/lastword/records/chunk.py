@@ -493,7 +493,7 @@ def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, ve
 
 
 class ChunkJoiner:
-    """Joins small chunks, also of different files, into one: its batches are decoded in one call.
+    """Join small chunks, also of different files, into one chunk, whose batches are decoded in one call.
 
     Args:
         room_bytes: The bytes of records that it takes.
