@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -364,6 +366,19 @@ def test_a_close_that_is_interrupted_frees_the_lock(tmp_path: Path, monkeypatch:
         logs.close()
     with opened(tmp_path) as again:
         assert again.topics() == []
+
+
+def test_a_close_frees_the_logs_without_the_collector(tmp_path: Path) -> None:
+    directory = opened(tmp_path)
+    directory.create_topic("t", 3)
+    logs = [weakref.ref(directory.log("t", number)) for number in range(3)]
+    directory.close_logs([("t", 0)])
+    gc.disable()
+    try:
+        directory.close()
+        assert [log() for log in logs] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_a_partition_that_could_not_be_deleted_is_as_it_was(tmp_path: Path) -> None:

@@ -749,6 +749,7 @@ class LogDirectory:
                 try:
                     self._deferred_deletes.remove(all=True)
                 finally:  # also after an interrupt: a second close does nothing
+                    self._opened.drop()
                     if self._file_lock is not None:
                         self._file_lock.release()
             if failed is not None:

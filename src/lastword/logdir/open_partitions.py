@@ -199,6 +199,11 @@ class OpenPartitions:
         failed = next((result for result in closed if isinstance(result, LastwordError)), None)
         return not self.offline and all(result is True for result in closed), failed
 
+    def drop(self) -> None:
+        """Drop the logs of a closed directory. They refer to it, so only the collector would free them."""
+        self.logs.clear()
+        self._closed.clear()
+
     def were_left_clean(self, partitions: Iterable[TopicPartition]) -> bool:
         """Return whether those of the partitions that were never opened keep the promises of a clean stop."""
         return all(tp in self.logs or self._how_left(tp).clean for tp in partitions)
