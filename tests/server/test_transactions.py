@@ -31,6 +31,7 @@ from lastword.server import transactions as coordinator
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.transactions import LAST_EPOCH, TransactionCoordinator, TransactionState
 from lastword.testing.unsynced import UNSYNCED
+from tests.fakes.recording import RecordingFiles
 from tests.server.client import Client, batch, fetch_request, produce_request
 from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of
 
@@ -766,6 +767,66 @@ def test_a_decision_is_synced_before_its_first_marker(
     done.clear()
     writer.send(b"v", "events")
     assert done == [("append", state), ("append", "events")], "nothing is promised for a power cut"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("failing", ["add", "end"])
+def test_after_a_failed_sync_the_coordinator_is_gone_until_a_restart(
+    tmp_path: Path, clock: ManualClock, failing: str, version: int
+) -> None:
+    """Otherwise a repeated request would rely on a state that a power cut may take."""
+    files = RecordingFiles(UNSYNCED)
+    logs = lastword.open(tmp_path, "a", files=files, clock=clock)
+    logs.create_topic("users", cleanup_policy="delete", lastword_ack="disk")
+    server = lastword.serve(logs, "127.0.0.1:0")
+    with Client(server) as client:
+        writer = Writer(client, clock, version=version)
+        writer.init()
+        if failing == "end":
+            writer.send(b"v")
+        error = StorageError("planted")
+        files.fail = lambda call: (
+            error if call.name == "fsync" and "__transaction_state" in call.path else None
+        )
+        if failing == "add":
+            assert writer.send(b"v") in (codes.NOT_COORDINATOR, codes.NOT_ENOUGH_REPLICAS)
+        for _ in range(2):
+            assert writer.end() == codes.NOT_COORDINATOR
+            assert writer.send(b"w") in (codes.NOT_COORDINATOR, codes.NOT_ENOUGH_REPLICAS)
+            assert writer.init().error_code == codes.NOT_COORDINATOR
+        assert committed(client) == []
+    with pytest.raises(StorageError, match="planted"):
+        server.close()
+    logs.close()
+    with (
+        reopened(tmp_path, clock) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        clock.advance(TIMEOUT_MS)
+        wait_for(lambda: described(client).transaction_state.startswith("Complete"))
+        assert committed(client) == ([b"v"] if failing == "end" else [])
+
+
+def test_a_decision_whose_sync_failed_once_is_completed(
+    writer: Writer, client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a file that could not be opened: the log takes records again."""
+    logs.set_config("users", lastword_ack="disk")
+    writer.send(b"v")
+    sync, failures = PartitionLog.sync, iter([StorageError("too many open files")])
+
+    def synced(log: PartitionLog) -> None:
+        for error in failures:
+            raise error
+        sync(log)
+
+    monkeypatch.setattr(PartitionLog, "sync", synced)
+    assert writer.end() == codes.NOT_COORDINATOR
+    assert described(client).transaction_state == "PrepareCommit"
+    wait_for(lambda: writer.end() == 0)
+    assert committed(client) == [b"v"]
+    assert [writer.send(b"w"), writer.end(), committed(client)] == [0, 0, [b"v", b"w"]]
 
 
 def test_the_view_of_newest_values_is_no_partition_of_a_transaction(

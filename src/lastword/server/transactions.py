@@ -194,18 +194,20 @@ class TransactionalId:
         id: The transactional id.
         stored: Its state.
         is_busy: Its state is being changed: a sync or a new producer id is under way.
+        is_synced: The sync of its state has not failed.
         appends: The Produce requests of its transaction that are in work.
         timer: Waits for the end of the time of a transaction; None before the first one.
         marked: The partitions that have the marker of the decided transaction.
         retry_ms: After this time markers that cannot be appended are tried again.
     """
 
-    __slots__ = ("_quiet", "appends", "id", "is_busy", "marked", "retry_ms", "stored", "timer")
+    __slots__ = ("_quiet", "appends", "id", "is_busy", "is_synced", "marked", "retry_ms", "stored", "timer")
 
     def __init__(self, transactional_id: str, stored: TransactionState) -> None:
         self.id = transactional_id
         self.stored = stored
         self.is_busy = False
+        self.is_synced = True
         self.appends = 0
         self.timer: Timer | None = None
         self.marked: set[Partition] = set()
@@ -348,7 +350,25 @@ class TransactionCoordinator:
                 with transaction.changing():
                     await self._node.in_pool(log.sync)
         except LastwordError as error:
+            transaction.is_synced = False
             raise not_stored(error) from error
+        transaction.is_synced = True
+
+    def _check_synced(self, transaction: TransactionalId) -> None:
+        """Sync a state whose sync has failed, and raise Refused if that fails again.
+
+        The state may be on the drive or not, so no answer may rely on it, and no other state may replace it.
+        After a failure of the drive the log refuses every sync immediately, until a restart. Else this waits
+        for the drive, once, in the thread of the event loop.
+        """
+        if transaction.is_synced:
+            return
+        try:
+            self.topic.log(self.topic.partition_of(transaction.id)).sync()
+        except LastwordError as error:
+            raise not_stored(error) from error
+        transaction.is_synced = True
+        self._complete_later(transaction)
 
     def _is_durable(self, partitions: frozenset[Partition]) -> bool:
         """Return whether a topic of these partitions acknowledges with `disk`."""
@@ -403,6 +423,7 @@ class TransactionCoordinator:
             transaction = TransactionalId(body.transactional_id, stored)
             self._transactional_ids.setdefault(body.transactional_id, transaction)
         transaction = self._transactional_ids[body.transactional_id]
+        self._check_synced(transaction)
         stored = transaction.stored
         if transaction.is_busy:
             raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
@@ -444,6 +465,7 @@ class TransactionCoordinator:
         transaction = self._transactional_ids.get(transactional_id)
         if transaction is None:
             raise Refused(codes.INVALID_PRODUCER_ID_MAPPING, "The transactional id has no producer id.")
+        self._check_synced(transaction)
         return transaction
 
     def _checked(self, transactional_id: str, producer_id: int, epoch: int) -> TransactionalId:
