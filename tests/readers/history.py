@@ -582,6 +582,7 @@ class Writer:
         self.history.deletes = True
         begin = self.files.version
         self.history.calls.append((begin, "delete the topic"))
+        self.in_call = True
         self.logs.delete_topic(TOPIC)
         for number, partition in self.history.partitions.items():
             partition.gone.append((begin, 0))
@@ -589,6 +590,8 @@ class Writer:
             partition.lineages.append(Lineage())
             self.ongoing[number].clear()
         self.create()
+        self.in_call = False
+        self.files.between_calls()
 
     def reopen(self, *, kill: bool) -> None:
         assert self.logs is not None

@@ -11,6 +11,7 @@ import pytest
 from lastword.api.reader import Reader
 from lastword.api.restore import SnapshotFile
 from lastword.errors import FileVanishedError
+from lastword.logdir import LogDirectory
 from lastword.partition import directory_segments, moment, swap
 from lastword.partition.log import PartitionLog
 from lastword.partition.segment_store import SegmentSet
@@ -198,3 +199,16 @@ def test_a_log_with_a_hole_while_a_swap_is_published(monkeypatch: Patch) -> None
         violation for seed in range(12) for *_, violation in shared.run(seed).reads if violation is not None
     ]
     assert {violation.rule for violation in violations} & {"missing", "no moment"}
+
+
+def test_a_log_that_is_kept_after_its_topic_was_deleted(monkeypatch: Patch) -> None:
+    """Readers in the writer's process get the log of the topic that had the name before."""
+    kept: dict[tuple[LogDirectory, str, int], PartitionLog] = {}
+
+    def view(directory: LogDirectory, topic: str, partition: int) -> PartitionView:
+        log = kept.setdefault((directory, topic, partition), directory.log(topic, partition))
+        return log.view()
+
+    monkeypatch.setattr(LogDirectory, "view", view)
+    violations = [violation for *_, violation in shared.run(39).reads if violation is not None]
+    assert {violation.rule for violation in violations} & {"two topics", "missing"}

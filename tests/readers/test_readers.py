@@ -121,6 +121,13 @@ def test_readers_that_share_the_writers_memory(block: int) -> None:
     assert reads > 150
 
 
+@pytest.mark.parametrize("seed", [7, 39])
+def test_readers_in_memory_beside_a_topic_that_is_deleted_and_made_again(seed: int) -> None:
+    run = shared.run(seed)
+    assert run.history.deletes
+    assert [violation for *_, violation in run.reads if violation is not None] == []
+
+
 def test_a_shared_run_is_repeated_exactly() -> None:
     first, second = shared.run(2), shared.run(2)
     assert first.baton.order == second.baton.order
