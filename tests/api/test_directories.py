@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lastword.cli.main import run
 from lastword.clock import ManualClock
 from lastword.errors import (
     DuplicatePartitionError,
+    LastwordError,
     LockLostError,
     LogDirLockedError,
     NoPolicyError,
@@ -25,6 +27,7 @@ from lastword.errors import (
     TopicExistsError,
     UsageError,
 )
+from lastword.logdir import LogDirectory
 from lastword.metrics import DIR_OFFLINE
 from lastword.partition import PartitionLog
 from lastword.testing.unsynced import UNSYNCED
@@ -126,6 +129,23 @@ def test_settings_lie_in_one_place(roots: list[str]) -> None:
         assert [topic.name for topic in logs.topics()] == ["users"]
         assert logs.topic("users").config.segment_bytes == 1 << 20
         assert logs.topic("users").schema.saved[0] == "str"
+
+
+def test_a_topic_that_is_created_while_its_name_is_deleted_keeps_its_settings(
+    roots: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LogDirectory.delete_topics
+
+    def delete_topics(directory: LogDirectory, topics: Sequence[str]) -> dict[str, LastwordError]:
+        errors = real(directory, topics)
+        directory.create_topic("t", 1, {"segment_bytes": 1 << 20})  # as by another thread: the lock is free
+        return errors
+
+    with opened(roots[0]) as logs:
+        logs.create_topic("t", segment_bytes="2MiB")
+        monkeypatch.setattr(LogDirectory, "delete_topics", delete_topics)
+        logs.delete_topic("t")
+        assert logs.topic("t").config.segment_bytes == 1 << 20
 
 
 def test_a_state_over_several_directories(roots: list[str]) -> None:

@@ -838,7 +838,10 @@ def _delete(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
                 errors |= log_dir.delete_topics(names_here)
             except LastwordError as error:
                 errors |= dict.fromkeys(names_here, error)
-    remove_topic_settings(dirs.files, dirs.settings_file, *(name for name in topics if name not in errors))
+    if dirs.settings_file not in {os.path.join(log_dir.path, names.SETTINGS) for log_dir in placed}:
+        # A directory has removed them from its own file under its lock. A new topic may have settings there.
+        deleted = (name for name in topics if name not in errors)
+        remove_topic_settings(dirs.files, dirs.settings_file, *deleted)
     dirs.dir_set.write_list()
     return errors
 
