@@ -444,7 +444,7 @@ class LogPartition(InputPartition):
 
 MOST_SENT_SEGMENTS = 8
 """The segments of a partition travel with its tasks if there are at most this many."""
-FEW_TASKS = 32
+FEW_TASKS = 16
 """Up to this many parts of partitions are a task each. More parts share tasks, but no fewer than this."""
 SHARED_TASK_BYTES = 16 << 20
 """Parts share a task up to about this many bytes. To start a task costs as much as to read a megabyte."""
