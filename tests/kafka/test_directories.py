@@ -129,7 +129,7 @@ def test_appends_go_on_and_nothing_is_set_aside(story: Story) -> None:
     for name in TOPICS:
         assert story.more[name] == [story.served[f"{name}-0"].end]
     assert story.strays == []
-    # A broker that starts may name its directories to the controller before it is registered, and tries again.
+    # A broker may name its directories to the controller before it is registered, and tries again.
     ignored = ["Could not find offset index", "STALE_BROKER_EPOCH. Retrying"]
     assert errors_of(story.broker_log, ignored=ignored) == []
 
