@@ -18,7 +18,7 @@ from lastword.files.lock import FileLock
 
 
 class Kernel:
-    """What `syncfs`, `fsync` and `fdatasync` make durable, counted in changes of each file and directory.
+    """A kernel that counts the changes of each file and directory, and those that a sync has made durable.
 
     during   called in the middle of a `syncfs`: what it changes is not durable
     fails    each `syncfs` fails
@@ -219,7 +219,7 @@ def test_it_is_used_where_it_promises_as_much(
     monkeypatch.setattr(os, "uname", lambda: os.uname_result((facts[0], facts[1], release, *facts[3:])))
     monkeypatch.setattr(drive, "_type_of", lambda fd: kind)
     monkeypatch.setattr(drive, "waiting_bytes", lambda: waiting_bytes)
-    monkeypatch.setattr(drive, "_libc", lambda: Libc)
+    monkeypatch.setattr(drive, "libc", lambda: Libc)
     assert drive.sync_drive(0) == is_synced
 
 

@@ -111,7 +111,7 @@ class PartitionAssigner:
 
         try:
             numbers = np.asarray(given.cast(pa.int64()), np.int64)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # a value, or a type, that is no number
             raise UsageError(
                 f"the column partition is {given.type}", remedy="whole numbers, or null: by the key"
             ) from None

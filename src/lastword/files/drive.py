@@ -42,7 +42,8 @@ def sync_drive(fd: int) -> bool:
 
 
 @cache
-def _libc() -> Any:
+def libc() -> Any:
+    """Return the C library of this process."""
     import ctypes
 
     return ctypes.CDLL(None)
@@ -56,7 +57,7 @@ def _syncfs() -> Callable[[int], int] | None:
         return None
     if (int(release[1]), int(release[2])) < REPORTS_FAILURES:
         return None
-    return getattr(_libc(), "syncfs", None)
+    return getattr(libc(), "syncfs", None)
 
 
 def _type_of(fd: int) -> int:
@@ -64,7 +65,7 @@ def _type_of(fd: int) -> int:
     import ctypes
 
     facts = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _libc().fstatfs(fd, facts) != 0:
+    if libc().fstatfs(fd, facts) != 0:
         return 0
     return ctypes.c_ulong.from_buffer(facts).value & 0xFFFFFFFF
 

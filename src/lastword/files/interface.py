@@ -449,10 +449,9 @@ def run_together(
     """Run work in steps, each with files of its own; return their results, or the errors that ended them.
 
     One thread takes a step of many items. Then the drive is synced as a whole, or if the storage cannot do
-    that, other threads wait for the syncs of all items. If a thread does all of an item (`overlapped`), most
-    of its time is lost to the other threads at the interpreter's lock, because each system call releases it.
-    The order of one item's steps and syncs is that of `run_steps`. An error of another class than
-    LastwordError ends all items.
+    that, other threads wait for the syncs of all items. Threads that each do all of an item (`overlapped`)
+    would mostly wait for the interpreter's lock. The order of one item's steps and syncs is that of
+    `run_steps`. An error of another class than LastwordError ends all items.
 
     Args:
         works: The items.

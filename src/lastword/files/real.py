@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files import owner
+from lastword.files.drive import libc
 from lastword.files.failures import NO_ROOM, Root, sync_or_fail, translate
 from lastword.files.interface import TOGETHER, Buffer, DirVersion, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
@@ -506,7 +507,7 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
         return None
     import ctypes
 
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    function = getattr(libc(), "sync_file_range", None)
     if function is None:
         return None
     function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
