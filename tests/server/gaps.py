@@ -46,13 +46,14 @@ def _record(delta: int, key: bytes | None, value: bytes | None) -> bytes:
     return encode_varint(len(body)) + body
 
 
-def _batch(codec: int, base: int, last: int, rows: list[Row], *, sequence: int = -1) -> bytes:
+def cleaned_batch(
+    codec: int, base: int, last: int, rows: list[Row], now_ms: int, *, sequence: int = -1
+) -> bytes:
     """Return a batch as a cleaning leaves it: rows at some of its offsets; none: only its header.
 
     With a `sequence` the batch belongs to a transaction of producer 7.
     """
     payload = b"".join(_record(offset - base, key, value) for offset, key, value in rows)
-    now_ms = int(time.time() * 1000)
     return write_batch(
         base_offset=base,
         leader_epoch=0,
@@ -69,7 +70,11 @@ def _batch(codec: int, base: int, last: int, rows: list[Row], *, sequence: int =
 def topic_with_gap(
     codec: str, place: str, value: Callable[[int], bytes] = lambda number: b"%d" % number * 99
 ) -> Gaps:
-    """Return a topic with a gap at the place; `value` makes the value of a record from its number."""
+    """Return a topic with a gap at the place; `value` makes the value of a record from its number.
+
+    All batches have one timestamp. For a topic whose newest batch has no record, Kafka gives no offset of
+    the largest timestamp, so a later timestamp there would change what an admin client reads.
+    """
     number = CODECS.index(codec)
     now_ms = int(time.time() * 1000)
     before: list[Row] = []
@@ -78,24 +83,35 @@ def topic_with_gap(
     data, start = b"", 0
     if place == "start":
         before = [(7, b"a", value(1)), (8, b"b", value(2))]
-        data, start = _batch(number, 0, 4, []) + _batch(number, 5, 9, before), 10
+        data, start = (
+            cleaned_batch(number, 0, 4, [], now_ms) + cleaned_batch(number, 5, 9, before, now_ms),
+            10,
+        )
     elif place == "middle":
         before = [(0, b"a", value(1)), (40, b"b", value(2)), (42, b"c", value(3))]
-        data = _batch(number, 0, 9, before[:1]) + _batch(number, 40, 49, before[1:])
-        data, start = data + _batch(number, 60, 64, []), 70
+        data = cleaned_batch(number, 0, 9, before[:1], now_ms) + cleaned_batch(
+            number, 40, 49, before[1:], now_ms
+        )
+        data, start = data + cleaned_batch(number, 60, 64, [], now_ms), 70
     elif place == "far":
         before = [(0, b"a", value(1)), (2, b"b", value(2))]
-        segments[0], start = _batch(number, 0, 2, before), FAR
+        segments[0], start = cleaned_batch(number, 0, 2, before, now_ms), FAR
     kept: list[Row] = [(start, b"d", value(4)), (start + 1, b"e", None)]
     aborted: list[Row] = [(start + 3, b"d", value(5)), (start + 4, b"f", value(6))]
     late: list[Row] = [(start + 6, b"a", value(7)), (start + 7, b"g", value(8))]
     end = start + 8
-    data += _batch(number, start, start + 1, kept, sequence=0) + _marker(start + 2, True, now_ms)
-    data += _batch(number, start + 3, start + 4, aborted, sequence=2) + _marker(start + 5, False, now_ms)
-    data += _batch(number, start + 6, start + 7, late)
+    data += cleaned_batch(number, start, start + 1, kept, now_ms, sequence=0) + _marker(
+        start + 2, True, now_ms
+    )
+    data += cleaned_batch(number, start + 3, start + 4, aborted, now_ms, sequence=2) + _marker(
+        start + 5, False, now_ms
+    )
+    data += cleaned_batch(number, start + 6, start + 7, late, now_ms)
     if place == "end":
         behind = [(end + 1, b"h", value(9))]
-        data += _batch(number, end, end + 4, behind) + _batch(number, end + 12, end + 21, [])
+        data += cleaned_batch(number, end, end + 4, behind, now_ms) + cleaned_batch(
+            number, end + 12, end + 21, [], now_ms
+        )
         end += 22
     segments[start if place == "far" else 0] = data
     committed = before + kept + late + behind
