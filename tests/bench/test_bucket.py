@@ -14,7 +14,7 @@ from bench import run
 from lastword.bucket.commit import Bucket
 from tests.support.exhaustive import stride
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("frozen")]
 
 
 @pytest.mark.parametrize("name", ["bucket", "merge"])

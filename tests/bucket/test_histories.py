@@ -70,6 +70,7 @@ def test_a_named_batch_comes_in_again_after_its_partition_was_dropped() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("first", [0, 5_100, 10_200, 15_300])
 def test_histories(first: int) -> None:
     """Every history keeps the promises of commit.py, merge.py and collect.py."""
