@@ -271,7 +271,7 @@ def test_many_small_requests_of_a_client_leave_time_for_others(server: Server) -
         time.sleep(0.05)
         began = time.monotonic()
         assert is_served(server)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1  # all requests of the other take 2 s
         answers = 0
         while answers < 200:
             answers += sum(1 for _ in protocol.receive_data(many.recv(1 << 16)))

@@ -498,7 +498,7 @@ def test_only_the_first_partition_exceeds_the_limit(client: Client, logs: lastwo
 def test_a_fetch_waits_for_bytes(server: Server, client: Client, users: lastword.Topic) -> None:
     began = time.monotonic()
     client.fetch("users", 0, max_wait_ms=200)
-    assert 0.19 < time.monotonic() - began < 1
+    assert 0.19 < time.monotonic() - began < 5
     size = len(batch((b"k", b"v")))
 
     def later() -> None:

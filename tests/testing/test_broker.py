@@ -92,7 +92,7 @@ def test_segments_expire_with_time(kafka_broker: Broker, client: Client) -> None
 
 def test_the_clock_starts_at_the_real_time_and_runs(kafka_broker: Broker) -> None:
     clock = kafka_broker.clock
-    assert abs(clock.now_ms() - time.time() * 1000) < 1000
+    assert abs(clock.now_ms() - time.time() * 1000) < 60_000
     before = clock.now_ms(), clock.monotonic()
     clock.advance("1h")
     assert 0 <= clock.now_ms() - before[0] - 3_600_000 < 60_000
