@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from lastword.logdir import LogDirectory
 from lastword.metrics import DIR_OFFLINE
 from lastword.partition import PartitionLog
 from lastword.testing.unsynced import UNSYNCED
+from tests.fakes import RecordingFiles, Stopped
 from tests.fakes.failing import FailingFiles
 
 HOUR = 3_600_000
@@ -146,6 +149,71 @@ def test_a_topic_that_is_created_while_its_name_is_deleted_keeps_its_settings(
         monkeypatch.setattr(LogDirectory, "delete_topics", delete_topics)
         logs.delete_topic("t")
         assert logs.topic("t").config.segment_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_new_topic_never_gets_the_settings_of_one_whose_deletion_was_killed(
+    tmp_path: Path, count: int
+) -> None:
+    begun = [str(tmp_path / "begun" / f"d{number}") for number in range(count)]
+    with opened(begun) as logs:
+        logs.create_topic("t", 3, cleanup_policy="delete", retention_ms="1s")
+    left = set()
+    for stop in range(1000):
+        shutil.copytree(tmp_path / "begun", tmp_path / "run")
+        at = [path.replace("begun", "run") for path in begun]
+        files = RecordingFiles(UNSYNCED)
+        logs = opened(at, files=files)
+        files.stop_at = files._changes + stop
+        with suppress(Stopped):
+            logs.delete_topic("t")
+        is_deleted = not files.stopped
+        files.stop()
+        with opened(at) as logs:
+            left.add(len(list(logs.dirs.topics())))
+            if logs.dirs.has_topic("t"):
+                logs.delete_topic("t")
+            assert logs.create_topic("t", 3).config.retention_ms == 7 * 24 * 3_600_000
+        shutil.rmtree(tmp_path / "run")
+        if is_deleted:
+            break
+    assert left == {0, 1}
+
+
+def test_a_topic_that_is_created_in_another_directory_while_its_name_is_deleted_keeps_its_settings(
+    roots: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, threads = LogDirectory.delete_topics, []
+
+    def delete_topics(directory: LogDirectory, topics: Sequence[str]) -> dict[str, LastwordError]:
+        errors = real(directory, topics)
+        threads.append(threading.Thread(target=lambda: logs.create_topic("t", segment_bytes=1 << 20)))
+        threads[0].start()
+        threads[0].join(0.2)  # it waits for the end of the deletion
+        return errors
+
+    with opened(roots) as logs:
+        logs.create_topic("first", segment_bytes="4MiB")  # the settings are in its directory
+        logs.create_topic("t", segment_bytes="2MiB")
+        monkeypatch.setattr(LogDirectory, "delete_topics", delete_topics)
+        logs.delete_topic("t")
+        threads[0].join()
+        assert logs.topic("t").config.segment_bytes == 1 << 20
+
+
+def test_a_topic_that_cannot_be_deleted_keeps_its_settings_in_another_directory(roots: list[str]) -> None:
+    files = RecordingFiles(UNSYNCED)
+    with opened(roots, files=files) as logs:
+        logs.create_topic("t", 3, segment_bytes="1MiB", cleanup_policy="compact")
+        error = StorageError("planted")
+        files.fail = lambda call: error if call.name == "rename" and call.path.endswith("t-1") else None
+        with pytest.raises(StorageError):
+            logs.delete_topic("t")
+        files.fail = None
+        config = logs.dirs.config("t")
+        assert (config.segment_bytes, config.cleanup_policy) == (1 << 20, {"compact"})
+        logs.delete_topic("t")
+        assert "topics.t" not in Path(logs.dirs.settings_file).read_text()
 
 
 def test_a_state_over_several_directories(roots: list[str]) -> None:

@@ -11,6 +11,7 @@ import atexit
 import copy
 import json
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,6 +70,7 @@ class OpenDirs(ProcessBound):
         directories: The directories in service.
         paths: All paths, those of failed directories last.
         opened_at: File and line of the caller that opened them.
+        topics_lock: Held while a topic is created or deleted: several directories share its settings.
         holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
     """
 
@@ -91,6 +93,7 @@ class OpenDirs(ProcessBound):
         self.files = files
         self.clock = clock
         self.opened_at = opened_at
+        self.topics_lock = threading.RLock()
         self.closed = False
         self._config_file = config_file
         self._forked = False

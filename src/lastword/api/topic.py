@@ -24,6 +24,7 @@ from lastword.config import (
     TopicConfig,
     parse_topic_settings,
     remove_topic_settings,
+    restore_topic_settings,
     write_topic_settings,
 )
 from lastword.errors import (
@@ -723,16 +724,17 @@ def create_topic(
             )
         )
         return open_topic(dirs, name, **given)
-    if dirs.has_topic(name):
-        if not exist_ok:
-            raise TopicExistsError(
-                f"{dirs.paths[0]} already has a topic {name!r}", remedy="exist_ok=True returns it"
-            )
-        if isinstance(partitioner, str):
-            config = {"lastword_partitioner": partitioner, **config}
-        _refuse_contradictions(dirs, name, partitions, (key_serializer, value_serializer), config)
-    else:
-        _create(dirs, name, 1 if partitions is None else partitions, settings)
+    with dirs.topics_lock:
+        if not dirs.has_topic(name):
+            _create(dirs, name, 1 if partitions is None else partitions, settings)
+            return open_topic(dirs, name, **given)
+    if not exist_ok:
+        raise TopicExistsError(
+            f"{dirs.paths[0]} already has a topic {name!r}", remedy="exist_ok=True returns it"
+        )
+    if isinstance(partitioner, str):
+        config = {"lastword_partitioner": partitioner, **config}
+    _refuse_contradictions(dirs, name, partitions, (key_serializer, value_serializer), config)
     return open_topic(dirs, name, **given)
 
 
@@ -817,10 +819,10 @@ def delete_topics(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordEr
 
 
 def _delete(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
-    """Delete topics. The settings of all of them are removed together, after their partitions."""
+    """Delete topics. The settings of all of them are removed together, before their partitions."""
     errors: dict[str, LastwordError] = {}
     placed: dict[LogDirectory, list[str]] = {}
-    with ExitStack() as claims:
+    with dirs.topics_lock, ExitStack() as claims:
         for name in topics:
             try:
                 partitions = dirs.partitions(name)
@@ -833,15 +835,16 @@ def _delete(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
                 claims.enter_context(log_dir.claim(name, number))
             for log_dir in dict.fromkeys(partitions.values()):
                 placed.setdefault(log_dir, []).append(name)
+        deleted = [name for name in topics if name not in errors]
+        is_shared = len(dirs.directories) > 1
+        settings = remove_topic_settings(dirs.files, dirs.settings_file, *deleted) if is_shared else {}
         for log_dir, names_here in placed.items():
             try:
                 errors |= log_dir.delete_topics(names_here)
             except LastwordError as error:
                 errors |= dict.fromkeys(names_here, error)
-    if dirs.settings_file not in {os.path.join(log_dir.path, names.SETTINGS) for log_dir in placed}:
-        # A directory has removed them from its own file under its lock. A new topic may have settings there.
-        deleted = (name for name in topics if name not in errors)
-        remove_topic_settings(dirs.files, dirs.settings_file, *deleted)
+        kept = [name for name in errors if dirs.has_topic(name)]
+        restore_topic_settings(dirs.files, dirs.settings_file, settings, kept)
     dirs.dir_set.write_list()
     return errors
 

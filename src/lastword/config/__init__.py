@@ -14,6 +14,7 @@ from lastword.config.settings import (
     keyword_names,
     parse_topic_settings,
     remove_topic_settings,
+    restore_topic_settings,
     write_topic_settings,
 )
 from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig
@@ -30,5 +31,6 @@ __all__ = [
     "keyword_names",
     "parse_topic_settings",
     "remove_topic_settings",
+    "restore_topic_settings",
     "write_topic_settings",
 ]

@@ -21,6 +21,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from lastword.config.setting import Setting
@@ -919,30 +920,57 @@ def _write(
     return settings
 
 
-def remove_topic_settings(files: Files, path: str | os.PathLike[str], *topics: str) -> None:
+def remove_topic_settings(
+    files: Files, path: str | os.PathLike[str], *topics: str
+) -> dict[str, dict[str, Any]]:
     """Remove [topics.TOPIC] of each topic, as when topics are deleted. The file is written once.
 
     A file without such a table is not written.
+
+    Returns:
+        The values of each removed table, for `restore_topic_settings`.
     """
     with _changing:
-        _remove(files, os.fspath(path), topics)
+        return _remove(files, os.fspath(path), topics)
 
 
-def _remove(files: Files, path: str, topics: Sequence[str]) -> None:
+def restore_topic_settings(
+    files: Files,
+    path: str | os.PathLike[str],
+    removed: Mapping[str, Mapping[str, Any]],
+    topics: Iterable[str],
+) -> None:
+    """Write removed values of topics again, without their comments: the topics could not be deleted.
+
+    A second failure is ignored: the caller reports the first.
+    """
+    for topic in topics:
+        if topic in removed:
+            with suppress(LastwordError):
+                write_topic_settings(files, path, topic, removed[topic])
+
+
+def _remove(files: Files, path: str, topics: Sequence[str]) -> dict[str, dict[str, Any]]:
     if not files.exists(path):
-        return
+        return {}
     problems = Problems()  # of a file that was edited by hand: a topic is deleted with them
     old = files.read_bytes(path).decode("utf-8")
     before = _layers_of(old, os.path.basename(path), path, problems)
+    removed = {
+        topic: {entry.name: entry.value for entry in before.tables[topic].entries}
+        for topic in topics
+        if topic in before.tables
+    }
     if before.head is None:
         text = _edit(old, [(("topics", topic), None) for topic in topics])
         if text != old:
             files.write_atomic(path, text.encode("utf-8"))
-    elif not before.tables.keys().isdisjoint(topics):
+    elif removed:
         after = before.without(topics)
         files.write_atomic(path, after.text.encode("utf-8"))
         if not problems.lines:
             _keep(after, path)
+    return removed
 
 
 def _change(given: str, value: Any, topic: str | None) -> Change:

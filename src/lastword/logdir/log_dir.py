@@ -21,7 +21,13 @@ from typing import Any
 
 from lastword import files as storage
 from lastword.clock import Clock, SystemClock
-from lastword.config import Settings, TopicConfig, remove_topic_settings, write_topic_settings
+from lastword.config import (
+    Settings,
+    TopicConfig,
+    remove_topic_settings,
+    restore_topic_settings,
+    write_topic_settings,
+)
 from lastword.errors import (
     CorruptFileError,
     DataError,
@@ -395,8 +401,8 @@ class LogDirectory:
     def delete_topics(self, topics: Sequence[str]) -> dict[str, LastwordError]:
         """Remove topics as `delete_topic` does, and return the error of each that could not be removed.
 
-        One sync of the root and one write of lastword.toml serve all of them. The lock is held until both
-        are done, so that no new topic of the same name gets the settings.
+        One sync of the root and one write of lastword.toml serve all of them. The settings are removed first:
+        after a kill, a topic may be left without them, but no new topic of the same name gets them.
         """
         errors: dict[str, LastwordError] = {}
         gone: list[TopicPartition] = []
@@ -410,6 +416,7 @@ class LogDirectory:
                 except UnknownTopicError as error:
                     errors[topic] = error
             with self._contents.changing(removed=gone):
+                settings = remove_topic_settings(self.files, self._settings_path, *partitions)
                 for topic, numbers in partitions.items():
                     delay_ms = self.topic_config(topic).file_delete_delay_ms
                     try:
@@ -420,15 +427,15 @@ class LogDirectory:
                             gone.append(tp)
                     except LastwordError as error:
                         errors[topic] = error
+                restore_topic_settings(self.files, self._settings_path, settings, errors)
                 self.files.fsync_dir(self.path)
                 for path, delay_ms in marked:
                     self._deferred_deletes.add([path], delay_ms)
                 self._opened.gone(gone)
                 self._partition_checkpoints.forget(gone)
-                deleted = [topic for topic in topics if topic not in errors]
-                for topic in deleted:
-                    self._topic_ids.pop(topic, None)
-                remove_topic_settings(self.files, self._settings_path, *deleted)
+                for topic in topics:
+                    if topic not in errors:
+                        self._topic_ids.pop(topic, None)
             self.reload_settings()
         return errors
 
