@@ -40,8 +40,8 @@ def close(spread: LogDirSet) -> None:
 
 
 def create(spread: LogDirSet, topic: str, partitions: int) -> None:
-    for number, (log_dir, numbers) in enumerate(spread.assign(partitions).items()):
-        log_dir.create_topic(topic, numbers, topic_id=spread.topic_id(topic) if number else None)
+    for number, (log_dir, numbers) in enumerate(spread.assign({topic: partitions}).items()):
+        log_dir.create_topic(topic, numbers[topic], topic_id=spread.topic_id(topic) if number else None)
     spread.write_list()
 
 
@@ -99,7 +99,7 @@ def test_an_offline_directory_raises_for_its_partitions_and_the_rest_serves(tmp_
                 log_dir.log("users", partition)
             assert caught.value.errno == 5 and caught.value.kafka_code == 56
         with pytest.raises(OfflineError):
-            spread.assign(1)
+            spread.assign({"users": 1})
         assert list(spread.offline) == [str(tmp_path / "b")]
 
 

@@ -691,6 +691,57 @@ def test_the_settings_of_deleted_topics_are_removed_with_one_write(tmp_path: Pat
         assert logs["other"].config.retention_ms == 10**9
 
 
+@pytest.mark.parametrize("directories", [1, 2])
+def test_the_topics_of_a_request_are_made_together_but_those_that_are_refused(
+    tmp_path: Path, directories: int
+) -> None:
+    """lastword.toml was written, and the root synced, for each topic: 1,000 topics took 29 s."""
+    files = RecordingFiles(UNSYNCED)
+    roots = [str(tmp_path / f"d{number}") for number in range(directories)]
+    with (
+        lastword.open(roots, "a", files=files, log_cleaner_enable=False) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        logs.create_topic("other")
+        wanted = {f"t{number}": {"retention.ms": "9000"} for number in range(20)}
+
+        def create(topics: dict[str, dict[str, str]]) -> dict[str, int]:
+            kind = CreateTopicsRequest.CreatableTopic
+            asked = [
+                kind(
+                    name=name,
+                    num_partitions=2,
+                    replication_factor=1,
+                    configs=[
+                        CreateTopicsRequest.CreatableTopicConfig(name=name, value=value)
+                        for name, value in each.items()
+                    ],
+                )
+                for name, each in topics.items()
+            ]
+            files.calls.clear()
+            answer = client.ask(CreateTopicsRequest(topics=asked, timeout_ms=1000))
+            return {topic.name: topic.error_code for topic in answer.topics}
+
+        assert create({**wanted, "other": {}}) == dict.fromkeys(wanted, 0) | {
+            "other": codes.TOPIC_ALREADY_EXISTS
+        }
+        written = [call for call in files.changes if str(call.detail).endswith("lastword.toml")]
+        synced = [call for call in files.changes if call.name == "fsync_dir" and call.path in roots]
+        assert len(written) == 1 and len(synced) <= 8
+        assert {name: logs.topic(name).partitions for name in logs} == dict.fromkeys(wanted, 2) | {"other": 1}
+        assert {logs.topic(name).config.retention_ms for name in wanted} == {9000}
+        ids = {topic.topic_id for topic in client.ask(MetadataRequest(topics=None)).topics}
+        assert len(ids) == 21
+
+        # Values that contradict each other are found when all of them are merged.
+        refused = {"min.compaction.lag.ms": "2", "max.compaction.lag.ms": "1"}
+        again = create({"u1": {}, "u2": refused, "u3": {}})
+        assert [again["u1"], again["u3"]] == [0, 0] and again["u2"] != 0
+        assert "u2" not in logs and "u2" not in Path(logs.dirs.settings_file).read_text()
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_a_creation_reads_the_id_of_no_other_topic(
     client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch, together: bool

@@ -15,7 +15,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
-from lastword.api.open_dirs import By, OpenDirs, PathLike
+from lastword.api.open_dirs import SAVED_DEFAULTS, By, OpenDirs, PathLike
 from lastword.api.record import Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import PartitionerLike, TopicSchema, partitioner_of
 from lastword.api.serializers import SerializerLike, contradicts, serializer_of
@@ -25,7 +25,7 @@ from lastword.config import (
     parse_topic_settings,
     remove_topic_settings,
     restore_topic_settings,
-    write_topic_settings,
+    write_settings_of_topics,
 )
 from lastword.errors import (
     InvalidSettingError,
@@ -726,7 +726,7 @@ def create_topic(
         return open_topic(dirs, name, **given)
     with dirs.topics_lock:
         if not dirs.has_topic(name):
-            _create(dirs, name, 1 if partitions is None else partitions, settings)
+            _create(dirs, {name: (1 if partitions is None else partitions, settings)})
             return open_topic(dirs, name, **given)
     if not exist_ok:
         raise TopicExistsError(
@@ -775,25 +775,50 @@ def _refuse_contradictions(
         )
 
 
-def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, Any]) -> None:
-    """Create partitions in the directories with the fewest; all have one topic id."""
-    partitions = check_count("partitions", partitions, "partitions", least=1)
-    placed = dirs.dir_set.assign(partitions)
-    own = {os.path.join(log_dir.path, names.SETTINGS): log_dir for log_dir in placed}
-    if len(placed) > 1 or dirs.settings_file not in own:
-        # Several directories share one settings file. It is written first, as a single directory writes its
-        # own file first.
-        write_topic_settings(dirs.files, dirs.settings_file, name, settings)
-        settings = {}
+def create_topics(dirs: OpenDirs, topics: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
+    """Create topics of bytes, with one write of their settings. After an error, none was created.
+
+    Args:
+        dirs: The directories.
+        topics: The number of partitions and the settings of each topic.
+    """
+    dirs.require_writable()
+    if not dirs.holds_logs:
+        dirs.transaction(lambda private: create_topics(private, topics))
+        return
+    with dirs.topics_lock:
+        for name in topics:
+            names.check_topic(name)
+            if dirs.has_topic(name):
+                raise TopicExistsError(f"{dirs.paths[0]} already has a topic {name!r}")
+        _create(dirs, {name: (count, {**SAVED_DEFAULTS, **given}) for name, (count, given) in topics.items()})
+
+
+def _create(dirs: OpenDirs, topics: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
+    """Create partitions in the directories with the fewest; all of a topic have one topic id."""
+    counts = {
+        name: check_count("partitions", count, "partitions", least=1) for name, (count, _) in topics.items()
+    }
+    placed = dirs.dir_set.assign(counts)
+    settings = {name: given for name, (_, given) in topics.items()}
+    own = {os.path.join(log_dir.path, names.SETTINGS) for log_dir in placed}
+    is_shared = len(placed) > 1 or dirs.settings_file not in own
+    topic_ids: dict[str, str] = {}
     created: list[LogDirectory] = []
     try:
+        if is_shared:
+            # Several directories share one settings file. It is written first, as a single directory writes
+            # its own file first.
+            write_settings_of_topics(dirs.files, dirs.settings_file, settings)
         for log_dir, numbers in placed.items():
-            topic_id = created[0].topic_id(name) if created else None
-            log_dir.create_topic(name, numbers, settings, topic_id=topic_id)
+            topic_ids |= log_dir.create_topics(numbers, {} if is_shared else settings, topic_ids)
             created.append(log_dir)
     except LastwordError:
         for log_dir in created:
-            log_dir.delete_topic(name)
+            log_dir.delete_topics(list(placed[log_dir]))
+        if is_shared:
+            with suppress(LastwordError):
+                remove_topic_settings(dirs.files, dirs.settings_file, *topics)
         raise
     finally:  # without notifying the background: nothing of a new topic is due
         for log_dir in dirs.directories:

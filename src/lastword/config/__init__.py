@@ -15,6 +15,7 @@ from lastword.config.settings import (
     parse_topic_settings,
     remove_topic_settings,
     restore_topic_settings,
+    write_settings_of_topics,
     write_topic_settings,
 )
 from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig
@@ -32,5 +33,6 @@ __all__ = [
     "parse_topic_settings",
     "remove_topic_settings",
     "restore_topic_settings",
+    "write_settings_of_topics",
     "write_topic_settings",
 ]

@@ -22,6 +22,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from lastword.config.setting import Setting
@@ -701,47 +702,48 @@ class _FileLayers:
             return None
         return list(dict.fromkeys(self.changes[before.at : self.at]))
 
-    def with_table(self, topic: str, text: str, path: str, problems: Problems) -> _FileLayers | None:
-        """Return the values of the file with a new or another table of a topic.
+    def with_tables(self, texts: Mapping[str, str], path: str, problems: Problems) -> _FileLayers | None:
+        """Return the values of the file with new or other tables of topics. `head` is not None.
 
         The tables of other topics are not read again.
 
         Args:
-            topic: The topic.
-            text: The table. Empty: the topic's table is removed.
+            texts: The table of each topic.
             path: The file, for errors.
             problems: The mistakes.
 
         Returns:
-            None if the text is not one table of that topic.
+            None if a text is not one table of its topic.
         """
-        entries, headers = _read_text(text, path)
-        is_table = [(header.path, header.is_array) for header in headers] == [(("topics", topic), False)]
-        if self.head is None or is_table != bool(text):
-            return None
-        if not text:
-            return self.without([topic])
         head, tables, tail = self.head, dict(self.tables), self.tail
-        old, last = tables.get(topic), next(reversed(tables), None)
-        end = 1 + head.count("\n") if last is None else tables[last].line + tables[last].text.count("\n")
-        before = end
-        if old is None and last is None:
-            head = _closed(head)
-            end = 1 + head.count("\n")
-        elif old is None and last is not None:
-            above = tables[last]
-            tables[last] = _Table(_closed(above.text), above.line, above.entries)
-            end = above.line + tables[last].text.count("\n")
-        line = end if old is None else old.line
-        if tail and old is None:
-            text = _closed(text)
-        tables[topic] = _Table(text, line, _sound(entries, path, problems, first_line=line))
-        shift = text.count("\n") + (end - before if old is None else -old.text.count("\n"))
-        if shift:
-            for name, table in tables.items() if old is not None else ():
-                if table.line > line:
-                    tables[name] = _Table(table.text, table.line + shift, table.entries)
-        return self._changed([topic], head, tables, before, shift)
+        assert head is not None
+        last = next(reversed(tables), None)
+        before = 1 + head.count("\n") if last is None else _end_of(tables[last])
+        shift = 0
+        for topic, text in texts.items():
+            entries, headers = _read_text(text, path)
+            if [(header.path, header.is_array) for header in headers] != [(("topics", topic), False)]:
+                return None
+            old, last = tables.get(topic), next(reversed(tables), None)
+            if old is not None:
+                line, added = old.line, text.count("\n") - old.text.count("\n")
+            else:
+                if last is None:
+                    head = _closed(head)
+                    line = 1 + head.count("\n")
+                else:
+                    above = tables[last]
+                    tables[last] = _Table(_closed(above.text), above.line, above.entries)
+                    line = _end_of(tables[last])
+                text = _closed(text) if tail else text
+                added = line + text.count("\n") - before - shift
+            tables[topic] = _Table(text, line, _sound(entries, path, problems, first_line=line))
+            shift += added
+            if added and old is not None:
+                for name, table in tables.items():
+                    if table.line > line:
+                        tables[name] = _Table(table.text, table.line + added, table.entries)
+        return self._changed(list(texts), head, tables, before, shift)
 
     def without(self, topics: Iterable[str]) -> _FileLayers:
         """Return the values of the file without the tables of these topics. `head` is not None."""
@@ -770,6 +772,11 @@ class _FileLayers:
             layers.changes, layers.checked = self.changes, self.checked
             layers.at = self.at + len(topics)
         return layers
+
+
+def _end_of(table: _Table) -> int:
+    """Return the line of a file behind a table."""
+    return table.line + table.text.count("\n")
 
 
 MOST_CHECKED = 4
@@ -885,32 +892,51 @@ def write_topic_settings(
     Returns:
         The settings of the new file, without arguments and environment.
     """
-    path = os.fspath(path)
+    changes = _changes({**dict.fromkeys(unset), **(set or {})}, topic)
+    with _changing:
+        return _write(files, os.fspath(path), {topic: changes}, only_checks=only_checks)
+
+
+def write_settings_of_topics(
+    files: Files, path: str | os.PathLike[str], settings: Mapping[str, Mapping[str, Any]]
+) -> Settings:
+    """Set the values of several topics with one write, as `write_topic_settings` does for one."""
+    changes = {topic: _changes(given, topic) for topic, given in settings.items()}
+    with _changing:
+        return _write(files, os.fspath(path), changes)
+
+
+def _changes(given: Mapping[str, Any], topic: str | None) -> list[Change]:
+    """Return the changes of the file that set the given values; a value of None unsets."""
     known = TOPIC_SETTINGS if topic is not None else {**TOPIC_SETTINGS, **INSTANCE_SETTINGS}
-    given = {**dict.fromkeys(unset), **(set or {})}
     given = {name: list(value) if isinstance(value, Iterator) else value for name, value in given.items()}
     problems = Problems()
     parse_named(given, known, problems)
     problems.raise_any()
     # A setting may be given as keyword and as dotted name: the last value counts.
-    changes = list(dict(_change(name, value, topic) for name, value in given.items()).items())
-    with _changing:
-        return _write(files, path, topic, changes, only_checks=only_checks)
+    return list(dict(_change(name, value, topic) for name, value in given.items()).items())
 
 
 def _write(
-    files: Files, path: str, topic: str | None, changes: list[Change], *, only_checks: bool
+    files: Files, path: str, changes: Mapping[Any, list[Change]], *, only_checks: bool = False
 ) -> Settings:
+    """Make the changes of each topic, or (None) of no topic."""
     problems = Problems()
     shown = os.path.basename(path)
     old = files.read_bytes(path).decode("utf-8") if files.exists(path) else ""
     before = Settings._checked({}, {}, old, shown, path, problems)._file  # an invalid file is not edited
     after = None
-    if topic is not None and before.head is not None:
-        table = before.tables.get(topic)
-        after = before.with_table(topic, _edit("" if table is None else table.text, changes), path, problems)
+    if None not in changes and before.head is not None:
+        tables = before.tables
+        texts = {
+            topic: _edit(tables[topic].text if topic in tables else "", each)
+            for topic, each in changes.items()
+        }
+        emptied = [topic for topic, text in texts.items() if not text]
+        after = before.without(emptied) if emptied else before
+        after = after.with_tables({topic: text for topic, text in texts.items() if text}, path, problems)
     if after is None:
-        after = _layers_of(_edit_others(before, changes), shown, path, problems)
+        after = _layers_of(_edit_others(before, list(chain(*changes.values()))), shown, path, problems)
     problems.raise_any()
     settings = Settings({}, after)
     settings._check_together()

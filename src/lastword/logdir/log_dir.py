@@ -26,6 +26,7 @@ from lastword.config import (
     TopicConfig,
     remove_topic_settings,
     restore_topic_settings,
+    write_settings_of_topics,
     write_topic_settings,
 )
 from lastword.errors import (
@@ -45,6 +46,7 @@ from lastword.logdir.checkpoints import Checkpoints, LogStart, PartitionCheckpoi
 from lastword.logdir.identity import (
     check_topic_id,
     leave_clean_shutdown,
+    new_id,
     read_move_note,
     read_topic_id,
     take_clean_shutdown,
@@ -340,25 +342,51 @@ class LogDirectory:
             self._check_writable()
             names.check_topic(topic)
             numbers = partition_numbers(partitions)
-            if topic in self._contents.get().numbers:
-                if exist_ok:
-                    return False
-                raise TopicExistsError(
-                    f"{self.path} already has a topic {topic!r}", remedy="exist_ok=True returns it"
-                )
+            if exist_ok and topic in self._contents.get().numbers:
+                return False
+            self.create_topics({topic: numbers}, {topic: settings or {}}, {topic: topic_id})
+            return True
+
+    def create_topics(
+        self,
+        topics: Mapping[str, Sequence[int]],
+        settings: Mapping[str, Mapping[str, Any]],
+        topic_ids: Mapping[str, str | None],
+    ) -> dict[str, str]:
+        """Make topics as `create_topic` does, and save their settings with one write.
+
+        After an error, none was made.
+
+        Args:
+            topics: The numbers of their partitions in this directory.
+            settings: The settings of each; they are saved here.
+            topic_ids: Their ids, as far as they have one.
+
+        Returns:
+            The id of each topic.
+        """
+        with self.lock:
+            self._check_writable()
+            there = self._contents.get().numbers
+            for topic in topics:
+                names.check_topic(topic)
+                if topic in there:
+                    raise TopicExistsError(
+                        f"{self.path} already has a topic {topic!r}", remedy="exist_ok=True returns it"
+                    )
+            saved = {topic: given for topic, given in settings.items() if given}
             with self._contents.changing():
-                if settings:
-                    write_topic_settings(self.files, self._settings_path, topic, dict(settings))
+                if saved:
+                    write_settings_of_topics(self.files, self._settings_path, saved)
                 self.reload_settings()
                 try:
-                    self.add_partitions(topic, numbers, topic_id)
+                    return self._make(topics, topic_ids)
                 except BaseException:
-                    if settings:
+                    if saved:
                         with suppress(LastwordError):
-                            remove_topic_settings(self.files, self._settings_path, topic)
+                            remove_topic_settings(self.files, self._settings_path, *saved)
                             self.reload_settings()
                     raise
-            return True
 
     def set_config(self, topic: str | None, settings: Mapping[str, Any]) -> None:
         """Change settings in the lastword.toml of this directory; see `write_topic_settings`.
@@ -374,21 +402,31 @@ class LogDirectory:
         """Make empty partitions of a topic, durably. `topic_id`: None: a new id."""
         with self.lock:
             self._check_writable()
-            created = [TopicPartition(topic, number) for number in numbers]
-            # Before there are partitions: the lines are of a topic of that name that was removed by hand.
-            self._partition_checkpoints.forget(created)
-            with self._contents.changing(added=created):
-                make_partitions(
-                    self.files,
-                    self.path,
-                    topic,
-                    numbers,
-                    self._rng,
-                    index_interval_bytes=self.topic_config(topic).index_interval_bytes,
-                    topic_id=topic_id,
-                )
+            self._make({topic: numbers}, {topic: topic_id})
+
+    def _make(
+        self, numbers: Mapping[str, Sequence[int]], topic_ids: Mapping[str, str | None]
+    ) -> dict[str, str]:
+        """Make empty partitions. Return the id of each topic."""
+        ids = {topic: topic_ids.get(topic) or new_id(self._rng) for topic in numbers}
+        created = [TopicPartition(topic, number) for topic, given in numbers.items() for number in given]
+        # Before there are partitions: the lines are of a topic of that name that was removed by hand.
+        self._partition_checkpoints.forget(created)
+        with self._contents.changing(added=created):
+            make_partitions(
+                self.files,
+                self.path,
+                created,
+                ids,
+                self._rng,
+                index_interval_bytes={
+                    topic: self.topic_config(topic).index_interval_bytes for topic in numbers
+                },
+            )
+        for topic in numbers:
             self._topic_ids.pop(topic, None)
-            self._opened.made(created)
+        self._opened.made(created)
+        return ids
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic with all its records and settings, durably.

@@ -208,19 +208,27 @@ class LogDirSet:
 
     # -------------------------------------------------------------- placing
 
-    def assign(self, count: int) -> dict[LogDirectory, list[int]]:
-        """Assign partition numbers of a new topic: the directory with the fewest partitions first.
+    def assign(self, counts: Mapping[str, int]) -> dict[LogDirectory, dict[str, list[int]]]:
+        """Assign new partitions of topics: the directory with the fewest partitions first.
 
         OfflineError while a directory is offline, because it may hold a topic of that name.
+
+        Args:
+            counts: The number of new partitions of each topic.
+
+        Returns:
+            For each directory the partitions of each topic, numbered from 0.
         """
         for path, error in self.offline.items():
             raise OfflineError.of("what may be a topic of that name", path, error)
         load = [(self._listing(directory).size, at) for at, directory in enumerate(self.directories)]
-        placed: dict[LogDirectory, list[int]] = {}
-        for partition in range(count):
-            fewest = min(load)
-            load[load.index(fewest)] = (fewest[0] + 1, fewest[1])
-            placed.setdefault(self.directories[fewest[1]], []).append(partition)
+        placed: dict[LogDirectory, dict[str, list[int]]] = {}
+        for topic, count in counts.items():
+            for partition in range(count):
+                fewest = min(load)
+                load[load.index(fewest)] = (fewest[0] + 1, fewest[1])
+                directory = self.directories[fewest[1]]
+                placed.setdefault(directory, {}).setdefault(topic, []).append(partition)
         return placed
 
     # -------------------------------------------------------------- the list of all

@@ -31,7 +31,7 @@ from lastword.errors import (
 )
 from lastword.files import DEFAULT, DirVersion, Files, overlapped, real_path
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.logdir.identity import format_partition_metadata, new_id
+from lastword.logdir.identity import format_partition_metadata
 from lastword.partition.checkpoint_file import read_lines
 from lastword.partition.snapshots import write_empty_snapshot
 from lastword.records import compression
@@ -362,49 +362,54 @@ def make_dirs(files: Files, path: str) -> None:
 def make_partitions(
     files: Files,
     root: str,
-    topic: str,
-    partitions: Sequence[int],
+    partitions: Sequence[TopicPartition],
+    topic_ids: Mapping[str, str],
     rng: random.Random,
     *,
-    index_interval_bytes: int,
-    topic_id: str | None = None,
+    index_interval_bytes: Mapping[str, int],
 ) -> None:
-    """Make the empty partitions of a new topic under one topic id, durably. None: a new id.
+    """Make the empty partitions of new topics, durably. After an error, none was made.
 
     They are built under names that mark them as deleted and then renamed. So a crash leaves directories that
     the next opening removes, and almost never a topic with too few partitions.
+
+    Args:
+        files: The storage.
+        root: The log directory.
+        partitions: The partitions.
+        topic_ids: The id of each topic.
+        rng: For the names of the directories.
+        index_interval_bytes: The setting of each topic.
     """
-    topic_id = topic_id or new_id(rng)
     built = [
         (
-            os.path.join(
-                root, names.marked_partition_dir(topic, number, "delete", f"{rng.getrandbits(128):032x}")
-            ),
-            os.path.join(root, names.partition_dir(topic, number)),
+            os.path.join(root, names.marked_partition_dir(*tp, "delete", f"{rng.getrandbits(128):032x}")),
+            tp,
         )
-        for number in partitions
+        for tp in partitions
     ]
-
     created: set[str] = set()
 
-    def build(paths: tuple[str, str]) -> None:
-        path, _ = paths
+    def build(marked: tuple[str, TopicPartition]) -> None:
+        path, (topic, _) = marked
         created.add(path)
         files.mkdir(path)
         SegmentAppender.create(
-            SegmentFiles(files, path, 0), index_interval_bytes=index_interval_bytes
+            SegmentFiles(files, path, 0), index_interval_bytes=index_interval_bytes[topic]
         ).close()
         write_empty_snapshot(files, path, 0)
-        files.write_atomic(os.path.join(path, names.PARTITION_METADATA), format_partition_metadata(topic_id))
+        metadata = format_partition_metadata(topic_ids[topic])
+        files.write_atomic(os.path.join(path, names.PARTITION_METADATA), metadata)
 
     try:
         overlapped(build, built)
         files.fsync_dir(root)
-        for path, final in built:
-            files.rename(path, final)
+        for path, tp in built:
+            files.rename(path, os.path.join(root, str(tp)))
         files.fsync_dir(root)
     except BaseException:  # including a signal
-        for path, final in built:
+        for path, tp in built:
+            final = os.path.join(root, str(tp))
             if files.exists(path):
                 files.remove_tree(path)
             elif path in created and files.exists(final):

@@ -13,13 +13,13 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.logs import LogDir
-from lastword.api.topic import create_topic, delete_topics
+from lastword.api.topic import create_topics, delete_topics
 from lastword.errors import InvalidTopicError, LastwordError, OfflineError, StorageError
 from lastword.logdir.identity import read_meta_properties
 from lastword.protocol import Request, codes, messages
@@ -486,20 +486,39 @@ class ClusterNode:
 
     def create(self, name: str, partitions: int, settings: dict[str, Any]) -> ServedTopic:
         """Create a topic as a broker with Kafka's defaults does: without a policy, old segments expire."""
-        dirs = self.dirs
-        if not any(dirs.settings.is_set("cleanup.policy", topic, own=True) for topic in (None, name)):
-            settings = CREATED | settings
-        keywords = {setting.replace(".", "_"): value for setting, value in settings.items()}
-        create_topic(
-            dirs,
-            name,
-            partitions,
-            key_serializer=None,
-            value_serializer=None,
-            config=keywords,
-            must_apply=False,
-        )
-        return self.topics.update(name)
+        created = self._create_all({name: (partitions, settings)})[name]
+        if isinstance(created, LastwordError):
+            raise created
+        return created
+
+    def _create_all(
+        self, topics: Mapping[str, tuple[int, dict[str, Any]]]
+    ) -> dict[str, ServedTopic | LastwordError]:
+        """Create topics as `create` does, together, and return each topic, or the error that refused it."""
+        settings = self.dirs.settings
+        has_policy = settings.is_set("cleanup.policy", None, own=True)
+        given = {
+            name: (
+                count,
+                each if has_policy or settings.is_set("cleanup.policy", name) else CREATED | each,
+            )
+            for name, (count, each) in topics.items()
+        }
+        created: dict[str, ServedTopic | LastwordError] = {}
+        try:
+            create_topics(self.dirs, given)
+        except LastwordError as error:
+            if len(topics) == 1:
+                return dict.fromkeys(topics, error)
+            for name, topic in topics.items():  # each alone, because none was created
+                created |= self._create_all({name: topic})
+            return created
+        for name in topics:
+            try:
+                created[name] = self.topics.update(name)
+            except LastwordError as error:  # another thread has deleted it
+                created[name] = error
+        return created
 
     def _create_topics(self, request: Request, connection: Any) -> Answer:
         return self.in_turn(self._created_topics, request)
@@ -507,23 +526,36 @@ class ClusterNode:
     def _created_topics(self, request: Request) -> Message:
         body = request.body
         twice = _twice(topic.name for topic in body.topics)
-        results = []
+        results: dict[str, Any] = {}
+        new: dict[str, tuple[int, dict[str, Any]]] = {}
         for topic in _once(body.topics):
-            result = messages.CreateTopicsResponse.CreatableTopicResult(
+            result = results[topic.name] = messages.CreateTopicsResponse.CreatableTopicResult(
                 name=topic.name, error_message=None, num_partitions=-1, replication_factor=-1, configs=[]
             )
-            results.append(result)
             try:
                 if topic.name in twice:
                     raise Refused(codes.INVALID_REQUEST, "Duplicate topic name.")
-                self._create_one(topic, body.validate_only, result)
+                partitions, settings = self._checked_topic(topic)
+                if body.validate_only:
+                    self.dirs.check_config(topic.name, settings)
+                    self._describe_created(result, partitions, CREATED | settings)
+                else:
+                    new[topic.name] = partitions, settings
             except Refused as refused:
                 result.error_code, result.error_message = refused.code, refused.message
             except LastwordError as error:
                 result.error_code, result.error_message = error.kafka_code, error.message
-        return messages.CreateTopicsResponse(topics=results)
+        for name, created in (self._create_all(new) if new else {}).items():
+            result = results[name]
+            if isinstance(created, LastwordError):
+                result.error_code, result.error_message = created.kafka_code, created.message
+            else:
+                result.topic_id = created.id
+                self._describe_created(result, new[name][0], {})
+        return messages.CreateTopicsResponse(topics=list(results.values()))
 
-    def _create_one(self, topic: Any, validate_only: bool, result: Any) -> None:
+    def _checked_topic(self, topic: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of partitions and the settings of a requested topic."""
         check_topic_name(topic.name)
         names.check_topic(topic.name)
         if self.topics.get(topic.name) is not None:
@@ -531,16 +563,15 @@ class ClusterNode:
         partitions = self._count_of(topic)
         settings = self._configs.checked({config.name: config.value for config in topic.configs})
         self.dirs.check_new_topic(topic.name, settings)
-        if validate_only:
-            self.dirs.check_config(topic.name, settings)
-        else:
-            result.topic_id = self.create(topic.name, partitions, settings).id
+        return partitions, settings
+
+    def _describe_created(self, result: Any, partitions: int, settings: Mapping[str, Any]) -> None:
         result.num_partitions, result.replication_factor = partitions, 1
         result.configs = [
             messages.CreateTopicsResponse.CreatableTopicConfigs(
                 name=row.name, value=row.value, read_only=False, config_source=row.source, is_sensitive=False
             )
-            for row in self._configs.topic_rows(topic.name, CREATED | settings if validate_only else {})
+            for row in self._configs.topic_rows(result.name, settings)
         ]
 
     def _count_of(self, topic: Any) -> int:
@@ -697,8 +728,8 @@ class ClusterNode:
             return
         topic_id = self.dirs.topic_id(topic.name)
         numbers = iter(range(count, topic.count))
-        for log_dir, placed in self.dirs.dir_set.assign(topic.count - count).items():
-            log_dir.add_partitions(topic.name, [next(numbers) for _ in placed], topic_id)
+        for log_dir, placed in self.dirs.dir_set.assign({topic.name: topic.count - count}).items():
+            log_dir.add_partitions(topic.name, [next(numbers) for _ in placed[topic.name]], topic_id)
         self.dirs.dir_set.write_list()
         self.dirs.partitions_added()
         self.topics.update(topic.name)
