@@ -100,6 +100,19 @@ def test_newest_values_of_a_long_range_are_the_records_in_batches_of_the_wanted_
     assert reader.position == {n: end for n, (_, end) in topic.bounds().items()}
 
 
+@pytest.mark.parametrize("view", ["log", "latest"])
+def test_a_read_that_failed_raises_its_error_again_and_never_ends(logs, view):
+    """A generator that raised looks like one that has ended: the rest of the log would seem to be empty."""
+    logs.create_topic("numbers").extend([(b"%08d" % n if n != 30 else b"odd", b"v") for n in range(40)])
+    batches = logs.topic("numbers", key_serializer="int64").read(view=view).arrow(batch_bytes=1)
+    with pytest.raises(errors.SerializerError, match="8 bytes") as first:
+        batches.read_all()
+    for read in (batches.read_next_batch, batches.read_all):
+        with pytest.raises(errors.SerializerError) as again:
+            read()
+        assert again.value is first.value
+
+
 def test_extend_takes_a_table(logs):
     topic = logs.create_topic("t", 2, key_serializer="str", value_serializer="json")
     table = pa.table(

@@ -526,7 +526,8 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
         Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers. Key and
         value are text if the topic stores `str`, numbers if it stores `int32`, `int64` or `float64`, else the
-        stored bytes.
+        stored bytes. After an error, each further step raises it; another call of `arrow` continues from
+        `position`.
         """
         import pyarrow as pa
 
@@ -534,7 +535,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
         form = ArrowForm(self._topic, self._key.name, self._value.name)
         batches = self._batches(form, max(1, parse_bytes(batch_bytes)))
-        return pa.RecordBatchReader.from_batches(form.schema, batches)
+        return pa.RecordBatchReader.from_batches(form.schema, _RaisingAgain(batches))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """The Arrow PyCapsule protocol: `pl.from_arrow(reader)`, `pa.table(reader)`."""
@@ -573,6 +574,25 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
             if part.columns is not None and part.chunk is not None and len(part.columns):
                 yield from form.of_columns(part.columns, part.chunk, range_.partition, batch_bytes)
             yield from _of_records(form, iter(part.records), range_.partition, batch_bytes)
+
+
+class _RaisingAgain(Iterator["pa.RecordBatch"]):
+    """The items of a generator. If it raises, each further step raises the error: it has no end then."""
+
+    def __init__(self, items: Iterator[pa.RecordBatch]) -> None:
+        self._items = items
+        self._error: BaseException | None = None
+
+    def __next__(self) -> pa.RecordBatch:
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
 
 
 def _raising(error: Exception) -> Iterator[Record[Any, Any]]:
