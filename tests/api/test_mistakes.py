@@ -60,6 +60,18 @@ READS = {
         "most_rows=-1 is not a number of rows",
     ),
     "a list of partitions": (lambda users: users.read(partition=[0]), r"no partition \[0\]"),
+    "a bool for a partition to clean": (lambda users: users.clean(partition=False), "no partition False"),
+    "a number of NumPy that is a bool": (
+        lambda users: users.verify(partition=np.bool_(False)),
+        r"no partition (np\.)?False",
+    ),
+    "a fraction for a partition": (lambda users: users.plan(partition=0.0), r"no partition 0\.0"),
+    "a bool for a start": (lambda users: users.read(False), "start=False is not a position"),
+    "a bool that names a partition": (
+        lambda users: users.read({False: 0}),
+        "start names partition False",
+    ),
+    "a lease of a bool": (lambda users: users.lease("reader", position={False: 0}), "no partition False"),
     "a batch that is no size": (lambda users: users.read().arrow("many"), "'many' is not a size"),
     "a progress that is no function": (lambda users: users.plan(progress=5), "progress=5 is not a function"),
     "a key of another type": (lambda users: users.explain(key="ada"), "expected bytes, got str"),

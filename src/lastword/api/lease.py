@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError, LeaseRefusedError, UsageError
-from lastword.parse import parse_duration_ms
+from lastword.parse import as_int, parse_duration_ms
 from lastword.partition import leases
 from lastword.units import format_duration, format_time
 from lastword.values import ProcessBound, Value
@@ -215,7 +215,7 @@ def _by_partition(dirs: OpenDirs, topic: str, position: Position) -> dict[int, i
     numbers = dirs.partitions(topic)
     if not isinstance(position, Mapping):
         return dict.fromkeys(numbers, position)
-    unknown = set(position) - set(numbers)
+    unknown = [number for number in position if as_int(number) not in numbers]
     if unknown:
         raise UsageError(
             f"{topic} has no partition {min(unknown, key=str)!r}",

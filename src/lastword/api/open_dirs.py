@@ -37,6 +37,7 @@ from lastword.errors import (
 )
 from lastword.files import Files
 from lastword.logdir import LogDirectory, LogDirSet
+from lastword.parse import as_int
 from lastword.partition import leases
 from lastword.segment import names
 from lastword.values import ProcessBound
@@ -254,7 +255,7 @@ class OpenDirs(ProcessBound):
                 raise UsageError("partition= needs a topic", remedy="give both")
             return [(name, number) for name, numbers in self.topics().items() for number in numbers]
         numbers = self.partitions(topic)
-        if partition is not None and partition not in list(numbers):  # by ==: it may have no hash
+        if partition is not None and as_int(partition) not in numbers:
             raise UsageError(
                 f"{topic} has no partition {partition!r}",
                 remedy=f"it has {', '.join(str(number) for number in numbers)}",

@@ -63,7 +63,7 @@ def ranges(
     """
     for bound_name, given in (("start", start), ("end", end)):
         if isinstance(given, Mapping):
-            unknown = sorted(set(given) - set(views), key=str)
+            unknown = sorted((number for number in given if as_int(number) not in views), key=str)
             if unknown:
                 remedy = "leave it out, or read another topic"
                 if isinstance(unknown[0], str):  # a position that was saved as JSON
