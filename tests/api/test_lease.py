@@ -139,3 +139,15 @@ def test_the_metric_shows_the_live_lease_that_is_furthest_behind(logs, clock):
     assert shown() == 1
     topic.lease("quick").release()
     assert shown() is None
+
+
+def test_the_position_of_a_lease_is_deleted_with_its_topic(logs):
+    """A reader that keeps its position there skips no record of a new topic of the same name."""
+    lease = logs.create_topic("t").lease("reader")
+    logs["t"].extend([(b"k", b"v")] * 10)
+    lease.advance(7)
+    logs.delete_topic("t")
+    logs.create_topic("t").extend([(b"k", b"v")] * 20)
+    with pytest.raises(LeaseRefusedError):
+        lease.position  # noqa: B018
+    assert logs["t"].lease("reader").position == 0

@@ -336,7 +336,8 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     Attributes:
         position: The next offset of each partition; it also passes gaps and a cleaned end of the log. Save
-            it, and pass it as `start=` to continue.
+            it, and pass it as `start=` to continue. It does not name the topic: after the topic was deleted
+            and created again, start from "earliest". The position of a lease is deleted with its topic.
     """
 
     def __init__(
