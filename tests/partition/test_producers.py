@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lastword
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.errors import (
@@ -29,6 +30,7 @@ from lastword.records.batch import BatchBuilder
 from lastword.segment import indexes, names
 from lastword.segment.indexes import AbortedTransaction
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
+from tests.cleaner.test_outgrown import work_of
 from tests.golden import loader
 from tests.partition.logs import NOW, SMALL, fill, make, opened, records
 from tests.transactions import end_transaction
@@ -477,6 +479,23 @@ def test_6W_319_idle_producers_are_forgotten_at_a_roll_and_at_opening(tmp_path: 
     assert [p.producer_id for p in log.producers] == [2, named]  # in a transaction; with a name
     log = open_again(log, clean=True, clock=clock)
     assert [p.producer_id for p in log.producers] == [2, named]
+
+
+def test_the_background_forgets_idle_producers_of_a_log_that_does_not_roll(tmp_path: Path) -> None:
+    """Each producer that starts has an id of its own: their state would grow as long as the process runs."""
+    clock = ManualClock(NOW)
+    with lastword.open(tmp_path / "d", "a", files=UNSYNCED, clock=clock, log_cleaner_enable=False) as logs:
+        logs.create_topic("t")
+        log, work = logs.dirs.log("t", 0), work_of(logs, clock)
+        log.append_batches([of(1, 0), of(2, 0, transactional=True)])
+        clock.advance(DAY_MS - 1)
+        log.append_batch(of(3, 0, timestamp=clock.now_ms()))
+        list(work.chores(()))
+        assert [p.producer_id for p in log.producers] == [1, 2, 3]
+        clock.advance(600_000)
+        list(work.chores(()))
+        assert [p.producer_id for p in log.producers] == [2, 3]
+        assert len(log.segments) == 1
 
 
 # ---------------------------------------------------------------- against a model

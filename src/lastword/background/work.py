@@ -420,7 +420,7 @@ class DirectoryWork:
                     continue
 
     def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
-        """Apply retention where the policy is known, and remove files whose delay has passed."""
+        """Apply retention where the policy is known; remove files and producers whose time has passed."""
         for drive in self.budgets.names:
             by_directory: dict[LogDirectory, dict[TopicPartition, TopicConfig]] = {}
             for tp, log_dir, config in self._partitions(drive):
@@ -432,6 +432,8 @@ class DirectoryWork:
                 for tp, config in inside.items():
                     self._expire_values(tp, log_dir, config)
             self._remove_deferred(by_directory)
+            for log_dir in by_directory:
+                log_dir.expire_producers()
 
     @staticmethod
     def _remove_deferred(log_dirs: Iterable[LogDirectory]) -> None:

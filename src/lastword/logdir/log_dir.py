@@ -723,6 +723,13 @@ class LogDirectory:
             removed = self._deferred_deletes.remove()
             return removed + sum(log.remove_deferred() for log in self._opened.logs.values())
 
+    def expire_producers(self) -> None:
+        """Drop the state of idle producers in open partitions: a log that does not roll takes no snapshot."""
+        with self.lock:
+            logs = list(self._opened.logs.values())
+        for log in logs:
+            log.expire_producers()
+
     def _checkpoint_if_due(self) -> None:
         """Write the checkpoints after a roll, so that a kill does not cost a long recovery.
 

@@ -678,6 +678,17 @@ class PartitionLog(Reads):
             self.roll()
             return True
 
+    def expire_producers(self) -> None:
+        """Drop the state of producers that were idle for `producer.id.expiration.ms`.
+
+        As in Kafka, they are looked for at most every PRODUCER_EXPIRATION_CHECK_MS.
+        """
+        with self.lock:
+            now_ms = self.clock.now_ms()
+            if now_ms - self._expired_ms >= PRODUCER_EXPIRATION_CHECK_MS:
+                self._expired_ms = now_ms
+                self._producers.expire(now_ms, self.producer_expiration_ms)
+
     def _rolled(self) -> None:
         self._local.remove_deferred()
         if self.on_roll is not None:
@@ -688,10 +699,7 @@ class PartitionLog(Reads):
 
     def _taking_snapshot(self) -> Steps[None]:
         """Write the producer state at the log end, durably, without idle producers."""
-        now_ms = self.clock.now_ms()
-        if now_ms - self._expired_ms >= PRODUCER_EXPIRATION_CHECK_MS:
-            self._expired_ms = now_ms
-            self._producers.expire(now_ms, self.producer_expiration_ms)
+        self.expire_producers()
         if self.log_end > 0:
             local = self._local
             taking = self._snapshots.taking(self._producers, active_base=local.appender.base_offset)
