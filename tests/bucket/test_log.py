@@ -878,6 +878,38 @@ def test_only_the_caller_takes_the_error_of_a_change(opened: Open) -> None:
     state.sync()
 
 
+@pytest.mark.parametrize("use", ["sync", "change", "update", "refresh"])
+def test_a_change_that_the_commit_refuses_does_not_stay_in_the_state(opened: Open, use: str) -> None:
+    """The state showed it for ever, and the log never got it."""
+    logs = opened()
+    state, other = logs.state("users"), logs.state("other")
+    state["k"] = "kept"
+    state.sync()
+    opened().set_config("users", max_message_bytes="1KiB")  # which `logs` has not read yet
+    other["k"] = state["waits"] = 1
+    state["k"] = "v" * 5000
+    state["waits"] = 2
+    if use != "sync":
+        with pytest.raises(RecordTooLargeError):
+            logs.sync()
+        other["k"] = 2  # which is none of its changes
+    with pytest.raises(RecordTooLargeError):
+        match use:
+            case "sync":
+                state.sync()
+            case "change":
+                state["new"] = 1
+            case "update":
+                state.update({"new": 1})
+            case "refresh":
+                state.refresh()
+    assert dict(state) == {"k": "kept", "waits": 2} == dict(opened("r").state("users"))
+    state["new"] = 3
+    logs.sync()
+    assert dict(state) == {"k": "kept", "waits": 2, "new": 3} == dict(opened("r").state("users"))
+    assert dict(other) == dict(opened("r").state("other"))
+
+
 def test_a_tombstone_is_explained_in_both_modes(opened: Open) -> None:
     """Mode "a" raised ReadOnlyError, because the partitions of a bucket are no open logs."""
     clock = ManualClock()

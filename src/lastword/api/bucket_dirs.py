@@ -180,10 +180,18 @@ class BucketDirs(OpenDirs):
         self.require_writable()
         return self._queue.begin(work, size_bytes)
 
-    def append_later(self, work: Callable[[OpenDirs], object], size_bytes: int) -> None:
-        """Run `work`, which appends, in a later commit. `sync` waits for it and raises its error."""
+    def append_later(
+        self,
+        work: Callable[[OpenDirs], object],
+        size_bytes: int,
+        on_refused: Callable[[BaseException], object],
+    ) -> None:
+        """Run `work`, which appends, in a later commit. `sync` waits for it and raises its error.
+
+        `on_refused` is called with the error, in another thread, if a part of `work` is never stored.
+        """
         self.require_writable()
-        self._queue.add(work, size_bytes)
+        self._queue.add(work, size_bytes, on_refused)
 
     def sync(self) -> None:
         """Wait until everything that was appended is in the store."""
@@ -331,12 +339,19 @@ class _Partly(Exception):
 class _Append:
     """One call that is part of a commit. `done`: the result, once it is stored; None: of `add`."""
 
-    __slots__ = ("done", "error", "refused", "result", "size_bytes", "work")
+    __slots__ = ("done", "error", "on_refused", "refused", "result", "size_bytes", "work")
 
-    def __init__(self, work: Callable[[OpenDirs], Any], size_bytes: int, done: Future[Any] | None) -> None:
+    def __init__(
+        self,
+        work: Callable[[OpenDirs], Any],
+        size_bytes: int,
+        done: Future[Any] | None,
+        on_refused: Callable[[BaseException], object] = lambda error: None,
+    ) -> None:
         self.work = work
         self.size_bytes = size_bytes
         self.done = done
+        self.on_refused = on_refused
         self.refused = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -380,7 +395,7 @@ class _CommitQueue:
         self._committed = 0
         self._awaited = 0  # number of the last call to commit now
         self._last_later = 0  # number of the last call of `add`
-        self._failed: list[BaseException] = []  # errors of refused calls of `add` that no thread has seen
+        self._failed: list[BaseException] = []  # errors of refused calls of `add`, for `flush`
         self._held: list[_Append] = []
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -393,15 +408,23 @@ class _CommitQueue:
             self._add(_Append(work, size_bytes, done))
         return done
 
-    def add(self, work: Callable[[OpenDirs], object], size_bytes: int) -> None:
-        """Run `work` in a later commit. Raises the error of an earlier call of this kind."""
+    def add(
+        self,
+        work: Callable[[OpenDirs], object],
+        size_bytes: int,
+        on_refused: Callable[[BaseException], object],
+    ) -> None:
+        """Run `work` in a later commit. Raises the error of a failed commit, whose calls are handed in again.
+
+        `on_refused` is called with the error of this call, before a `flush` that waits for it returns.
+        """
         with self._changed:
             self._taken.wait_for(self._has_room)
             try:
-                self._raise_failed()
+                self._raise_held()
             finally:
                 self._add_held()
-            self._last_later = self._add(_Append(work, size_bytes, None))
+            self._last_later = self._add(_Append(work, size_bytes, None, on_refused))
 
     def flush(self) -> None:
         """Wait until all calls are committed; raise the first error of the calls of `add`."""
@@ -433,6 +456,9 @@ class _CommitQueue:
         if self._failed:
             failed, self._failed = self._failed[0], []
             raise failed
+        self._raise_held()
+
+    def _raise_held(self) -> None:
         if self._held and self._held[0].error is not None:
             raise self._held[0].error
 
@@ -484,7 +510,10 @@ class _CommitQueue:
                 if failed:
                     self._held += [call for call in later if not call.refused]
                     later = [call for call in later if call.refused]
-                self._failed += [call.error for call in later if call.error is not None]
+                for call in later:
+                    if call.error is not None:
+                        self._failed.append(call.error)
+                        call.on_refused(call.error)
                 self._committed += taken
                 self._taken.notify_all()
             for call in calls:
@@ -602,11 +631,19 @@ class BufferedTopic(BucketTopic):
     record when the call returns.
     """
 
+    _refused: Callable[[BaseException], object] = staticmethod(lambda error: None)
+
+    def on_refused(self, call: Callable[[BaseException], object]) -> None:
+        """Call `call` with the error of each append that its commit refuses, in another thread."""
+        self._refused = call
+
     def append(self, key: Any, value: Any, **options: Any) -> Appended:
         """Append one record in a later commit. Its offset is not known yet: it is -1."""
         self._check_fits([(key, value)], options.get("headers", ()))
         self.dirs.append_later(
-            lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
+            lambda dirs: self._on(dirs).append(key, value, **options),
+            _size(key) + _size(value),
+            self._refused,
         )
         return Appended(-1, -1, -1)
 
@@ -614,7 +651,7 @@ class BufferedTopic(BucketTopic):
         """Append many records in a later commit."""
         group, size_bytes = _whole(records)
         self._check_fits(group)
-        self.dirs.append_later(partial(self._extended, group, options), size_bytes)
+        self.dirs.append_later(partial(self._extended, group, options), size_bytes, self._refused)
         return len(group)
 
     def _check_fits(self, records: Iterable[tuple[bytes, bytes | None]], headers: Any = ()) -> None:

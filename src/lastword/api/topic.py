@@ -932,9 +932,10 @@ def open_state(
         from lastword.api.restore import SnapshotFile
 
         start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
-    log = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
+    log: Any = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
+    log = log if dirs.holds_logs else log.buffered()
     source = StateSource(
-        log=log if dirs.holds_logs else log.buffered(),  # type: ignore[attr-defined]  # a BucketTopic
+        log=log,
         views=lambda: dirs.views(name),
         topic_id=lambda: _topic_id(dirs, name),
         ranges=None if end == "latest" else lambda views: ranges(views, "earliest", end),
@@ -944,6 +945,7 @@ def open_state(
         log_dir=dirs.directories[0],
         ttl_ms=lambda: dirs.config(name).lastword_ttl_ms,
         now_ms=dirs.clock.now_ms,
+        on_refused=(lambda call: None) if dirs.holds_logs else log.on_refused,
     )
     return State(
         topic,

@@ -22,7 +22,7 @@ from collections.abc import (
     MutableMapping,
     ValuesView,
 )
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
@@ -181,6 +181,8 @@ class StateSource:
         log_dir: A log directory; its `settings` are another object after a change of settings.
         ttl_ms: Returns the topic's `lastword.ttl.ms`.
         now_ms: Returns the current time.
+        on_refused: Registers a function that takes the error of a change which the log refuses after the call
+            that made it has returned: in a bucket.
     """
 
     log: ByteTopic
@@ -193,6 +195,7 @@ class StateSource:
     log_dir: LogDirectory
     ttl_ms: Callable[[], int]
     now_ms: Callable[[], int]
+    on_refused: Callable[[Callable[[BaseException], None]], None]
 
 
 class _Items(ItemsView[K, V]):
@@ -262,6 +265,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self._removals: dict[int, RemovalLog] = {}  # as of the last read of each partition
         self._lock = threading.RLock()
         self._closed = False
+        self._refused: BaseException | None = None  # the error of a change that is in the mapping only
+        source.on_refused(self._note_refused)
         self._log_dir, self._ttl_of = source.log_dir, source.ttl_ms
         self._settings = self._log_dir.settings  # before the time to live: older ones only compare again
         self._ttl_ms = -1 if self._ranges is not None else self._ttl_of()
@@ -445,6 +450,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         if self._ranges is not None:
             raise UsageError("this state was opened as of an earlier end", remedy='open it with end="latest"')
         with self._lock:
+            self._take_back_refused()
             try:
                 changed = self._refresh_once()
             except (FileVanishedError, ReadOvertakenError):
@@ -741,6 +747,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def _write(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
         self._check_writable()
         with self._lock:
+            self._take_back_refused()
             appended = self._log.append(key, value, headers=headers)
             self._put(self._data, key, value)
             if self._ttl_ms >= 0:
@@ -761,6 +768,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         if not written:
             return
         with self._lock:
+            self._take_back_refused()
             before = {n: view.log_end for n, view in self._views().items()}
             self._log.extend(written)
             after = {n: view.log_end for n, view in self._views().items()}
@@ -773,9 +781,35 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                 self.position.update(after)
 
     def sync(self) -> None:
-        """Sync: changes acknowledged with "os" survive a power cut when the call returns."""
+        """Sync: changes acknowledged with "os" survive a power cut when the call returns.
+
+        In a bucket, a commit may refuse a change that the mapping shows already: another process has lowered
+        `max.message.bytes`, for example. Then this, or the next change, restores the mapping from the log and
+        raises the error.
+        """
         self._check_open()
-        self._sync()
+        try:
+            self._sync()
+        finally:
+            self._take_back_refused()
+
+    def _note_refused(self, error: BaseException) -> None:
+        """Note that the log will never have a change that the mapping shows. For another thread."""
+        self._refused = self._refused or error
+
+    def _take_back_refused(self) -> None:
+        """Restore the mapping from the log if a change was refused, and raise the error of the change."""
+        if self._refused is None:
+            return
+        with self._lock:
+            with suppress(Exception):
+                self._sync()  # raises errors of refused changes once
+            self._sync()  # all other changes are in the log now
+            refused = self._refused
+            if refused is not None:
+                self._restore_again(self._ttl_ms)
+                self._refused = None
+                raise refused
 
     def close(self) -> None:
         """Free the memory. The log stays open: it belongs to its `LogDir`."""
