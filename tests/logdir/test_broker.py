@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import pickle
 import struct
 
 import pytest
@@ -90,6 +91,16 @@ def test_settings_of_a_topic_apply_with_their_source(root):
         for number in range(3):
             topic.append(b"k", b"%d" % number)
         assert logs.clean("users")[0].records_kept == 1
+
+
+def test_settings_are_pickled_with_those_of_the_cluster(root):
+    write_log(root, topic_record("users"), config_record("cleanup.policy", "compact"))
+    (root / "lastword.toml").write_text('[defaults]\n"retention.ms" = "5s"\n')
+    with lastword.open(root, segment_bytes=2048) as logs:
+        settings, rows = logs.settings, logs.settings.rows("users")
+        again = pickle.loads(pickle.dumps(settings))
+    assert again.rows("users") == rows and again.rows() == settings.rows()
+    assert again.topic("other") == settings.topic("other")
 
 
 def test_without_metadata_nothing_is_known(root):

@@ -170,6 +170,20 @@ def _batch_records(data: bytes, header: Any, file: str, start: int) -> Iterator[
                 ) from None
 
 
+@dataclass(frozen=True)
+class _Unpickled:
+    """The settings of a cluster's topics as they were when `BrokerSettings` was pickled."""
+
+    topics: dict[str, Layer]
+    of_all: Layer
+
+    def topic(self, name: str) -> Layer:
+        return self.topics.get(name, {})
+
+    def defaults(self) -> Layer:
+        return self.of_all
+
+
 class BrokerSettings:
     """The settings of a cluster's topics, read when they are first needed.
 
@@ -185,6 +199,12 @@ class BrokerSettings:
         self._stale = True
         self._node_id: str | None = None
         self._ids: dict[str, str | None] = {}
+
+    def __reduce__(self) -> tuple[type[_Unpickled], tuple[dict[str, Layer], Layer]]:
+        """Pickle the values: the files belong to this process."""
+        metadata = self._read()
+        topics = [name for kind, name in metadata.configs if kind == TOPIC] if metadata else []
+        return _Unpickled, ({name: self.topic(name) for name in topics}, self.defaults())
 
     def refresh(self) -> BrokerSettings:
         """Read the metadata again at the next use, if its files changed."""
