@@ -201,6 +201,43 @@ def test_a_topic_that_is_created_in_another_directory_while_its_name_is_deleted_
         assert logs.topic("t").config.segment_bytes == 1 << 20
 
 
+def test_a_change_of_settings_while_a_topic_is_deleted_leaves_none(
+    roots: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, threads = LogDirectory.set_config, []
+
+    def set_config(directory: LogDirectory, *given: object) -> None:
+        threads.append(threading.Thread(target=lambda: logs.delete_topic("t")))
+        threads[0].start()
+        threads[0].join(0.2)  # it waits for the end of the change
+        real(directory, *given)  # type: ignore[arg-type]
+
+    with opened(roots[0]) as logs:
+        logs.create_topic("t")
+        monkeypatch.setattr(LogDirectory, "set_config", set_config)
+        logs.set_config("t", retention_ms=1)
+        threads[0].join()
+        assert logs.dirs.topics() == {} and "topics.t" not in Path(roots[0], "lastword.toml").read_text()
+
+
+def test_a_failed_creation_changes_no_settings_that_were_there(roots: list[str]) -> None:
+    files = RecordingFiles(UNSYNCED)
+    with opened(roots, files=files) as logs:
+        logs.create_topic("first")
+        by_hand = '[topics.t]\nretention.ms = "2d"  # before the topic is created\n'
+        Path(logs.dirs.settings_file).write_text(by_hand)
+        for call_name in ("mkdir", "rename"):
+            error = StorageError("planted")
+            files.fail = lambda call, name=call_name, error=error: (  # type: ignore[misc]
+                error if call.name == name and ("/t-" in call.path or "toml" in call.path) else None
+            )
+            with pytest.raises(StorageError):
+                logs.create_topic("t", 3, segment_bytes="1MiB")
+            files.fail = None
+            assert Path(logs.dirs.settings_file).read_text() == by_hand
+        assert logs.create_topic("t", 3).config.retention_ms == 2 * 24 * 3_600_000
+
+
 def test_a_topic_that_cannot_be_deleted_keeps_its_settings_in_another_directory(roots: list[str]) -> None:
     files = RecordingFiles(UNSYNCED)
     with opened(roots, files=files) as logs:

@@ -32,7 +32,7 @@ from lastword.files import DEFAULT, OsFiles
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
-from tests.fakes import ForgetfulFiles, RecordingFiles
+from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.fakes.forgetful import keep_all
 from tests.golden.loader import case, value_matches
 from tests.partition.logs import NOW, batch, build_batch, indexes_fit, pair, records
@@ -423,6 +423,28 @@ def test_topics_are_deleted_together_but_one_that_cannot_be_renamed(tmp_path: Pa
     assert policies == [None, {"compact"}, None]
     assert list(logs.delete_topics(["absent", "b"])) == ["absent"] and logs.topics() == ["a", "c"]
     logs.close()
+
+
+def test_a_creation_that_is_killed_before_its_topics_have_names_leaves_no_settings(tmp_path: Path) -> None:
+    topics = {f"t{number}": [0, 1] for number in range(5)}
+    outcomes = []
+    for stop in range(1000):
+        root = tmp_path / str(stop)
+        files = RecordingFiles(UNSYNCED)
+        logs = LogDirectory.open(root, "a", files, ManualClock(NOW))
+        files.stop_at = files._changes + stop
+        try:
+            logs.create_topics(topics, {name: {"retention.ms": 1} for name in topics}, {})
+            files.stop_at = None
+            break
+        except Stopped:
+            with opened(root) as logs:
+                outcomes.append((bool(logs.topics()), logs.settings.is_set("retention.ms", "t0")))
+    assert logs.topics() == list(topics)
+    logs.close()
+    assert outcomes == sorted(outcomes, key=lambda outcome: (outcome[1], outcome[0]))
+    between = outcomes.count((False, True))
+    assert len(outcomes) > 50 and between <= 2, "the file is synced, and then the first name is given"
 
 
 def test_a_deletion_that_was_interrupted_is_finished(tmp_path: Path) -> None:

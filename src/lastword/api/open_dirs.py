@@ -378,9 +378,10 @@ class OpenDirs(ProcessBound):
             raise UsageError(
                 f"the settings were read from {os.fspath(self._config_file)}", remedy="change them there"
             )
-        if topic is not None:
-            self.partitions(topic)
-        self._settings_directory.set_config(topic, settings)
+        with self.topics_lock:  # so that the topic is not deleted meanwhile, and leaves these settings
+            if topic is not None:
+                self.partitions(topic)
+            self._settings_directory.set_config(topic, settings)
         self.settings_changed()
 
     def check_new_topic(self, topic: str, settings: Mapping[str, Any]) -> None:

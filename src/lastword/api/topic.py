@@ -25,7 +25,6 @@ from lastword.config import (
     parse_topic_settings,
     remove_topic_settings,
     restore_topic_settings,
-    write_settings_of_topics,
 )
 from lastword.errors import (
     InvalidSettingError,
@@ -801,22 +800,17 @@ def _create(dirs: OpenDirs, topics: Mapping[str, tuple[int, Mapping[str, Any]]])
     }
     placed = dirs.dir_set.assign(counts)
     settings = {name: given for name, (_, given) in topics.items()}
-    own = {os.path.join(log_dir.path, names.SETTINGS) for log_dir in placed}
-    is_shared = len(placed) > 1 or dirs.settings_file not in own
     topic_ids: dict[str, str] = {}
     created: list[LogDirectory] = []
     try:
-        if is_shared:
-            # Several directories share one settings file. It is written first, as a single directory writes
-            # its own file first.
-            write_settings_of_topics(dirs.files, dirs.settings_file, settings)
-        for log_dir, numbers in placed.items():
-            topic_ids |= log_dir.create_topics(numbers, {} if is_shared else settings, topic_ids)
+        for log_dir, numbers in placed.items():  # several directories share one settings file
+            topic_ids |= log_dir.create_topics(numbers, settings, topic_ids, dirs.settings_file)
             created.append(log_dir)
+            settings = {}
     except LastwordError:
         for log_dir in created:
             log_dir.delete_topics(list(placed[log_dir]))
-        if is_shared:
+        if created:
             with suppress(LastwordError):
                 remove_topic_settings(dirs.files, dirs.settings_file, *topics)
         raise

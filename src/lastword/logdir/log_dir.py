@@ -352,6 +352,7 @@ class LogDirectory:
         topics: Mapping[str, Sequence[int]],
         settings: Mapping[str, Mapping[str, Any]],
         topic_ids: Mapping[str, str | None],
+        settings_file: str | None = None,
     ) -> dict[str, str]:
         """Make topics as `create_topic` does, and save their settings with one write.
 
@@ -359,12 +360,24 @@ class LogDirectory:
 
         Args:
             topics: The numbers of their partitions in this directory.
-            settings: The settings of each; they are saved here.
+            settings: The settings to save, also of topics that have no partition here.
             topic_ids: Their ids, as far as they have one.
+            settings_file: The file that this directory shares with others; None: its own.
 
         Returns:
             The id of each topic.
         """
+        file = settings_file or self._settings_path
+        saved = {topic: given for topic, given in settings.items() if given}
+        is_saved = False
+
+        def save() -> None:
+            nonlocal is_saved
+            if saved:
+                write_settings_of_topics(self.files, file, saved)
+                is_saved = True
+            self.reload_settings()
+
         with self.lock:
             self._check_writable()
             there = self._contents.get().numbers
@@ -374,17 +387,13 @@ class LogDirectory:
                     raise TopicExistsError(
                         f"{self.path} already has a topic {topic!r}", remedy="exist_ok=True returns it"
                     )
-            saved = {topic: given for topic, given in settings.items() if given}
             with self._contents.changing():
-                if saved:
-                    write_settings_of_topics(self.files, self._settings_path, saved)
-                self.reload_settings()
                 try:
-                    return self._make(topics, topic_ids)
+                    return self._make(topics, topic_ids, save)
                 except BaseException:
-                    if saved:
+                    if is_saved:
                         with suppress(LastwordError):
-                            remove_topic_settings(self.files, self._settings_path, *saved)
+                            remove_topic_settings(self.files, file, *saved)
                             self.reload_settings()
                     raise
 
@@ -405,24 +414,18 @@ class LogDirectory:
             self._make({topic: numbers}, {topic: topic_id})
 
     def _make(
-        self, numbers: Mapping[str, Sequence[int]], topic_ids: Mapping[str, str | None]
+        self,
+        numbers: Mapping[str, Sequence[int]],
+        topic_ids: Mapping[str, str | None],
+        save: Callable[[], object] = lambda: None,
     ) -> dict[str, str]:
-        """Make empty partitions. Return the id of each topic."""
+        """Make empty partitions, and save the settings of their topics. Return the id of each topic."""
         ids = {topic: topic_ids.get(topic) or new_id(self._rng) for topic in numbers}
         created = [TopicPartition(topic, number) for topic, given in numbers.items() for number in given]
         # Before there are partitions: the lines are of a topic of that name that was removed by hand.
         self._partition_checkpoints.forget(created)
         with self._contents.changing(added=created):
-            make_partitions(
-                self.files,
-                self.path,
-                created,
-                ids,
-                self._rng,
-                index_interval_bytes={
-                    topic: self.topic_config(topic).index_interval_bytes for topic in numbers
-                },
-            )
+            make_partitions(self.files, self.path, created, ids, self._rng, save)
         for topic in numbers:
             self._topic_ids.pop(topic, None)
         self._opened.made(created)

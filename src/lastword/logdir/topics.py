@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -365,8 +365,7 @@ def make_partitions(
     partitions: Sequence[TopicPartition],
     topic_ids: Mapping[str, str],
     rng: random.Random,
-    *,
-    index_interval_bytes: Mapping[str, int],
+    save: Callable[[], object] = lambda: None,
 ) -> None:
     """Make the empty partitions of new topics, durably. After an error, none was made.
 
@@ -379,7 +378,8 @@ def make_partitions(
         partitions: The partitions.
         topic_ids: The id of each topic.
         rng: For the names of the directories.
-        index_interval_bytes: The setting of each topic.
+        save: Saves the settings of the topics. It is called when all partitions are built, because a crash
+            before leaves no topic, and should leave no settings of one.
     """
     built = [
         (
@@ -394,9 +394,7 @@ def make_partitions(
         path, (topic, _) = marked
         created.add(path)
         files.mkdir(path)
-        SegmentAppender.create(
-            SegmentFiles(files, path, 0), index_interval_bytes=index_interval_bytes[topic]
-        ).close()
+        SegmentAppender.create(SegmentFiles(files, path, 0), index_interval_bytes=0).close()
         write_empty_snapshot(files, path, 0)
         metadata = format_partition_metadata(topic_ids[topic])
         files.write_atomic(os.path.join(path, names.PARTITION_METADATA), metadata)
@@ -404,6 +402,7 @@ def make_partitions(
     try:
         overlapped(build, built)
         files.fsync_dir(root)
+        save()
         for path, tp in built:
             files.rename(path, os.path.join(root, str(tp)))
         files.fsync_dir(root)
