@@ -24,6 +24,9 @@ prefix. The most specific source decides:
 directory. Sizes have the units `KiB MiB GiB`, durations `ms s m h d`. All mistakes are reported together,
 before anything is opened. `lastword config DIR [TOPIC]` shows every value and its source.
 
+A table `[topics.NAME]` of `lastword.toml` may be written before the topic is created: the settings that the
+creation gives are added to it. The deletion of a topic removes its table.
+
 A file named by `--config` or `config=` is read instead of `lastword.toml`, and never written:
 `lastword config --set` is refused, and the settings of a new topic, its serializers too, must be in that file
 before the topic is created.
