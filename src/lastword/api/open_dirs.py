@@ -378,7 +378,7 @@ class OpenDirs(ProcessBound):
             raise UsageError(
                 f"the settings were read from {os.fspath(self._config_file)}", remedy="change them there"
             )
-        with self.topics_lock:  # so that the topic is not deleted meanwhile, and leaves these settings
+        with self.topics_lock:  # a deletion in between would leave these settings behind
             if topic is not None:
                 self.partitions(topic)
             self._settings_directory.set_config(topic, settings)

@@ -578,7 +578,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
 
 class _RaisingAgain(Iterator["pa.RecordBatch"]):
-    """The items of a generator. If it raises, each further step raises the error: it has no end then."""
+    """The batches of a generator. After an error each further step raises it, and never seems the end."""
 
     def __init__(self, items: Iterator[pa.RecordBatch]) -> None:
         self._items = items

@@ -775,7 +775,7 @@ class _FileLayers:
 
 
 def _end_of(table: _Table) -> int:
-    """Return the line of a file behind a table."""
+    """Return the line of the file that follows a table."""
     return table.line + table.text.count("\n")
 
 
