@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -29,7 +30,7 @@ from lastword.errors import (
     TopicExistsError,
     UsageError,
 )
-from lastword.logdir import LogDirectory
+from lastword.logdir import LogDirectory, TopicPartition
 from lastword.metrics import DIR_OFFLINE
 from lastword.partition import PartitionLog
 from lastword.testing.unsynced import UNSYNCED
@@ -199,6 +200,32 @@ def test_a_topic_that_is_created_in_another_directory_while_its_name_is_deleted_
         logs.delete_topic("t")
         threads[0].join()
         assert logs.topic("t").config.segment_bytes == 1 << 20
+
+
+def test_other_topics_are_created_while_a_deletion_waits_for_a_cleaning(roots: list[str]) -> None:
+    outcomes: list[LastwordError | None] = []
+
+    def delete() -> None:
+        try:
+            logs.delete_topic("t")
+            outcomes.append(None)
+        except LastwordError as error:
+            outcomes.append(error)
+
+    with opened(roots) as logs:
+        logs.create_topic("t")
+        directory = logs.dirs.partitions("t")[0]
+        threads = [threading.Thread(target=delete) for _ in range(2)]
+        with directory.claim("t", 0):
+            for thread in threads:
+                thread.start()
+            while directory._locks._wanted[TopicPartition("t", 0)] < 2:
+                time.sleep(0.001)
+            assert logs.create_topic("other", segment_bytes="1MiB").config.segment_bytes == 1 << 20
+        for thread in threads:
+            thread.join()
+        assert sorted(type(error).__name__ for error in outcomes) == ["NoneType", "UnknownTopicError"]
+        assert list(logs.dirs.topics()) == ["other"]
 
 
 def test_a_change_of_settings_while_a_topic_is_deleted_leaves_none(

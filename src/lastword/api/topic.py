@@ -27,6 +27,7 @@ from lastword.config import (
     restore_topic_settings,
 )
 from lastword.errors import (
+    BusyError,
     InvalidSettingError,
     LastwordError,
     PartialFailure,
@@ -840,8 +841,8 @@ def delete_topics(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordEr
 def _delete(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
     """Delete topics. The settings of all of them are removed together, before their partitions."""
     errors: dict[str, LastwordError] = {}
-    placed: dict[LogDirectory, list[str]] = {}
-    with dirs.topics_lock, ExitStack() as claims:
+    claimed: dict[str, Mapping[int, LogDirectory]] = {}
+    with ExitStack() as claims:
         for name in topics:
             try:
                 partitions = dirs.partitions(name)
@@ -852,18 +853,38 @@ def _delete(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
                 continue
             for number, log_dir in partitions.items():
                 claims.enter_context(log_dir.claim(name, number))
-            for log_dir in dict.fromkeys(partitions.values()):
-                placed.setdefault(log_dir, []).append(name)
-        deleted = [name for name in topics if name not in errors]
-        is_shared = len(dirs.directories) > 1
-        settings = remove_topic_settings(dirs.files, dirs.settings_file, *deleted) if is_shared else {}
-        for log_dir, names_here in placed.items():
-            try:
-                errors |= log_dir.delete_topics(names_here)
-            except LastwordError as error:
-                errors |= dict.fromkeys(names_here, error)
-        kept = [name for name in errors if dirs.has_topic(name)]
-        restore_topic_settings(dirs.files, dirs.settings_file, settings, kept)
+            claimed[name] = partitions
+        with dirs.topics_lock:  # after the claims: a creation need not wait for a cleaning that holds one
+            return errors | _delete_claimed(dirs, claimed)
+
+
+def _delete_claimed(
+    dirs: OpenDirs, claimed: Mapping[str, Mapping[int, LogDirectory]]
+) -> dict[str, LastwordError]:
+    """Delete topics whose partitions are claimed, unless another thread deleted one before its claims."""
+    errors: dict[str, LastwordError] = {}
+    placed: dict[LogDirectory, list[str]] = {}
+    for name, partitions in claimed.items():
+        now = dirs.dir_set.log_dirs(name)
+        if now != partitions:
+            errors[name] = (
+                BusyError(f"partitions of {name} were moved or created meanwhile", remedy="delete it again")
+                if now
+                else UnknownTopicError.named(name, ", ".join(dirs.paths), dirs.dir_set.log_dirs_by_topic())
+            )
+            continue
+        for log_dir in dict.fromkeys(partitions.values()):
+            placed.setdefault(log_dir, []).append(name)
+    deleted = [name for name in claimed if name not in errors]
+    is_shared = len(dirs.directories) > 1
+    settings = remove_topic_settings(dirs.files, dirs.settings_file, *deleted) if is_shared else {}
+    for log_dir, names_here in placed.items():
+        try:
+            errors |= log_dir.delete_topics(names_here)
+        except LastwordError as error:
+            errors |= dict.fromkeys(names_here, error)
+    kept = [name for name in errors if dirs.has_topic(name)]
+    restore_topic_settings(dirs.files, dirs.settings_file, settings, kept)
     dirs.dir_set.write_list()
     return errors
 
