@@ -747,7 +747,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def _write(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
         self._check_writable()
         with self._lock:
-            self._take_back_refused()
+            if self._refused is not None:
+                self._take_back_refused()
             appended = self._log.append(key, value, headers=headers)
             self._put(self._data, key, value)
             if self._ttl_ms >= 0:
