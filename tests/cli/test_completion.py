@@ -72,6 +72,17 @@ def test_help_of_a_command(capsys):
     assert main.run(["help", "claen"]) == 2 and "nearest: clean" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "partition", "url"),
+    [("ls", True, True), ("create", False, True), ("drop", False, True), ("serve", False, False)],
+)
+def test_the_help_offers_the_directories_that_a_command_takes(name, partition, url, capsys):
+    main.run([name, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("the directory of one partition" in text) == partition
+    assert ("URL of a log in a bucket" in text) == ("--storage" in text) == url
+
+
 def test_help_loads_no_more_than_before():
     """Count modules, not seconds. Completion imports only `lastword.cli`."""
     code = (

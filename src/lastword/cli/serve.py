@@ -15,7 +15,7 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.command import Session, command
-from lastword.cli.target import Directory, MoreDirs, Target
+from lastword.cli.target import MoreDirs, Target
 from lastword.errors import UsageError
 from lastword.objects import is_url
 from lastword.units import format_time
@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     out: Session,
-    directory: Directory,
+    path: Annotated[str, typer.Argument(metavar="DIR", help="a log directory; made if absent")],
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
     ] = "127.0.0.1:9092",
@@ -95,19 +95,19 @@ def serve(
 ) -> None:
     """Serve a log directory to Kafka's clients.
 
-    Holds the directory's lock and runs its cleaner; creates a missing directory. SIGTERM and Ctrl-C finish
-    the requests that were received, refuse others, sync, and end with exit code 0.
+    Holds the directory's lock and runs its cleaner. SIGTERM and Ctrl-C finish the requests that were
+    received, refuse others, sync, and end with exit code 0.
     """
     from lastword.cli.clean import exporter, parse_address
     from lastword.server.node import Options
     from lastword.server.server import Server, bound, bucket_refused
 
-    if is_url(directory):
-        raise bucket_refused(directory)
-    target = Target.of(directory, None, None, more)
+    if is_url(path):
+        raise bucket_refused(path)
+    target = Target.of(path, None, None, more)
     if target.topic is not None:
         raise UsageError(
-            f"{directory} is the directory of a partition, and serve takes a log directory",
+            f"{path} is the directory of a partition, and serve takes a log directory",
             remedy=target.command("serve"),
         )
     if tls_cert is None and (tls_key or tls_ca):

@@ -23,6 +23,9 @@ Directory = Annotated[
         help="a log directory, the directory of one partition, or the URL of a log in a bucket",
     ),
 ]
+LogDirectory = Annotated[
+    str, typer.Argument(metavar="DIR", help="a log directory, or the URL of a log in a bucket")
+]
 
 
 def _topics(ctx: typer.Context, incomplete: str) -> list[str]:

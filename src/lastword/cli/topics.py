@@ -13,6 +13,7 @@ from lastword.cli.output import split_failure
 from lastword.cli.remedies import PLACE, policy_remedy
 from lastword.cli.target import (
     Directory,
+    LogDirectory,
     MoreDirs,
     Partition,
     Sets,
@@ -61,7 +62,7 @@ MANY = 10_000  # more partitions than this take minutes to create, at about 100 
 
 def create(
     out: Session,
-    directory: Directory,
+    directory: LogDirectory,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="the name of the new topic")],
     partitions: Annotated[int, typer.Option(metavar="N", help="number of partitions", min=1)] = 1,
     settings: Sets = None,
@@ -73,7 +74,8 @@ def create(
 ) -> None:
     """Create a topic, and the directory if it does not exist.
 
-    Without --set cleanup.policy=... nothing is ever removed from the topic.
+    Without a cleanup.policy, given with --set or as a default of the directory, neither cleaning nor
+    retention removes anything from the topic.
     """
     if partitions > MANY:
         confirm(
@@ -191,7 +193,7 @@ lastword drop data events --yes
 
 def drop(
     out: Session,
-    directory: Directory,
+    directory: LogDirectory,
     topic: TopicName = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be deleted; change nothing")
