@@ -8,8 +8,8 @@ A drive must be cleaned for one of these reasons (obligations). The first that h
 exists, decides:
 
     overdue   garbage of a partition is older than its max.compaction.lag.ms: the runs that hold it
-    ceiling   a partition of more than 4 segments is above 1 / (1 - min.cleanable.dirty.ratio) times its live
-              bytes: its runs. This bounds the bytes that one reader has to restore
+    ceiling   a partition larger than 4 times `segment.bytes` is above 1 / (1 - min.cleanable.dirty.ratio)
+              times its live bytes: its runs. This bounds the bytes that one reader has to restore
     target    the drive is above its space target: the runs of all its partitions. A partition without garbage
               leaves its share of the space to the others
     files     a partition has more than 3 files for each full one, and 64: neighbours that fit one file merge
