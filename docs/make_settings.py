@@ -18,7 +18,7 @@ A setting has Kafka's dotted name. A Python keyword has underscores for the dots
 prefix. The most specific source decides:
 
     argument or option  >  LASTWORD_LOG_CLEANER_THREADS=2  >  [topics.NAME]  >  the cluster's, of the topic
-        >  [defaults]  >  the cluster's, of all topics  >  built in
+        >  [defaults]  >  the cluster's, of all topics  >  the top level of the file  >  built in
 
 `lastword.toml` is in the log directory. The cluster's settings are in `__cluster_metadata-0` of a Kafka log
 directory. Sizes have the units `KiB MiB GiB`, durations `ms s m h d`. All mistakes are reported together,

@@ -85,7 +85,8 @@ class TopicConfig:
     delete_retention_ms: int = duration(
         "1d",
         "behaviour",
-        "Time that a tombstone stays after its first cleaning. A slower reader may miss a deletion.",
+        "Time that a tombstone stays after the first cleaning that finds no older record of its key. A "
+        "slower reader may miss a deletion.",
     )
     min_compaction_lag_ms: int = duration(
         0, "behaviour", "Records younger than this are not cleaned. Longer: more history, more garbage."
@@ -93,13 +94,16 @@ class TopicConfig:
     max_compaction_lag_ms: int = duration(
         INT64_MAX,
         "behaviour",
-        "Dirty records older than this are cleaned at any dirty ratio. Shorter: more rewriting.",
+        "Garbage older than this is cleaned even if it is little; strategy kafka cleans dirty records older "
+        "than this, at any dirty ratio. Shorter: more rewriting.",
         low=1,
     )
     min_cleanable_dirty_ratio: float = ratio(
         0.5,
         "cost",
-        "Share of the log that must be dirty before a cleaning is due. Lower: less garbage, more rewriting.",
+        "Strategy generational: largest share of garbage in a partition above 4 times segment.bytes. "
+        "Strategy kafka: share of the log that must be dirty before a cleaning is due. Lower: less garbage, "
+        "more rewriting.",
     )
     file_delete_delay_ms: int = duration(
         "1m", "cost", "Time that the files of a removed segment stay for readers that still use them."
