@@ -21,7 +21,7 @@ from lastword.cli import signals
 from lastword.cli.command import Session, command
 from lastword.cli.output import split_failure
 from lastword.cli.remedies import policy_remedy
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, WhatIf, what_if
+from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicName, what_if
 from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
 from lastword.objects import is_url
 from lastword.parse import parse_bytes, parse_duration_ms
@@ -56,7 +56,7 @@ def clean(
     topic: TopicName = None,
     partition: Partition = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the plan; change nothing")] = False,
-    sets: WhatIf = None,
+    sets: DryRunSets = None,
     due: Annotated[bool, typer.Option("--due", help="clean only what its settings make due")] = False,
     strategy: Annotated[
         str | None, typer.Option(metavar="NAME", help="how segments are chosen: kafka or generational")

@@ -60,6 +60,15 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="name=value", help="a setting; may be repeated", autocompletion=_settings),
 ]
+DryRunSets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="name=value",
+        help="with --dry-run: assume this setting for every topic; may be repeated",
+        autocompletion=_settings,
+    ),
+]
 WhatIf = Annotated[
     list[str] | None,
     typer.Option(

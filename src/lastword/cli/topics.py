@@ -13,13 +13,13 @@ from lastword.cli.output import split_failure
 from lastword.cli.remedies import PLACE, policy_remedy
 from lastword.cli.target import (
     Directory,
+    DryRunSets,
     LogDirectory,
     MoreDirs,
     Partition,
     Sets,
     Target,
     TopicName,
-    WhatIf,
     settings_of,
     what_if,
 )
@@ -253,7 +253,7 @@ def expire(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be removed; change nothing")
     ] = False,
-    sets: WhatIf = None,
+    sets: DryRunSets = None,
     more: MoreDirs = None,
 ) -> None:
     """Remove old segments by size and age.
