@@ -31,6 +31,9 @@ def test_metrics_that_the_page_and_the_alerts_name_exist():
     named = set(re.findall(r"\blastword_[a-z_]+\b", PAGE))
     alerted = set(re.findall(r"\blastword_[a-z_]+\b", ALERTS))
     assert named <= known and alerted <= named
+    rows = re.findall(r"^\| `(lastword_[a-z_]+)`", PAGE, re.MULTILINE)
+    assert "rules for the first eight rows" in PAGE and set(rows[:8]) <= alerted
+    assert alerted.isdisjoint(rows[8:])
     labels = {metrics.PREFIX + metric.name: metric.labels for metric in metrics.metrics()}
     for rule in ALERTS.split("- alert: ")[1:]:
         (name, *_) = re.findall(r"\blastword_[a-z_]+\b", rule)
