@@ -108,6 +108,7 @@ class Lease(ProcessBound):
             LeaseRefusedError: The lease was released, or lapsed while tombstones above its position were
                 removed; or the log was cut below `position`, or cleaned by a broker above it. Restore, or
                 start from "earliest".
+            OffsetOutOfRangeError: The position is below the log start or above the log end.
         """
         self._dirs.transaction(lambda dirs: self._advance(dirs, position), any_mode=True)
 

@@ -626,9 +626,12 @@ class LogDir(ProcessBound):
                 its settings; `LogDir.set_config` changes them.
 
         Raises:
+            UnknownTopicError: In mode "r", there is no such topic.
             InvalidSettingError: Serializers, partitions or settings contradict the topic.
             UsageError: In mode "a", the topic has no cleanup.policy, or its policy would delete keys.
+            OffsetOutOfRangeError: The log was cleaned or trimmed beyond `end`.
             SnapshotRefusedError: The result could differ from that of a full restore.
+            StateTooLargeError: Keys and values are larger than `max_bytes`.
         """
         return open_state(
             self.dirs,
@@ -650,6 +653,7 @@ class LogDir(ProcessBound):
         closing.
 
         Raises:
+            UnknownTopicError: There is no such topic.
             OfflineError: One of its partitions is in a directory that is offline. This error and the next two
                 remove nothing.
             NotAPartitionError: The directory of a partition is a link or a file.
@@ -662,6 +666,7 @@ class LogDir(ProcessBound):
         """Move one partition into another of the directories. Reads and appends continue meanwhile.
 
         Raises:
+            UsageError: `to` is none of the directories that serve, or the log is in a bucket.
             DiskFullError: There is no room for it. Nothing was moved.
         """
         self.dirs.require_writable()
@@ -688,6 +693,9 @@ class LogDir(ProcessBound):
         """Change settings in lastword.toml, of one topic or (None) of all.
 
         A value of None resets a setting. The change applies immediately.
+
+        Raises:
+            InvalidSettingError: A value is not allowed; UnknownSettingError names the nearest setting.
         """
         self.dirs.set_config(topic, config)
 

@@ -502,6 +502,7 @@ class Topic(ProcessBound, Generic[K, V]):
 
         Raises:
             LeaseRefusedError: Tombstones from the position on may be gone: restore, or start from "earliest".
+            OffsetOutOfRangeError: The position is below the log start or above the log end.
         """
         from lastword.api.lease import take
 

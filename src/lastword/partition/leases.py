@@ -368,6 +368,7 @@ def advance(
     Raises:
         LeaseRefusedError: The lease is gone, or lapsed while tombstones above it were dropped, or the log was
             cut below `position` or cleaned by another cleaner since.
+        OffsetOutOfRangeError: The position is outside the log. Nothing was changed.
     """
     before = read(files, directory, check_name(name))
     if before is None:

@@ -560,7 +560,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                 topic's `lastword.ttl.ms`.
 
         Raises:
-            UsageError: values of this topic do not expire (`lastword.ttl.ms` is -1), or `ttl` is not a
+            UsageError: Values of this topic do not expire (`lastword.ttl.ms` is -1), or `ttl` is not a
                 duration.
         """
         if ttl is None:
@@ -638,8 +638,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         tuple cannot be changed in place, use `change`.
 
         Raises:
-            KeyError: the key is absent, and the state has no default.
-            UsageError: the value is immutable. Nothing was changed.
+            KeyError: The key is absent, and the state has no default.
+            UsageError: The value is immutable. Nothing was changed.
         """
         with self._lock:
             value = self[key]
@@ -667,7 +667,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             The result of the function.
 
         Raises:
-            KeyError: the key is absent, and there is no default.
+            KeyError: The key is absent, and there is no default.
         """
         with self._lock:
             new: Any = function(default if default is not _MISSING and key not in self else self[key])
@@ -685,7 +685,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             by: A number to add; a negative one subtracts.
 
         Raises:
-            UsageError: the value, or `by`, is not a number. Nothing was changed.
+            UsageError: The value, or `by`, is not a number. Nothing was changed.
         """
 
         def add(value: Any) -> Any:

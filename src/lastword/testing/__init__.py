@@ -55,7 +55,7 @@ class Clock(ManualClock):
             time: "2d", "90 s", "250ms", a `timedelta`, or a number of milliseconds.
 
         Raises:
-            UsageError: `time` is not a duration, or is negative: `set_date` moves the date back.
+            UsageError: The time is not a duration, or is negative: `set_date` moves the date back.
         """
         from lastword.errors import UsageError  # pytest imports this package in each run
         from lastword.parse import parse_duration_ms

@@ -65,6 +65,9 @@ class BrokerClock(SystemClock):
             time: "2d", "90 s", "250ms", a `timedelta`, or a number of milliseconds.
             heartbeats: A member of a group whose client is connected stays, as if the client had sent its
                 heartbeats during this time. False: the sessions of all members pass.
+
+        Raises:
+            UsageError: The time is not a duration, or is negative.
         """
         ms = parse_duration_ms(time)
         if ms < 0:
@@ -87,6 +90,9 @@ class Broker:
         port: 0: the system chooses the port.
         partitions: Number of partitions of a topic whose creator gives none.
         auto_create_topics: Create a topic when a client that allows it requests the topic's metadata.
+
+    Raises:
+        UsageError: The directory is not empty, or the port cannot be used.
 
     Attributes:
         directory: The log directory.

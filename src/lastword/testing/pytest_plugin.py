@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def kafka_broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """A broker for one test, with a log, a port and a cluster id of its own: `lastword.testing.Broker`.
+    """Run a `lastword.testing.Broker` for one test, with a log, a port and a cluster id of its own.
 
     A parameter of the fixture is a dict of the broker's options.
     """
