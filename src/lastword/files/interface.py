@@ -410,8 +410,8 @@ def overlapped(work: Callable[[T], R], items: Sequence[T], *, threads: int | Non
 
 
 TOGETHER = 96
-"""The least number of work items that `run_together` takes a step of before their syncs. Each has about four
-unsynced files, for which half of the usual 1,024 descriptors are enough."""
+"""The least value of `Files.together`: the work items that `run_together` takes a step of before their syncs.
+Each has about four unsynced files, for which half of the usual 1,024 descriptors are enough."""
 
 
 def run_steps(steps: Steps[R]) -> R:
