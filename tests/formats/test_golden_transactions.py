@@ -177,11 +177,6 @@ def test_both_ways_to_an_outcome_agree(name: str, stage: str, tmp_path: Path) ->
         assert scanned.aborted == entries
         if name.startswith("tx-"):
             assert BatchOutcome.ABORTED in outcomes
-    stable = min(scanned.undecided.values(), default=batches[-1][0].next_offset)
-    by_limit = Decisions(entries, stable_offset=stable)
-    for (header, _), outcome in zip(batches, outcomes, strict=True):
-        if header.last_offset < stable:
-            assert by_limit.of_header(header) is outcome is not BatchOutcome.UNDECIDED
 
 
 def test_open_transactions_are_undecided(tmp_path: Path) -> None:

@@ -70,14 +70,6 @@ def test_an_aborted_range_binds_no_batch_outside_it() -> None:
     assert decisions.of_header(control(1, 20)) is BatchOutcome.CONTROL
 
 
-def test_what_a_reader_without_a_scan_calls_undecided() -> None:
-    decisions = Decisions([AbortedTransaction(1, 10, 30, 15)], stable_offset=15)
-    assert decisions.of_header(data(1, 20, 0, transactional=True)) is BatchOutcome.ABORTED
-    assert decisions.of_header(data(2, 15, 0, transactional=True)) is BatchOutcome.UNDECIDED
-    assert decisions.of_header(data(2, 14, 0, transactional=True)) is BatchOutcome.COMMITTED
-    assert decisions.of_header(data(2, 99, 0)) is BatchOutcome.COMMITTED
-
-
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
     """Draw a log of three producers, with gaps, emptied batches and markers."""
@@ -137,13 +129,9 @@ def test_scan_gives_each_batch_the_outcome_of_the_next_marker(log: Log) -> None:
         assert entry.last_stable_offset in (*others, entry.last_offset + 1)
 
 
-@given(logs(), st.booleans())
-def test_outcomes_of_arrays_are_those_of_headers(log: Log, by_limit: bool) -> None:
+@given(logs())
+def test_outcomes_of_arrays_are_those_of_headers(log: Log) -> None:
     decisions = scan(log)
-    if by_limit:
-        decisions = Decisions(
-            decisions.aborted, stable_offset=min(decisions.undecided.values(), default=1 << 40)
-        )
     columns = [
         np.array([getattr(header, name) for header, _ in log], np.int64)
         for name in ("attributes", "producer_id", "base_offset", "last_offset")

@@ -334,7 +334,7 @@ def test_indexes_and_batches_tell_the_same(name: str, tmp_path: Path) -> None:
             map_bytes=MAP_BYTES,
             salt=b"",
             now_ms=None,
-            outcomes=Decisions(stable_offset=view.log_start),
+            outcomes=Decisions(),
         )
         assert resolution.records == len(partitions(name, stage)[name, 0].shown("read_uncommitted"))
 

@@ -60,9 +60,9 @@ def test_an_aborted_record_replaces_nothing_and_is_dead() -> None:
 
 def test_an_undecided_record_replaces_nothing_and_stays() -> None:
     log = [encode_batch([Record(0, T, b"a", b"1")]), data(1, (b"a", b"2")), data(2, (b"b", b"1"), producer=6)]
-    for outcomes in (Decisions(undecided={5: 1, 6: 2}), Decisions(stable_offset=1)):
-        resolution = check(segments(log, [1]), BIG, None, outcomes=outcomes, undecided={1, 2})
-        assert (resolution.dead.offsets().tolist(), resolution.records) == ([], 3)
+    outcomes = Decisions(undecided={5: 1, 6: 2})
+    resolution = check(segments(log, [1]), BIG, None, outcomes=outcomes, undecided={1, 2})
+    assert (resolution.dead.offsets().tolist(), resolution.records) == ([], 3)
 
 
 def test_a_cleaning_refuses_what_is_undecided() -> None:

@@ -145,19 +145,15 @@ class Decisions:
         aborted: Iterable[AbortedTransaction] = (),
         *,
         undecided: dict[int, int] | None = None,
-        stable_offset: int | None = None,
     ) -> None:
         """Index the decisions.
 
         Args:
             aborted: Every entry that overlaps the range.
             undecided: Producer id -> first offset of its open transaction; exact.
-            stable_offset: The log's last stable offset, if the range was not scanned: a transactional batch
-                at or above it counts as undecided unless it is known as aborted.
         """
         self.aborted = sorted(set(aborted), key=lambda entry: entry.last_offset)
         self.undecided = dict(undecided or {})
-        self.stable_offset = stable_offset
         self._ranges: dict[int, tuple[list[int], list[int]]] = {}
         for entry in sorted(self.aborted, key=lambda entry: (entry.first_offset, entry.last_offset)):
             firsts, lasts = self._ranges.setdefault(entry.producer_id, ([], []))
@@ -178,8 +174,6 @@ class Decisions:
         first = self.undecided.get(header.producer_id)
         if first is not None and first <= header.base_offset:
             return BatchOutcome.UNDECIDED
-        if self.stable_offset is not None and header.last_offset >= self.stable_offset:
-            return BatchOutcome.UNDECIDED
         return BatchOutcome.COMMITTED
 
     def of_batches(
@@ -199,8 +193,6 @@ class Decisions:
         transactional = (attributes & TRANSACTIONAL_BIT != 0) & (attributes & CONTROL_BIT == 0)
         if transactional.any():
             undecided = np.zeros(len(attributes), bool)
-            if self.stable_offset is not None:
-                undecided |= last_offsets >= self.stable_offset
             aborted = np.zeros(len(attributes), bool)
             for producer_id in np.unique(producer_ids[transactional]).tolist():
                 mine = transactional & (producer_ids == producer_id)
