@@ -474,7 +474,7 @@ def test_settings_hold_at_once(tmp_path: Path) -> None:
         log = logs.log("users", 0)
         set_topic_config(logs, "users", {"max.message.bytes": 150})
         assert log.config.max_message_bytes == 150
-        set_topic_config(logs, "users", {}, ["max.message.bytes"])
+        set_topic_config(logs, "users", {"max.message.bytes": None})
         assert log.config.max_message_bytes == 1048588
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ from lastword.logdir import LogDirectory
 from lastword.segment import names
 
 
-def set_topic_config(
-    logs: LogDirectory, topic: str, settings: Mapping[str, Any], unset: Iterable[str] = ()
-) -> None:
-    write_topic_settings(logs.files, str(Path(logs.path) / names.SETTINGS), topic, settings, unset)
+def set_topic_config(logs: LogDirectory, topic: str, settings: Mapping[str, Any]) -> None:
+    write_topic_settings(logs.files, str(Path(logs.path) / names.SETTINGS), topic, settings)
     logs.reload_settings()

@@ -317,8 +317,7 @@ class TestChanging:
             OsFiles(),
             path,
             "users",
-            {"segment_ms": "2d", "cleanup.policy": "compact,delete"},
-            ["segment.bytes"],
+            {"segment_ms": "2d", "cleanup.policy": "compact,delete", "segment.bytes": None},
         )
         text = path.read_text()
         assert text == FILE.replace('"compact"  ', '"compact,delete"  ').replace(
@@ -421,7 +420,7 @@ class TestChanging:
                 write_topic_settings(OsFiles(), path, topic, {name: values[name]})
                 expected[topic, name] = TOPIC_SETTINGS[name].read(values[name])
             else:
-                write_topic_settings(OsFiles(), path, topic, unset=[name])
+                write_topic_settings(OsFiles(), path, topic, {name: None})
                 expected.pop((topic, name), None)
         settings = Settings.from_text(path.read_text())
         for topic in ("a", "b.c", "ä", "x y"):

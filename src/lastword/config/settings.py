@@ -870,8 +870,7 @@ def write_topic_settings(
     files: Files,
     path: str | os.PathLike[str],
     topic: str | None,
-    set: Mapping[str, Any] | None = None,
-    unset: Iterable[str] = (),
+    values: Mapping[str, Any],
     *,
     only_checks: bool = False,
 ) -> Settings:
@@ -885,14 +884,13 @@ def write_topic_settings(
         path: Path of the file.
         topic: The topic. None: settings of the directory are set at the top level, topic settings in
             [defaults].
-        set: Values by keyword or dotted name; a value of None unsets.
-        unset: Names to unset.
+        values: Values by keyword or dotted name; None unsets.
         only_checks: Write nothing.
 
     Returns:
         The settings of the new file, without arguments and environment.
     """
-    changes = _changes({**dict.fromkeys(unset), **(set or {})}, topic)
+    changes = _changes(values, topic)
     with _changing:
         return _write(files, os.fspath(path), {topic: changes}, only_checks=only_checks)
 
