@@ -55,7 +55,7 @@ def test_and_not_while_one_is_left(log: Any) -> None:
     log.log.roll()
     look(log)
     for _ in range(3):
-        own = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
+        own = account_of(log.log, log.config, log.ledger, drive="d")
         runs = best_runs(own, Columns.of(own, log.ledger.write_clock, 0.0))
         run = next(candidate for candidate in runs if candidate.base_offset > 0)  # not the run at the front
         assert log.clean(due=True, runs=[run]).freed_bytes > 0

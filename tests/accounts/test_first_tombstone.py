@@ -111,7 +111,7 @@ def test_the_second_scan_has_the_aborted_transactions_below_the_new_segments(tmp
     log.put((b"a", b"1"), roll=True)
     transaction(b"a", b"aborted", commit=False)
     assert log.garbage_bytes() > 0
-    account = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
+    account = account_of(log.log, log.config, log.ledger, drive="d")
     log.clean(runs=all_garbage(account)[:1])
     assert log.ledger.tracking.uncounted
     transaction(b"c", b"1", commit=True)

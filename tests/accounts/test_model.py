@@ -149,7 +149,7 @@ def _round(model, rng, strategy):
         return
     run = None
     if log.ledger.entries:
-        account = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
+        account = account_of(log.log, log.config, log.ledger, drive="d")
         columns = Columns.of(account, log.ledger.write_clock, 0.0)
         runs = list(all_garbage(account)) + best_runs(account, columns)
         if not model.whole_share:

@@ -371,10 +371,8 @@ class Ledger:
         drive: str,
         total_bytes: int,
         log_start: int,
-        quarantined: bool = False,
-        strategy: str = "generational",
     ) -> PartitionAccount:
-        """Return the accounts of the partition as a value."""
+        """Return the accounts of the partition, which is not in quarantine, as a value."""
         segments = segment_accounts(
             self.tracking, self._dead_bytes(), self.deletes.blocked_bytes(self.facts())
         )
@@ -389,8 +387,6 @@ class Ledger:
             segment_bytes=config.segment_bytes,
             min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
             max_compaction_lag_ms=config.max_compaction_lag_ms,
-            quarantined=quarantined,
-            strategy=strategy,
             file_bytes=indexed_bytes(config),
         )
 

@@ -353,7 +353,7 @@ def cached_stats(
     drive: str,
 ) -> CachedStats:
     """Return the statistics of the log's segments from a ledger that is up to date."""
-    account = liveness.account_of(log, config, ledger, drive=drive, quarantined=False)
+    account = liveness.account_of(log, config, ledger, drive=drive)
     standing = Standing()
     if ledger.exact:
         standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)

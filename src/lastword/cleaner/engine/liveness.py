@@ -224,7 +224,7 @@ class KeptAccounts:
                 return not_worth_it(plan, ledger, choice, held)
             self._runs, reasons = [choice.run], because(choice)
         if not ledger.exact and context.dry:
-            own = account_of(log, self._config, ledger, drive=log.directory, quarantined=False)
+            own = account_of(log, self._config, ledger, drive=log.directory)
             plan = replace(plan, reasons=(*reasons, *plan.reasons))
             return estimated(_with_scratch(plan, log, segments, ledger, context), own, ledger, self._runs)
         self._rewrites = not context.dry
@@ -421,10 +421,8 @@ def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> Transactio
 # ---------------------------------------------------------------- accounts
 
 
-def account_of(
-    log: CleanableLog, config: TopicConfig, ledger: Ledger, *, drive: str, quarantined: bool
-) -> PartitionAccount:
-    """Return the account of a log whose ledger is up to date."""
+def account_of(log: CleanableLog, config: TopicConfig, ledger: Ledger, *, drive: str) -> PartitionAccount:
+    """Return the account of a log that is not in quarantine, and whose ledger is up to date."""
     return ledger.account(
         config,
         topic=log.topic,
@@ -432,7 +430,6 @@ def account_of(
         drive=drive,
         total_bytes=sum(segment.size for segment in log.segments),
         log_start=log.log_start,
-        quarantined=quarantined,
     )
 
 
@@ -440,7 +437,7 @@ def choose_alone(
     log: CleanableLog, config: TopicConfig, ledger: Ledger, *, space_target: float, now_ms: int
 ) -> Choice:
     """Choose what is due if the partition has a drive of its own."""
-    own = account_of(log, config, ledger, drive=log.directory, quarantined=False)
+    own = account_of(log, config, ledger, drive=log.directory)
     return choose_drive(DriveAccount(log.directory, ledger.write_clock, space_target, 0.0, (own,)), now_ms)
 
 
