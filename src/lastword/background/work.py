@@ -193,14 +193,12 @@ class DirectoryWork:
         drives: Drives,
         states: States,
         clock: Clock,
-        *,
-        only: tuple[str, int | None] | None = None,
     ) -> None:
         self.budgets = drives
         self._dir_set = dir_set
         self._states = states
         self.clock = clock
-        self.only = only
+        self.only: tuple[str, int | None] | None = None
         self._due: dict[str, tuple[float, list[CleaningTask]]] = {}
         self._warned: set[str] = set()
         self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from lastword.clock import Clock, SystemClock
@@ -40,11 +39,7 @@ class Probe:
     ahead_ms: int
 
 
-def probe(
-    store: ObjectStore,
-    clock: Clock | None = None,
-    new_name: Callable[[], str] = lambda: os.urandom(16).hex(),
-) -> Probe:
+def probe(store: ObjectStore, clock: Clock | None = None) -> Probe:
     """Check that `store` enforces create-only writes and swaps, and measure its clock.
 
     Writes and deletes one object of a few bytes. If the store does not answer, the probe is repeated with
@@ -53,7 +48,6 @@ def probe(
     Args:
         store: The store.
         clock: This machine's clock.
-        new_name: Returns a name that was never used.
 
     Raises:
         UnconditionalStoreError: The store accepts a write that it must refuse, or refuses one that it must
@@ -66,7 +60,7 @@ def probe(
         if attempt:
             clock.sleep(0.2 * 2**attempt)
         try:
-            return _probe_once(store, clock, f"{FOLDER}/{new_name()}")
+            return _probe_once(store, clock, f"{FOLDER}/{os.urandom(16).hex()}")
         except UncertainRequestError:
             if attempt == _ATTEMPTS - 1:
                 raise

@@ -433,9 +433,9 @@ class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
         self.job.abort(messages)
 
 
-def discard_job(path: str, job: str, files: Files = DEFAULT) -> None:
+def discard_job(path: str, job: str) -> None:
     """Remove a job's staged files from every partition, by listing."""
-    discard_all(files, path, job, LogDirectory.open(path, "r", files).topic_partitions())
+    discard_all(DEFAULT, path, job, LogDirectory.open(path, "r").topic_partitions())
 
 
 # ---------------------------------------------------------------- the topics of a write

@@ -111,7 +111,7 @@ class Broker:
     ) -> None:
         partitions = check_count("partitions", partitions, "partitions", least=1)
         self._is_temporary = directory is None
-        self._port, self._partitions, self._auto_create = port, partitions, auto_create_topics
+        self._partitions, self._auto_create = partitions, auto_create_topics
         self._is_stopped = self._is_closed = False
         path = Path(tempfile.mkdtemp(prefix="lastword-") if directory is None else directory)
         self.directory = str(path)
