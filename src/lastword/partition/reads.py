@@ -80,10 +80,9 @@ class Reads:
         end_offset: int | None = None,
         *,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-        verify: bool = True,
     ) -> Iterator[Chunk]:
         """Yield chunks of [start, end) offsets; see `read_chunks`."""
-        return read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes, verify=verify)
+        return read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes)
 
     def batches(
         self: Readable, start_offset: int, end_offset: int | None = None
@@ -103,7 +102,6 @@ def read_chunks(
     end_offset: int | None = None,
     *,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-    verify: bool = True,
     outcomes: Outcomes | None = None,
 ) -> Iterator[Chunk]:
     """Yield chunks of the batches that may hold records of [start, end) offsets. None: up to the log end.
@@ -118,7 +116,7 @@ def read_chunks(
             for segment, bound in _bounded(log, offset):
                 if segment.base_offset >= end:
                     return
-                for chunk in _chunks_of(segment, bound, offset, end, chunk_bytes, verify):
+                for chunk in _chunks_of(segment, bound, offset, end, chunk_bytes):
                     if bound is not None and chunk.next_offset > bound:
                         _check_last_offsets(segment, bound)
                     if outcomes is not None:
@@ -195,14 +193,14 @@ def _check_last_offsets(segment: Segment, bound: int) -> None:
 
 
 def _chunks_of(
-    segment: Segment, bound: int | None, start: int, end: int, chunk_bytes: int, verify: bool
+    segment: Segment, bound: int | None, start: int, end: int, chunk_bytes: int
 ) -> Iterator[Chunk]:
     first = segment.position_of(start)
     # A segment below the end is read to its last byte: a damaged offset must not hide a batch.
     last = segment.size if bound is not None and bound <= end else segment.end_position_of(end)
     if first >= last:
         return iter(())
-    return segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify)
+    return segment.chunk_reader(first, last, chunk_bytes=chunk_bytes)
 
 
 def read_batches(

@@ -160,8 +160,6 @@ class PartitionView(Reads):
         store = self.store
         return store.to_portable(self._version) if isinstance(store, DirectorySegments) else None
 
-    open_again = refresh
-
     def is_current(self) -> bool:
         """Return whether the log ends as when the view was loaded.
 

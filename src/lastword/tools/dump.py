@@ -209,7 +209,7 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
     problems: list[Problem] = []
     topic = _internal_topic(path)
     with files.open_read(path) as handle:
-        walk = LenientWalk(handle, path, 0, handle.size(), _base(path), problems.append)
+        walk = LenientWalk(handle, path, handle.size(), _base(path), problems.append)
         for step in walk:
             yield from problems
             problems.clear()

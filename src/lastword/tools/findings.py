@@ -188,7 +188,7 @@ class Step:
 
 
 class LenientWalk:
-    """Iterates over the batches in the bytes [start, end) of `handle`, and reports damage to `report`.
+    """Iterates over the batches in the first `end` bytes of `handle`, and reports damage to `report`.
 
     `is_last`: the segment is the last of its log, so recovery would cut a torn tail. After the walk,
     `read_bytes` is the number of bytes read, and `tail` the position of an incomplete last batch, or None.
@@ -198,7 +198,6 @@ class LenientWalk:
         self,
         handle: Handle,
         file: str,
-        start: int,
         end: int,
         base_offset: int,
         report: Report,
@@ -212,7 +211,7 @@ class LenientWalk:
         self._report = report
         self._is_last = is_last
         self._next_offset = base_offset
-        self.position = start
+        self.position = 0
         self.read_bytes = 0
         self.tail: int | None = None
 

@@ -166,7 +166,7 @@ def _valid_headers(
 ) -> Iterable[BatchHeader]:
     """Yield every batch after a check of its records; add transactions that a marker aborts to `aborted`."""
     walk = LenientWalk(
-        segment.handle, segment.file, 0, segment.size, segment.base_offset, findings.report, is_last=is_last
+        segment.handle, segment.file, segment.size, segment.base_offset, findings.report, is_last=is_last
     )
     large = segment.size > KERNEL_BYTES
     for step in walk:
