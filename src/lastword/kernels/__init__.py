@@ -40,14 +40,13 @@ from numba.core import event as _event
 OK = 0
 MORE = 1
 FULL = 2
-NEED_PAGES = 3
-BAD_LENGTH = 4
-BAD_MAGIC = 5
-BAD_CRC = 6
-BAD_OFFSET = 7
-BAD_COUNT = 8
-BAD_RECORD = 9
-NO_SLACK = 10
+BAD_LENGTH = 3
+BAD_MAGIC = 4
+BAD_CRC = 5
+BAD_OFFSET = 6
+BAD_COUNT = 7
+BAD_RECORD = 8
+NO_SLACK = 9
 
 STATUS_TEXT = {
     BAD_LENGTH: "impossible length",

@@ -16,7 +16,6 @@ from numba.extending import intrinsic
 
 from lastword.kernels import inline
 
-_I8 = ir.IntType(8)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _I128 = ir.IntType(128)
