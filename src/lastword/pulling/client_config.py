@@ -44,7 +44,6 @@ class ClientConfig:
         client_id: The client's name in logs and quotas of brokers.
         timeout: Seconds until a broker without an answer counts as unreachable.
         tls: The context of TLS; None: no TLS.
-        checks_host: The certificate must be that of the host.
         mechanism: The SASL mechanism; None: no SASL.
         username: The name for SASL.
         password: The password for SASL.
@@ -53,7 +52,6 @@ class ClientConfig:
     client_id: str = "lastword"
     timeout: float = 30.0
     tls: ssl.SSLContext | None = None
-    checks_host: bool = True
     mechanism: str | None = None
     username: str = ""
     password: str = field(default="", repr=False)
@@ -91,7 +89,6 @@ def client_config(given: Mapping[str, object] | str | os.PathLike[str] | None) -
         client_id=named.get("client.id") or "lastword",
         timeout=int(timeout) / 1000,
         tls=_tls(named) if protocol.endswith("SSL") else None,
-        checks_host=_checks_host(named),
         mechanism=mechanism,
         username=username,
         password=password,
