@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lastword.errors import CapacityError, FileVanishedError
-from lastword.records.batch import write_batch
+from lastword.partition.cut import empty_batch
 from lastword.records.formats import read_header
 from lastword.wire import INT32_MAX
 
@@ -194,8 +194,8 @@ class LatestReads:
             if 2 * written >= most_bytes or read >= READ_BYTES:
                 end = int(chunk.table[-1, fields.LAST_OFFSET]) + 1
                 break
-        if covered < end:
-            parts.append(_empty_batch(covered, end))
+        if covered < end:  # a batch spans INT32_MAX offsets at most
+            parts.append(empty_batch(max(covered, end - 1 - INT32_MAX), end, -1))
         return b"".join(parts)
 
 
@@ -243,21 +243,6 @@ def _begins_below(slices: list[SegmentSlice], start: int) -> bool:
     first = slices[0]
     header = next(iter(first.segment.headers(first.first, first.last)))
     return header.base_offset < start
-
-
-def _empty_batch(start: int, end: int) -> bytes:
-    """Return a batch without records whose offsets end before `end`."""
-    start = max(start, end - 1 - INT32_MAX)
-    return write_batch(
-        base_offset=start,
-        leader_epoch=-1,
-        attributes=0,
-        last_offset_delta=end - 1 - start,
-        base_timestamp=-1,
-        max_timestamp=-1,
-        count=0,
-        payload=b"",
-    )
 
 
 def _whole_batches(batches: bytes, most_bytes: int, *, first: bool) -> bytes:
