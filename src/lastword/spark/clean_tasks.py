@@ -19,7 +19,6 @@ dies, the next `clean` of the partition finds the job and runs the remaining ste
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -387,9 +386,10 @@ def _reporting(place: JobPlace, job: ShardedJob, progress: ProgressLike | None) 
         return
     from lastword.cleaner.distributed import job as jobs
     from lastword.clock import SystemClock
+    from lastword.spark.tasks import repeated
     from lastword.values import Progress
 
-    clock, ended = SystemClock(), threading.Event()
+    clock = SystemClock()
     started = clock.monotonic()
     verb = "clean" if job.rewrites else "plan"
 
@@ -397,15 +397,6 @@ def _reporting(place: JobPlace, job: ShardedJob, progress: ProgressLike | None) 
         done, total = jobs.done_bytes(place.files(), job)
         progress(Progress.at(verb, done, total, clock.monotonic() - started))
 
-    def keep_reporting() -> None:
-        while not ended.wait(_REPORT_EVERY_S):
-            report()
-
-    thread = threading.Thread(target=keep_reporting, name="lastword-progress", daemon=True)
-    thread.start()
-    try:
+    with repeated(report, _REPORT_EVERY_S, "lastword-progress"):
         yield
-    finally:
-        ended.set()
-        thread.join()
     report()

@@ -196,25 +196,39 @@ def reporting(spark: SparkSession, report: Callable[[int, int], None] | None) ->
     group = context.getLocalProperty(GROUP)
     name = group or f"lastword-{uuid.uuid4()}"
     context.setLocalProperty(GROUP, name)
-    tracker, ended = context.statusTracker(), threading.Event()
+    tracker = context.statusTracker()
     before = set(tracker.getJobIdsForGroup(name))
 
     def poll() -> None:
-        while not ended.wait(POLL_SECONDS):
-            jobs = [tracker.getJobInfo(number) for number in set(tracker.getJobIdsForGroup(name)) - before]
-            numbers = [number for job in jobs if job for number in job.stageIds]
-            stages = [stage for stage in map(tracker.getStageInfo, numbers) if stage]
-            if tasks := sum(stage.numTasks for stage in stages):
-                report(sum(stage.numCompletedTasks for stage in stages), tasks)
+        jobs = [tracker.getJobInfo(number) for number in set(tracker.getJobIdsForGroup(name)) - before]
+        numbers = [number for job in jobs if job for number in job.stageIds]
+        stages = [stage for stage in map(tracker.getStageInfo, numbers) if stage]
+        if tasks := sum(stage.numTasks for stage in stages):
+            report(sum(stage.numCompletedTasks for stage in stages), tasks)
 
-    thread = threading.Thread(target=poll, name="lastword-progress", daemon=True)
+    try:
+        with repeated(poll, POLL_SECONDS, "lastword-progress"):
+            yield
+    finally:
+        context.setLocalProperty(GROUP, group)
+
+
+@contextmanager
+def repeated(call: Callable[[], None], seconds: float, name: str) -> Iterator[None]:
+    """Call a function every `seconds` in a thread of this name, until the block ends."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
-        context.setLocalProperty(GROUP, group)
 
 
 # ---------------------------------------------------------------- a job for each

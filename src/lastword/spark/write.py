@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import uuid
 import zlib
@@ -94,6 +93,7 @@ from lastword.spark.bucket import (
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.splits import INTERNAL_TOPICS
+from lastword.spark.tasks import repeated
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
@@ -366,20 +366,13 @@ def warn_of_repetition(files: Files, path: str, writer: str | None, sequence: in
 @contextmanager
 def kept_alive(path: str, job: str) -> Iterator[None]:
     """Give signs of life of a job while a task stages, and while it waits for rows."""
-    ended = threading.Event()
 
     def keep() -> None:
-        while not ended.wait(staging.ALIVE_EVERY_SECONDS):
-            with suppress(LastwordError):  # the task itself meets a failing drive
-                staging.keep_alive(DEFAULT, path, job, SystemClock().now_ms())
+        with suppress(LastwordError):  # the task itself meets a failing drive
+            staging.keep_alive(DEFAULT, path, job, SystemClock().now_ms())
 
-    thread = threading.Thread(target=keep, name="lastword-alive", daemon=True)
-    thread.start()
-    try:
+    with repeated(keep, staging.ALIVE_EVERY_SECONDS, "lastword-alive"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 class LogWriter(Shipped, DataSourceArrowWriter):
