@@ -3,7 +3,8 @@
 ```
 client_config.py  properties of Java's clients and of librdkafka; TLS, credentials
 cluster.py        a connection to one broker: versions, SASL, throttling; metadata of the cluster
-pulls.py          `pull`: topics, one thread for each leader, resume, checks against another log
+pulls.py          `pull`: topics, settings, one thread for each leader, resume
+leader.py         the partitions of one leader: checked against another log, fetched, appended
 positions.py      committed offsets of groups, as records of `__consumer_offsets`
 ```
 

@@ -8,6 +8,7 @@ groups.py    groups by id: loaded, stored, listed, deleted
 offsets.py   committed offsets
 classic_groups.py   groups of the classic protocol
 consumer_groups.py  groups of the protocol of KIP-848
+assignors.py  which member of such a group reads which partitions
 group_leases.py     leases at committed offsets, which keep tombstones
 coordinator.py  the topic that holds a coordinator's state; timers by the clock of the log
 topics.py    the topics by name and by id

@@ -5,7 +5,7 @@
                                                `sharded.ShardedScan`      the files of a job on many machines
     sink       what becomes of the rewrite     `sinks.Publisher`          certified segments, swapped in
                                                `sinks.Collector`          the same, published later, elsewhere
-                                               `sinks.Counter`            bytes alone: the dry run
+                                               `sinks.CountingSink`       bytes alone: the dry run
     context    where and how it runs; no part of it changes the result
 
 A cleaning that fails or is killed at any point leaves a log that holds the newest value of every key. The
