@@ -123,12 +123,10 @@ LOG_SIZE_BYTES = Gauge("log_size_bytes", "Bytes of all segments", _PARTITION)
 LOG_START_OFFSET = Gauge("log_start_offset", "First offset that may be read", _PARTITION)
 LOG_END_OFFSET = Gauge("log_end_offset", "Offset that the next record gets", _PARTITION)
 LOG_SEGMENTS = Gauge("log_segments", "Segments, including the active segment", _PARTITION)
-LOG_LIVE_BYTES = Gauge(
-    "log_live_bytes", "Bytes of live records, by the last garbage statistics", (*_PARTITION, "exact")
-)
+LOG_LIVE_BYTES = Gauge("log_live_bytes", "Bytes of live records, at the last check", (*_PARTITION, "exact"))
 LOG_GARBAGE_BYTES = Gauge(
     "log_garbage_bytes",
-    "Bytes that a cleaning could drop, by the last garbage statistics",
+    "Bytes that a cleaning could drop, at the last check",
     (*_PARTITION, "exact"),
 )
 LOG_LIVE_RECORDS = Gauge(

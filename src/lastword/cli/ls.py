@@ -50,7 +50,7 @@ def ls(
         str, typer.Option(metavar="name|size|garbage", help="sort by name, or the largest first")
     ] = "name",
     quick: Annotated[
-        bool, typer.Option("--quick", help="use the garbage accounts where they exist; ~ marks estimates")
+        bool, typer.Option("--quick", help="use the garbage index where there is one; ~ marks estimates")
     ] = False,
     more: MoreDirs = None,
 ) -> None:
@@ -58,7 +58,7 @@ def ls(
 
     RECORDS counts the records on disk, NEWEST the newest records of their keys. In a compacted topic the rest
     is garbage. Both include records below START until their file is removed. ls reads every record, unless
-    the garbage accounts cover all records.
+    the garbage index covers all of them.
 
     Without --by: topics if the directory has several, else partitions; with --json always partitions. A
     narrow terminal omits columns; pipes and files get all columns.
