@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lastword import metrics
 from lastword.background.scheduler import Done, Scheduler, Stop, Urgency
-from lastword.background.states import IDLE, IllegalState, PartitionState, States
+from lastword.background.states import IDLE, PartitionState, States
 from lastword.cleaner.engine.report import CleanRound, Removed
 from lastword.clock import ManualClock, SystemClock
-from lastword.errors import BusyError
+from lastword.errors import BusyError, UsageError
 from lastword.logdir import TopicPartition
 from tests.fakes.simulated import SimulatedClock
 
@@ -675,7 +675,7 @@ class Transitions(RuleBasedStateMachine):
 
     def refused(self, event: str) -> bool:
         before = self.states[tp(0)]
-        with pytest.raises(IllegalState):
+        with pytest.raises(UsageError, match="cannot"):
             self.states.apply(tp(0), event)  # type: ignore[arg-type]
         return self.states[tp(0)] == before
 
@@ -761,11 +761,11 @@ def test_6K_110_111_112_113_states_as_the_manager_has_them() -> None:
     """
     states = States(ManualClock())
     for event in ("end", "damage", "resume", "retry", "abort"):
-        with pytest.raises(IllegalState):
+        with pytest.raises(UsageError, match="cannot"):
             states.apply(tp(0), event)  # type: ignore[arg-type]
     states.apply(tp(0), "pause")
     states.apply(tp(0), "pause")
-    with pytest.raises(IllegalState):
+    with pytest.raises(UsageError, match="cannot"):
         states.apply(tp(0), "end")
     states.apply(tp(0), "resume")
     assert states[tp(0)] == PartitionState("paused", 1)

@@ -204,7 +204,11 @@ class Cleaner(ProcessBound):
         return self._states.pause(self._named(topic, partition), abort=abort, seconds=seconds)
 
     def resume(self, topic: str, partition: int) -> PartitionState:
-        """Remove one pause. UsageError if there is none."""
+        """Remove one pause.
+
+        Raises:
+            UsageError: The partition is not paused.
+        """
         after = self._states.apply(self._named(topic, partition), "resume")
         self._scheduler.wake()
         return after

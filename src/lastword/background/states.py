@@ -17,7 +17,7 @@
     resume        each with a pause           itself, one pause less; paused without one: idle
     retry         quarantined                 paused if there are pauses, else idle
 
-Any other event raises `IllegalState`, which names the state and the event: a caller that lost count is a bug,
+Any other event raises UsageError, which names the state and the event: a caller that lost count is a bug,
 and a bug here is a partition that two threads rewrite, or that is never cleaned again.
 """
 
@@ -38,10 +38,6 @@ Kind = Literal["idle", "cleaning", "aborted", "paused", "quarantined"]
 Event = Literal["begin", "end", "damage", "find", "pause", "abort", "resume", "retry"]
 
 
-class IllegalState(UsageError):
-    """The event is not legal in the state of the partition."""
-
-
 @dataclass(frozen=True, slots=True)
 class PartitionState(Value):
     """The state of a partition, and the number of pauses."""
@@ -50,12 +46,12 @@ class PartitionState(Value):
     pauses: int = 0
 
     def after(self, event: Event) -> PartitionState:
-        """Return the state after an event; IllegalState if there is none."""
+        """Return the state after an event; UsageError if there is none."""
         transition = _TABLE.get((self.kind, event))
         if transition is None or (event == "resume" and self.pauses == 0):
             held = f" with {self.pauses} pauses" if self.pauses else ""
             remedy = "logs.cleaner.status() lists the pauses" if event == "resume" else None
-            raise IllegalState(f"a partition that is {self.kind}{held} cannot {event}", remedy=remedy)
+            raise UsageError(f"a partition that is {self.kind}{held} cannot {event}", remedy=remedy)
         return transition(self)
 
 
@@ -121,7 +117,7 @@ class States:
             return dict(self._states)
 
     def apply(self, tp: TopicPartition, event: Event) -> PartitionState:
-        """Apply an event; IllegalState changes nothing."""
+        """Apply an event; UsageError changes nothing."""
         with self._lock:
             after = self[tp].after(event)
             if after == IDLE:
