@@ -539,7 +539,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         return pa.RecordBatchReader.from_batches(form.schema, _RaisingAgain(batches))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """The Arrow PyCapsule protocol: `pl.from_arrow(reader)`, `pa.table(reader)`."""
+        """Return a stream of the Arrow PyCapsule protocol: `pl.from_arrow(reader)`, `pa.table(reader)`."""
         return self.arrow().__arrow_c_stream__(requested_schema)
 
     def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:

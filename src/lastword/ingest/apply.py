@@ -558,7 +558,7 @@ def _stop_waiting(
     late: float,
     patience_seconds: float,
 ) -> None:
-    """BusyError if the commit was taken back, or has been in progress for ten times the patience."""
+    """Raise BusyError if the commit was taken back, or has been in progress for ten times the patience."""
     if _take_back(files, root, waiting):
         raise BusyError(
             f"{error.message}, and did not ingest the commit within {patience_seconds:.0f} s; "

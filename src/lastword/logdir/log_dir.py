@@ -275,7 +275,7 @@ class LogDirectory:
         return None
 
     def check_serves(self) -> None:
-        """OfflineError if the directory has failed since it was opened.
+        """Raise OfflineError if the directory has failed since it was opened.
 
         A directory that could not be opened has a stand-in, which raises this error for every call.
         """

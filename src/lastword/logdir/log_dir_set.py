@@ -330,7 +330,7 @@ def _unfinished(tp: TopicPartition, target: LogDirectory, error: BaseException) 
 
 
 def _check_whole(log: PartitionLog) -> None:
-    """BusyError if a commit is incomplete: staged files are not moved."""
+    """Raise BusyError if a commit is incomplete: staged files are not moved."""
     if log.incomplete_commit_offset is not None:
         raise part_of_a_commit(log, "cannot be moved")
 

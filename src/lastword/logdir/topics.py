@@ -306,7 +306,7 @@ def is_partition(files: Files, path: str, marker: str = "") -> bool:
 
 
 def check_log_dir(listing: Listing, root: str) -> None:
-    """NotALogDirError unless the root holds something of a log directory."""
+    """Raise NotALogDirError unless the root holds something of a log directory."""
     if not listing.is_log_dir:
         state = "is empty" if listing.is_empty else "holds no log"
         raise NotALogDirError(

@@ -492,7 +492,7 @@ class PartitionLog(Reads):
         self._update_stable_offset()
 
     def _append_time(self) -> int | None:
-        """The timestamp of batches in a topic with `LogAppendTime`; None: they keep their own."""
+        """Return the timestamp of batches in a topic with `LogAppendTime`; None: they keep their own."""
         if self._local.config.message_timestamp_type == "LogAppendTime":
             return self.clock.now_ms()
         return None
@@ -572,7 +572,7 @@ class PartitionLog(Reads):
             self._local.durability.directory_unsynced = True
 
     def _note_recovery(self, log_end: int) -> None:
-        """A power cut may have taken records above: note that before others take their offsets."""
+        """Note, before other records take their offsets, that a power cut may have taken those above."""
         removal_log.note_cut(self.files, self.directory, log_end)
         self._recovered_to = None
 

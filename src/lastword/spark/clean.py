@@ -672,7 +672,7 @@ def _noted(tasks: Iterator[CleanTask], noted: list[CleanTask]) -> Iterator[Clean
 
 @contextmanager
 def _outputs_removed(directory: LogDirectory, tasks: Sequence[CleanTask]) -> Iterator[None]:
-    """If the block fails or is interrupted, remove the files that its tasks wrote and nothing published.
+    """Remove the files that tasks wrote and nothing published, if the block fails or is interrupted.
 
     No task may run any more when the block ends.
     """

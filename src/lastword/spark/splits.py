@@ -130,7 +130,7 @@ def _require(topic: str, existing: Iterable[str], path: str) -> None:
 
 
 def _check_named(bound: Bound, selected: list[tuple[str, int]], bound_name: str) -> None:
-    """SparkOptionError unless JSON names exactly the partitions that are read, as in Kafka's source."""
+    """Raise SparkOptionError unless JSON names exactly the partitions that are read, as in Kafka's source."""
     given = bound.named()
     if given is None:
         return
