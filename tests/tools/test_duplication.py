@@ -1,6 +1,7 @@
 """`duplication`: exact results compared with a dictionary, estimates within their own error."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -205,6 +206,18 @@ def test_aborted_and_open_transactions_have_no_say(tmp_path):
         (row,) = rows
         assert (row.records, row.distinct_keys, row.superseded_records) == (6, 2, 1)
     log.log.close()
+
+
+def test_garbage_has_aborted_records_and_no_markers(logs):
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    producer = Producer(SimpleNamespace(codec=0, clock=logs.dirs.clock, log=logs.dirs.log("t", 0)))
+    producer.put(("a", "1")).commit()
+    before = topic.describe()[0].size_bytes
+    producer.put(("b", "2"))
+    aborted_bytes = topic.describe()[0].size_bytes - before
+    producer.abort()
+    assert topic.describe()[0].garbage_bytes == aborted_bytes
+    assert topic.duplication(exact=True)[0].superseded_bytes == 0
 
 
 def test_an_empty_topic(logs):

@@ -62,8 +62,8 @@ class PartitionInfo(Value):
         log_end: Offset of the next record.
         segments: Number of segments.
         size_bytes: Size of the .log files: live_bytes + garbage_bytes.
-        live_bytes: Bytes that are not garbage.
-        garbage_bytes: Bytes of superseded records, and of the headers of emptied batches.
+        live_bytes: Bytes that are not garbage, transaction markers included.
+        garbage_bytes: Bytes of superseded and of aborted records, and of the headers of emptied batches.
         records: Records on disk, also below log_start while their file exists.
         live_records: Records that are the newest of their key, tombstones included.
         tombstones: Live records that are tombstones.

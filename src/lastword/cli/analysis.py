@@ -204,9 +204,9 @@ def duplication(
 ) -> None:
     """Count records that a newer record of their key superseded.
 
-    BYTES is the size of superseded records; garbage in `lastword ls` also includes aborted records and
-    transaction markers. SPLIT counts keys that are in several partitions. Estimates are marked with ~; ERROR
-    is their standard deviation as a share of the keys.
+    BYTES is the size of superseded records; garbage in `lastword ls` also includes records of aborted
+    transactions. SPLIT counts keys that are in several partitions. Estimates are marked with ~; ERROR is
+    their standard deviation as a share of the keys.
     """
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
