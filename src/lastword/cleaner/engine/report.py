@@ -104,14 +104,20 @@ class CleanRound(Value):
             or "request".
         records_read: Records that the scan read below `end`, without control records.
         records_kept: How many of them are left.
+        removed: How many were removed, by rule.
         read_bytes: Bytes read from the log: by every scan pass, and by the rewrite.
         written_bytes: Bytes of the new segments.
         freed_bytes: Bytes of the old segments less those of the new ones.
+        seconds: Duration; `phases` has its parts.
         map_used_ratio: Distinct keys over what the key map could hold (of the fullest pass).
         survivorship: Share of the dirty bytes that survived (1.0 when nothing was dirty).
         certificate: None when no segment needed a rewrite.
+        tombstones: Tombstones that stay until their horizon.
+        segments_before: Segments below `end` before the cleaning.
+        segments_after: Segments there after it.
         map_passes: Times that a key map was filled: passes over the log, or over the shards of the scratch
             file.
+        now_ms: The time to which lags and horizons were compared, in milliseconds since 1970.
         scratch_bytes: Size of the scratch file by which keys that did not fit the map were resolved; 0: none.
     """
 

@@ -69,6 +69,7 @@ class Plan(Value):
     A plan holds everything that a cleaning needs.
 
     Attributes:
+        action: "clean", "delete" (retention removes segments), or "keep".
         due: Whether the settings make it due: the scheduler would do it now. None: the plan ignores them
             (`plan()` without `due=True`).
         segments: How many segments are rewritten (all below `limit` while not `exact`).
@@ -81,8 +82,16 @@ class Plan(Value):
         reasons: Why records stay. The first reason of a kept partition is why it is kept.
         start: The first dirty offset.
         limit: The cleaning ends before it: a segment's base offset or the log end.
+        total_segments: All segments of the partition.
+        total_bytes: Their bytes.
+        dirty_bytes: Bytes below `limit` that are not clean.
+        dirty_ratio: Their share of all bytes below `limit`, 0 to 1.
+        rolls_active: The active segment is closed first.
+        now_ms: The time to which lags and horizons are compared, in milliseconds since 1970.
         scratch_bytes: Estimated size of a scratch file beside the log while it is scanned, because its keys
             do not fit the key map.
+
+    The fields from `map_bytes` to `producer_expiration_ms` are the settings with which the cleaning works.
     """
 
     topic: str
