@@ -7,7 +7,9 @@ from collections.abc import Callable
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
+import numpy as np
 import pytest
 
 from lastword.cleaner.distributed import job as jobs
@@ -19,6 +21,7 @@ from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.engine.sinks import Publisher
 from lastword.cleaner.policy.plan import CleanRequest
 from lastword.errors import CorruptBatchError, CorruptFileError
+from lastword.files import DEFAULT
 from lastword.partition import leases
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
@@ -321,3 +324,21 @@ def test_progress_reaches_its_end(tmp_path: Path) -> None:
         shares.append(done / total)
     assert shares[-1] == 1.0
     assert all(later >= earlier - 0.34 for earlier, later in pairwise(shares))
+
+
+def test_damaged_arrays_of_a_job_are_refused(tmp_path: Path) -> None:
+    """Every bit is flipped, and a member is empty: NumPy returns it as bytes."""
+    path = tmp_path / "unit-00000.npz"
+    jobs.write_arrays(DEFAULT, str(path), {"stats": np.arange(3)})
+    data = path.read_bytes()
+    with ZipFile(path, "w") as members:
+        members.writestr("stats.npy", b"")
+    damaged = [path.read_bytes(), b"", data[:-1], b"\x93NUMPY" + data]
+    for position, byte in enumerate(data):
+        damaged += [data[:position] + bytes([byte ^ 1 << bit]) + data[position + 1 :] for bit in range(8)]
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            assert jobs.read_arrays(DEFAULT, str(path))["stats"].tolist() == [0, 1, 2]
+        except CorruptFileError as error:
+            assert error.code == "bad-job-file"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import os
-import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -383,11 +382,15 @@ def write_arrays(files: Files, path: str, parts: dict[str, Any]) -> None:
 
 def read_arrays(files: Files, path: str) -> dict[str, Any]:
     """Return the arrays of a file, checked. CorruptFileError if it is damaged."""
+    data = files.read_bytes(path)
     try:
-        with np.load(BytesIO(files.read_bytes(path)), allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        with np.load(BytesIO(data), allow_pickle=False) as arrays:
+            parts = dict(arrays)
+    except Exception as error:  # damaged bytes raise errors of many classes, RuntimeError among them
         raise unreadable(path) from error
+    if not all(isinstance(part, np.ndarray) for part in parts.values()):
+        raise unreadable(path)  # a member that does not begin as an array is returned as bytes
+    return parts
 
 
 def write_json(files: Files, path: str, value: Any) -> None:
