@@ -32,6 +32,7 @@ from lastword.partition import cut, removal_log, staged_batches
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from lastword.segment.indexes import TXN_ENTRY
+from lastword.tools.findings import Problem
 from tests.transactions import end_transaction
 
 NOW_MS = 1_795_168_800_000
@@ -97,12 +98,16 @@ def build(root: Path) -> None:
     assert verify(root) == set(), verify(root)
 
 
+CODES = frozenset(re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)*", Problem.__doc__ or ""))
+
+
 def verify(root: Path) -> set[str]:
     """Return the files that are named by problems, or by the error of the refused opening."""
     paths = re.compile(re.escape(str(root)) + r"[^\s:,;']*")
     try:
         with lastword.open(root) as logs:
             problems = logs.verify().problems
+        assert {problem.code for problem in problems} <= CODES
         files = {problem.file for problem in problems} | {
             problem.remove for problem in problems if problem.remove
         }

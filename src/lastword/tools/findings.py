@@ -42,12 +42,13 @@ class Problem(Value):
         file: The file.
         position: Byte in the file; None for the file as a whole.
         offset: Offset of the record; None if unknown.
-        code: A short stable name. Kafka's files: bad-crc incomplete-batch bad-header bad-record
-            decompression-limit unknown-magic offsets-fall missing-log missing-index bad-index bad-time-index
-            bad-txn-index bad-checkpoint checkpoint-out-of-range bad-epochs bad-snapshot bad-properties
-            topic-id wrong-end not-a-partition unreadable. Private files (docs/formats.md): bad-lease
-            bad-removal-log bad-quarantine bad-survivorship bad-accounts bad-garbage-summary bad-synced
-            bad-note bad-journal bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-settings
+        code: A short stable name. Kafka's files: bad-crc incomplete-batch bad-length bad-header bad-codec
+            bad-payload bad-records bad-record bad-control decompression-limit unknown-magic offsets-fall
+            missing-log missing-index bad-index bad-time-index bad-txn-index bad-checkpoint
+            checkpoint-out-of-range bad-epochs bad-snapshot bad-properties topic-id wrong-log-end
+            not-a-partition unreadable. Private files (docs/formats.md): bad-lease bad-removal-log
+            bad-quarantine bad-survivorship bad-accounts bad-garbage-summary bad-synced bad-note bad-journal
+            bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-producer-ids bad-settings
             newer-version.
             Objects of a bucket: lost-object truncated-object longer-object damaged-manifest.
         text: A description.
