@@ -254,7 +254,14 @@ def metrics() -> Iterator[Metric]:
 
 
 def register(registry: Any = None) -> None:
-    """Export all metrics in a prometheus_client registry; None: its default registry."""
+    """Export all metrics in a prometheus_client registry. Call it once for each registry.
+
+    Args:
+        registry: None: the default registry of prometheus_client.
+
+    Raises:
+        MissingError: prometheus_client is not installed.
+    """
     global is_exported
     import platform
 

@@ -131,6 +131,7 @@ def pull(
         A `PullResult` for each partition.
 
     Raises:
+        UsageError: A topic is internal, the target is a bucket, or a client setting is not supported.
         BrokerUnreachableError: No broker answers.
         AuthenticationFailedError: The cluster refuses the credentials, or its certificate is refused.
         NotAuthorizedError: The cluster does not allow to read a topic.

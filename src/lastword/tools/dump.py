@@ -147,6 +147,13 @@ Dumper = Callable[[Files, str, bool], Iterator[Entry]]
 def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = DEFAULT) -> Iterator[Entry]:
     """Return the entries of one file, in file order; for a private directory, the entries of all its files.
 
+    Damage is an entry, too: a `Problem`.
+
+    Args:
+        file: A file of a log directory.
+        records: False: batches without their records.
+        files: The storage that has the file; the system's unless given.
+
     Raises:
         UsageError: The path is not a file of a log directory.
     """
