@@ -23,6 +23,7 @@ from lastword.protocol.messages import (
 )
 from lastword.server import Server, classic_groups, group_leases
 from lastword.server.classic_groups import ClassicGroup, ClassicMember
+from lastword.server.consumer_groups import ConsumerGroup, ConsumerMember
 from lastword.server.group_leases import lease_name
 from lastword.server.offsets import Committed
 from lastword.testing.unsynced import UNSYNCED
@@ -114,6 +115,16 @@ def test_a_check_reads_each_subscription_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(classic_groups, "decode_stored", decode)
     assert group.expired(DAY_MS, 1) == [("c", number) for number in range(9)]
     assert len(decoded) == 3
+
+
+def test_offsets_of_the_newer_protocol_expire_by_their_commit() -> None:
+    """A topic that a member reads keeps its offsets; without members no time of the group counts."""
+    group = ConsumerGroup("g", members={"a": ConsumerMember("a", topics=frozenset({"read"}))})
+    group.offsets = {(topic, 0): Committed(1, -1, "", committed_ms=1000) for topic in ("read", "left")}
+    assert group.expired(1000 + DAY_MS - 1, DAY_MS) == []
+    assert group.expired(1000 + DAY_MS, DAY_MS) == [("left", 0)]
+    del group.members["a"]
+    assert group.expired(1000 + DAY_MS, DAY_MS) == [("read", 0), ("left", 0)]
 
 
 def test_offsets_of_members_expire_when_the_group_has_been_empty_for_long(

@@ -327,8 +327,8 @@ class LogConfig:
     offsets_retention_minutes: int = count(
         10_080,
         "behaviour",
-        "In a server: the committed offsets of a consumer group expire this long after its last member left, "
-        "or, for a topic that no member reads, after they were committed.",
+        "In a server: committed offsets of a topic that no member of the group reads expire this long after "
+        "the group became empty (protocol classic), else after they were committed.",
         low=1,
         high=INT32_MAX,
     )

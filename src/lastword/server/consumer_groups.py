@@ -199,7 +199,7 @@ class ConsumerGroup(Group):
         return member.state == IS_STABLE and member.epoch == self.target_epoch == self.epoch
 
     def retained_from(self, committed: Committed, subscribed: set[str] | None) -> int | None:
-        """Return the time from which the retention of an offset counts."""
+        """Return the time from which the retention of an offset counts: the commit, as in Kafka."""
         return committed.committed_ms
 
     def tombstones(self) -> Records:

@@ -1,7 +1,8 @@
 """Committed offsets: OffsetCommit, OffsetFetch and OffsetDelete, for groups of either protocol.
 
-A committed offset is one record of `__consumer_offsets`. It is deleted with its topic, or when it expires:
-`offsets.retention.minutes` after the group became empty, or, if no member reads its topic, after the commit.
+A committed offset is one record of `__consumer_offsets`. It is deleted with its topic, or when it expires: no
+member reads its topic, and `offsets.retention.minutes` have passed since a classic group became empty, else
+since the commit.
 
 An offset that is committed in a transaction (TxnOffsetCommit) is unstable until the marker of the transaction
 follows: then it is taken or dropped.
