@@ -339,7 +339,7 @@ class ClassicGroups:
             return
         known.protocols, known.session_ms = member.protocols, member.session_ms
         known.rebalance_ms, known.join_version = member.rebalance_ms, member.join_version
-        self._await_join(group, known, answer)
+        self._await_join(known, answer)
         self._rebalance(group)
 
     def _replace_static(
@@ -375,7 +375,7 @@ class ClassicGroups:
             response.skip_assignment = leads and request.version >= 9
             answer.set_result(response)
             return
-        self._await_join(group, member, answer)
+        self._await_join(member, answer)
         self._rebalance(group)
 
     def _add(self, group: ClassicGroup, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
@@ -386,10 +386,10 @@ class ClassicGroups:
             group.instances[member.instance_id] = member.id
         if group.leader is None:
             group.leader = member.id
-        self._await_join(group, member, answer)
+        self._await_join(member, answer)
         self._rebalance(group)
 
-    def _await_join(self, group: ClassicGroup, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
+    def _await_join(self, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
         if member.joining is not None and not member.joining.done():
             member.joining.set_result(_join_error(codes.UNKNOWN_MEMBER_ID, member.id, member.join_version))
         member.joining = answer

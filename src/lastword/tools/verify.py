@@ -240,7 +240,7 @@ def _check_partition(
     try:
         if view is None:
             view = PartitionView.load(DirectorySegments(files, directory))
-        complete = verify_log(files, view, quick, check, advance)
+        complete = verify_log(view, quick, check, advance)
         _verify_tail(files, view, check)
         _verify_end(view, check)
         _verify_names(files, view, check)

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from lastword.errors import CorruptFileError, DataError, FileVanishedError
-from lastword.files import Files
 from lastword.partition.transactions import OpenTransactions, control_of
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
@@ -27,13 +26,10 @@ NO_LEADER_EPOCH = -1
 KERNEL_BYTES = 4 << 20  # above this size, loading the kernels costs less than decoding records in Python
 
 
-def verify_log(
-    files: Files, view: PartitionView, quick: bool, findings: Findings, advance: Callable[[int], None]
-) -> bool:
+def verify_log(view: PartitionView, quick: bool, findings: Findings, advance: Callable[[int], None]) -> bool:
     """Check the segments of a view with their indexes, except those in `findings.valid`.
 
     Args:
-        files: The storage.
         view: The partition.
         quick: Read headers and indexes only.
         findings: Gets counts and problems.
@@ -64,7 +60,7 @@ def verify_log(
             continue
         before = len(findings.problems)
         try:
-            next_offset = _verify_segment(files, view, segment, following, quick, findings, transactions)
+            next_offset = _verify_segment(view, segment, following, quick, findings, transactions)
             # A segment that ends inside a transaction is checked again: the next segment needs its state.
             if len(findings.problems) == before and not transactions:
                 findings.valid.add(identity)
@@ -76,7 +72,6 @@ def verify_log(
 
 
 def _verify_segment(
-    files: Files,
     view: PartitionView,
     segment: Segment,
     following: int | None,

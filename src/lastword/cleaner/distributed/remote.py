@@ -118,7 +118,7 @@ def scan(
     """Scan new segments. Changes only the private directory; with a dry context, nothing."""
     ledger, _ = up_to_date(view, plan, params, context)
     stats = cached_stats(view, config, ledger, plan, view.segments, params.drive)
-    return RemoteScan(stats, "" if context.dry else _saved(view, ledger, plan, context.files))
+    return RemoteScan(stats, "" if context.dry else _saved(view, ledger, plan))
 
 
 def build(
@@ -151,10 +151,10 @@ def build(
         prepared.append(clean(view, plan, liveness, Collector(plan, view), context))
         plan = replace(plan, start=max(prepared[-1].first_dirty, plan.log_start))
     after = cached_stats(view, config, ledger, plan, view.segments, params.drive)
-    return RemoteBuild(tuple(prepared), after, _saved(view, ledger, plan, context.files))
+    return RemoteBuild(tuple(prepared), after, _saved(view, ledger, plan))
 
 
-def _saved(view: PartitionView, ledger: Ledger, plan: Plan, files: Files) -> str:
+def _saved(view: PartitionView, ledger: Ledger, plan: Plan) -> str:
     """Return the private directory with the saved accounts; empty if they were not saved.
 
     They are not saved if saving costs more than a scan, or if the drive is full: they can be made again.
