@@ -299,9 +299,13 @@ def test_another_interface_needs_users_or_certificates(tmp_path: Path, pem: Pem)
     ):
         with lastword.serve(tmp_path / "data", "0.0.0.0:0", advertise="h:1", **options) as server:  # type: ignore[arg-type]
             assert server.mechanisms == mechanisms
-    for files in ((pem.key,), (pem.ca, pem.key), ("nowhere.pem",), (pem.cert, pem.key, pem.key)):
+    nowhere = Path("nowhere.pem")
+    for files in ((pem.key,), (pem.ca, pem.key), nowhere, str(nowhere), (pem.cert, pem.key, pem.key)):
         with pytest.raises(UsageError, match="pem: "):
             lastword.serve(tmp_path / "data", "127.0.0.1:0", tls=files)
+    for wrong in ([], 3, b"nowhere.pem"):
+        with pytest.raises(UsageError, match="tls="):
+            lastword.serve(tmp_path / "data", "127.0.0.1:0", tls=wrong)  # type: ignore[arg-type]
 
 
 def confluent(server: Server, **config: str) -> dict[str, str]:

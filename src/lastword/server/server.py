@@ -722,7 +722,7 @@ def serve(
     advertise: str | None = None,
     insecure: bool = False,
     users: str | os.PathLike[str] | Mapping[str, str] | None = None,
-    tls: ssl.SSLContext | Sequence[str | os.PathLike[str]] | None = None,
+    tls: ssl.SSLContext | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     auto_create_topics: bool = True,
     partitions: int = 1,
 ) -> Server:
@@ -736,8 +736,8 @@ def serve(
         insecure: Serve another interface than loopback, without authentication.
         users: A file of users, as `lastword users` writes it: clients have to log in. Or passwords by name,
             for tests.
-        tls: The path of a file with a certificate and its key; or a list: the certificate, its key and, if
-            clients have to show a certificate, the authorities for theirs; or a context.
+        tls: The path of a file with a certificate and its key; or a list or tuple: the certificate, its key
+            and, if clients have to show a certificate, the authorities for theirs; or a context.
         auto_create_topics: Create a topic when a client that allows it requests the topic's metadata.
         partitions: Number of partitions of a topic whose creator gives none.
 
@@ -747,18 +747,14 @@ def serve(
     """
     from lastword.api.logs import LogDir
 
-    if users is not None or tls is not None:
+    if users is not None:
         from lastword.server import security
-    if isinstance(tls, str):  # one file with the certificate and its key
-        tls = [tls]
     options = Options(
         listen=listen,
         advertise=advertise,
         insecure=insecure,
         users=None if users is None else security.Users(users),
-        tls=security.tls_context(*[check_path("tls", path) for path in tls])
-        if isinstance(tls, Sequence)
-        else tls,
+        tls=_tls_context(tls),
         auto_create_topics=auto_create_topics,
         partitions=check_count("partitions", partitions, "partitions", least=1),
     )
@@ -780,6 +776,20 @@ def serve(
             server = Server(logs, listener, options, owns_logs=True)
         until_it_runs.pop_all()
         return server
+
+
+def _tls_context(
+    given: ssl.SSLContext | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+) -> ssl.SSLContext | None:
+    """Return the context of TLS that an argument of `serve` gives, or names by files."""
+    if given is None or isinstance(given, ssl.SSLContext):
+        return given
+    from lastword.server import security
+
+    paths = given if isinstance(given, list | tuple) else [given]
+    if not 1 <= len(paths) <= 3:
+        raise UsageError(f"tls={given!r} are no files", remedy="the certificate, its key, and authorities")
+    return security.tls_context(*[check_path("tls", path) for path in paths])
 
 
 def bucket_refused(url: str) -> UsageError:
