@@ -582,7 +582,7 @@ def test_properties_of_javas_clients(tmp_path: Path) -> None:
     assert (config.mechanism, config.username, config.password) == ("SCRAM-SHA-512", 'ba=ck"up', "p;w d")
     assert (config.client_id, config.tls, config.timeout) == ("backup1", None, 30)
     assert "p;w d" not in repr(config)
-    assert read_properties(path)["acks"] == "all"
+    assert read_properties(str(path))["acks"] == "all"
 
 
 def test_properties_of_librdkafka(pem: Pem) -> None:

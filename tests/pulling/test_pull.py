@@ -340,6 +340,21 @@ def test_another_record_at_the_same_offset(source: lastword.LogDir, cluster: Ser
 # ---------------------------------------------------------------- dry run, stop, follow
 
 
+def test_paths_below_the_home_directory(
+    source: lastword.LogDir, cluster: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run finds the copy there, too."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "client.properties").write_text("client.id=p\n")
+    fill(source, 10)
+    for dry_run in (False, True):
+        options = {"dry_run": dry_run, "client_config": "~/client.properties"}
+        results = pull(cluster, "users", Path("~/copy"), **options)
+        assert [result.next_offset for result in results.values()] == [5, 5]
+    with pytest.raises(UsageError, match="to=None is not a path"):
+        lastword.pull(cluster.bootstrap_servers, "users", None)  # type: ignore[arg-type]
+
+
 def test_a_dry_run_changes_nothing(source: lastword.LogDir, cluster: Server, copy: Path) -> None:
     fill(source, 10)
     results = pull(cluster, "users", copy, dry_run=True)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lastword.errors import AuthenticationFailedError, UsageError
+from lastword.parse import check_path
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -68,7 +69,7 @@ def client_config(given: Mapping[str, object] | str | os.PathLike[str] | None) -
     if isinstance(given, Mapping):
         properties = {name: _text(value) for name, value in given.items()}
     else:
-        properties = read_properties(given)
+        properties = read_properties(check_path("client_config", given))
     named = {_SAME_NAMES.get(name, name): value for name, value in properties.items()}
     protocol = named.get("security.protocol", "PLAINTEXT").upper()
     if protocol not in PROTOCOLS:
@@ -128,16 +129,14 @@ def _refused(name: str, value: str, supported: tuple[str, ...]) -> UsageError:
 # ---------------------------------------------------------------- files of properties
 
 
-def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
+def read_properties(path: str) -> dict[str, str]:
     """Return the properties of a file in Java's format. UsageError if it cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - a path of the caller, not of the log
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(
-            f"cannot read {os.fspath(path)}: {why}", remedy="check the path", file=os.fspath(path)
-        ) from None
+        raise UsageError(f"cannot read {path}: {why}", remedy="check the path", file=path) from None
     properties = {}
     for line in re.sub(r"(?<!\\)((?:\\\\)*)\\\n[ \t\f]*", r"\1", text).splitlines():
         line = line.lstrip()

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,6 +47,7 @@ from lastword.errors import (
 )
 from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.parse import check_path
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.protocol import codes
 from lastword.protocol.messages import (
@@ -151,14 +151,15 @@ def pull(
             "internal topics are not copied",
             remedy="name other topics; positions of groups are copied anyway",
         )
-    if "://" in os.fspath(to):
+    to = check_path("to", to)
+    if "://" in to:
         raise UsageError("pull writes to a directory", remedy="name a directory, and copy that to the bucket")
     with ExitStack() as stack:
         cluster = Cluster(bootstrap_servers, config, clock, asked_stop)
         stack.callback(cluster.close)
         metadata, names = _wanted(cluster, names)
         logs = None
-        if not dry_run or DEFAULT.is_dir(os.fspath(to)):
+        if not dry_run or DEFAULT.is_dir(to):
             mode: Any = "r" if dry_run else "a"
             logs = stack.enter_context(open_log(to, mode, log_cleaner_enable=False, clock=clock))
         pulling = Pulling(
