@@ -441,6 +441,14 @@ def test_options_of_the_fixture(kafka_broker: Broker, client: Client) -> None:
     assert kafka_broker.create_topic("users").partitions == 3
 
 
+def test_a_directory_below_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Broker("~/kafka") as broker:
+        broker.create_topic("users")
+        broker.reset()
+        assert broker.directory == str(tmp_path / "kafka") and list(broker.logs) == []
+
+
 def test_reset_begins_again_at_the_same_port() -> None:
     with Broker(partitions=3) as broker:
         address, cluster = broker.bootstrap_servers, broker.server.node.cluster_id

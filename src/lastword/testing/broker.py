@@ -19,7 +19,7 @@ from lastword.api.opening import open
 from lastword.api.topic import Topic
 from lastword.clock import SystemClock
 from lastword.errors import UsageError
-from lastword.parse import check_count, parse_duration_ms
+from lastword.parse import check_count, check_path, parse_duration_ms
 from lastword.protocol import Request
 from lastword.server import serve
 from lastword.testing.interceptor import Interceptor
@@ -113,7 +113,9 @@ class Broker:
         self._is_temporary = directory is None
         self._partitions, self._auto_create = partitions, auto_create_topics
         self._is_stopped = self._is_closed = False
-        path = Path(tempfile.mkdtemp(prefix="lastword-") if directory is None else directory)
+        if directory is None:
+            directory = tempfile.mkdtemp(prefix="lastword-")
+        path = Path(check_path("directory", directory))
         self.directory = str(path)
         if path.is_dir() and any(path.iterdir()):
             raise UsageError(f"{self.directory} is not empty", remedy="give an empty or a new directory")
