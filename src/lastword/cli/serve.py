@@ -165,7 +165,7 @@ def serve(
 
 def users(
     out: Session,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="the file of users; made if absent")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="the file of users; --add makes it if absent")],
     add: Annotated[
         str | None,
         typer.Option("--add", metavar="NAME", help="add a user, or change the password, which is asked for"),
