@@ -286,8 +286,9 @@ class Topic(ProcessBound, Generic[K, V]):
             sequence: As for `append`.
 
         Raises:
-            PartialFailure: A group failed after others were written; `results` is the number of records
-                before it, which are in the log.
+            LastwordError: As for `append`. Nothing of the group was written.
+            PartialFailure: The same, after other groups were written; `results` is the number of records
+                before the group, which are in the log.
         """
         level = self._ack(ack)
         self.dirs.require_writable()
