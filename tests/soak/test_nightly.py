@@ -12,6 +12,7 @@ PROOFS = {
     "exhaustive",
     "model",
     "crash",
+    "damage",
     "kills",
     "differential",
     "soak",
