@@ -71,7 +71,8 @@ class OpenDirs(ProcessBound):
         directories: The directories in service.
         paths: All paths, those of failed directories last.
         opened_at: File and line of the caller that opened them.
-        topics_lock: Held while a topic is created or deleted: several directories share its settings.
+        topics_lock: Held while a topic is created or deleted: several directories share its settings. It is
+            taken after the claims of partitions, and before the lock of a directory.
         holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
     """
 
