@@ -35,7 +35,6 @@ RECORD_BYTES = (
     KEY_BYTES + VALUE_BYTES + 8 + 61 / BATCH_RECORDS
 )  # with its own fields and its share of the batch header
 TOMBSTONE_BYTES = KEY_BYTES + 7 + 61 / BATCH_RECORDS
-SCALE = RECORD_BYTES / 100  # relative to the 100-byte records of a policy
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ PLACES = {
     "s3://bucket/trial": "memory://examples/trial",
     "s3://bucket/backup": "memory://examples/backup",
 }
-MAKES = {"create": "data", "append": "copy"}
 
 
 @pytest.fixture(scope="module")

@@ -68,8 +68,3 @@ def facts(records: Iterable[Any]) -> list[tuple[Any, ...]]:
 def newest(records: Iterable[Any]) -> dict[bytes, tuple[Any, ...]]:
     """Return the facts of each key's newest record, tombstones included."""
     return {fact[2]: fact for fact in facts(records)}
-
-
-def living(records: Iterable[Any]) -> dict[bytes, bytes]:
-    """Return the newest value of each key that was not deleted."""
-    return {key: fact[3] for key, fact in newest(records).items() if fact[3] is not None}
