@@ -159,6 +159,10 @@ def test_refusals(data: Path, url: str, tmp_path: Path) -> None:
     assert not (tmp_path / "target").exists()
     with pytest.raises(UsageError, match="the same log"):
         lastword.copy(data, f"{data}/")
+    for options in ({"storage_options": {"region": "x"}}, {"source_storage_options": {"region": "x"}}):
+        with pytest.raises(UsageError, match="storage_options are for a"):
+            lastword.copy(data, tmp_path / "target", **options)
+    assert not (tmp_path / "target").exists()
     with opened(url) as logs:
         logs.create_topic("users")
     with pytest.raises(InconsistentTopicIdError, match="another topic users") as caught:

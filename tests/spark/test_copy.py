@@ -198,6 +198,8 @@ def test_a_wrong_call_makes_nothing(tmp_path: Path, here: list[Any]) -> None:
         lastword.spark.copy(None, tmp_path / "a", tmp_path / "b", "missing")
     with pytest.raises(UsageError, match="the same log"):
         lastword.spark.copy(None, tmp_path / "a", tmp_path / "a")
+    with pytest.raises(UsageError, match="storage_options are for a log in a bucket"):
+        lastword.spark.copy(None, tmp_path / "a", tmp_path / "b", storage_options={"region": "x"})
     with pytest.raises(LastwordError, match="does not exist"):
         lastword.spark.copy(None, tmp_path / "nowhere", tmp_path / "b")
     assert not (tmp_path / "b").exists()

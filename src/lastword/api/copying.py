@@ -30,6 +30,7 @@ from lastword.files import real_path
 from lastword.logdir import copies
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.copies import Brought, SourceLog
+from lastword.objects import is_url
 from lastword.parse import check_path
 from lastword.units import format_bytes
 from lastword.values import Meter, ProgressLike, Value, plural
@@ -114,23 +115,23 @@ def copy(
 
     Raises:
         InconsistentTopicIdError: The target has another topic of the same name.
-        UsageError: The target has records of its own in one of the partitions.
+        UsageError: The target has records of its own in one of the partitions; or options of a bucket are
+            given for directories.
         PartialFailure: Partitions are damaged, for example. It is raised at the end, with the results of the
             others. It is also an instance of the first error's class.
     """
     if isinstance(source, str | os.PathLike):
         source = check_path("source", source)
     target = check_path("target", target)
-    one_source = source if isinstance(source, str) else None
-    check_different([source] if isinstance(source, str) else list(source), target)
+    sources = [source] if isinstance(source, str) else list(source)
+    check_different(sources, target)
+    read_with, write_with = storage_of_both(sources, target, storage_options, source_storage_options)
     extra: dict[str, Any] = {} if clock is None else {"clock": clock}
     with ExitStack() as stack:
-        given = (source_storage_options or storage_options) if _is_url(one_source) else None
-        read = stack.enter_context(open_log(source, "r", config=config, storage_options=given, **extra))
+        read = stack.enter_context(open_log(source, "r", config=config, storage_options=read_with, **extra))
         names = wanted_topics(read, topics)
-        given = storage_options if _is_url(target) else None
         written = stack.enter_context(
-            open_log(target, "a", log_cleaner_enable=False, storage_options=given, **extra)
+            open_log(target, "a", log_cleaner_enable=False, storage_options=write_with, **extra)
         )
         return Copying(read.dirs, written.dirs, stop or (lambda: False)).run(names, verify, progress)
 
@@ -142,6 +143,27 @@ def check_different(sources: Sequence[PathLike], target: PathLike) -> None:
             raise UsageError("the source and the target are the same log", remedy="name another target")
 
 
+def storage_of_both(
+    sources: Sequence[PathLike],
+    target: PathLike,
+    options: Mapping[str, str] | None,
+    source_options: Mapping[str, str] | None,
+) -> tuple[Mapping[str, str] | None, Mapping[str, str] | None]:
+    """Return the storage options of the source and of the target; None for directories.
+
+    Raises:
+        UsageError: Options are given, but the log that they are for is a directory.
+    """
+    from_bucket, to_bucket = any(is_url(str(path)) for path in sources[:1]), is_url(str(target))
+    if source_options and not from_bucket:
+        raise UsageError(
+            "source_storage_options are for a source in a bucket", remedy="leave them out for a directory"
+        )
+    if options and not (from_bucket or to_bucket):
+        raise UsageError("storage_options are for a log in a bucket", remedy="leave them out for a directory")
+    return (source_options or options) if from_bucket else None, options if to_bucket else None
+
+
 def wanted_topics(source: LogDir, topics: str | Sequence[str] | None) -> list[str]:
     """Return the topics to copy. UnknownTopicError, before the target is made."""
     wanted = [topics] if isinstance(topics, str) else topics
@@ -151,10 +173,6 @@ def wanted_topics(source: LogDir, topics: str | Sequence[str] | None) -> list[st
     for name in names:
         source.dirs.partitions(name)
     return names
-
-
-def _is_url(path: PathLike | None) -> bool:
-    return isinstance(path, str) and "://" in path
 
 
 class _Stopped(Exception):

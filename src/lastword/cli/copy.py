@@ -11,6 +11,7 @@ from lastword.cli.command import CONTEXT, Session, command
 from lastword.cli.output import split_failure
 from lastword.cli.target import MoreDirs, Target, storage_of
 from lastword.errors import LastwordError, PartialFailure, UsageError
+from lastword.objects import is_url
 from lastword.units import format_bytes
 from lastword.values import plural
 
@@ -60,6 +61,8 @@ def copy(
             f"{source} is the directory of a partition, and copy takes whole topics",
             remedy=origin.command("copy", target, origin.topic),
         )
+    if source_storage and not is_url(origin.paths[0]):
+        raise UsageError("--source-storage is for a SRC in a bucket", remedy="omit --source-storage")
     failed: list[LastwordError] = []
     results: list[CopyResult]
     with signals.held(), out.progress("copy") as progress:

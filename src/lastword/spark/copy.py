@@ -22,7 +22,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lastword.api.copying import ATTEMPTS, CopyFailed, Copying, CopyResult, check_different, wanted_topics
+from lastword.api.copying import (
+    ATTEMPTS,
+    CopyFailed,
+    Copying,
+    CopyResult,
+    check_different,
+    storage_of_both,
+    wanted_topics,
+)
 from lastword.errors import FileVanishedError, LastwordError, StorageError
 from lastword.files import DEFAULT
 from lastword.logdir import copies
@@ -72,7 +80,8 @@ def copy(
 
     Raises:
         InconsistentTopicIdError: The target has another topic of the same name.
-        UsageError: The target has records of its own in one of the partitions.
+        UsageError: The target has records of its own in one of the partitions; or options of a bucket are
+            given for directories.
         PartialFailure: Partitions were not copied; has the results of the others. It is also an instance
             of the first error's class.
     """
@@ -82,11 +91,11 @@ def copy(
     from lastword.spark.options import StorageOptions
     from lastword.spark.schema import frame_of
 
-    given = (source_storage_options or storage_options) if is_url(str(source)) else None
-    from_path, from_storage = shared_log(source, given)
+    read_with, write_with = storage_of_both([source], target, storage_options, source_storage_options)
+    from_path, from_storage = shared_log(source, read_with)
     to_path = shared_path(target)
     check_different([from_path], to_path)
-    to_storage = StorageOptions.of(to_path, storage_options if is_url(to_path) else None)
+    to_storage = StorageOptions.of(to_path, write_with)
     with open_logs(from_path, from_storage) as read:
         names = wanted_topics(read, topics)
         with open_logs(to_path, to_storage, "a") as written:
