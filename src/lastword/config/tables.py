@@ -124,7 +124,11 @@ class TopicConfig:
         ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
     )
     compression_gzip_level: int = count(
-        -1, "cost", "1 (fast) to 9 (small); -1: zlib's default.", low=-1, high=9
+        -1,
+        "cost",
+        "1 (fast) to 9 (small); -1: zlib's default; 0: not compressed (Kafka refuses 0).",
+        low=-1,
+        high=9,
     )
     compression_lz4_level: int = count(
         9, "cost", "1 to 17; 9 selects the fast compressor, as in Kafka.", low=1, high=17
