@@ -65,7 +65,7 @@ Wide loads and stores may touch them. They never change a result.
 """
 
 
-COMPILING = "compiling kernels (once; some 10 s)"
+COMPILING = "compiling kernels (once; about 15 s)"
 log = logging.getLogger(__name__)
 """Gets `COMPILING` as a warning before the first kernel that a process compiles: otherwise a first cleaning
 would seem to hang. Without a configured log, Python prints warnings on stderr."""
