@@ -224,13 +224,27 @@ def lookup(run: Run) -> Iterator[Measured]:
                 (record,) = records_at(view, [offset])
                 assert record is not None and record.offset == offset
 
+        root = data.partitions[0].parent
+        with lastword.open(root) as logs:
+            topic = logs.topic(data.partitions[0].name.rpartition("-")[0])
+
+            def read_by_topic(each: list[int] = each, topic: Any = topic) -> None:
+                for offset in each:
+                    record = topic.record_at(offset, partition=0)
+                    assert record is not None and record.offset == offset
+
+            by_topic = run.times(read_by_topic)
         ours = run.times(read)
         singly = run.times(read_singly)
         theirs = kafka.lookups(
             data.partitions[0], run.scratch / "work", "record", some.size, run.repetitions + 1
         )[1:]
         assert {rival_run["found"] for rival_run in theirs} == {some.size}
-        for case, size, times in (("in batch", some.size, ours), ("one at a time", len(each), singly)):
+        for case, size, times in (
+            ("in batch", some.size, ours),
+            ("one at a time", len(each), singly),
+            ("one at a time by Topic.record_at", len(each), by_topic),
+        ):
             yield compared(
                 "lookup",
                 f"one record at an offset, {case}, {name}",

@@ -12,6 +12,7 @@ from lastword.partition import scan
 from lastword.partition.moment import Range
 from lastword.state.newest import newest
 from tests.api.conftest import BEGIN_MS
+from tests.golden import loader
 
 
 @pytest.fixture
@@ -139,6 +140,65 @@ def test_a_reader_goes_on_through_a_cleaning(logs):
     assert newest_values == {b"key %d" % (n % 50): b"%d" % n for n in range(450, 500)}
     offsets = [r.offset for r in records]
     assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+@pytest.mark.parametrize("case", ["tx-delete", "tx-compact-dr0", "v2-mixed", "v1-lz4", "offset-gap"])
+def test_the_record_at_an_offset_is_that_of_a_read(tmp_path, case, mode):
+    golden = loader.case(case)
+    stage = golden.stages[-1]
+    root = golden.unpack(tmp_path, stage) / stage
+    with lastword.open(root, mode, **({"log_cleaner_enable": False} if mode == "a" else {})) as logs:
+        name = next(topic.name for topic in logs.topics())
+        topic = logs.topic(name, key_serializer="bytes", value_serializer="bytes")
+        start, end = topic.bounds()[0]
+        for isolation in ("read_committed", "read_uncommitted"):
+            records = {r.offset: r for r in topic.read(partition=0, isolation=isolation)}
+            assert records
+            near = {offset + step for offset in records for step in (-1, 0, 1)} | {start, end}
+            for offset in sorted(near.intersection(range(start, end + 1)))[:3000]:
+                record = topic.record_at(offset, partition=0, isolation=isolation)
+                assert record == records.get(offset), offset
+
+
+def test_a_record_at_an_offset_beside_a_writer(logs, clock):
+    topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=4096, value_serializer="str")
+    topic.extend([(b"key %d" % (number % 50), str(number)) for number in range(500)])
+    with lastword.open(logs.paths[0]) as beside:
+        there = beside.topic("t")
+        for offset in (3, 499, 500):
+            for _ in range(2):
+                record = there.record_at(offset)
+                assert record == topic.record_at(offset)
+                assert record is None if offset == 500 else record.value == str(offset)
+        topic.append(b"new", "500")
+        assert there.record_at(500).value == "500"
+        topic.clean()
+        assert there.record_at(3) is None and there.record_at(499).value == "499"
+        topic.trim(450)
+        with pytest.raises(errors.OffsetOutOfRangeError, match="below log start"):
+            there.record_at(449)
+        logs.delete_topic("t")
+        logs.create_topic("t", value_serializer="str").extend([(b"k", "other")] * 480)
+        assert there.record_at(470).value == "other"
+        with pytest.raises(errors.OffsetOutOfRangeError, match="above log end"):
+            there.record_at(499)
+
+
+def test_mistakes_with_the_offset_of_one_record(topic):
+    assert topic.record_at(2, partition=0).value == "2" and topic.record_at(6, partition=0) is None
+    for offset, partition, message in (
+        (0, None, "2 partitions"),
+        (0, 2, "no partition 2"),
+        (0, True, "no partition True"),
+        ("latest", 0, "is not an offset"),
+        (True, 0, "is not an offset"),
+    ):
+        with pytest.raises(errors.UsageError, match=message):
+            topic.record_at(offset, partition=partition)
+    for offset in (-1, 7):
+        with pytest.raises(errors.OffsetOutOfRangeError):
+            topic.record_at(offset, partition=0)
 
 
 records_ = st.lists(

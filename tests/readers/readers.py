@@ -11,9 +11,11 @@ from typing import Any
 
 import lastword
 from lastword.api.logs import LogDir
+from lastword.api.record import Record
 from lastword.config import Settings
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, OffsetOutOfRangeError
 from lastword.partition import scan
+from lastword.records.record import RawRecord
 from tests.crash.memory import ROOT
 from tests.readers.history import TOPIC, History
 from tests.readers.judge import Row, Violation, Window
@@ -333,7 +335,17 @@ def at_offsets(journey: Journey) -> None:
     ends = window.calls[0]
     wanted = sorted(journey.rng.sample(range(ends.log_end + 1), min(6, ends.log_end + 1)))
     with journey.open() as logs:
-        records = logs.dirs.view(TOPIC, 0).records_at(wanted)
+        if journey.rng.random() < 0.5:
+            records: list[RawRecord | Record[bytes, bytes] | None] = [
+                *logs.dirs.view(TOPIC, 0).records_at(wanted)
+            ]
+        else:
+            topic, records = logs.topic(TOPIC), []
+            for offset in wanted:
+                try:
+                    records.append(topic.record_at(offset, partition=0, isolation="read_uncommitted"))
+                except OffsetOutOfRangeError:
+                    records.append(None)
     window = journey.windows(committed=False)[0]
     shown = {}
     for offset, record in zip(wanted, records, strict=True):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lastword.api.arrow import ArrowForm
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.serializers import Serializer
-    from lastword.partition.view import PartitionView
+    from lastword.partition.log import PartitionLog
 
 
 Bound = str | int | datetime
@@ -94,7 +94,9 @@ def _of(given: Bounds, partition: int, default: str) -> Any:
     return given.get(partition, default) if isinstance(given, Mapping) else given
 
 
-def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, bound_name: str) -> int:
+def _offset(
+    view: PartitionLog | PartitionView, log_end: int, latest: int, bound: Any, bound_name: str
+) -> int:
     name = f"{view.topic}-{view.partition}"
     if bound == "earliest":
         return view.log_start
@@ -506,19 +508,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         )
 
     def _record(self, partition: int, raw: RawRecord) -> Record[K, V]:
-        key, value = raw.key, raw.value
-        return Record(
-            self._topic,
-            partition,
-            raw.offset,
-            raw.timestamp,
-            TIMESTAMP_TYPES[raw.timestamp_type],
-            None if key is None else self._key.decode(key, "key"),
-            None if value is None else self._value.decode(value, "value"),
-            raw.headers,
-            key is not None,
-            value is None,
-        )
+        return _decoded(raw, self._topic, partition, self._key, self._value)
 
     # -------------------------------------------------------------- Arrow
 
@@ -594,6 +584,46 @@ class _RaisingAgain(Iterator["pa.RecordBatch"]):
         except BaseException as error:
             self._error = error
             raise
+
+
+def record_at(
+    log: PartitionLog | PartitionView,
+    offset: int,
+    serializers: tuple[Serializer, Serializer],
+    *,
+    committed: bool,
+) -> Record[Any, Any] | None:
+    """Return the record at an offset of a partition; see `Topic.record_at`."""
+    if as_int(offset) is None:
+        raise UsageError(f"offset={offset!r} is not an offset", remedy="an int; `read` also takes times")
+    log_end = log.log_end
+    end = min(log.stable_offset, log_end) if committed else log_end
+    wanted = _offset(log, log_end, end, offset, "offset")
+    if wanted >= end:
+        return None
+    raw = scan.single(log, wanted, committed=committed)
+    if raw is None:
+        view = log if isinstance(log, PartitionView) else log.view()
+        raw = next(scan.records(view, wanted, wanted + 1, committed=committed), None)
+    return None if raw is None else _decoded(raw, log.topic, log.partition, *serializers)
+
+
+def _decoded(
+    raw: RawRecord, topic: str, partition: int, key_serializer: Serializer, value_serializer: Serializer
+) -> Record[Any, Any]:
+    key, value = raw.key, raw.value
+    return Record(
+        topic,
+        partition,
+        raw.offset,
+        raw.timestamp,
+        TIMESTAMP_TYPES[raw.timestamp_type],
+        None if key is None else key_serializer.decode(key, "key"),
+        None if value is None else value_serializer.decode(value, "value"),
+        raw.headers,
+        key is not None,
+        value is None,
+    )
 
 
 def _raising(error: Exception) -> Iterator[Record[Any, Any]]:

@@ -38,6 +38,7 @@ from lastword.errors import (
 from lastword.logdir import LogDirectory
 from lastword.metrics import count_append
 from lastword.parse import as_int, check_count, check_path, parse_bytes
+from lastword.partition.directory_segments import read_log_start
 from lastword.segment import names
 from lastword.values import ProcessBound, ProgressLike, listener, table_html
 
@@ -81,6 +82,8 @@ class Topic(ProcessBound, Generic[K, V]):
         self._config = config
         self._logs: dict[int, PartitionLog] = {}
         """Logs of earlier appends. One that was closed or moved since refuses `append_single`."""
+        self._views: dict[int, tuple[PartitionView, object]] = {}
+        """Views of earlier calls of `record_at` in mode "r", each with the `stamp` of its directory."""
         self._in_one_directory = len(dirs.directories) == 1
 
     @property
@@ -438,6 +441,61 @@ class Topic(ProcessBound, Generic[K, V]):
             if follow
             else None,
         )
+
+    def record_at(
+        self, offset: int, *, partition: int | None = None, isolation: Isolation = "read_committed"
+    ) -> Record[K, V] | None:
+        """Return the record at an offset. Many such calls are faster than reads of one offset.
+
+        The first call of a process loads the kernels, which takes about 0.4 s.
+
+        Args:
+            offset: The offset.
+            partition: May be omitted if the topic has one partition.
+            isolation: As for `read`.
+
+        Returns:
+            None if no record has the offset: a cleaning removed it, its transaction is open or was aborted,
+            it is a transaction marker, or it is the log end.
+
+        Raises:
+            OffsetOutOfRangeError: The offset is below the log start or above the log end.
+        """
+        from lastword.api.reader import READ_COMMITTED, check_isolation, record_at
+
+        if partition is None and self.partitions > 1:
+            raise UsageError(f"{self.name} has {self.partitions} partitions", remedy="give partition=")
+        committed = check_isolation(isolation) == READ_COMMITTED
+        log = self._readable(0 if partition is None else partition)
+        return record_at(log, offset, (self.schema.key, self.schema.value), committed=committed)
+
+    def _readable(self, partition: int) -> PartitionLog | PartitionView:
+        """Return the open log of a partition, or a view of it as it is now.
+
+        In mode "r" a view is kept until the names in the directory, the log end or the log start change.
+        """
+        dirs = self.dirs
+        if not dirs.holds_logs or partition not in self.schema.numbers or as_int(partition) is None:
+            return self._view(partition)
+        if dirs.mode == "a":
+            return dirs.log(self.name, partition)
+        dirs.require_open()
+        kept = self._views.get(partition)
+        if kept is not None:
+            view, stamp = kept
+            version = view.files.dir_version(view.directory)
+            if (
+                version is not None
+                and version.stamp == stamp
+                and view.is_current()
+                and read_log_start(view.files, view.directory) <= view.log_start
+            ):
+                return view
+        before = dirs.files.dir_version(dirs.log_dir(self.name, partition).directory(self.name, partition))
+        view = self._view(partition)
+        if before is not None and before.is_settled:  # else a later change may leave the same stamp
+            self._views[partition] = view, before.stamp
+        return view
 
     def _view(self, partition: int) -> PartitionView:
         """Return the view of a partition; lists the topics only if it is missing."""

@@ -383,8 +383,8 @@ def _range(checkpointed: int, segments: list[Segment]) -> tuple[int, int]:
 
 def read_log_start(files: Files, directory: str) -> int:
     """Return the log start of the root's checkpoint; 0 if there is none, or if the file is damaged."""
-    root, name = os.path.split(os.path.normpath(directory))
-    return read_offset_lines(files, os.path.join(root, names.LOG_STARTS)).offsets.get(name, 0)
+    root, name = names.root_and_name(directory)
+    return read_offset_lines(files, f"{root}/{names.LOG_STARTS}").offsets.get(name, 0)
 
 
 def _missed(segment: Segment, end: int | None) -> int | None:

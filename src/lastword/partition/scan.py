@@ -21,6 +21,7 @@ from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
+    from lastword.partition.log import PartitionLog
     from lastword.records.batch import BatchHeader
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
@@ -51,7 +52,7 @@ def records(
     if start >= end:
         return iter(())
     if end - start == 1 and keys is None and plain is None and not follows and kernels_loaded():
-        record = _single(view, start, committed)
+        record = single(view, start, committed=committed)
         if record is not None:
             return iter((record,))
     chosen = is_short(view, start, end) if plain is None else plain
@@ -59,18 +60,21 @@ def records(
     return (_plain if chosen else _bulk)(view, start, end, keys, outcomes)
 
 
-def _single(view: PartitionView, offset: int, committed: bool) -> RawRecord | None:
-    """Return the record at an offset; None if the range must be read as others are."""
+def single(log: PartitionLog | PartitionView, offset: int, *, committed: bool) -> RawRecord | None:
+    """Return the record at an offset by one read; None if the range must be read as others are.
+
+    Loads the kernels. `committed`: also None for a record of a transaction.
+    """
     from lastword.partition.lookups import record_at
 
-    if view.damage is not None or not view.log_start <= offset < view.log_end:
+    if log.damage is not None or not log.log_start <= offset < log.log_end:
         return None
-    log_end = None if view.grows else view.log_end
-    single = record_at(view, offset, transactional=not committed, log_end=log_end)
-    if single is None:
+    log_end = None if log.grows else log.log_end
+    found = record_at(log, offset, transactional=not committed, log_end=log_end)
+    if found is None:
         return None
-    record, size = single
-    READ_BYTES.add(size, view.topic)
+    record, size = found
+    READ_BYTES.add(size, log.topic)
     return record
 
 
