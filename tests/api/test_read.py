@@ -155,8 +155,8 @@ def test_the_record_at_an_offset_is_that_of_a_read(tmp_path, case, mode):
         for isolation in ("read_committed", "read_uncommitted"):
             records = {r.offset: r for r in topic.read(partition=0, isolation=isolation)}
             assert records
-            near = {offset + step for offset in records for step in (-1, 0, 1)} | {start, end}
-            for offset in sorted(near.intersection(range(start, end + 1)))[:3000]:
+            near = {start, end, *(offset + step for offset in records for step in (-1, 0, 1))}
+            for offset in sorted(offset for offset in near if start <= offset <= end)[:3000]:
                 record = topic.record_at(offset, partition=0, isolation=isolation)
                 assert record == records.get(offset), offset
 
@@ -183,6 +183,9 @@ def test_a_record_at_an_offset_beside_a_writer(logs, clock):
         assert there.record_at(470).value == "other"
         with pytest.raises(errors.OffsetOutOfRangeError, match="above log end"):
             there.record_at(499)
+        logs.delete_topic("t")
+        with pytest.raises(errors.UnknownTopicError):
+            there.record_at(470)
 
 
 def test_mistakes_with_the_offset_of_one_record(topic):

@@ -491,7 +491,8 @@ class Topic(ProcessBound, Generic[K, V]):
                 and read_log_start(view.files, view.directory) <= view.log_start
             ):
                 return view
-        before = dirs.files.dir_version(dirs.log_dir(self.name, partition).directory(self.name, partition))
+        log_dir = dirs.dir_set.log_dir(self.name, partition)
+        before = None if log_dir is None else dirs.files.dir_version(log_dir.directory(self.name, partition))
         view = self._view(partition)
         if before is not None and before.is_settled:  # else a later change may leave the same stamp
             self._views[partition] = view, before.stamp
