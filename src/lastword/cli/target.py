@@ -56,28 +56,17 @@ Partition = Annotated[
 MoreDirs = Annotated[
     list[str] | None, typer.Option("--dir", metavar="D", help="another of Kafka's log.dirs; may be repeated")
 ]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="name=value", help="a setting; may be repeated", autocompletion=_settings),
-]
-DryRunSets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="name=value",
-        help="with --dry-run: assume this setting for every topic; may be repeated",
-        autocompletion=_settings,
-    ),
-]
-WhatIf = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="name=value",
-        help="assume this setting for every topic, without saving it; may be repeated",
-        autocompletion=_settings,
-    ),
-]
+
+
+def _set_option(meaning: str) -> Any:
+    return typer.Option(
+        "--set", metavar="name=value", help=f"{meaning}; may be repeated", autocompletion=_settings
+    )
+
+
+Sets = Annotated[list[str] | None, _set_option("a setting")]
+DryRunSets = Annotated[list[str] | None, _set_option("with --dry-run: assume this setting for every topic")]
+WhatIf = Annotated[list[str] | None, _set_option("assume this setting for every topic, without saving it")]
 
 
 @dataclass(frozen=True, slots=True)
