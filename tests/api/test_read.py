@@ -188,6 +188,19 @@ def test_a_record_at_an_offset_beside_a_writer(logs, clock):
             there.record_at(470)
 
 
+def test_a_damaged_record_at_an_offset_is_an_error(logs, tmp_path):
+    topic = logs.create_topic("t")
+    for number in range(3):
+        topic.append(b"k", b"value %d" % number)
+    path = tmp_path / "data" / "t-0" / f"{0:020d}.log"
+    path.write_bytes(path.read_bytes().replace(b"value 1", b"value 9"))
+    with lastword.open(logs.paths[0]) as beside:
+        for there in (topic, beside.topic("t")):
+            with pytest.raises(errors.CorruptBatchError):
+                there.record_at(1)
+            assert there.record_at(0).value == b"value 0" and there.record_at(2).value == b"value 2"
+
+
 def test_mistakes_with_the_offset_of_one_record(topic):
     assert topic.record_at(2, partition=0).value == "2" and topic.record_at(6, partition=0) is None
     for offset, partition, message in (
