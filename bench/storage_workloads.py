@@ -47,7 +47,8 @@ from lastword.files import DEFAULT
 from lastword.ingest.apply import commit
 from lastword.ingest.staging import OWN_FILE_BYTES, CommitManifest, SharedWriter, StagedWriter
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition.lookups import positions_of, records_at
+from lastword.partition import scan
+from lastword.partition.lookups import positions_of
 from lastword.partition.open import open_log
 from lastword.partition.reads import read_batches
 from lastword.records.pack import pack_arrow
@@ -210,38 +211,38 @@ def lookup(run: Run) -> Iterator[Measured]:
             yield from _index_lookups(run, data, view, offsets)
         some = offsets[: max(1, count // 10)]
 
-        def read(some: Any = some, view: Any = view) -> None:
-            records = records_at(view, some)
-            assert all(
-                record is not None and record.offset == offset
-                for record, offset in zip(records, some.tolist(), strict=True)
-            )
-
         each = some[:20_000].tolist()
 
         def read_singly(each: list[int] = each, view: Any = view) -> None:
             for offset in each:
-                (record,) = records_at(view, [offset])
+                record = scan.single(view, offset, committed=False)
                 assert record is not None and record.offset == offset
 
+        singly = run.times(read_singly)
         root = data.partitions[0].parent
         with lastword.open(root) as logs:
             topic = logs.topic(data.partitions[0].name.rpartition("-")[0])
+
+            def read(some: Any = some, topic: Any = topic) -> None:
+                records = topic.records_at(some, partition=0)
+                assert all(
+                    record is not None and record.offset == offset
+                    for record, offset in zip(records, some.tolist(), strict=True)
+                )
 
             def read_by_topic(each: list[int] = each, topic: Any = topic) -> None:
                 for offset in each:
                     record = topic.record_at(offset, partition=0)
                     assert record is not None and record.offset == offset
 
+            ours = run.times(read)
             by_topic = run.times(read_by_topic)
-        ours = run.times(read)
-        singly = run.times(read_singly)
         theirs = kafka.lookups(
             data.partitions[0], run.scratch / "work", "record", some.size, run.repetitions + 1
         )[1:]
         assert {rival_run["found"] for rival_run in theirs} == {some.size}
         for case, size, times in (
-            ("in batch", some.size, ours),
+            ("in batch by Topic.records_at", some.size, ours),
             ("one at a time", len(each), singly),
             ("one at a time by Topic.record_at", len(each), by_topic),
         ):

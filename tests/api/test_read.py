@@ -1,7 +1,9 @@
 """Reading: bounds, views, keys, positions; plain Python and kernels give equal results."""
 
+import random
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,7 +146,7 @@ def test_a_reader_goes_on_through_a_cleaning(logs):
 
 @pytest.mark.parametrize("mode", ["a", "r"])
 @pytest.mark.parametrize("case", ["tx-delete", "tx-compact-dr0", "v2-mixed", "v1-lz4", "offset-gap"])
-def test_the_record_at_an_offset_is_that_of_a_read(tmp_path, case, mode):
+def test_the_records_at_offsets_are_those_of_a_read(tmp_path, case, mode):
     golden = loader.case(case)
     stage = golden.stages[-1]
     root = golden.unpack(tmp_path, stage) / stage
@@ -156,9 +158,18 @@ def test_the_record_at_an_offset_is_that_of_a_read(tmp_path, case, mode):
             records = {r.offset: r for r in topic.read(partition=0, isolation=isolation)}
             assert records
             near = {start, end, *(offset + step for offset in records for step in (-1, 0, 1))}
-            for offset in sorted(offset for offset in near if start <= offset <= end)[:3000]:
+            offsets = sorted(offset for offset in near if start <= offset <= end)
+            for offset in offsets[:3000]:
                 record = topic.record_at(offset, partition=0, isolation=isolation)
                 assert record == records.get(offset), offset
+            for count in (1, 7, 3000):
+                some = random.Random(count).choices(offsets, k=count)  # some of them more than once
+                expected = [records.get(offset) for offset in some]
+                assert topic.records_at(some, partition=0, isolation=isolation) == expected
+            assert topic.records_at(np.array(offsets), partition=0, isolation=isolation) == [
+                records.get(offset) for offset in offsets
+            ]
+            assert topic.records_at([], partition=0, isolation=isolation) == []
 
 
 def test_a_record_at_an_offset_beside_a_writer(logs, clock):
@@ -171,10 +182,12 @@ def test_a_record_at_an_offset_beside_a_writer(logs, clock):
                 record = there.record_at(offset)
                 assert record == topic.record_at(offset)
                 assert record is None if offset == 500 else record.value == str(offset)
+                assert there.records_at([offset]) == topic.records_at([offset]) == [record]
         topic.append(b"new", "500")
         assert there.record_at(500).value == "500"
         topic.clean()
         assert there.record_at(3) is None and there.record_at(499).value == "499"
+        assert there.records_at([499, 3]) == [there.record_at(499), None]
         topic.trim(450)
         with pytest.raises(errors.OffsetOutOfRangeError, match="below log start"):
             there.record_at(449)
@@ -199,6 +212,9 @@ def test_a_damaged_record_at_an_offset_is_an_error(logs, tmp_path):
             with pytest.raises(errors.CorruptBatchError):
                 there.record_at(1)
             assert there.record_at(0).value == b"value 0" and there.record_at(2).value == b"value 2"
+            with pytest.raises(errors.CorruptBatchError):
+                there.records_at([0, 1, 2])
+            assert [record.value for record in there.records_at([2, 0])] == [b"value 2", b"value 0"]
 
 
 def test_mistakes_with_the_offset_of_one_record(topic):
@@ -212,9 +228,15 @@ def test_mistakes_with_the_offset_of_one_record(topic):
     ):
         with pytest.raises(errors.UsageError, match=message):
             topic.record_at(offset, partition=partition)
+        with pytest.raises(errors.UsageError, match=message):
+            topic.records_at([0, offset], partition=partition)
     for offset in (-1, 7):
         with pytest.raises(errors.OffsetOutOfRangeError):
             topic.record_at(offset, partition=0)
+        with pytest.raises(errors.OffsetOutOfRangeError):
+            topic.records_at([0, offset], partition=0)
+    with pytest.raises(errors.UsageError, match="offsets=3 are no offsets"):
+        topic.records_at(3, partition=0)
 
 
 records_ = st.lists(

@@ -82,6 +82,9 @@ def test_another_process_reads_what_was_acknowledged(opened: Open) -> None:
     assert writer.append("b", {"n": 9}).offset == 3
     assert topic.append("c", {"n": 9}).offset == 4
     assert [offset for _, offset, *_ in shown(reader)] == [0, 1, 2, 3, 4]
+    for there in (reader, writer):
+        assert there.record_at(3).value == {"n": 9} and there.record_at(5) is None
+        assert [record and record.value["n"] for record in there.records_at([4, 0, 5])] == [9, 0, None]
 
 
 def test_a_cleaning_joins_small_segments_so_that_readers_send_fewer_requests(

@@ -10,6 +10,7 @@ from lastword.errors import DataError
 from lastword.files import DEFAULT
 from lastword.partition import scan, transactions
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.lookups import records_at
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.transactions import scan as scan_batches
 from lastword.partition.view import PartitionView
@@ -78,7 +79,10 @@ def test_aborted_records_do_not_show_and_open_ones_are_behind_the_end(view: Part
     assert read(view) == COMMITTED
     for start in range(10):
         for end in range(start, 11):
-            assert read(view, start, end) == [offset for offset in COMMITTED if start <= offset < end]
+            expected = [offset for offset in COMMITTED if start <= offset < end]
+            assert read(view, start, end) == expected
+            looked_up = records_at(view, range(start, end), committed=True)
+            assert [record.offset for record in looked_up if record is not None] == expected
 
 
 def test_above_the_stable_offset_transactions_are_undecided(view: PartitionView) -> None:

@@ -16,6 +16,7 @@ from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.partition import scan
 from lastword.partition.log import PartitionLog
+from lastword.partition.lookups import records_at
 from lastword.partition.moment import Range
 from lastword.partition.view import LatestView, PartitionView
 from lastword.state.newest import newest, newest_pairs
@@ -174,7 +175,7 @@ def read_state(journey: Journey) -> None:
 def read_offsets(journey: Journey) -> None:
     view = journey.traveller.view()
     wanted = sorted(journey.rng.sample(range(view.log_end + 1), min(6, view.log_end + 1)))
-    records = view.records_at(wanted)
+    records = records_at(view, wanted)
     window = journey.window(committed=False)
     shown = {o: row(record) for o, record in zip(wanted, records, strict=True) if record is not None}
     for shown_row in shown.values():

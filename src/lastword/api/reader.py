@@ -594,11 +594,9 @@ def record_at(
     committed: bool,
 ) -> Record[Any, Any] | None:
     """Return the record at an offset of a partition; see `Topic.record_at`."""
-    if as_int(offset) is None:
-        raise UsageError(f"offset={offset!r} is not an offset", remedy="an int; `read` also takes times")
     log_end = log.log_end
     end = min(log.stable_offset, log_end) if committed else log_end
-    wanted = _offset(log, log_end, end, offset, "offset")
+    wanted = _wanted(log, log_end, offset)
     if wanted >= end:
         return None
     raw = scan.single(log, wanted, committed=committed)
@@ -606,6 +604,36 @@ def record_at(
         view = log if isinstance(log, PartitionView) else log.view()
         raw = next(scan.records(view, wanted, wanted + 1, committed=committed), None)
     return None if raw is None else _decoded(raw, log.topic, log.partition, *serializers)
+
+
+def records_at(
+    log: PartitionLog | PartitionView,
+    offsets: Iterable[int],
+    serializers: tuple[Serializer, Serializer],
+    *,
+    committed: bool,
+) -> list[Record[Any, Any] | None]:
+    """Return the records at many offsets of a partition; see `Topic.records_at`."""
+    from lastword.partition.lookups import records_at
+
+    if not isinstance(offsets, Iterable):
+        raise UsageError(
+            f"offsets={offsets!r} are no offsets", remedy="give a list of ints, or use record_at"
+        )
+    view = log if isinstance(log, PartitionView) else log.view()
+    log_end = view.log_end
+    wanted = [_wanted(view, log_end, offset) for offset in offsets]
+    return [
+        None if raw is None else _decoded(raw, view.topic, view.partition, *serializers)
+        for raw in records_at(view, wanted, committed=committed)
+    ]
+
+
+def _wanted(log: PartitionLog | PartitionView, log_end: int, offset: Any) -> int:
+    """Return the offset of a record, from the log start to the log end."""
+    if as_int(offset) is None:
+        raise UsageError(f"offset={offset!r} is not an offset", remedy="an int; `read` also takes times")
+    return _offset(log, log_end, log_end, offset, "offset")
 
 
 def _decoded(

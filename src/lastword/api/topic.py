@@ -463,11 +463,37 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         from lastword.api.reader import READ_COMMITTED, check_isolation, record_at
 
+        committed = check_isolation(isolation) == READ_COMMITTED
+        log = self._readable(self._only(partition))
+        return record_at(log, offset, (self.schema.key, self.schema.value), committed=committed)
+
+    def records_at(
+        self, offsets: Iterable[int], *, partition: int | None = None, isolation: Isolation = "read_committed"
+    ) -> list[Record[K, V] | None]:
+        """Return the records at many offsets. Each batch is read, verified and unpacked once.
+
+        Args:
+            offsets: The offsets, in any order, also repeated; an array of NumPy, too.
+            partition: May be omitted if the topic has one partition.
+            isolation: As for `read`.
+
+        Returns:
+            The record at each offset, in the given order, or None as from `record_at`.
+
+        Raises:
+            OffsetOutOfRangeError: An offset is below the log start or above the log end.
+        """
+        from lastword.api.reader import READ_COMMITTED, check_isolation, records_at
+
+        committed = check_isolation(isolation) == READ_COMMITTED
+        log = self._readable(self._only(partition))
+        return records_at(log, offsets, (self.schema.key, self.schema.value), committed=committed)
+
+    def _only(self, partition: int | None) -> int:
+        """Return the partition, or that of a topic with one."""
         if partition is None and self.partitions > 1:
             raise UsageError(f"{self.name} has {self.partitions} partitions", remedy="give partition=")
-        committed = check_isolation(isolation) == READ_COMMITTED
-        log = self._readable(0 if partition is None else partition)
-        return record_at(log, offset, (self.schema.key, self.schema.value), committed=committed)
+        return 0 if partition is None else partition
 
     def _readable(self, partition: int) -> PartitionLog | PartitionView:
         """Return the open log of a partition, or a view of it as it is now.

@@ -17,7 +17,7 @@ import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ from lastword.kernels import OK, SLACK
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from lastword.kernels.columns import RECORD_FIELDS, find_record
+from lastword.metrics import READ_BYTES
 from lastword.partition.reads import Readable, read_batches
+from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.records.batch import decompress_records, read_header
 from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader
 from lastword.records.columns import decode_columns, raw_records
@@ -43,18 +45,13 @@ from lastword.wire import (
     TRANSACTIONAL_BIT,
 )
 
+if TYPE_CHECKING:
+    from lastword.partition.view import PartitionView
+
 Int64s = NDArray[np.int64]
 
 _TRIES = 100
 _LARGE_STEP_BYTES = 8192
-
-
-class Bounded(Readable, Protocol):
-    """A readable log with a log start."""
-
-    @property
-    def log_start(self) -> int:
-        """First offset that may be read."""
 
 
 def positions_of(log: Readable, offsets: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
@@ -77,61 +74,122 @@ def positions_of(log: Readable, offsets: Sequence[int] | Int64s) -> tuple[Int64s
     return numbers, positions
 
 
-def records_at(log: Bounded, offsets: Sequence[int] | Int64s) -> list[RawRecord | None]:
+def records_at(
+    log: PartitionView, offsets: Sequence[int] | Int64s, *, committed: bool = False
+) -> list[RawRecord | None]:
     """Return the record at each offset, in the given order.
 
-    None for a gap that a cleaning left, a control record, or an offset outside the log. The checksum of each
-    batch that is read is verified: CorruptBatchError.
+    None for a gap that a cleaning left, a control record, or an offset outside the log. `committed`: also
+    None for a record of an aborted transaction, or from the last stable offset on. The checksum of each batch
+    that is read is verified: CorruptBatchError.
     """
-    if len(offsets) == 1:
-        offset = int(offsets[0])
-        if not log.log_start <= offset < log.log_end:
-            return [None]
-        single = record_at(log, offset)
-        if single is not None:
-            return [single[0]]
     wanted, inverse = np.unique(np.asarray(offsets, np.int64), return_inverse=True)
-    records: dict[int, RawRecord] = {}
+    search = _Search(log, committed)
     for tries in range(_TRIES + 1):
+        end = min(log.stable_offset, log.log_end) if committed else log.log_end
         try:
-            _find(log, wanted[(wanted >= log.log_start) & (wanted < log.log_end)], records)
+            search.find(wanted[(wanted >= log.log_start) & (wanted < end)], end)
             break
         except FileVanishedError:
             if tries == _TRIES:
                 raise
             log.refresh()
-    each = [records.get(offset) for offset in wanted.tolist()]
+    each = [search.records.get(offset) for offset in wanted.tolist()]
     return [each[number] for number in inverse.tolist()]
 
 
-def _find(log: Readable, wanted: Int64s, records: dict[int, RawRecord]) -> None:
-    segments = log.segment_set
-    bases = np.array([segment.base_offset for segment in segments], np.int64)
-    cuts = [*np.searchsorted(wanted, bases).tolist(), wanted.size]
-    for number, segment in enumerate(segments):
-        left = wanted[cuts[number] : cuts[number + 1]]
-        size = segment.size
-        if left.size and size:
-            steps = _Steps(segment, size)
-            bound = segments[number + 1].base_offset if number + 1 < len(segments) else None
-            for back in (0, 1) if steps.are_large else (1,):
-                try:
-                    left = _read(segment, steps, left, back, bound, records)
-                except DataError:
-                    break  # `_find_single` raises the error if the damage hits a wanted record
-                if not left.size:
-                    break
-        for offset in left.tolist():
-            _find_single(log, offset, records)
+class _Search:
+    """A search for the records at many offsets of a log, which are collected by offset in `records`."""
 
+    def __init__(self, log: PartitionView, committed: bool) -> None:
+        self.records: dict[int, RawRecord] = {}
+        self._log = log
+        self._committed = committed
+        self._outcomes: Outcomes | None = None
 
-def _find_single(log: Readable, offset: int, records: dict[int, RawRecord]) -> None:
-    for segment, header, data in read_batches(log, offset, offset + 1):
-        check_crc(data, header, segment.file, position=0)
-        if not header.control:
+    def find(self, wanted: Int64s, end: int) -> None:
+        """Find the records at offsets that rise, all below `end`."""
+        segments = self._log.segment_set
+        if not wanted.size or not len(segments):
+            return
+        bases = np.array([segment.base_offset for segment in segments], np.int64)
+        if self._committed:
+            # A stretch may begin before its first wanted offset, but in the same segment.
+            first = max(int(np.searchsorted(bases, wanted[0], "right")) - 1, 0)
+            self._outcomes = Outcomes(self._log, end, start=int(bases[first]))
+        cuts = [*np.searchsorted(wanted, bases).tolist(), wanted.size]
+        for number, segment in enumerate(segments):
+            left = wanted[cuts[number] : cuts[number + 1]]
+            size = segment.size
+            if left.size and size:
+                steps = _Steps(segment, size)
+                bound = segments[number + 1].base_offset if number + 1 < len(segments) else None
+                for back in (0, 1) if steps.are_large else (1,):
+                    try:
+                        left = self._read(segment, steps, left, back, bound)
+                    except DataError:
+                        break  # `_find_single` raises the error if the damage hits a wanted record
+                    if not left.size:
+                        break
+            for offset in left.tolist():
+                self._find_single(offset)
+
+    def _find_single(self, offset: int) -> None:
+        for segment, header, data in read_batches(self._log, offset, offset + 1):
+            check_crc(data, header, segment.file, position=0)
+            READ_BYTES.add(len(data), self._log.topic)
+            outcomes = self._outcomes
+            if header.control or (
+                outcomes is not None and outcomes.of_header(header) is not BatchOutcome.COMMITTED
+            ):
+                continue
             for record in read_records(data, header, segment.file, position=0):
                 if record.offset == offset:
-                    records[offset] = record
+                    self.records[offset] = record
+
+    def _read(self, segment: Segment, steps: _Steps, wanted: Int64s, back: int, bound: int | None) -> Int64s:
+        """Read the stretches for these offsets and collect their records.
+
+        Returns:
+            The offsets that the valid batches neither cover nor leave out; all of them if the file holds
+            offsets that are not below `bound`.
+        """
+        begins, ends = steps.of(wanted, back)
+        source = _Stretches(segment.handle, begins, ends)
+        end = source.joints[-1]
+        rows: list[Int64s] = []
+        kept: dict[int, RawRecord] = {}
+        for chunk in ChunkReader(source, segment.file, 0, end, chunk_bytes=min(end, CHUNK_BYTES)):
+            rows.append(chunk.table[:, (fields.BASE_OFFSET, fields.LAST_OFFSET, fields.FILE_POSITION)])
+            READ_BYTES.add(chunk.size_bytes, self._log.topic)
+            self._keep(chunk, wanted, kept)
+        first, last, position = np.concatenate(rows).T
+        if bound is not None and last[-1] >= bound:
+            return wanted
+        self.records |= kept
+        row = np.searchsorted(last, wanted)
+        at = np.minimum(row, last.size - 1)
+        covered = (row < last.size) & (first[at] <= wanted)
+        # Left out: between two neighbours, before the file's first batch, or behind its last one.
+        between = (row > 0) & (row < last.size) & ~np.isin(position, source.joints)[at]
+        before = (row == 0) & (begins[0] == 0)
+        behind = (row == last.size) & (ends[-1] == steps.edges[-1])
+        return wanted[~(covered | between | before | behind)]
+
+    def _keep(self, chunk: Chunk, wanted: Int64s, records: dict[int, RawRecord]) -> None:
+        begin, end = np.searchsorted(wanted, (chunk.table[0, fields.BASE_OFFSET], chunk.next_offset)).tolist()
+        if begin == end:
+            return
+        columns = decode_columns(chunk)
+        hidden = self._outcomes.hidden(chunk) if self._outcomes is not None else None
+        if hidden is not None and hidden.any():
+            columns = columns.select(~hidden[columns.row])
+        if not len(columns):
+            return
+        offsets = wanted[begin:end]
+        at = np.minimum(np.searchsorted(columns.offset, offsets), len(columns) - 1)
+        for record in raw_records(columns.select(at[columns.offset[at] == offsets]), chunk):
+            records[record.offset] = record
 
 
 _SINGLE_BYTES = 64 << 10
@@ -312,52 +370,3 @@ class _Stretches:
         part = bisect_right(self.joints, position) - 1
         size = min(len(buffer), self.joints[part + 1] - position)
         return self._handle.pread_into(buffer[:size], self._begins[part] + position - self.joints[part])
-
-
-def _read(
-    segment: Segment,
-    steps: _Steps,
-    wanted: Int64s,
-    back: int,
-    bound: int | None,
-    records: dict[int, RawRecord],
-) -> Int64s:
-    """Read the stretches for these offsets and add their records to `found`.
-
-    Returns:
-        The offsets that the valid batches neither cover nor leave out; all of them if the file holds offsets
-        that are not below `bound`.
-    """
-    begins, ends = steps.of(wanted, back)
-    source = _Stretches(segment.handle, begins, ends)
-    end = source.joints[-1]
-    rows: list[Int64s] = []
-    kept: dict[int, RawRecord] = {}
-    for chunk in ChunkReader(source, segment.file, 0, end, chunk_bytes=min(end, CHUNK_BYTES)):
-        rows.append(chunk.table[:, (fields.BASE_OFFSET, fields.LAST_OFFSET, fields.FILE_POSITION)])
-        _keep(chunk, wanted, kept)
-    first, last, position = np.concatenate(rows).T
-    if bound is not None and last[-1] >= bound:
-        return wanted
-    records |= kept
-    row = np.searchsorted(last, wanted)
-    at = np.minimum(row, last.size - 1)
-    covered = (row < last.size) & (first[at] <= wanted)
-    # Left out: between two neighbours, before the file's first batch, or behind its last one.
-    between = (row > 0) & (row < last.size) & ~np.isin(position, source.joints)[at]
-    before = (row == 0) & (begins[0] == 0)
-    behind = (row == last.size) & (ends[-1] == steps.edges[-1])
-    return wanted[~(covered | between | before | behind)]
-
-
-def _keep(chunk: Chunk, wanted: Int64s, records: dict[int, RawRecord]) -> None:
-    begin, end = np.searchsorted(wanted, (chunk.table[0, fields.BASE_OFFSET], chunk.next_offset)).tolist()
-    if begin == end:
-        return
-    columns = decode_columns(chunk)
-    if not len(columns):
-        return
-    offsets = wanted[begin:end]
-    at = np.minimum(np.searchsorted(columns.offset, offsets), len(columns) - 1)
-    for record in raw_records(columns.select(at[columns.offset[at] == offsets]), chunk):
-        records[record.offset] = record

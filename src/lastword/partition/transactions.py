@@ -317,11 +317,17 @@ class Outcomes:
 
     With an `end` above the stable offset, batches that are not known as aborted count as undecided. Every
     method may raise FileVanishedError, and DataError for damage.
+
+    Args:
+        log: The log.
+        end: End of the range.
+        start: Start of the range. None: the first batch that is given, so that no later one is before it.
     """
 
-    def __init__(self, log: ScannedLog, end: int) -> None:
+    def __init__(self, log: ScannedLog, end: int, *, start: int | None = None) -> None:
         self._log = log
         self._end = end
+        self._start = start
         self._decisions: Decisions | None = None
 
     def of_header(self, header: BatchHeader) -> BatchOutcome:
@@ -355,9 +361,10 @@ class Outcomes:
         return self.of_batches(*(chunk.table[:, column] for column in columns)) != BatchOutcome.COMMITTED
 
     def _known(self, offset: int) -> Decisions:
-        """Return decisions about batches from `offset` on. Offsets of calls must rise."""
+        """Return decisions about batches from the start of the range on, by default from `offset` on."""
         if self._decisions is None:
             log = self._log
+            offset = offset if self._start is None else self._start
             segments = log.segment_set.starting_at(offset)
             decisions = scan(_special_batches(segments, offset, log.log_end), until=self._end)
             if not log.is_held:

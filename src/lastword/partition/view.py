@@ -8,7 +8,7 @@ A view that is `held` has its segments pinned and is never refreshed: it shows o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError
@@ -22,10 +22,7 @@ from lastword.segment import names
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from lastword.records.record import RawRecord
+    pass
 
 
 class PartitionView(Reads):
@@ -170,18 +167,6 @@ class PartitionView(Reads):
     def go_on_from(self, older: PartitionView) -> None:
         """Reuse the open transactions that an older view of the partition has computed."""
         self._stability = older._stability
-
-    def positions_of(self, offsets: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each offset the number of its segment and the position to read from; see `lookups`."""
-        from lastword.partition.lookups import positions_of
-
-        return positions_of(self, offsets)
-
-    def records_at(self, offsets: Sequence[int]) -> list[RawRecord | None]:
-        """Return the record at each offset, or None; each batch is read once. See `lookups`."""
-        from lastword.partition.lookups import records_at
-
-        return records_at(self, offsets)
 
 
 class LatestView:
