@@ -23,6 +23,7 @@ from lastword.cli.target import (
     settings_of,
     what_if,
 )
+from lastword.config import INSTANCE_SETTINGS
 from lastword.errors import (
     DataError,
     LastwordError,
@@ -142,10 +143,15 @@ def config(
         with out.change(target) as logs:
             absent = [name for name in unset or () if not logs.settings.is_set(name, target.topic)]
             logs.set_config(target.topic, **changes, **dict.fromkeys(unset or ()))
-        done = [f"{name}={value}" for name, value in changes.items()]
-        done += [f"{name} was not set" if name in absent else f"{name} unset" for name in unset or ()]
+        done = {name: f"{name}={value}" for name, value in changes.items()}
+        done |= {name: f"{name} was not set" if name in absent else f"{name} unset" for name in unset or ()}
+        subjects: dict[str, list[str]] = {}
+        for name, text in done.items():
+            of_directory = target.topic is None and name.replace("_", ".") in INSTANCE_SETTINGS
+            subject = "the directory" if of_directory else target.topic or "all topics"
+            subjects.setdefault(subject, []).append(text)
         out.summary(
-            f"{target.topic or 'all topics'}: {', '.join(done)}",
+            "; ".join(f"{subject}: {', '.join(texts)}" for subject, texts in subjects.items()),
             topic=target.topic,
             set=changes,
             unset=unset or [],
