@@ -11,6 +11,7 @@ import pytest
 
 import lastword
 from lastword import metrics
+from lastword.api.open_dirs import OpenDirs
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, StorageError, UsageError
 from lastword.logdir.log_dir_set import LogDirSet
@@ -37,7 +38,7 @@ from lastword.protocol.messages import (
 )
 from lastword.protocol.schemas import ZERO_UUID
 from lastword.records.batch import read_header
-from lastword.server import Server, fetch
+from lastword.server import Server, fetch, node
 from lastword.server.server import DRAIN_SECONDS
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
@@ -768,6 +769,30 @@ def test_a_creation_reads_the_id_of_no_other_topic(
     assert sorted(read) == [f"new{number}" for number in range(5)]
     ids = {topic.name: topic.topic_id for topic in client.ask(MetadataRequest(topics=None)).topics}
     assert len(set(ids.values())) == 25
+
+
+def test_a_request_of_metadata_creates_its_missing_topics_together(
+    client: Client, users: lastword.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[list[str]] = []
+    create_topics = node.create_topics
+
+    def counted(dirs: OpenDirs, topics: dict[str, Any]) -> None:
+        together.append(sorted(topics))
+        create_topics(dirs, topics)
+
+    monkeypatch.setattr(node, "create_topics", counted)
+    kind = MetadataRequest.MetadataRequestTopic
+    names = ["new1", "users", "__consumer_offsets", "new2", "new1"]
+    answer = client.ask(MetadataRequest(topics=[kind(name=name) for name in names]))
+    assert sorted(topic.name for topic in answer.topics) == sorted({*names})
+    assert [topic.error_code for topic in answer.topics] == [0] * 4
+    assert together == [["new1", "new2"], ["__consumer_offsets"]]
+    together.clear()
+    answer = client.ask(MetadataRequest(topics=[kind(name=name) for name in ("new3", "no/name", "new4")]))
+    codes_of = {topic.name: topic.error_code for topic in answer.topics}
+    assert codes_of == {"new3": 0, "new4": 0, "no/name": codes.INVALID_TOPIC_EXCEPTION}
+    assert together == [["new3", "new4", "no/name"], ["new3"], ["no/name"], ["new4"]]
 
 
 def test_a_change_of_settings_or_a_deletion_reads_no_id_of_another_topic(

@@ -352,23 +352,26 @@ class ClusterNode:
         internal: dict[str, CoordinatorTopic],
     ) -> Message:
         """Create the missing topics, and return their metadata with that of the others."""
-        refused = []
+        named = [topic.name for topic in missing if topic.name]  # the others are named by their ids
+        new: dict[str, tuple[int, dict[str, Any]]] = {
+            name: (self.options.partitions, {}) for name in named if name not in internal
+        }
+        results = self._create_all(new) if new else {}
+        for name, of_coordinator in internal.items():
+            try:
+                of_coordinator.open()
+            except LastwordError as error:
+                results[name] = error
+        described, refused = dict.fromkeys(served), []
         for topic in missing:
-            created, error = None, None
-            if topic.name:
-                try:
-                    if topic.name in internal:
-                        internal[topic.name].open()
-                    else:
-                        self.create(topic.name, self.options.partitions, {})
-                except LastwordError as failed:
-                    error = failed
-                created = self.topics.get(topic.name)
+            created = self.topics.get(topic.name) if topic.name else None
             if created is None:
-                refused.append(self._missing(topic, request.version, error))
+                result = results.get(topic.name)
+                refusal = result if isinstance(result, LastwordError) else None
+                refused.append(self._missing(topic, request.version, refusal))
             else:
-                served.append(created)
-        return self._metadata_of(request, served, refused)
+                described[created] = None
+        return self._metadata_of(request, list(described), refused)
 
     def _unknown_code(self, name: str) -> int:
         """Return the error of a name without a topic: it cannot have a topic, or it has none."""
