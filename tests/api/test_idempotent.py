@@ -26,6 +26,9 @@ from tests.support.exhaustive import stride
 
 PARTITIONS = 3
 
+# A stopped process leaves its background threads, which die at their next call, perhaps in a later test.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 
 def make(path: Path, **kwargs: Any) -> lastword.LogDir:
     logs = lastword.open(path, "a", **{"files": UNSYNCED, **kwargs})
@@ -133,7 +136,6 @@ def test_half_a_producer_is_refused(tmp_path: Path, asked: dict[str, Any]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the watch dies with it
 def test_a_kill_before_any_step(tmp_path: Path) -> None:
     """Also between two partitions of one call. Continuing from `last_sequence` gives every record once."""
     files = RecordingFiles(UNSYNCED)
@@ -158,7 +160,6 @@ def test_a_kill_before_any_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the watch dies with it
 @pytest.mark.parametrize("ack", ["os", "disk"])
 def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
     (tmp_path / "work").mkdir()

@@ -67,6 +67,7 @@ def test_at_every_step(written: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the watch dies with it
 def test_after_a_stop_at_every_step(written: Path, tmp_path: Path) -> None:
     outcomes = []
     with OtherProcess() as other:
