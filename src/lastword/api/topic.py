@@ -445,9 +445,10 @@ class Topic(ProcessBound, Generic[K, V]):
     def record_at(
         self, offset: int, *, partition: int | None = None, isolation: Isolation = "read_committed"
     ) -> Record[K, V] | None:
-        """Return the record at an offset. Many such calls are faster than reads of one offset.
+        """Return the record at an offset. It is faster than a read of one offset.
 
-        The first call of a process loads the kernels, which takes about 0.4 s.
+        `records_at` is still faster if many offsets are known. The first call of a process loads the kernels,
+        which takes about 0.4 s.
 
         Args:
             offset: The offset.
