@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 from lastword.errors import UsageError
 from lastword.units import EPOCH, GIB, KIB, MIB, to_time
@@ -112,11 +112,11 @@ def as_int(given: object) -> int | None:
     """Return a whole number, also one of NumPy, as an int; None for any other object, and for a bool."""
     if type(given) is int:
         return given
-    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+    if isinstance(given, bool):
         return None
     try:
-        return operator.index(given)
-    except TypeError:  # NumPy's bool and arrays
+        return operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
         return None
 
 

@@ -596,7 +596,7 @@ def record_at(
     """Return the record at an offset of a partition; see `Topic.record_at`."""
     log_end = log.log_end
     end = min(log.stable_offset, log_end) if committed else log_end
-    wanted = _wanted(log, log_end, offset)
+    wanted = _offset(log, log_end, end, _whole(offset), "offset")
     if wanted >= end:
         return None
     raw = scan.single(log, wanted, committed=committed)
@@ -621,19 +621,21 @@ def records_at(
             f"offsets={offsets!r} are no offsets", remedy="give a list of ints, or use record_at"
         )
     view = log if isinstance(log, PartitionView) else log.view()
-    log_end = view.log_end
-    wanted = [_wanted(view, log_end, offset) for offset in offsets]
+    wanted = [_whole(offset) for offset in offsets]
+    for extreme in {min(wanted), max(wanted)} if wanted else ():
+        _offset(view, view.log_end, view.log_end, extreme, "offset")
     return [
         None if raw is None else _decoded(raw, view.topic, view.partition, *serializers)
         for raw in records_at(view, wanted, committed=committed)
     ]
 
 
-def _wanted(log: PartitionLog | PartitionView, log_end: int, offset: Any) -> int:
-    """Return the offset of a record, from the log start to the log end."""
-    if as_int(offset) is None:
+def _whole(offset: Any) -> int:
+    """Return an offset as an int. Names and times, which are bounds of a read, are refused."""
+    whole = as_int(offset)
+    if whole is None:
         raise UsageError(f"offset={offset!r} is not an offset", remedy="an int; `read` also takes times")
-    return _offset(log, log_end, log_end, offset, "offset")
+    return whole
 
 
 def _decoded(

@@ -447,8 +447,8 @@ class Topic(ProcessBound, Generic[K, V]):
     ) -> Record[K, V] | None:
         """Return the record at an offset. It is faster than a read of one offset.
 
-        `records_at` is still faster if many offsets are known. The first call of a process loads the kernels,
-        which takes about 0.4 s.
+        `records_at` takes many offsets. The first call of a process loads the kernels, which takes about
+        0.4 s.
 
         Args:
             offset: The offset.
@@ -472,6 +472,8 @@ class Topic(ProcessBound, Generic[K, V]):
         self, offsets: Iterable[int], *, partition: int | None = None, isolation: Isolation = "read_committed"
     ) -> list[Record[K, V] | None]:
         """Return the records at many offsets. Each batch is read, verified and unpacked once.
+
+        The closer the offsets are to each other, the more is saved: a batch is unpacked whole.
 
         Args:
             offsets: The offsets, in any order, also repeated; an array of NumPy, too.
