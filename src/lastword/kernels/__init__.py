@@ -65,7 +65,7 @@ Wide loads and stores may touch them. They never change a result.
 """
 
 
-COMPILING = "compiling kernels (once; about 15 s)"
+COMPILING = "compiling kernels for their first use (all: about 15 s, by `lastword warm`)"
 log = logging.getLogger(__name__)
 """Gets `COMPILING` as a warning before the first kernel that a process compiles: otherwise a first cleaning
 would seem to hang. Without a configured log, Python prints warnings on stderr."""
