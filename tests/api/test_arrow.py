@@ -144,6 +144,48 @@ def test_a_null_partition_is_assigned_by_the_key_and_the_other_numbers_hold(logs
         topic.extend(pa.table(table))
 
 
+PAIR = [("key", pa.string()), ("value", pa.binary())]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.struct(PAIR)), pa.list_(pa.struct(PAIR[::-1])), pa.map_(pa.string(), pa.binary())],
+    ids=["key first", "value first", "map"],
+)
+def test_headers_of_a_table_are_taken_by_the_names_of_their_fields(logs, kind):
+    topic = logs.create_topic("t")
+    pairs = [("source", b"loader"), ("empty", None)]
+    rows = [pairs, [], None]
+    if not pa.types.is_map(kind):
+        rows = [row and [{"key": key, "value": value} for key, value in row] for row in rows]
+    topic.extend(pa.table({"key": [b"a"] * 3, "value": [b"x"] * 3, "headers": pa.array(rows, kind)}))
+    assert [record.headers for record in topic.read()] == [tuple(pairs), (), ()]
+    topic.extend(pa.table({"key": [b"a"], "value": [b"x"], "headers": [[]]}))
+    assert [record.headers for record in topic.read(3)] == [()]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [["x"], [{"key": "a", "value": b""}], [["x"]], [[None]]]
+    + [[[pair]] for pair in ({"key": "a"}, {"key": "a", "value": 1}, {"key": None, "value": b""})],
+    ids=["text", "no list", "no pairs", "null pair", "no value", "number", "null name"],
+)
+def test_headers_of_a_table_that_are_refused(logs, headers):
+    topic = logs.create_topic("t")
+    with pytest.raises(errors.UsageError, match="headers"):
+        topic.extend(pa.table({"key": [b"a"], "value": [b"x"], "headers": pa.array(headers)}))
+    assert list(topic.read()) == []
+
+
+def test_a_stream_without_columns_or_with_a_column_twice_is_refused(logs):
+    topic = logs.create_topic("t")
+    with pytest.raises(errors.UsageError, match="no columns"):
+        topic.extend(pa.chunked_array([["a"]]))
+    twice = pa.table([pa.array([b"a"])] * 3, names=["key", "value", "key"])
+    with pytest.raises(errors.UsageError, match="'key' 2 times"):
+        topic.extend(twice)
+
+
 @pytest.mark.parametrize(
     "columns",
     [

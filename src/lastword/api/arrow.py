@@ -160,11 +160,22 @@ def _text(name: str) -> str:
 
 def read_stream(source: Any) -> Iterator[pa.RecordBatch]:
     """Return the batches of an object with `__arrow_c_stream__`; UsageError without key and value columns."""
-    reader = pa.RecordBatchReader.from_stream(source)
-    missing = [name for name in ("key", "value") if name not in reader.schema.names]
+    try:
+        reader = pa.RecordBatchReader.from_stream(source)
+    except pa.ArrowInvalid as error:
+        raise UsageError(
+            f"the Arrow data has no columns: {error}", remedy="give a table with columns key and value"
+        ) from None
+    names = reader.schema.names
+    for name in ("key", "value", "headers", "timestamp", "partition"):
+        if names.count(name) > 1:
+            raise UsageError(
+                f"the Arrow data has a column {name!r} {names.count(name)} times", remedy="rename the others"
+            )
+    missing = [name for name in ("key", "value") if name not in names]
     if missing:
         raise UsageError(
-            f"the Arrow data has no column {missing[0]!r}; it has {', '.join(reader.schema.names) or 'none'}",
+            f"the Arrow data has no column {missing[0]!r}; it has {', '.join(names) or 'none'}",
             remedy="columns key and value; headers, timestamp and partition if you like",
         )
     return iter(reader)
@@ -190,6 +201,42 @@ def binary_column(column: pa.Array, serializer: Serializer, column_name: str) ->
     return pa.array(
         [None if value is None else encode(value, column_name) for value in column.to_pylist()], pa.binary()
     )
+
+
+def header_column(column: pa.Array) -> pa.Array | None:
+    """Return headers as lists of structs with fields `key` and `value`; None if there are none."""
+    if column.null_count == len(column):
+        return None
+    if pa.types.is_map(column.type):
+        pair = pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])
+        column = column.cast(pa.list_(pair))
+    kind = getattr(column.type, "value_type", None)
+    if kind is not None and pa.types.is_null(kind) and not len(column.flatten()):
+        return None
+    if (
+        kind is None
+        or not pa.types.is_struct(kind)
+        or not all(_is_binary(kind, name) for name in ("key", "value"))
+    ):
+        raise UsageError(
+            f"the column headers is {column.type}",
+            remedy="lists of structs with fields key (string) and value (binary), or a map of these",
+        )
+    names = column.flatten().flatten()[kind.get_field_index("key")]
+    if names.null_count:
+        raise UsageError("the column headers has a header without a key", remedy="leave that header out")
+    return column
+
+
+def _is_binary(kind: Any, name: str) -> bool:
+    """Return whether a struct has one field of the name, of bytes or text."""
+    if kind.get_field_index(name) < 0:
+        return False
+    try:
+        pa.array([], kind.field(name).type).cast(pa.binary())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def timestamp_column(column: pa.Array, now_ms: int) -> Any:

@@ -495,9 +495,7 @@ class Packer:
                 self.timestamp_of(bound, now_ms)
         else:
             timestamps = _repeated(now_ms, batch.num_rows)
-        headers = batch.column("headers") if "headers" in names else None
-        if headers is not None and headers.null_count == len(headers):
-            headers = None
+        headers = arrow.header_column(batch.column("headers")) if "headers" in names else None
         given = batch.column("partition") if "partition" in names and partition is None else None
         return self._of_columns(keys, values, timestamps, headers, given, partition, call)
 

@@ -280,8 +280,8 @@ class Topic(ProcessBound, Generic[K, V]):
 
         Args:
             records: Pairs, `Record`s (their timestamps and headers are kept, partition and offset are new), a
-                mapping, or anything with `__arrow_c_stream__`: columns key and value, optionally headers,
-                timestamp, partition.
+                mapping, or anything with `__arrow_c_stream__`: columns key and value, optionally headers
+                (lists of structs with fields key and value, or maps), timestamp, partition.
             partition: As for `append`.
             ack: As for `append`.
             producer: As for `append`: a call not above the last call returns 0. Repeat a failed call with

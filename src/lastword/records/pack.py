@@ -258,5 +258,6 @@ def _header_spans(headers: pa.Array) -> tuple[NDArray[np.int64], Spans, Spans]:
     first = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=first[1:])
     pairs = headers.flatten()
-    names, values = pairs.flatten()
+    fields = pairs.flatten()
+    names, values = (fields[pairs.type.get_field_index(name)] for name in ("key", "value"))
     return first, _spans(names), _spans(values)
