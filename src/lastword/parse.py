@@ -24,11 +24,9 @@ _QUANTITY = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(\.\d+)?\s*([A-Za-z]*)\s*", re.AS
 
 
 def _parse(text: str | int, units: dict[str, int], kind: str) -> int:
-    if isinstance(text, bool) or not isinstance(text, str | int):
-        raise UsageError(f"{text!r} is not a {kind}")
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         return text
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     scale = units.get(match[3].lower()) if match else None
     if match is None or scale is None:
         names = " ".join(_UNIT_NAMES.get(name, name) for name in units if name)
@@ -41,7 +39,8 @@ def _parse(text: str | int, units: dict[str, int], kind: str) -> int:
     fraction, rest = divmod(int(part[1:]) * scale, 10 ** (len(part) - 1))
     if rest:
         raise UsageError(
-            f"{text!r} is not a whole number of {'bytes' if units is _BYTE_UNITS else 'milliseconds'}"
+            f"{text!r} is not a whole number of {'bytes' if units is _BYTE_UNITS else 'milliseconds'}",
+            remedy="round it",
         )
     return whole - fraction if match[1].startswith("-") else whole + fraction
 

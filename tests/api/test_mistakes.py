@@ -45,6 +45,11 @@ READS = {
     ),
     "a position as JSON gives it back": (lambda users: users.read({"0": 1}), "names partition '0'"),
     "a sequence of nobody": (lambda users: users.append(b"a", b"", sequence=1), "without a producer"),
+    "a time above 64 bits": (
+        lambda users: users.append(b"a", b"", timestamp=2**63),
+        f"{2**63} is not a timestamp",
+    ),
+    "an age that is a fraction": (lambda users: users.lease("reader", max_age=5.5), "5.5 is not a duration"),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
     "a view that is none": (lambda users: users.read(view="newest"), "unknown view"),
     "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is not a position in a log"),

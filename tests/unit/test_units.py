@@ -42,6 +42,16 @@ def test_what_is_no_size(text: object) -> None:
         parse_bytes(text)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [1.5, None, True])
+def test_a_value_of_another_type_is_refused_with_the_units(value):
+    for parse, unit in ((parse_bytes, "KiB"), (parse_duration_ms, "ms")):
+        with pytest.raises(UsageError, match=str(value)) as caught:
+            parse(value)
+        assert unit in caught.value.remedy
+    with pytest.raises(UsageError, match="round it"):
+        parse_duration_ms("0.3ms")
+
+
 @pytest.mark.parametrize(
     ("text", "ms"),
     [("7d", 604_800_000), ("90m", 5_400_000), ("250 ms", 250), ("1.5s", 1500), ("-1", -1), (5, 5)],

@@ -545,7 +545,7 @@ class BatchBuilder:
         if delta <= self._last_delta or delta > INT32_MAX:
             raise UsageError(f"offset delta {delta} after {self._last_delta}: offsets rise within a batch")
         if timestamp < NO_TIMESTAMP or timestamp > INT64_MAX:
-            raise UsageError(f"{timestamp} is not a timestamp")
+            raise UsageError(f"{timestamp} is not a timestamp", remedy="milliseconds since 1970, below 2^63")
         if self._count == 0:
             self._base_timestamp = timestamp
         parts = [b"\0", encode_varint(timestamp - self._base_timestamp), encode_varint(delta)]
