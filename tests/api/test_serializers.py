@@ -57,6 +57,21 @@ def test_encode_refuses_without_showing_the_data(name, value):
     assert repr(value) not in str(caught.value)
 
 
+def test_a_refusal_of_json_names_its_reason_but_no_data():
+    circle = ["secret"]
+    circle.append(circle)
+    reasons = {
+        "keys must be str, int, float, bool or None, not tuple": {("secret", 1): 2},
+        "Circular reference detected": circle,
+        "Object of type bytes is not JSON serializable": [b"secret"],
+        "JSON has finite numbers only": ["secret", math.inf],
+    }
+    for reason, value in reasons.items():
+        with pytest.raises(SerializerError, match=reason) as caught:
+            serializer_of("json").encode(value, "value")
+        assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [("str", b"secret\xff"), ("json", b"{secret"), ("int32", b"12345"), ("int64", b""), ("float64", b"1")],

@@ -124,6 +124,4 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
         "import lastword; lastword.open('data').duplication('users')",
     ]
     for announced in (1, 0):
-        assert run(command=python).stderr.count("compiling kernels for") == announced, (
-            "no log is configured"
-        )
+        assert run(command=python).stderr.count("compiling kernels for") == announced, "no log is configured"

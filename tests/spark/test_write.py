@@ -623,8 +623,13 @@ def test_a_topic_that_is_there_must_be_as_the_options_say(tmp_path: Path) -> Non
     make_writer(tmp_path, partitions="2", segment_bytes="1MiB", cleanup_policy="compact")
     with pytest.raises(
         SparkOptionError, match=r"has 2 partitions, not 3; has segment\.bytes = 1MiB, not 2MiB"
-    ):
+    ) as caught:
         make_writer(tmp_path, partitions="3", segment_bytes="2MiB")
+    command = f"lastword config {tmp_path} t --set segment.bytes=2MiB"
+    assert caught.value.remedy == f"leave the option out, or: {command}"
+    with pytest.raises(SparkOptionError) as caught:
+        make_writer(tmp_path, partitions="3")
+    assert caught.value.remedy == "leave the option out"
 
 
 def test_a_topic_of_which_some_partitions_lie_elsewhere(tmp_path: Path) -> None:

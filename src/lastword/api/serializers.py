@@ -294,8 +294,8 @@ def _reason(error: Exception) -> str:
         text = str(error)
         if "not JSON compliant" in text:
             return "JSON has finite numbers only"
-        known = "not JSON serializable" in text or text.startswith("expected ")
-        return text if known else type(error).__name__
+        known = text.startswith(("expected ", "keys must be ", "Circular reference"))
+        return text if known or "not JSON serializable" in text else type(error).__name__
     return type(error).__name__
 
 

@@ -560,7 +560,7 @@ def exists(path: str, topic: str, files: Files) -> bool:
 
 
 def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig) -> None:
-    wrong = []
+    wrong, changes = [], ""
     if options.partitions is not None and options.partitions != target.partitions:
         wrong.append(f"has {target.partitions} partitions, not {options.partitions}")
     for name, expected in parse_topic_settings(options.settings).items():
@@ -568,11 +568,12 @@ def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig)
         if actual != expected:
             setting = TOPIC_SETTINGS[name]
             wrong.append(f"has {name} = {setting.show(actual)}, not {setting.show(expected)}")
+            changes += f" --set {name}={setting.show(expected)}"
     if wrong:
-        raise SparkOptionError(
-            f"topic {target.topic} is there already and {'; '.join(wrong)}",
-            remedy=f"leave the option out, or: lastword config {options.path} {target.topic} --set ...",
-        )
+        remedy = "leave the option out"
+        if changes:
+            remedy += f", or: lastword config {options.path} {target.topic}{changes}"
+        raise SparkOptionError(f"topic {target.topic} is there already and {'; '.join(wrong)}", remedy=remedy)
 
 
 NAMED_PARTITIONERS = ("murmur2", "crc32")
