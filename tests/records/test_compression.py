@@ -121,9 +121,19 @@ class TestForeignFrames:
         packed = compress(SNAPPY, b"one") + compress(SNAPPY, b"two")
         assert decompress(SNAPPY, packed, 6) == b"onetwo"
 
-    def test_raw_snappy_is_not_read(self) -> None:
-        with pytest.raises(CorruptBatchError, match="no xerial header"):
-            decompress(SNAPPY, bytes(cramjam.snappy.compress_raw(b"hello" * 10)), 100)
+    def test_raw_snappy_is_read(self) -> None:
+        """librdkafka writes it; Kafka reads it, too."""
+        packed = bytes(cramjam.snappy.compress_raw(b"hello" * 10))
+        assert decompress(SNAPPY, packed, 50) == b"hello" * 10
+        with pytest.raises(DecompressionLimitError):
+            decompress(SNAPPY, packed, 49)
+
+    @pytest.mark.parametrize(
+        "payload", [b"", b"\xff\xff\xff\xff\x0fhello", b"\x05\x10hell", b"\x82SNAPPY\0\0\0\0"]
+    )
+    def test_raw_snappy_that_is_damaged(self, payload: bytes) -> None:
+        with pytest.raises(CorruptBatchError, match="snappy payload"):
+            decompress(SNAPPY, payload, 1 << 20)
 
     def test_snappy_for_a_newer_reader(self) -> None:
         packed = bytearray(compress(SNAPPY, b"hello"))

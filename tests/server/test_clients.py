@@ -86,6 +86,18 @@ def test_python_and_a_client_work_on_one_log(server: Server, logs: lastword.LogD
     assert [(record.key, record.value) for record in topic.read()] == [("ada", "1"), ("bob", "2")]
 
 
+@pytest.mark.parametrize("codec", ALL)
+def test_records_of_a_client_are_read_and_cleaned(server: Server, logs: lastword.LogDir, codec: str) -> None:
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    sender = producer(server, compression_type=codec, linger_ms=100)
+    for number in range(200):
+        sender.produce("users", key=b"ada", value=b"value " * 50 + b"%d" % number)
+    assert sender.flush(10) == 0
+    assert [record.offset for record in topic.read()] == list(range(200))
+    logs.clean("users")
+    assert [record.offset for record in topic.read()] == [199]
+
+
 def test_an_append_by_python_wakes_a_waiting_consumer(server: Server, logs: lastword.LogDir) -> None:
     topic = logs.create_topic("users")
     topic.append(b"a", b"1")

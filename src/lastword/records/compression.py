@@ -4,7 +4,8 @@
 
     gzip    one member, or several after each other
     snappy  raw blocks of 32 KiB under a header of 16 bytes: 82 "SNAPPY" 00 · i32 version 1 · i32 lowest
-            reader 1, then per block: i32 compressed size · block. Not the official snappy frames
+            reader 1, then per block: i32 compressed size · block. Not the official snappy frames. A payload
+            without the header is one raw block, as librdkafka writes it and Kafka reads it
     lz4     frame 04 22 4d 18 · FLG 60 · BD 40 · HC 82: independent blocks of 64 KiB, no sizes, no checksums.
             Kafka refuses linked blocks
     zstd    a frame without content size or checksum
@@ -219,12 +220,16 @@ def _snappy(data: Any, level: int | None) -> bytes:
 
 def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
     """Yield (raw snappy block, size of its content); the sizes sum up to at most `limit`."""
-    import cramjam
-
     view = memoryview(data).cast("B")
     position, end, left = len(_XERIAL), len(view), limit
-    if view[:8] != _XERIAL[:8] or end < position:
-        raise _corrupt("snappy", "no xerial header")
+    if not end or (view[:8] == _XERIAL[:8] and end < position):
+        raise _corrupt("snappy", "cut short")
+    if view[:8] != _XERIAL[:8]:
+        content = _snappy_content(view)
+        if content > limit:
+            raise _too_large("snappy", end, limit)
+        yield view, content
+        return
     if _I32.unpack_from(view, 12)[0] > 1:
         raise _corrupt("snappy", f"needs a reader of version {_I32.unpack_from(view, 12)[0]}")
     while position < end:
@@ -238,17 +243,25 @@ def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
         if size < 0 or size > end - position:
             raise _corrupt("snappy", f"block of {size} bytes, {end - position} are there")
         block = view[position : position + size]
-        try:
-            content = cramjam.snappy.decompress_raw_len(block)
-        except cramjam.DecompressionError as error:
-            raise _corrupt("snappy", error) from None
-        if content > size * SNAPPY_GROWTH:
-            raise _corrupt("snappy", f"block of {size} bytes claims {content}")
+        content = _snappy_content(block)
         left -= content
         if left < 0:
             raise _too_large("snappy", end, limit)
         yield block, content
         position += size
+
+
+def _snappy_content(block: memoryview) -> int:
+    """Return the size that a raw block claims for its content."""
+    import cramjam
+
+    try:
+        content: int = cramjam.snappy.decompress_raw_len(block)
+    except cramjam.DecompressionError as error:
+        raise _corrupt("snappy", error) from None
+    if content > len(block) * SNAPPY_GROWTH:
+        raise _corrupt("snappy", f"block of {len(block)} bytes claims {content}")
+    return content
 
 
 def _unsnappy(data: Any, limit: int) -> bytes:
