@@ -386,6 +386,19 @@ def test_faults_and_delays_end(kafka_broker: Broker, client: Client) -> None:
     assert answers() == (0, 0)
 
 
+def test_the_end_of_a_delay_is_for_requests_that_wait(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.delay("ListGroups", 60)
+    client.send(ListGroupsRequest())
+    eventually(lambda: bool(kafka_broker.requests("ListGroups")))
+    kafka_broker.heal("Fetch")
+    began = time.monotonic()
+    kafka_broker.heal("ListGroups")
+    assert client.receive().error_code == 0
+    assert time.monotonic() - began < 5
+    kafka_broker.stop()
+    kafka_broker.heal()
+
+
 # -------------------------------------------------------------- requests, stop, reset, end
 
 

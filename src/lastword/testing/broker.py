@@ -209,7 +209,7 @@ class Broker:
         self._interceptor.delay(api, seconds)
 
     def heal(self, api: str | None = None) -> None:
-        """End the faults and delays of an API; None: of all."""
+        """End the faults and delays of an API; None: of all. Requests that wait are handled now."""
         self._interceptor.heal(api)
 
     def drop_connections(self) -> int:

@@ -8,6 +8,7 @@ import dataclasses
 import threading
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,6 +82,8 @@ class Interceptor:
         self._bytes = 0
         self._faults: list[Fault] = []
         self._delays: dict[str, float] = {}
+        self._delayed: dict[asyncio.Future[None], str] = {}
+        """For each request that waits: the future for which it waits, and its API. In the event loop only."""
         self._lock = threading.Lock()
         self._members: WeakKeyDictionary[Any, dict[tuple[str, str], Request]] = WeakKeyDictionary()
         """For each connection, the heartbeat of each member of a group that used the connection."""
@@ -129,6 +132,13 @@ class Interceptor:
             self._delays = {
                 name: seconds for name, seconds in self._delays.items() if api not in (None, name)
             }
+        with suppress(RuntimeError):  # the broker is stopped, and no request waits
+            self._server.loop.call_soon_threadsafe(self._end_delays, api)
+
+    def _end_delays(self, api: str | None) -> None:
+        for passed, name in list(self._delayed.items()):
+            if api in (None, name):
+                _end_delay(passed)
 
     def requests(self, api: str | None) -> list[Request]:
         """Return the requests of an API, or all of them, the oldest first."""
@@ -152,7 +162,9 @@ class Interceptor:
         if seconds > 0:
             loop = self._server.loop
             passed = loop.create_future()
-            loop.call_later(seconds, passed.set_result, None)
+            self._delayed[passed] = api
+            passed.add_done_callback(self._delayed.pop)
+            loop.call_later(seconds, _end_delay, passed)
             return self._server.node.then(passed, lambda: self._answer(request, connection))
         return self._answer(request, connection)
 
@@ -221,6 +233,11 @@ class Interceptor:
             if connection in self._server.connections:
                 for heartbeat in members.values():
                     self._server.node.handle(heartbeat, connection)
+
+
+def _end_delay(passed: asyncio.Future[None]) -> None:
+    if not passed.done():
+        passed.set_result(None)
 
 
 def check_api(name: str) -> None:
