@@ -263,14 +263,30 @@ def test_follow_shows_what_comes_until_ctrl_c(data):
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_files_are_no_bug_of_ours(data, closed):
+@pytest.mark.parametrize(
+    ("closed", "code"), [("2>&-", 0), (">&-", 6), ("<&- >&-", 6), ("<&- >&- 2>&-", 6), (">&- 2>&-", 6)]
+)
+def test_closed_standard_files_are_no_bug_of_ours(data, closed, code):
     warm()  # otherwise stderr announces the compilation
     line = f'exec "$@" {closed}'
-    done = subprocess.run(["sh", "-c", line, "sh", *COMMAND, "ls", str(data)], capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done
+    for more in ([], ["--json"]):
+        call = ["sh", "-c", line, "sh", *COMMAND, "ls", str(data), *more]
+        done = subprocess.run(call, capture_output=True, text=True)
+        assert done.returncode == code, done
+        assert ("cannot write the output" in done.stderr) == (code == 6 and "2>&-" not in closed), done
     missing = [*COMMAND, "ls", str(data / "missing")]
     assert subprocess.run(["sh", "-c", line, "sh", *missing], capture_output=True).returncode == 2
+
+
+def test_a_closed_stdin_is_empty_and_no_terminal(data):
+    for arguments, code in (
+        (["append", str(data), "users"], 0),
+        (["drop", str(data), "users"], 2),
+        (["users", str(data / "users.toml"), "--add", "ada"], 2),
+    ):
+        call = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, *arguments]
+        done = subprocess.run(call, capture_output=True, text=True)
+        assert done.returncode == code, done
 
 
 def test_a_scratch_directory_that_is_missing_is_named(tmp_path, capsys):

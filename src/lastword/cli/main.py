@@ -15,7 +15,6 @@ import re
 import shlex
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -259,14 +258,23 @@ def _internal_error(error: Exception, out: Output) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device in place of a closed stdout or stderr.
+    """Open the null device in place of a closed stdin, stdout or stderr.
 
-    A process may be started with one of them closed, as by `>&-`. Python then sets it to None, and the next
-    file that is opened would get its descriptor.
+    A process may be started with some of them closed, as by `>&-`. Python then sets them to None, and the
+    next file that is opened would get their descriptor. In place of stdout the device is read-only: output
+    is an error then, as on a full drive, because a script would take no output for an empty result.
     """
-    for name in ("stdout", "stderr"):
+    # In the order of their descriptors, because an opened file gets the lowest that is free.
+    for name, mode, flags in (
+        ("stdin", "r", os.O_RDONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    ):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # never closed
+            descriptor = os.open(os.devnull, flags)
+            # `io.open`, because ruff wants a Path in place of `open`, and this is a descriptor. Never closed.
+            stream = io.open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115, UP020
+            setattr(sys, name, stream)
 
 
 BUFFER_BYTES = 1 << 16
