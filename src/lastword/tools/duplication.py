@@ -399,8 +399,10 @@ class Duplication(Value):
         tombstones: Records with a key and without a value.
         split_keys: Keys that are also in another partition; for a topic: keys in several partitions. None:
             not counted.
-        error_ratio: One standard deviation of the estimates, as a share of distinct_keys; 0 if exact.
-        exact: Whether the counts are exact.
+        error_ratio: One standard deviation of the estimates, as a share of distinct_keys; 0 if the keys are
+            few enough to count them all. It does not cover superseded_bytes.
+        exact: Whether all counts are exact. If not, superseded_bytes is an average size times
+            superseded_records, also where error_ratio is 0.
         size_bytes: Bytes on disk.
         segment: Base offset; None: the whole partition.
     """
