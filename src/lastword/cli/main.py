@@ -271,10 +271,8 @@ def _open_closed_streams() -> None:
         ("stderr", "w", os.O_WRONLY),
     ):
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, flags)
-            # `io.open`, because ruff wants a Path in place of `open`, and this is a descriptor. Never closed.
-            stream = io.open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115, UP020
-            setattr(sys, name, stream)
+            descriptor = os.open(os.devnull, flags)  # never closed
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
 
 
 BUFFER_BYTES = 1 << 16
