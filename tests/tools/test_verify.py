@@ -9,7 +9,7 @@ import lastword
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT, OsFiles
 from lastword.segment import names
-from lastword.tools.verify import verify
+from lastword.tools.verify import _CUT_CODES, verify
 from lastword.wire import HEADER_BYTES
 from tests.api.conftest import tree_digest
 from tests.golden.loader import case
@@ -62,6 +62,32 @@ def test_a_bad_checksum_in_every_segment(data):
         change(path, 70, b"\xff")
     assert problems(data) == [(path.name, "bad-crc", False) for path in files(data, ".log")]
     assert problems(data, quick=True) == []
+
+
+WITNESSES = (".kafka_cleanshutdown", "recovery-point-offset-checkpoint", "t-0/lastword/synced")
+
+
+@pytest.mark.parametrize("left", [(), WITNESSES[:1], WITNESSES[1:2], WITNESSES[2:], WITNESSES[1:]])
+@pytest.mark.parametrize(("segment", "position"), [(0, 8), (0, 90), (1, 90), (1, 8), (-1, 90)])
+def test_the_remedy_says_if_an_opening_would_cut_the_log(data, left, segment, position):
+    """Without a witness, invalid bytes are the torn end of a crash, and everything after them is cut off."""
+    with lastword.open(data, "a", **SETTINGS) as logs:
+        logs.sync()
+    for name in {*WITNESSES} - {*left}:
+        (data / name).unlink(missing_ok=True)
+    path = files(data, ".log")[segment]
+    change(path, position, b"\x7f\x7f\x7f\x7f")
+    size = sum(path.stat().st_size for path in files(data, ".log"))
+    with lastword.open(data) as logs:
+        remedies = {problem.remedy for problem in logs.verify().problems if problem.code in _CUT_CODES}
+    warned = any("cuts off" in remedy for remedy in remedies)
+    try:
+        with lastword.open(data, "a", **SETTINGS) as logs:
+            logs.topic("t").bounds()
+    except lastword.errors.DataError:
+        pass
+    cut = sum(path.stat().st_size for path in files(data, ".log")) < size - 10
+    assert warned == cut, (remedies, size)
 
 
 def test_a_cut_file_after_a_clean_stop_is_no_torn_tail(data):

@@ -28,7 +28,7 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, SystemClock
@@ -42,7 +42,7 @@ from lastword.partition.view import PartitionView
 from lastword.segment import names
 from lastword.segment.scan import is_zeroed
 from lastword.segment.stored import SegmentId
-from lastword.tools.findings import EpochRun, Findings, Problem
+from lastword.tools.findings import RESTORE, EpochRun, Findings, Problem
 from lastword.tools.verify_log import verify_log
 from lastword.values import Progress, ProgressLike, Value, plural
 
@@ -53,6 +53,8 @@ _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05  # between two checks of a partition with a problem
 _CONFIRMED = 5  # checks in a row that find the same problem while the files change
 _CHECKS = 20  # of one partition at most
+_CUT_CODES = {"bad-crc", "bad-length", "bad-header", "unknown-magic"}
+"""Damage at which a recovery ends the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +226,34 @@ def _verify_partition(
             problems = list(check.problems)
             break
     for problem in problems:
-        findings.report(problem)
+        findings.report(_with_warning(files, view, problem))
     return view
+
+
+def _with_warning(files: Files, view: PartitionView | None, problem: Problem) -> Problem:
+    """Return a problem with a remedy that says so if an opening to write would cut off the damaged batch.
+
+    After a crash, invalid bytes above the recovery point and the synced mark count as the torn end of the
+    log, even if valid segments follow.
+    """
+    offset = problem.offset
+    if view is None or offset is None or problem.code not in _CUT_CODES or problem.remedy != RESTORE:
+        return problem
+    root = os.path.dirname(os.path.normpath(view.directory))
+    if files.exists(os.path.join(root, names.CLEAN_SHUTDOWN)) or offset < _durable(files, root, view):
+        return problem
+    return replace(
+        problem,
+        remedy=f"{RESTORE} before the log is opened to write: its last stop was not clean, so an opening "
+        "cuts off this batch and everything after it",
+    )
+
+
+def _durable(files: Files, root: str, view: PartitionView) -> int:
+    """Return the offset below which a crash leaves no invalid bytes."""
+    rows = _rows(files, os.path.join(root, names.RECOVERY_POINTS), Findings())
+    kept = [offset for *tp, offset in rows if tp == [view.topic, view.partition]]
+    return max([read_synced(files, view.directory), *kept])
 
 
 def _check_partition(
@@ -395,9 +423,7 @@ def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None
         return
     root = os.path.dirname(os.path.normpath(view.directory))
     log_start = read_log_start(files, view.directory)
-    rows = _rows(files, os.path.join(root, names.RECOVERY_POINTS), Findings())
-    kept = [offset for *tp, offset in rows if tp == [view.topic, view.partition]]
-    durable = max([read_synced(files, view.directory), *kept])
+    durable = _durable(files, root, view)
     first = min(logs, default=0)
     for base, name in sorted(orphans.items()):
         following = min((log for log in logs if log > base), default=None)
