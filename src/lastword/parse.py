@@ -65,11 +65,13 @@ def check_seconds(name: str, seconds: object) -> None:
         )
 
 
-def check_count(name: str, given: object, of: str, *, least: int = 0) -> int:
-    """Return the argument `name` as an int; UsageError unless it is a number of `of`, at least `least`."""
+def check_count(name: str, given: object, of: str, *, least: int = 0, most: int | None = None) -> int:
+    """Return the argument `name` as an int; UsageError unless it is a number from `least` to `most`."""
     number = as_int(given)
     if number is None or number < least:
         raise UsageError(f"{name}={given!r} is not a number of {of}", remedy=f"give {least} or more")
+    if most is not None and number > most:
+        raise UsageError(f"{name}={number} is too many {of}", remedy=f"give at most {most}")
     return number
 
 

@@ -336,8 +336,9 @@ def test_an_unknown_api_or_error_is_refused(kafka_broker: Broker) -> None:
     for seconds in (-1, "1s", None):
         with pytest.raises(UsageError, match="number of seconds"):
             kafka_broker.delay("Produce", seconds)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(UsageError, match="partitions"):
-        Broker(partitions=0)
+    for partitions in (0, 100_000):
+        with pytest.raises(UsageError, match="partitions"):
+            Broker(partitions=partitions)
 
 
 def test_an_api_is_delayed(kafka_broker: Broker, client: Client) -> None:
