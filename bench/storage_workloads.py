@@ -47,8 +47,7 @@ from lastword.files import DEFAULT
 from lastword.ingest.apply import commit
 from lastword.ingest.staging import OWN_FILE_BYTES, CommitManifest, SharedWriter, StagedWriter
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition import scan
-from lastword.partition.lookups import positions_of
+from lastword.partition.lookups import positions_of, record_at
 from lastword.partition.open import open_log
 from lastword.partition.reads import read_batches
 from lastword.records.pack import pack_arrow
@@ -215,8 +214,8 @@ def lookup(run: Run) -> Iterator[Measured]:
 
         def read_singly(each: list[int] = each, view: Any = view) -> None:
             for offset in each:
-                record = scan.single(view, offset, committed=False)
-                assert record is not None and record.offset == offset
+                found = record_at(view, offset)
+                assert found is not None and found[0].offset == offset
 
         singly = run.times(read_singly)
         root = data.partitions[0].parent
