@@ -321,7 +321,7 @@ class Outcomes:
     Args:
         log: The log.
         end: End of the range.
-        start: Start of the range. None: the first batch that is given, so that no later one is before it.
+        start: Start of the range. None: that of the first batch with a transaction; no later one is below it.
     """
 
     def __init__(self, log: ScannedLog, end: int, *, start: int | None = None) -> None:
