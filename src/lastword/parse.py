@@ -116,7 +116,7 @@ def as_int(given: object) -> int | None:
     if isinstance(given, bool):
         return None
     try:
-        return operator.index(given)  # type: ignore[arg-type]
+        return operator.index(given)  # type: ignore[arg-type]  # another type is a TypeError
     except TypeError:
         return None
 

@@ -234,7 +234,7 @@ def _is_binary(kind: Any, name: str) -> bool:
         return False
     try:
         pa.array([], kind.field(name).type).cast(pa.binary())
-    except pa.ArrowNotImplementedError:
+    except pa.ArrowNotImplementedError:  # a type that has no bytes, such as a number
         return False
     return True
 

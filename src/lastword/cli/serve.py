@@ -54,13 +54,7 @@ def serve(
         typer.Option(metavar="HOST:PORT", help="the address that clients connect to, if it is another one"),
     ] = None,
     partitions: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="partitions of a topic whose creator gives none",
-            min=1,
-            max=10_000,  # of a topic that a request creates (`node.MOST_PARTITIONS`)
-        ),
+        int, typer.Option(metavar="N", help="partitions of a topic whose creator gives none", min=1)
     ] = 1,
     auto_create_topics: Annotated[
         bool,

@@ -22,6 +22,7 @@ from lastword.api.logs import LogDir
 from lastword.api.topic import create_topics, delete_topics
 from lastword.errors import InvalidTopicError, LastwordError, OfflineError, StorageError
 from lastword.logdir.identity import read_meta_properties
+from lastword.parse import check_count
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import ZERO_UUID, Message
@@ -76,6 +77,10 @@ class Options:
     partitions: int = 1
     offsets_partitions: int = 1
     transactions_partitions: int = 1
+
+    def __post_init__(self) -> None:
+        count = check_count("partitions", self.partitions, "partitions", least=1, most=MOST_PARTITIONS)
+        object.__setattr__(self, "partitions", count)
 
     @property
     def mechanisms(self) -> list[str]:

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 from lastword import metrics
 from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
-from lastword.parse import check_count, check_path
+from lastword.parse import check_path
 from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
-from lastword.server.node import MOST_PARTITIONS, Answer, ClusterNode, Options
+from lastword.server.node import Answer, ClusterNode, Options
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -756,7 +756,7 @@ def serve(
         users=None if users is None else security.Users(users),
         tls=_tls_context(tls),
         auto_create_topics=auto_create_topics,
-        partitions=check_count("partitions", partitions, "partitions", least=1, most=MOST_PARTITIONS),
+        partitions=partitions,
     )
     if isinstance(directory, LogDir):
         directory.dirs.require_writable()

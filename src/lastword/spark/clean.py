@@ -104,8 +104,8 @@ def clean(
         strategy: Chooses the segments; None: the setting lastword.strategy. `generational` starts from the
             saved garbage index and saves it for the next cleaning, by Spark or by the library.
         scratch: A directory that all executors see, for the files of a divided cleaning; None: the directory
-            of the partition. The files hold the key of each record and 5 bytes more. No effect in a bucket:
-            the files are there.
+            of the partition. The files take the size of all keys and 5 bytes for each record. In a bucket
+            it has no effect: the files are in the bucket.
         task_bytes: A partition with more bytes than this to clean is divided over tasks and cleaned as a
             whole. A partition that is due by its garbage index is never divided.
         progress: Called with a `Progress` as partitions, and the steps of a divided cleaning, are done. The
