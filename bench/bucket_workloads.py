@@ -124,7 +124,7 @@ def _verbs(table: pa.Table) -> Iterator[Measured]:
         yield _priced(store, "read", table, lambda: _drain(topic))
         yield _priced(store, "open, plan a cleaning", table, lambda: _plan(store))
         yield _priced(store, "clean", table, lambda: logs.clean())
-        yield _priced(store, "read newest values", table, lambda: _drain(topic, view="latest"))
+        yield _priced(store, "read newest values", table, lambda: _drain(topic, view="newest"))
 
 
 def _extend(topic: Any, table: pa.Table, records: int) -> None:

@@ -156,7 +156,7 @@ class _Log:
         self._logs.clean(due=True)
 
     def read(self, records: int) -> None:
-        batches = self._logs["t"].read(view="latest").arrow()
+        batches = self._logs["t"].read(view="newest").arrow()
         assert sum(batch.num_rows for batch in batches) == records
 
 

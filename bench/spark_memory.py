@@ -98,9 +98,9 @@ def measure(root: Path) -> None:
     print(f"{'step':<34} {'seconds':>8} {'executor MiB':>13} {'worker MiB':>11} {'its own':>8}", flush=True)
     step("read, every column", lambda: noop(load()))
     step("read, each record checked", lambda: read_whole(load(), records))
-    step("restore from it as written", lambda: newest(load(view="latest"), records))
+    step("restore from it as written", lambda: newest(load(view="newest"), records))
     step("clean, divided", lambda: cleaned(spark, root))
-    step("restore from it cleaned", lambda: newest(load(view="latest"), records))
+    step("restore from it cleaned", lambda: newest(load(view="newest"), records))
     step("restore into Parquet", lambda: restored(spark, root, records))
     spark.stop()
 

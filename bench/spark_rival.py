@@ -133,7 +133,7 @@ def main() -> None:
         sink = made_rows(spark, int(rows)).write.format("kafka")
         sink.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
 
-    def latest() -> None:
+    def newest() -> None:
         source = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap)
         rows = source.option("subscribe", topic).load()
         rows.groupBy("key").agg(F.max_by("value", "offset")).write.format("noop").mode("overwrite").save()
@@ -144,7 +144,7 @@ def main() -> None:
 
     if job == "read":
         count()
-    for seconds in timed_runs({"read": read, "write": write, "latest": latest}[job], int(repetitions)):
+    for seconds in timed_runs({"read": read, "write": write, "newest": newest}[job], int(repetitions)):
         print(json.dumps({"seconds": seconds}), flush=True)
     spark.stop()
 

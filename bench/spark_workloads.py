@@ -103,10 +103,10 @@ def spark_read(run: Run) -> list[Measured]:
         )[1:]
 
         def newest() -> None:
-            reader = spark.read.format("lastword").options(subscribe=topic, view="latest")
+            reader = spark.read.format("lastword").options(subscribe=topic, view="newest")
             noop(reader.schema(schema).load(root))
 
-        latest = timed_runs(newest, run.repetitions)[1:]
+        newest_view = timed_runs(newest, run.repetitions)[1:]
     with broker(run.scratch / "broker") as kafka:
         with kafka:
             kafka.create_topic(topic, PARTITIONS, retention_ms="-1")
@@ -114,14 +114,19 @@ def spark_read(run: Run) -> list[Measured]:
             adopt(kafka.directory, partition.name, partition)
         with kafka:
             theirs = rival.run(kafka.bootstrap, "read", topic, data.records, run.repetitions)
-            by_group = rival.run(kafka.bootstrap, "latest", topic, data.records, 1)
+            by_group = rival.run(kafka.bootstrap, "newest", topic, data.records, 1)
     shutil.rmtree(root)
     name = f"Spark's Kafka source, PySpark {pyspark.__version__} / 4.2.0"
     return [
         rows("spark-read", "key and value to noop", data.records, pruned, theirs, name),
         rows("spark-read", "the same, without a schema", data.records, full, theirs, name),
         rows(
-            "spark-read", "newest value of each key", data.records, latest, by_group, "its groupBy and max_by"
+            "spark-read",
+            "newest value of each key",
+            data.records,
+            newest_view,
+            by_group,
+            "its groupBy and max_by",
         ),
     ]
 

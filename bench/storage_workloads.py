@@ -623,7 +623,7 @@ def _segment_verbs(root: Path, segments: int) -> dict[str, Callable[[], Any]]:
         "bounds": read(lambda _, topic: topic.bounds()),
         "ls": read(lambda _, topic: topic.segments()),
         "dry run": read(lambda logs, _: logs.plan()),
-        "newest values": read(lambda _, topic: topic.read(view="latest").arrow().read_all()),
+        "newest values": read(lambda _, topic: topic.read(view="newest").arrow().read_all()),
         "from a time": read(lambda _, topic: next(iter(topic.read(LONG_AGO)))),
         "clean": change(lambda logs: logs.clean()),
         "trim": change(lambda logs: logs.topic("t").trim(4 * segments)),

@@ -83,14 +83,14 @@ def main(data: str = DIRECTORY) -> int:
     title(4, "restore the newest flight of each aircraft, twice, and check both")
     with step("answer from the original table: Spark's max_by, without lastword"):
         truth = {row.key: row.value for row in flights.newest(named).collect()}
-    with step("restore with Spark: view=latest"):
-        latest = spark.read.format("lastword").option("subscribe", TOPIC).option("view", "latest").load(data)
-        rows_left = latest.selectExpr("string(key) key", "string(value) value").collect()
+    with step("restore with Spark: view=newest"):
+        newest = spark.read.format("lastword").option("subscribe", TOPIC).option("view", "newest").load(data)
+        rows_left = newest.selectExpr("string(key) key", "string(value) value").collect()
         by_spark = {row.key: row.value for row in rows_left}
     with step("restore with Python: a mapping"), lastword.open(data) as logs:
         by_python = dict(logs.state(TOPIC))
-    say(f"{len(truth):,} aircraft in the table; view=latest {len(by_spark):,}, mapping {len(by_python):,}")
-    check("view=latest", truth == by_spark)
+    say(f"{len(truth):,} aircraft in the table; view=newest {len(by_spark):,}, mapping {len(by_python):,}")
+    check("view=newest", truth == by_spark)
     check("the mapping", {key: json.loads(value) for key, value in truth.items()} == by_python)
     tail = "N14228"
     say(f"the newest flight of {tail}: {truth[tail]}")

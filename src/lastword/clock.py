@@ -66,8 +66,8 @@ class ShiftedClock(SystemClock):
 POLL_SECONDS = 0.005
 
 
-class ManualClock:
-    """A clock that moves only when `sleep`, `advance` or `set_date` is called.
+class StandingClock:
+    """A clock that moves only in `sleep` and in the methods of its subclass.
 
     `wait` blocks until the event is set or another thread has moved the clock far enough.
     """
@@ -89,7 +89,7 @@ class ManualClock:
         """Block this thread for a number of seconds of `monotonic`."""
         whole_ms, rest_ms = divmod(self._slept * 1000 + max(0.0, seconds) * 1000, 1)
         self._slept = rest_ms / 1000
-        self.advance(int(whole_ms))
+        self._move(int(whole_ms))
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait until the event is set or `seconds` of `monotonic` have passed; return whether it is set."""
@@ -98,13 +98,23 @@ class ManualClock:
             event.wait(POLL_SECONDS)
         return event.is_set()
 
+    def _move(self, ms: int) -> None:
+        self._now_ms += ms
+        self._elapsed_ms += ms
+
+    def _date(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+
+
+class ManualClock(StandingClock):
+    """A clock that moves only when `sleep`, `advance` or `set_date` is called, in milliseconds."""
+
     def advance(self, ms: int) -> None:
         """Move both counters forward by `ms` milliseconds."""
         if ms < 0:
             raise ValueError("time passes forward; use set_date to move the date back")
-        self._now_ms += ms
-        self._elapsed_ms += ms
+        self._move(ms)
 
     def set_date(self, now_ms: int) -> None:
         """Move the date only, as a clock correction does."""
-        self._now_ms = now_ms
+        self._date(now_ms)

@@ -188,10 +188,18 @@ def _partial_class(kind: type[LastwordError]) -> type[LastwordError]:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most similar to `name`, or None."""
+    """Return the known name that is most similar to `name`, or None.
+
+    A name that has changed, and one that lacks only the words before it, are found too.
+    """
     import difflib  # loads only for a message
 
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    names = list(known)
+    changed = name.replace("latest", "newest")
+    if changed in names:
+        return changed
+    longer = [known_name for known_name in names if known_name.endswith(("_" + name, "." + name))]
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=cutoff) or longer
     return matches[0] if matches else None
 
 

@@ -1,10 +1,12 @@
 """Read sizes, durations, timestamps and paths that a user typed or passed; units.py shows them.
 
-Sizes are whole bytes, durations and timestamps whole milliseconds; timestamps count from 1970 in UTC.
+Sizes are whole bytes, timestamps whole milliseconds since 1970 in UTC. A bare number is a time in seconds,
+but in milliseconds where Kafka defines it so: in settings whose names end in `.ms`, and in timestamps.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import re
@@ -17,9 +19,13 @@ from typing import Literal
 from lastword.errors import UsageError
 from lastword.units import EPOCH, GIB, KIB, MIB, to_time
 
+Duration = int | float | str | timedelta
+"""A time: seconds, a text with a unit such as "7d", or a timedelta."""
+
 _BYTE_UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
 _UNIT_NAMES = {"b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
 _MS_UNITS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SECOND_UNITS = {**_MS_UNITS, "": 1000}
 _QUANTITY = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(\.\d+)?\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -50,19 +56,36 @@ def parse_bytes(text: str | int) -> int:
     return _parse(text, _BYTE_UNITS, "size")
 
 
-def parse_duration_ms(duration: str | int | timedelta) -> int:
-    """Parse a duration in milliseconds: `"7d"`, `"250ms"`, a number of milliseconds, or a timedelta."""
+def parse_duration_ms(duration: Duration) -> int:
+    """Return a duration in milliseconds: `"7d"`, `"250ms"`, a number of seconds, or a timedelta."""
+    if isinstance(duration, timedelta):
+        return duration // timedelta(milliseconds=1)
+    if isinstance(duration, float) and math.isfinite(duration):
+        return round(duration * 1000)
+    milliseconds = _parse(duration, _SECOND_UNITS, "duration")  # type: ignore[arg-type]
+    return milliseconds if isinstance(duration, str) else milliseconds * 1000
+
+
+def parse_setting_ms(duration: str | int | timedelta) -> int:
+    """Return the value of a setting in milliseconds. As in Kafka, a bare number is milliseconds."""
     if isinstance(duration, timedelta):
         return duration // timedelta(milliseconds=1)
     return _parse(duration, _MS_UNITS, "duration")
 
 
-def check_seconds(name: str, seconds: object) -> None:
-    """Raise UsageError unless the argument `name` is a number of seconds, 0 or more."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+def parse_seconds(name: str, given: object) -> float:
+    """Return the argument `name`, a duration of 0 or more, in seconds."""
+    if isinstance(given, float) and given >= 0:
+        return given
+    try:
+        seconds = parse_duration_ms(given) / 1000  # type: ignore[arg-type]
+    except (UsageError, OverflowError):
+        seconds = -1
+    if seconds < 0:
         raise UsageError(
-            f"{name}={seconds!r} is not a number of seconds", remedy="give seconds, 0 or more: 1, 0.5"
+            f"{name}={given!r} is not a time", remedy=f'give 0 seconds or more: {name}=1, {name}="90s"'
         )
+    return seconds
 
 
 def check_count(name: str, given: object, of: str, *, least: int = 0, most: int | None = None) -> int:

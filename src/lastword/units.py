@@ -48,7 +48,7 @@ def exact_bytes(size_bytes: int) -> str:
 
 
 def exact_duration(duration_ms: int) -> str:
-    """Return the shortest text that `parse_duration_ms` reads back as the same number: `7d`, `1500ms`."""
+    """Return the shortest text that `parse_setting_ms` reads back as the same number: `7d`, `1500ms`."""
     return _exact(duration_ms, (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)))
 
 

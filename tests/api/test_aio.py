@@ -44,7 +44,7 @@ def test_append_and_read(tmp_path: Path) -> None:
             records = [record async for record in users.read(prefetch=7)]
             assert [record.offset for record in records] == list(range(1002))
             assert (records[0].value, records[1].value, records[1001].value) == ({"n": 1}, None, 999)
-            newest = {record.key async for record in users.read(view="latest", prefetch=64)}
+            newest = {record.key async for record in users.read(view="newest", prefetch=64)}
             assert newest == {f"k{n}" for n in range(1000)}
             assert await logs.run(users.topic.bounds) == {0: (0, 1002)}
 

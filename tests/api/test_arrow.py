@@ -65,13 +65,13 @@ def test_small_batches(logs):
 def test_views_and_keys(logs):
     topic = logs.create_topic("t")
     topic.extend((b"%d" % (n % 10), b"%d" % n) for n in range(100))
-    latest = topic.read(view="latest").arrow().read_all()
-    assert latest["value"].to_pylist() == [b"%d" % n for n in range(90, 100)]
+    newest_view = topic.read(view="newest").arrow().read_all()
+    assert newest_view["value"].to_pylist() == [b"%d" % n for n in range(90, 100)]
     assert topic.read(keys=[b"3"]).arrow().read_all().num_rows == 10
-    assert topic.read("latest").arrow().read_all().num_rows == 0
+    assert topic.read({0: "latest"}).arrow().read_all().num_rows == 0
 
 
-@pytest.mark.parametrize("view", ["latest", "changes"])
+@pytest.mark.parametrize("view", ["newest", "changes"])
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
 def test_newest_values_of_a_long_range_are_the_records_in_batches_of_the_wanted_size(logs, view, codec):
     topic = logs.create_topic("t", 2, key_serializer="str", compression_type=codec, segment_bytes="256KiB")
@@ -100,7 +100,7 @@ def test_newest_values_of_a_long_range_are_the_records_in_batches_of_the_wanted_
     assert reader.position == {n: end for n, (_, end) in topic.bounds().items()}
 
 
-@pytest.mark.parametrize("view", ["log", "latest"])
+@pytest.mark.parametrize("view", ["log", "newest"])
 def test_a_read_that_failed_raises_its_error_again_and_never_ends(logs, view):
     """A generator that raised looks like one that has ended: the rest of the log would seem to be empty."""
     logs.create_topic("numbers").extend([(b"%08d" % n if n != 30 else b"odd", b"v") for n in range(40)])

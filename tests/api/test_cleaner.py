@@ -65,7 +65,7 @@ def filled(logs, name="users", count=40, keys=4, value_bytes=100, **config):
 
 
 def newest(topic):
-    return {record.key: record.value for record in topic.read(view="latest")}
+    return {record.key: record.value for record in topic.read(view="newest")}
 
 
 def turn(logs):
@@ -521,7 +521,7 @@ def test_no_call_waits_for_it(slow, verb):
 def test_a_pause_that_waits_gives_up(slow):
     logs, _ = slow
     with pytest.raises(BusyError):
-        logs.cleaner.pause("users", 0, abort=False, seconds=0.02)
+        logs.cleaner.pause("users", 0, abort=False, timeout=0.02)
     assert [partition.pauses for partition in logs.cleaner.status().partitions] == [0]
 
 

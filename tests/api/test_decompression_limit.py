@@ -88,7 +88,7 @@ VERBS: dict[str, Callable[[str], None]] = {
     "dump": _dump,
     "verify": _verify,
     "read": _reading(lambda logs: sum(1 for _ in logs.topic("t").read())),
-    "latest": _reading(lambda logs: sum(1 for _ in logs.topic("t").read(view="latest"))),
+    "newest": _reading(lambda logs: sum(1 for _ in logs.topic("t").read(view="newest"))),
     "arrow": _reading(lambda logs: logs.topic("t").read().arrow().read_all()),
     "state": _reading(lambda logs: len(logs.state("t", key_serializer="bytes", value_serializer="bytes"))),
     "restore": _reading(lambda logs: logs.restore("t", to=f"{logs.paths[0]}.parquet")),

@@ -15,7 +15,7 @@ from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.snapshots import Stability, replay
-from lastword.partition.view import LatestView
+from lastword.partition.view import CurrentView
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles
 from tests.transactions import end_transaction
@@ -100,13 +100,13 @@ def test_a_quiet_log_is_polled_every_3_ms(reader, clock):
 def test_polls_that_take_long_are_rarer(reader, clock, monkeypatch):
     """The pause is 50 times the poll's time, at most 0.1 s; one slow poll causes no long pause."""
     costs_ms = [0] * 20
-    real = LatestView.get
+    real = CurrentView.get
 
     def get(view):
         clock.advance(costs_ms.pop(0) if costs_ms else 0)
         return real(view)
 
-    monkeypatch.setattr(LatestView, "get", get)
+    monkeypatch.setattr(CurrentView, "get", get)
     for cost_ms, pause in ((1, 0.05), (9, 0.1)):
         costs_ms[:] = [cost_ms] * 100
         clock.sleeps.clear()
@@ -228,7 +228,7 @@ def test_as_arrow(reader, writer, clock):
     [
         {"timeout": 1},
         {"follow": True, "end": 5},
-        {"follow": True, "view": "latest"},
+        {"follow": True, "view": "newest"},
         {"follow": True, "view": "changes"},
         {"follow": True, "timeout": -1},
         {"follow": True, "timeout": float("nan")},

@@ -325,7 +325,7 @@ def test_cleaning_between_a_call_and_its_repetition(tmp_path: Path) -> None:
         assert topic.extend(keyed[1], producer="loader", sequence=1) == 40
         assert topic.bounds() == ends
         assert topic.extend(keyed[2], producer="loader", sequence=2) == 40
-        newest = {r.key: r.value for r in topic.read(view="latest")}
+        newest = {r.key: r.value for r in topic.read(view="newest")}
         assert newest == {b"k%d" % i: b"2/%d" % (35 + i) for i in range(5)}
 
 

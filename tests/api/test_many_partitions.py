@@ -419,7 +419,7 @@ SEGMENT_READS = {
     "from an offset": first_of(50),
     "from a time": first_of(datetime.fromtimestamp(0, UTC)),
     "all": lambda logs: logs.topic("users").read().arrow().read_all(),
-    "newest values": lambda logs: logs.topic("users").read(view="latest").arrow().read_all(),
+    "newest values": lambda logs: logs.topic("users").read(view="newest").arrow().read_all(),
     "ls": lambda logs: logs.topic("users").segments(),
     "explain": lambda logs: logs.explain(),
     "plan": lambda logs: logs.plan(),

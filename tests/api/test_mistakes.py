@@ -1,5 +1,6 @@
 """Mistakes of new users: each is a UsageError that says what to do, and nothing is changed."""
 
+import math
 import os
 import re
 from datetime import datetime
@@ -49,9 +50,12 @@ READS = {
         lambda users: users.append(b"a", b"", timestamp=2**63),
         f"{2**63} is not a timestamp",
     ),
-    "an age that is a fraction": (lambda users: users.lease("reader", max_age=5.5), "5.5 is not a duration"),
+    "an age that is no time": (
+        lambda users: users.lease("reader", max_age=math.nan),
+        "nan is not a duration",
+    ),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
-    "a view that is none": (lambda users: users.read(view="newest"), "unknown view"),
+    "a view that is none": (lambda users: users.read(view="oldest"), "unknown view"),
     "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is not a position in a log"),
     "no list of keys": (lambda users: users.read(keys=5), "keys= is a int"),
     "less than no record": (lambda users: users.read().take(-1), "most=-1 is not a number of records"),
@@ -100,11 +104,11 @@ CLEANER = {
     "a topic that is a number": (lambda cleaner: cleaner.pause(5, 0), "5 is no topic name"),
     "an unknown partition": (lambda cleaner: cleaner.pause("users", "0"), "no partition '0'"),
     "a list of partitions": (lambda cleaner: cleaner.pause("users", [0]), r"no partition \[0\]"),
-    "seconds as text": (
-        lambda cleaner: cleaner.pause("users", 0, seconds="5"),
-        "seconds='5' is not a number",
+    "a time of words": (
+        lambda cleaner: cleaner.pause("users", 0, timeout="five"),
+        "timeout='five' is not a time",
     ),
-    "no seconds": (lambda cleaner: cleaner.stop(seconds=None), "seconds=None is not a number"),
+    "no time": (lambda cleaner: cleaner.stop(timeout=None), "timeout=None is not a time"),
     "a resume without a pause": (lambda cleaner: cleaner.resume("users", 0), "idle cannot resume"),
     "a budget that is no size": (lambda cleaner: cleaner.set_budget("fast"), "'fast' is not a size"),
     "a budget of nothing": (lambda cleaner: cleaner.set_budget(0), "would never end"),

@@ -42,7 +42,7 @@ def overwrite(path: Path, round_: int, strategy: str = "generational") -> State:
         logs.dirs.log("users", 0).roll()
         topic.append("last", round_)
         logs.clean("users", strategy=strategy)
-        return {record.key: record.value for record in topic.read(view="latest")}
+        return {record.key: record.value for record in topic.read(view="newest")}
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def latest(logs: Any, path: Path) -> State:
-    return {record.key: record.value for record in logs.topic("users").read(view="latest")}
+def newest(logs: Any, path: Path) -> State:
+    return {record.key: record.value for record in logs.topic("users").read(view="newest")}
 
 
 def changes(logs: Any, path: Path) -> State:
@@ -74,13 +74,13 @@ def changes(logs: Any, path: Path) -> State:
 
 
 def keys(logs: Any, path: Path) -> State:
-    return {record.key: record.value for record in logs.topic("users").read(view="latest", keys=ALL_KEYS)}
+    return {record.key: record.value for record in logs.topic("users").read(view="newest", keys=ALL_KEYS)}
 
 
 def arrow(logs: Any, path: Path) -> State:
     import json
 
-    rows = logs.topic("users").read(view="latest").arrow().read_all().to_pylist()
+    rows = logs.topic("users").read(view="newest").arrow().read_all().to_pylist()
     return {row["key"]: json.loads(row["value"]) for row in rows}
 
 
@@ -104,7 +104,7 @@ def restored(logs: Any, path: Path) -> State:
     return {row["key"]: row["value"] for row in rows if row["type"] == "record"}
 
 
-READS: list[Callable[[Any, Path], State]] = [latest, changes, keys, arrow, state, refreshed, restored]
+READS: list[Callable[[Any, Path], State]] = [newest, changes, keys, arrow, state, refreshed, restored]
 
 
 def decode(monkeypatch: pytest.MonkeyPatch, bulk: bool) -> None:
@@ -190,7 +190,7 @@ def test_newest_values_are_of_one_moment(
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-@pytest.mark.parametrize("read", ["latest", "changes", "state"])
+@pytest.mark.parametrize("read", ["newest", "changes", "state"])
 def test_an_earlier_end_is_answered_exactly_or_refused(
     read: str, bulk: bool, template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +279,7 @@ def test_a_state_read_during_a_truncation_is_read_again_by_refresh(
             topic = logs.topic("users")
             for grown in range(60):
                 topic.append(KEYS[grown % 3], ["grown", grown])
-            newest = {record.key: record.value for record in topic.read(view="latest")}
+            newest = {record.key: record.value for record in topic.read(view="newest")}
         for reader, values in readers:
             values.refresh()
             assert dict(values) == newest, f"opened before call {number} of the truncation"

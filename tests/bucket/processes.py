@@ -289,10 +289,10 @@ def judge_whole(place: Place) -> int:
         for at, row in sorted(found.items()):
             newest[row.key] = at, row
         wanted = {key: row for key, (_, row) in newest.items() if row.sequence}
-        latest = {
-            r.key: Row(r.key, r.value["w"], r.value["s"], r.value["i"]) for r in topic.read(view="latest")
+        newest_view = {
+            r.key: Row(r.key, r.value["w"], r.value["s"], r.value["i"]) for r in topic.read(view="newest")
         }
-        assert latest == wanted
+        assert newest_view == wanted
         assert not logs.verify().problems, logs.verify().problems
         for _ in range(3):
             logs.collect(retention=0)

@@ -169,7 +169,7 @@ def test_a_verb_without_permission(bucket: Bucket, opened: Open, kind: str) -> N
     newest = {key: n for _, _, key, n in expected}
     newest |= {"new": -1} if "small" in done else {}
     newest |= {key: value["n"] for key, value in ROWS[:100]} if "large" in done else {}
-    assert {r.key: r.value["n"] for r in logs["users"].read(view="latest")} == newest
+    assert {r.key: r.value["n"] for r in logs["users"].read(view="newest")} == newest
 
 
 def test_a_process_that_may_not_delete_opens_a_log_to_append(bucket: Bucket, opened: Open) -> None:

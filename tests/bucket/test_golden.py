@@ -66,9 +66,9 @@ def test_it_is_read_and_cleaned_as_in_a_directory(name: str, stage: str, tmp_pat
         with lastword.open(
             place, "a", clock=clock, cleanup_policy="compact", lastword_commit_linger_ms=0
         ) as logs:
-            before = [records(logs, view) for view in ("log", "latest")]
+            before = [records(logs, view) for view in ("log", "newest")]
             rounds = [(r.topic, r.partition, r.records_kept, r.removed) for r in logs.clean(strategy="kafka")]
-            after = [records(logs, view) for view in ("log", "latest")]
+            after = [records(logs, view) for view in ("log", "newest")]
             shown.append((before, rounds, after, {t: logs[t].bounds() for t in logs}))
             problems = logs.verify().problems
             shown[-1] = (*shown[-1], sorted(problem.code for problem in problems))

@@ -37,7 +37,7 @@ def saved(logs: lastword.LogDir, name: str = names.ACCOUNTS) -> bool:
 
 
 def newest(logs: lastword.LogDir) -> dict[bytes, bytes | None]:
-    return {record.key: record.value for record in logs["t"].read(view="latest")}
+    return {record.key: record.value for record in logs["t"].read(view="newest")}
 
 
 @pytest.fixture

@@ -61,9 +61,9 @@ def test_appends_reads_and_cleanings_are_those_of_a_directory(opened: Open, tmp_
             before = shown(topic)
             rounds = topic.clean()
             topic.append("k3", {"n": -3})
-            latest = sorted((r.key, r.value["n"]) for r in topic.read(view="latest"))
+            newest_view = sorted((r.key, r.value["n"]) for r in topic.read(view="newest"))
             results.append(
-                (before, shown(topic), latest, topic.bounds(), [r.certificate.records for r in rounds])
+                (before, shown(topic), newest_view, topic.bounds(), [r.certificate.records for r in rounds])
             )
             assert not logs.verify().problems
     assert results[0] == results[1]
@@ -104,7 +104,7 @@ def test_a_cleaning_joins_small_segments_so_that_readers_send_fewer_requests(
 
     def requests_of_a_read() -> int:
         requests.clear()
-        assert len(list(opened("r")["users"].read(view="latest"))) == 70
+        assert len(list(opened("r")["users"].read(view="newest"))) == 70
         return len(requests)
 
     assert requests_of_a_read() >= 70

@@ -79,7 +79,7 @@ class BucketModel(RuleBasedStateMachine):
         wanted = {key: value for key, value in newest.items() if value is not None}
         for logs in self.logs:
             topic = logs["t"]
-            assert {r.key: r.value for r in topic.read(view="latest")} == wanted
+            assert {r.key: r.value for r in topic.read(view="newest")} == wanted
             records = [(r.offset, r.key, r.value) for r in topic.read()]
             assert records == sorted(set(records)) and set(records) <= set(self.appended)
             assert topic.bounds() == {0: (0, len(self.appended))}

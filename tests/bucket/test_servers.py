@@ -25,7 +25,7 @@ def life(url: str, options: dict[str, str] | None) -> list[object]:
     with lastword.open(url, storage_options=options) as logs:
         topic = logs["users"]
         seen.append(sorted((r.partition, r.offset, r.key, r.value) for r in topic.read()))
-        seen.append(sorted((r.key, r.value) for r in topic.read(view="latest")))
+        seen.append(sorted((r.key, r.value) for r in topic.read(view="newest")))
         seen.append(topic.bounds())
     return seen
 

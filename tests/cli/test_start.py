@@ -45,7 +45,7 @@ def test_light_commands_import_nothing_heavy(tmp_path):
         ["append", "data", "users", "ada", "1", "--ack", "disk"],
         ["append", "data", "users"],
         ["read", "data", "users"],
-        ["read", "data", "users", "--view", "latest"],
+        ["read", "data", "users", "--view", "newest"],
         ["dump", "data/users-0/00000000000000000000.log"],
         ["verify", "data"],
     ]

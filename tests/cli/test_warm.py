@@ -28,7 +28,7 @@ print(numba.config.CACHE_DIR or "elsewhere untouched")
 NEED_KERNELS = [
     ["ls", "data"],
     ["ls", "data", "--quick"],
-    ["read", "data", "users", "--view", "latest", "-n", "1"],
+    ["read", "data", "users", "--view", "newest", "-n", "1"],
     ["read", "data", "users", "-n", "4000"],
     ["explain", "data", "users", "--key", "key 1"],
     ["duplication", "data"],

@@ -172,7 +172,7 @@ def _verbs(logs: lastword.LogDir, scratch: Path) -> Iterator[tuple[str, Callable
     yield "repr", lambda: logs._repr_html_()
     for name in TOPICS[:2]:
         topic = logs.topic(name)
-        for view in ("log", "latest", "changes"):
+        for view in ("log", "newest", "changes"):
             yield f"read {view}", lambda t=topic, v=view: _drain(t.read(view=v))
             yield f"arrow {view}", lambda t=topic, v=view: _drain(t.read(view=v).arrow())
         yield "read uncommitted", lambda t=topic: _drain(t.read(isolation="read_uncommitted"))

@@ -408,7 +408,7 @@ def test_abuse_07_keys_of_one_murmur2_value(tmp_path: Path) -> None:
             started = time.monotonic()
             logs.clean()
             seconds[name] = time.monotonic() - started
-            assert sum(1 for _ in topic.read(view="latest")) == len(keys)
+            assert sum(1 for _ in topic.read(view="newest")) == len(keys)
             if name == "hostile":
                 assert sorted(end for _, end in topic.bounds().values())[:3] == [0, 0, 0]
     assert seconds["hostile"] < 2 * seconds["harmless"] + 1.0
@@ -806,7 +806,7 @@ def test_abuse_17_a_full_drive(tmp_path: Path) -> None:
         logs.clean()
         assert {r.key: r.value for r in topic.read()}[b"k0"] == b"with room again"
         logs.close()
-    assert records(tmp_path / "d", view="latest")[-1][2] == b"with room again"
+    assert records(tmp_path / "d", view="newest")[-1][2] == b"with room again"
     assert not [n for n in _names(tmp_path / "d" / "t-0") if n.endswith((".cleaned", ".swap", ".deleted"))]
 
 

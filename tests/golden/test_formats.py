@@ -153,14 +153,14 @@ def test_kernels_and_plain_python_read_the_same(name: str, unpacked: Callable[[s
                 by_key = {record.key: record for record in ways[0] if record.key is not None}
                 wanted = sorted(by_key.values(), key=lambda record: record.offset)
                 for plain in (True, False):
-                    latest = newest(
+                    newest_view = newest(
                         Range(view, start, end),
                         tombstones=True,
                         map_bytes=MAP_BYTES,
                         plain=plain,
                         committed=committed,
                     )
-                    assert list(latest) == wanted
+                    assert list(newest_view) == wanted
 
 
 @pytest.mark.parametrize("name", [*LEGACY, *TRANSACTIONAL])
@@ -371,7 +371,7 @@ def test_an_open_transaction_holds_committed_readers_back(unpacked: Callable[[st
         assert list(reader) == [] and reader.position == {0: expected.stable}
         reader = topic.read(start=log_end)
         assert list(reader) == [] and reader.position == {0: log_end}
-        assert list(topic.read(start="latest")) == []
+        assert list(topic.read(start={0: "latest"})) == []
         all_of_them = list(topic.read(start=expected.stable, isolation="read_uncommitted"))
         assert [r.offset for r in all_of_them] == [
             line["offset"] for line in expected.shown("read_uncommitted") if line["offset"] >= expected.stable

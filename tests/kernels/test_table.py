@@ -58,7 +58,7 @@ def test_cut_like_the_twin(
     size: int,
     most_bytes: int,
     most_offset: int,
-    latest: int | None,
+    last_time: int | None,
     overdue: bool,
 ) -> None:
     before = 2  # rows of another output
@@ -77,9 +77,9 @@ def test_cut_like_the_twin(
         size,
         most_bytes,
         most_offset,
-        latest or 0,
+        last_time or 0,
         overdue,
-        latest is None,
+        last_time is None,
     )
-    asked = twin.rows_before_roll(rows, unasked, size, most_bytes, most_offset, latest, overdue)
+    asked = twin.rows_before_roll(rows, unasked, size, most_bytes, most_offset, last_time, overdue)
     assert end - before == max(asked, min(unasked, len(rows)))

@@ -32,17 +32,17 @@ def rows_before_roll(
     segment_size: int,
     most_bytes: int,
     most_offset: int,
-    latest: int | None,
+    last_time: int | None,
     overdue: bool,
 ) -> int:
     """Return the number of rows that fit into the segment.
 
-    Rows are (size, last offset, largest timestamp). With `latest` None only `overdue` counts.
+    Rows are (size, last offset, largest timestamp). With `last_time` None only `overdue` counts.
     """
     before = segment_size
     for number, (size, last_offset, timestamp) in enumerate(rows):
         too_large = before + size > most_bytes
-        too_old = before > 0 and (overdue if latest is None else timestamp > latest)
+        too_old = before > 0 and (overdue if last_time is None else timestamp > last_time)
         full = before > 0 if too_large else last_offset > most_offset or too_old
         if full and number >= unasked:
             return number

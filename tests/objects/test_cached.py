@@ -115,21 +115,21 @@ def test_the_second_process_sends_fewer_requests(
         topic.extend((f"k{number}", b"%d" % -number) for number in range(2000))
         topic.append("k1", b"last")
 
-    def latest(options: dict[str, str] = options) -> dict[str, bytes]:
+    def newest(options: dict[str, str] = options) -> dict[str, bytes]:
         with lastword.open(url, storage_options=options) as logs:
-            return {record.key: record.value for record in logs["t"].read(view="latest")}
+            return {record.key: record.value for record in logs["t"].read(view="newest")}
 
     reads()
-    assert latest() == latest(gcs.options)
+    assert newest() == newest(gcs.options)
     reads()
-    first = latest(gcs.options)
+    first = newest(gcs.options)
     without = reads()
-    assert latest() == first and first["k1"] == b"last" and len(first) == 2000
+    assert newest() == first and first["k1"] == b"last" and len(first) == 2000
     assert reads() == 3 and without > 10
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert latest() == first and reads() > 3
-    assert latest() == first and reads() == 3
+    assert newest() == first and reads() > 3
+    assert newest() == first and reads() == 3
     with lastword.open(url, "a", storage_options=options, log_cleaner_enable=False) as logs:
         logs["t"].append("k1", b"newer")
         assert dict(logs.state("t", value_serializer="bytes"))["k1"] == b"newer"

@@ -14,7 +14,7 @@ from lastword.errors import DiskFullError, LastwordError, StorageError
 from lastword.files import OsFiles
 from lastword.partition import PartitionLog, PartitionView
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.view import LatestView
+from lastword.partition.view import CurrentView
 from lastword.segment import append, names
 from lastword.testing.unsynced import UNSYNCED
 from lastword.tools.findings import Findings
@@ -145,11 +145,11 @@ def test_a_reader_finds_what_is_appended_over_zeros(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), config=LARGE)
     synced(log, 5)
     store = DirectorySegments(OsFiles(), log.directory)
-    latest = LatestView(PartitionView.load(store), lambda: PartitionView.load(store))
+    current = CurrentView(PartitionView.load(store), lambda: PartitionView.load(store))
     sizes = set()
     for number in range(5, 60):
-        view = latest.get()
-        assert latest.get() is view and view.is_current(), "nothing was appended"
+        view = current.get()
+        assert current.get() is view and view.is_current(), "nothing was appended"
         assert view.log_end == number and len(records(view)) == number
         synced(log, 1)
         sizes.add(Path(log.active.file).stat().st_size)

@@ -139,7 +139,7 @@ def test_gaps_of_a_cleaned_log(source: lastword.LogDir, cluster: Server, copy: P
     fill(source, 3)
     pull(cluster, None, copy)
     with lastword.open(copy) as logs, lastword.open(source.paths[0]) as theirs:
-        for view in ("latest",):
+        for view in ("newest",):
             assert list(map(facts, logs["users"].read(view=view))) == list(
                 map(facts, theirs["users"].read(view=view))
             )
@@ -236,8 +236,8 @@ def test_a_copy_that_was_cleaned_is_continued(source: lastword.LogDir, cluster: 
     fill(source, 10)
     pull(cluster, "users", copy)
     with lastword.open(copy) as logs:
-        assert list(map(facts, logs["users"].read(view="latest"))) == list(
-            map(facts, source["users"].read(view="latest"))
+        assert list(map(facts, logs["users"].read(view="newest"))) == list(
+            map(facts, source["users"].read(view="newest"))
         )
         assert logs.verify().ok
 

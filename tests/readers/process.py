@@ -29,7 +29,7 @@ rng = random.Random(seed)
 raw = dict(key_serializer="bytes", value_serializer="bytes")
 text = lambda data: None if data is None else data.decode("latin-1")
 out = open(sys.argv[5], "w")
-kinds = ("log", "latest", "changes", "state", "arrow", "follow", "verify")
+kinds = ("log", "newest", "changes", "state", "arrow", "follow", "verify")
 for number in itertools.count():
     if number == len(kinds):  # warm
         print("ready", flush=True)
@@ -109,7 +109,7 @@ def judge(writer: Writer, reads: list[list[Any]]) -> list[str]:
             elif kind == "state":
                 shown = {_data(key): _data(value) for _, _, key, value in rows}
                 window.check_moment(shown, tombstones=False, values=True)  # type: ignore[arg-type]
-            elif kind in ("latest", "changes"):
+            elif kind in ("newest", "changes"):
                 newest = {_data(key): offset for _, offset, key, _ in rows}
                 window.check_moment(newest, tombstones=kind == "changes")  # type: ignore[arg-type]
             else:

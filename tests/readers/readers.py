@@ -120,7 +120,7 @@ def read_uncommitted(journey: Journey) -> None:
 
 
 def read_newest(journey: Journey) -> None:
-    view = journey.rng.choice(("latest", "changes"))
+    view = journey.rng.choice(("newest", "changes"))
     with journey.open() as logs:
         rows = rows_of(logs.topic(TOPIC).read(view=view))
     check_rows(journey, rows, view=view)
@@ -128,7 +128,7 @@ def read_newest(journey: Journey) -> None:
 
 def read_keys(journey: Journey) -> None:
     keys = [b"k%d" % n for n in journey.rng.sample(range(9), 3)]
-    view = journey.rng.choice(("log", "latest", "changes"))
+    view = journey.rng.choice(("log", "newest", "changes"))
     with journey.open() as logs:
         rows = rows_of(logs.topic(TOPIC).read(view=view, keys=keys))
     if view != "log":
@@ -168,7 +168,7 @@ def read_as_of(journey: Journey) -> None:
     rng = journey.rng
     ends = journey.windows()[0].calls[0]
     end = rng.randrange(ends.log_start, ends.stable + 1)
-    kind = rng.choice(("latest", "changes", "state"))
+    kind = rng.choice(("newest", "changes", "state"))
     try:
         with journey.open() as logs:
             if kind == "state":
@@ -187,7 +187,7 @@ def read_as_of(journey: Journey) -> None:
 
 
 def read_arrow(journey: Journey) -> None:
-    view = journey.rng.choice(("log", "log", "latest", "changes"))
+    view = journey.rng.choice(("log", "log", "newest", "changes"))
     with journey.open() as logs:
         rows = arrow_rows(logs.topic(TOPIC).read(view=view).arrow(journey.rng.choice((300, 2 << 20))))
     check_rows(journey, rows, view=view)
@@ -271,7 +271,7 @@ def _bytes(value: Any) -> bytes | None:
 def restore(journey: Journey) -> None:
     with journey.open() as logs:
         logs.restore(TOPIC, to=SNAPSHOT)
-    check_rows(journey, _restored(journey), view="latest")
+    check_rows(journey, _restored(journey), view="newest")
 
 
 def restore_as_of(journey: Journey) -> None:
@@ -420,7 +420,7 @@ def _tasks(
 def spark_batch(journey: Journey) -> None:
     from lastword.spark.splits import choose, plan
 
-    view = journey.rng.choice(("log", "latest", "changes"))
+    view = journey.rng.choice(("log", "newest", "changes"))
     more = {"maxbytesperpartition": "600"} if view == "log" else {}
     options, schema, columns = _spark(journey, view, **more)
     with _in_place_of_default(journey.files):

@@ -18,7 +18,7 @@ from lastword.partition import scan
 from lastword.partition.log import PartitionLog
 from lastword.partition.lookups import records_at
 from lastword.partition.moment import Range
-from lastword.partition.view import LatestView, PartitionView
+from lastword.partition.view import CurrentView, PartitionView
 from lastword.state.newest import newest, newest_pairs
 from tests.fakes.memory_segments import MemorySegments, State, open_memory_log
 from tests.readers.history import SALT, Ends, History, PartitionHistory, Writer, steps_of, writer_of
@@ -184,11 +184,11 @@ def read_offsets(journey: Journey) -> None:
 
 
 def follow(journey: Journey) -> None:
-    latest = LatestView(journey.traveller.view(), journey.traveller.view)
+    current = CurrentView(journey.traveller.view(), journey.traveller.view)
     rows: list[Row] = []
-    position = latest.get().log_start
+    position = current.get().log_start
     for _ in range(6):
-        view = latest.get()
+        view = current.get()
         end = view.stable_offset
         rows += [row(record) for record in scan.records(view, position, end)]
         position = max(position, end)

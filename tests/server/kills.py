@@ -265,7 +265,7 @@ def judge(folder: Path, verdict: Verdict) -> None:
     journals = {name: Journal(folder / f"{name}.jsonl").lines() for name in CLIENTS}
     with lastword.open(folder / "data") as logs:
         events = [(r.partition, r.offset, r.value) for r in logs.topic(EVENTS).read()]
-        state = {r.key: json.loads(r.value) for r in logs.topic(STATE).read(view="latest")}
+        state = {r.key: json.loads(r.value) for r in logs.topic(STATE).read(view="newest")}
         kept = [json.loads(r.value) for r in logs.topic(STATE).read()]
         for topic in (EVENTS, STATE):
             verdict.violations += [f"verify: {problem}" for problem in logs.verify(topic).problems]

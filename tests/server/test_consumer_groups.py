@@ -282,11 +282,11 @@ def test_an_administrator_removes_members(client: Client) -> None:
 
 
 def test_the_newest_records_of_a_topic_are_read_in_a_group(client: Client) -> None:
-    member = Member(client, "a", subscribed_topic_names=["users@latest"])
+    member = Member(client, "a", subscribed_topic_names=["users@newest"])
     member.settle()
     assert numbers(member) == [0, 1, 2, 3]
     (row,) = described(client).members
-    assert [topic.topic_name for topic in row.assignment.topic_partitions] == ["users@latest"]
+    assert [topic.topic_name for topic in row.assignment.topic_partitions] == ["users@newest"]
 
 
 def test_topics_that_appear_grow_and_go(client: Client, logs: lastword.LogDir) -> None:

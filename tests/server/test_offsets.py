@@ -291,9 +291,9 @@ def test_a_tombstone_goes_if_groups_hold_nothing(
 
 def test_a_reader_of_the_newest_records_holds_tombstones(client: Client, logs: lastword.LogDir) -> None:
     fill(logs)
-    commit(client, topic="users@latest", offset=12)
+    commit(client, topic="users@newest", offset=12)
     commit(client, offset=15)
-    until(lambda: leases(logs) == {"group.g": 15, "latest.group.g": 12})
+    until(lambda: leases(logs) == {"group.g": 15, "newest.group.g": 12})
 
 
 def test_a_lease_ends_with_its_offset(client: Client, logs: lastword.LogDir, clock: ManualClock) -> None:

@@ -834,8 +834,8 @@ def test_the_view_of_newest_values_is_no_partition_of_a_transaction(
 ) -> None:
     writer = Writer(client, clock)
     writer.init()
-    assert writer.send(b"v", "users@latest") == codes.INVALID_TOPIC_EXCEPTION
-    assert writer.add("users@latest") == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert writer.send(b"v", "users@newest") == codes.INVALID_TOPIC_EXCEPTION
+    assert writer.add("users@newest") == codes.UNKNOWN_TOPIC_OR_PARTITION
     assert described(client).transaction_state == "Empty"
 
 

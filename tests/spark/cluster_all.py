@@ -108,7 +108,7 @@ def odd(name: str, function: Any) -> Any:
 def wrote(spark: Any, root: Path) -> None:
     """Write and read on executors: they find the package."""
     save(spark.range(0, 1000, 1, 4).selectExpr("string(id) key", "string(id) value"), root, "plain")
-    frame = spark.read.format("lastword").options(subscribe="plain", view="latest").load(str(root))
+    frame = spark.read.format("lastword").options(subscribe="plain", view="newest").load(str(root))
     assert frame.count() == 1000
 
 
@@ -326,7 +326,7 @@ def in_bucket(spark: Any, root: Path) -> None:
     query = query.options(topic="copy", partitions=2, checkpointLocation=str(home / "checkpoint"), **store)
     query = query.trigger(availableNow=True).start(url)
     assert query.awaitTermination(120) and query.exception() is None
-    newest = {bytes(row.key): bytes(row.value) for row in load("w", view="latest").collect()}
+    newest = {bytes(row.key): bytes(row.value) for row in load("w", view="newest").collect()}
     assert len(newest) == 100
     rounds = lastword.spark.clean(spark, url, "copy", **given).collect()
     assert [row.partition for row in rounds] == [0, 1]

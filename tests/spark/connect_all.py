@@ -54,9 +54,9 @@ def batch(spark: Any, root: Path) -> None:
     assert reader.load(str(root)).count() == 800
     assert reader.schema("offset long").option("keys", '["key-3"]').load(str(root)).columns == ["offset"]
     with lastword.open(root) as logs:
-        newest = {(r.partition, r.key): r.value for r in logs.topic("t").read(view="latest")}
-    latest = spark.read.format("lastword").options(subscribe="t", view="latest").load(str(root))
-    assert {(r.partition, bytes(r.key)): bytes(r.value) for r in latest.collect()} == newest
+        newest = {(r.partition, r.key): r.value for r in logs.topic("t").read(view="newest")}
+    newest_view = spark.read.format("lastword").options(subscribe="t", view="newest").load(str(root))
+    assert {(r.partition, bytes(r.key)): bytes(r.value) for r in newest_view.collect()} == newest
     rows = [(f"key-{n}", f"value-{n}") for n in range(50)]
     for _ in range(2):  # the second write has the same name and adds nothing
         frame = spark.createDataFrame(rows, "key string, value string")
@@ -136,7 +136,7 @@ def restored(spark: Any, root: Path) -> None:
 
 def cleaned(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
-        newest = {(r.partition, r.key): r.value for r in logs.topic("t").read(view="latest")}
+        newest = {(r.partition, r.key): r.value for r in logs.topic("t").read(view="newest")}
     planned = plain(lastword.spark.plan(spark, str(root), "t", 0))
     planned += plain(lastword.spark.plan(spark, str(root), "t", 1, task_bytes=1))
     assert [row["action"] for row in planned] == ["clean", "clean"]
@@ -144,7 +144,7 @@ def cleaned(spark: Any, root: Path) -> None:
     rounds += plain(lastword.spark.clean(spark, str(root), "t", 1, task_bytes=1))  # by several tasks
     assert [row["written_bytes"] for row in rounds] == [row["write_bytes"] for row in planned]
     with lastword.open(root) as logs:
-        assert {(r.partition, r.key): r.value for r in logs.topic("t").read(view="latest")} == newest
+        assert {(r.partition, r.key): r.value for r in logs.topic("t").read(view="newest")} == newest
         assert logs.verify().ok
 
 

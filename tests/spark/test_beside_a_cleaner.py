@@ -25,7 +25,7 @@ def test_batch_and_stream(tmp_path: Path, spark: Any) -> None:
         def loaded(view: str) -> Any:
             return source.option("view", view).option("maxBytesPerPartition", "2KiB").load(writer.root)
 
-        frames = {view: loaded(view) for view in ("log", "latest", "changes")}
+        frames = {view: loaded(view) for view in ("log", "newest", "changes")}
         stream = (
             spark.readStream.format("lastword")
             .option("subscribe", TOPIC)

@@ -107,12 +107,12 @@ def test_a_read_shows_the_newest_version(url: str) -> None:
     with lastword.open(url, "a", log_cleaner_enable=False) as logs:
         logs["t"].append(b"k3", b"last")
         logs["t"].clean()
-    latest = {row["key"]: row["value"] for row in rows(url, view="latest")}
-    assert latest[b"k3"] == b"last"
-    assert len(latest) == 10
+    newest_view = {row["key"]: row["value"] for row in rows(url, view="newest")}
+    assert newest_view[b"k3"] == b"last"
+    assert len(newest_view) == 10
 
 
-@pytest.mark.parametrize("view", ["log", "latest"])
+@pytest.mark.parametrize("view", ["log", "newest"])
 @pytest.mark.parametrize("partitions", [1, 40])
 def test_planning_costs_the_same_requests_for_any_number_of_partitions(
     url: str, requests: Counter[str], partitions: int, view: str
@@ -494,7 +494,7 @@ def test_spark_writes_and_reads(spark: Any, s3: tuple[str, dict[str, str]]) -> N
     writer = frame.repartition(2).write.format("lastword").mode("append").options(**named(options))
     writer.options(topic="t", partitions=2).save(url)
     assert load(spark, s3).count() == 2000
-    assert load(spark, s3, view="latest").count() == 100
+    assert load(spark, s3, view="newest").count() == 100
     with lastword.open(url, storage_options=options) as logs:
         assert not logs.verify().problems
 

@@ -106,8 +106,10 @@ def test_the_same_plans_rounds_and_files(
         for partition in range(2):
             assert accounts(root, partition) == accounts(other, partition)
     newest = {(r[0], r[2]): r[3] for r in records(other) if r[3] is not None}
-    latest = spark.read.format("lastword").options(subscribe="t", view="latest").load(str(root)).collect()
-    assert {(row.partition, bytes(row.key)): bytes(row.value) for row in latest} == newest
+    newest_view = (
+        spark.read.format("lastword").options(subscribe="t", view="newest").load(str(root)).collect()
+    )
+    assert {(row.partition, bytes(row.key)): bytes(row.value) for row in newest_view} == newest
     again = lastword.spark.plan(spark, str(root), "t", strategy=strategy)
     assert again.where("action = 'clean'").count() == 0
 

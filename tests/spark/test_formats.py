@@ -44,7 +44,7 @@ def test_every_record_that_kafka_shows(name: str, isolation: str, tmp_path: Path
             (line for line in newest.values() if line.get("value", b"") is not None),
             key=lambda x: x["offset"],
         )
-        same(read_directly(root / stage, subscribe=name, view="latest", isolationLevel=isolation), alive)
+        same(read_directly(root / stage, subscribe=name, view="newest", isolationLevel=isolation), alive)
 
 
 @pytest.mark.spark

@@ -229,7 +229,7 @@ def test_restore_is_the_state_and_starts_one(spark: Any, root: Path, tmp_path: P
 
 def test_restore_as_of_an_earlier_end(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
-        then = {r.key: r.value for r in logs.topic("u").read(end=7, view="latest")}
+        then = {r.key: r.value for r in logs.topic("u").read(end=7, view="newest")}
     frame = lastword.spark.restore(spark, str(root), "u", end=7)
     assert {bytes(row.key): bytes(row.value) for row in frame.collect()} == then
 

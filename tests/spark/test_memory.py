@@ -70,8 +70,8 @@ with LogDirectory.open(root, "a") as directory:
     round_ = Publisher(log, built.plan, lambda offset: None).publish(built)
     jobs.remove(DEFAULT, job.directory)
     report["kept"] = round_.records_kept
-report["latest_rows"] = read(view="latest")
-report["latest"] = peak()
+report["latest_rows"] = read(view="newest")
+report["newest"] = peak()
 print(json.dumps(report))
 """
 
@@ -99,7 +99,7 @@ def test_a_large_log_in_little_memory(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert (report["rows"], report["kept"], report["latest_rows"]) == (each * rounds, keys, keys)
     grown = {
-        step: report[step] - report["start"] for step in ("read", "extract", "resolve", "rewrite", "latest")
+        step: report[step] - report["start"] for step in ("read", "extract", "resolve", "rewrite", "newest")
     }
     print(grown)
     assert grown["read"] < 64, grown

@@ -57,7 +57,7 @@ def test_offsets_json() -> None:
         ("startingOffsets", '{"users":{"0":true}}', "JSON like"),
         ("startingTimestamp", "yesterday", "milliseconds"),
         ("includeHeaders", "yes", "true or false"),
-        ("view", "lates", "nearest: latest"),
+        ("view", "newst", "nearest: newest"),
         ("minPartitions", "0", "above 0"),
         ("maxBytesPerPartition", "many", "128MiB"),
         ("keys", '["a", 1]', "JSON like"),

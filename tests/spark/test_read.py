@@ -122,7 +122,7 @@ def test_many_partitions_share_tasks_and_keep_their_rows(tmp_path: Path) -> None
     filled = [number for number in range(100) if number % 10]
     for number in filled:
         append(root, "t", number, [numbered(1000 * number, 5, 5)])
-    for view in ("log", "latest"):
+    for view in ("log", "newest"):
         reader = LogReader(
             parse_read({"path": str(root), "subscribe": "t", "view": view}), full_schema(False, view)
         )
@@ -228,7 +228,7 @@ def test_a_shared_task_costs_a_constant_number_of_calls_for_each_part(
     assert many.total() - few.total() <= 30 * 30, (few, many)
 
 
-@pytest.mark.parametrize("view", ["log", "latest", "changes"])
+@pytest.mark.parametrize("view", ["log", "newest", "changes"])
 @pytest.mark.parametrize("change", ["none", "append", "clean", "truncate", "vanish"])
 def test_the_segments_of_a_plan_are_used_as_long_as_they_are_there(
     tmp_path: Path, view: str, change: str
@@ -352,7 +352,7 @@ def test_nothing_is_as_young_as_the_start_and_the_end_is_given(root: Path) -> No
     assert read_directly(root, **late, endingOffsets='{"t":{"0":50,"1":3}}') == []
 
 
-@pytest.mark.parametrize("view", ["log", "latest", "changes"])
+@pytest.mark.parametrize("view", ["log", "newest", "changes"])
 def test_what_happens_to_a_topic_after_its_read_was_planned(root: Path, view: str) -> None:
     """The records below the log start, or the whole topic, are gone: an error, or the records are skipped.
 
@@ -385,9 +385,9 @@ def test_what_happens_to_a_topic_after_its_read_was_planned(root: Path, view: st
     assert found() == []
 
 
-@pytest.mark.parametrize("view", ["log", "latest", "changes"])
+@pytest.mark.parametrize("view", ["log", "newest", "changes"])
 def test_a_planned_range_that_is_wholly_below_the_log_start_has_no_rows(root: Path, view: str) -> None:
-    """With a saved garbage index, view latest failed with an IndexError."""
+    """With a saved garbage index, view newest failed with an IndexError."""
     options = {"path": str(root), "assign": '{"t":[0]}', "view": view, "failondataloss": "false"}
     reader = LogReader(parse_read(options), full_schema(False))
     (task,) = reader.partitions()
@@ -480,12 +480,12 @@ def test_latest_is_the_newest_record_of_each_key_in_the_range(root: Path, start:
         "endingOffsets": f'{{"t":{{"0":{end},"1":-1}}}}',
     }
     log = read_directly(root, **bounds)
-    latest = read_directly(root, view="latest", **bounds)
-    assert {(row["partition"], row["key"]): row["offset"] for row in latest} == newest_by_hand(log)
-    assert len(latest) == len(newest_by_hand(log))
+    newest_view = read_directly(root, view="newest", **bounds)
+    assert {(row["partition"], row["key"]): row["offset"] for row in newest_view} == newest_by_hand(log)
+    assert len(newest_view) == len(newest_by_hand(log))
 
 
-@pytest.mark.parametrize("view", ["latest", "changes"])
+@pytest.mark.parametrize("view", ["newest", "changes"])
 def test_more_keys_than_memory_take_a_scratch_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str
 ) -> None:
@@ -514,11 +514,11 @@ def cleaned(root: Path) -> None:
         logs.clean("t")
 
 
-@pytest.mark.parametrize("view", ["latest", "changes"])
+@pytest.mark.parametrize("view", ["newest", "changes"])
 def test_newest_of_a_past_that_was_cleaned_away_is_refused(root: Path, view: str) -> None:
     past = {"view": view, "assign": '{"t":[0]}', "endingOffsets": '{"t":{"0":150}}'}
     whole = read_directly(root, **past)
-    assert len(whole) == {"latest": 18, "changes": 20}[view]
+    assert len(whole) == {"newest": 18, "changes": 20}[view]
     with LogDirectory.open(str(root), "a") as directory:
         directory.set_first_dirty("t", 0, 300)  # as a cleaning does that finds nothing to remove
     assert read_directly(root, **past) == whole
@@ -528,7 +528,7 @@ def test_newest_of_a_past_that_was_cleaned_away_is_refused(root: Path, view: str
     assert read_directly(root, **past | {"endingOffsets": '{"t":{"0":300}}'})
 
 
-@pytest.mark.parametrize("view", ["latest", "changes"])
+@pytest.mark.parametrize("view", ["newest", "changes"])
 def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -> None:
     """The second collect of a DataFrame, after a cleaning, returned no rows."""
     options = parse_read({"path": str(root), "subscribe": "t", "view": view})
@@ -548,7 +548,7 @@ def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -
     assert all(rows(task) for task in reader.partitions())
 
 
-@pytest.mark.parametrize("view", ["latest", "changes"])
+@pytest.mark.parametrize("view", ["newest", "changes"])
 def test_a_cleaning_while_the_end_is_computed_moves_it(
     root: Path, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,7 +580,7 @@ def test_a_cleaning_while_the_end_is_computed_moves_it(
 
 
 @pytest.mark.parametrize("from_plan", [False, True])
-@pytest.mark.parametrize("view", ["log", "latest", "changes"])
+@pytest.mark.parametrize("view", ["log", "newest", "changes"])
 def test_a_task_interrupted_by_a_cleaning_gives_all_keys_or_raises(
     root: Path, view: str, from_plan: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -655,9 +655,9 @@ def test_every_golden_compaction_gives_the_newest_values(tmp_path: Path) -> None
     for stage in golden.stages:
         topic = next(path.name.rpartition("-")[0] for path in (root / stage).iterdir() if path.is_dir())
         log = read_directly(root / stage, subscribe=topic)
-        latest = read_directly(root / stage, subscribe=topic, view="latest")
+        newest_view = read_directly(root / stage, subscribe=topic, view="newest")
         keyed = [row for row in log if row["key"] is not None]
-        assert {(row["partition"], row["key"]): row["offset"] for row in latest} == newest_by_hand(keyed)
+        assert {(row["partition"], row["key"]): row["offset"] for row in newest_view} == newest_by_hand(keyed)
 
 
 def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -674,14 +674,14 @@ def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytes
     seen = []
     inner = read.from_accounts
     monkeypatch.setattr(read, "from_accounts", lambda *given: seen.append(inner(*given)) or seen[-1])
-    latest = {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
+    newest_view = {row["key"]: row["value"] for row in read_directly(tmp_path, view="newest")}
     assert seen[-1] is not None
     monkeypatch.setattr(read, "from_accounts", lambda *given: None)
-    assert latest == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
-    assert len(latest) > 10
+    assert newest_view == {row["key"]: row["value"] for row in read_directly(tmp_path, view="newest")}
+    assert len(newest_view) > 10
     monkeypatch.setattr(read, "from_accounts", inner)
     (tmp_path / "t-0" / "lastword" / "accounts").write_bytes(b"damaged")
-    assert latest == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
+    assert newest_view == {row["key"]: row["value"] for row in read_directly(tmp_path, view="newest")}
 
 
 def test_latest_uses_no_accounts_of_a_file_that_replaced_the_one_it_reads(
@@ -707,10 +707,10 @@ def test_latest_uses_no_accounts_of_a_file_that_replaced_the_one_it_reads(
         return inner(*given)
 
     monkeypatch.setattr(read, "from_accounts", meanwhile)
-    assert offsets(read_directly(tmp_path, view="latest")) == list(range(1, len(keys)))
+    assert offsets(read_directly(tmp_path, view="newest")) == list(range(1, len(keys)))
 
 
-@pytest.mark.parametrize("view", ["log", "changes", "latest"])
+@pytest.mark.parametrize("view", ["log", "changes", "newest"])
 @pytest.mark.parametrize("began", [False, True])
 def test_files_that_a_cleaning_swapped_are_found_again(root: Path, view: str, began: bool) -> None:
     """The cleaning runs after the read was planned, or after its task returned the first rows.
@@ -754,5 +754,5 @@ def test_latest_with_aborted_records_takes_no_accounts_that_count_them_as_dead(t
         ledger.add_segments(log.segments, limit, write_clock=1, now_ms=0, outcomes=transactions)
         assert ledger.save()
     for isolation, value in (("read_committed", b"value-12"), ("read_uncommitted", b"aborted")):
-        rows = read_directly(tmp_path, view="latest", isolationLevel=isolation)
+        rows = read_directly(tmp_path, view="newest", isolationLevel=isolation)
         assert {row["key"]: row["value"] for row in rows}[b"key-1"] == value

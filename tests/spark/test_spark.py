@@ -125,8 +125,8 @@ def test_latest_is_what_a_group_by_finds(spark: SparkSession, root: Path) -> Non
         .agg(F.max_by("value", "offset").alias("value"), F.max("offset").alias("offset"))
         .where("value is not null")
     )
-    latest = load(spark, root, view="latest").select(newest.columns)
-    assert sorted(map(tuple, latest.collect())) == sorted(map(tuple, newest.collect()))
+    newest_view = load(spark, root, view="newest").select(newest.columns)
+    assert sorted(map(tuple, newest_view.collect())) == sorted(map(tuple, newest.collect()))
 
 
 def test_a_task_that_fails_once_is_tried_again_and_counts_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -519,7 +519,7 @@ def test_options_of_a_stream(root: Path) -> None:
     for options, words in (
         ({"endingOffsets": "latest"}, "not for a stream, which has no end"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, "is above maxOffsetsPerTrigger 3"),
-        ({"view": "latest"}, "view latest is for a batch"),
+        ({"view": "newest"}, "view newest is for a batch"),
         ({"maxOffsetPerTrigger": "3"}, "nearest: maxOffsetsPerTrigger"),
         ({"maxTriggerDelay": "soon"}, "is a duration"),
     ):

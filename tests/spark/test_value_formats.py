@@ -86,8 +86,8 @@ def test_only_selected_columns_are_decoded(tmp_path: Path) -> None:
         {"key": b"k", "offset": 0}
     ]
     assert read(tmp_path, StructType().add("value", PLACE), keys='["x"]') == []
-    latest = StructType().add("change", "string").add("value", PLACE)
-    assert read(tmp_path, latest, view="changes", keys='["x"]') == []
+    row_type = StructType().add("change", "string").add("value", PLACE)
+    assert read(tmp_path, row_type, view="changes", keys='["x"]') == []
 
 
 @pytest.mark.parametrize(
@@ -225,28 +225,28 @@ def test_an_event_decides_what_is_deleted(tmp_path: Path) -> None:
     cities = [{"city": "Rome"}, None, None, None, {"city": "Kyiv"}]
     with_value = shown("changes", StructType([*change.fields, *StructType().add("value", place).fields]))
     assert with_value == [[*row, city] for row, city in zip(expected, cities, strict=True)]
-    latest = StructType().add("key", "binary").add("value", place)
-    assert shown("latest", latest) == [[b"1", cities[0]], [b"4", None], [b"5", cities[4]]]
-    assert shown("latest", StructType().add("key", "binary")) == [[b"1"], [b"4"], [b"5"]]
-    assert shown("latest", latest, keys='["2","3","5"]') == [[b"5", cities[4]]]
+    row_type = StructType().add("key", "binary").add("value", place)
+    assert shown("newest", row_type) == [[b"1", cities[0]], [b"4", None], [b"5", cities[4]]]
+    assert shown("newest", StructType().add("key", "binary")) == [[b"1"], [b"4"], [b"5"]]
+    assert shown("newest", row_type, keys='["2","3","5"]') == [[b"5", cities[4]]]
     assert [row[0] for row in shown("log", StructType().add("offset", "long"))] == list(range(9))
     with pytest.raises(
         ValueFormatError, match="t-0: offset 3: the value cannot be read as debezium: it is not JSON"
     ):
-        shown("latest", StructType().add("key", "binary"), mode="failfast")
+        shown("newest", StructType().add("key", "binary"), mode="failfast")
 
 
 def test_deletions_of_events_without_a_type_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("fastavro")
     given = {"value_format": "avro", "envelope": "debezium"}
     for schema, view in (
-        (StructType().add("key", "binary"), "latest"),
+        (StructType().add("key", "binary"), "newest"),
         (StructType().add("change", "string"), "changes"),
     ):
         with pytest.raises(SparkOptionError, match="without column 'value' or avroSchema has no type"):
             source(**given, view=view).reader(schema)
     source(**given, view="changes").reader(StructType().add("key", "binary"))
-    source(**given, view="latest").reader(StructType().add("value", PLACE))
+    source(**given, view="newest").reader(StructType().add("value", PLACE))
     with pytest.raises(SparkOptionError, match="option 'envelope': the schema is not of change events"):
         source(**given, avroSchema=AVRO).schema()
     with pytest.raises(SparkOptionError, match="the row of a change event is a struct"):
@@ -405,9 +405,9 @@ def test_a_union_of_several_types_is_named(tmp_path: Path) -> None:
         records(tmp_path, b"\0\0\0\0" + bytes([number]) + b"\x02\x02\x02a", b"\0\0\0\0\x02\x02c\x02\0\x04")
         schema = StructType().add("value", StructType().add("id", "long"))
         events = parse_read({"path": "/data", "subscribe": "t", **enveloped}).formats
-        with pytest.raises(SparkOptionError, match="view latest decodes the events, and without column"):
-            check_projection(StructType().add("offset", "long"), "latest", events)
-        assert check_projection(schema, "latest", events) == ("value",)
+        with pytest.raises(SparkOptionError, match="view newest decodes the events, and without column"):
+            check_projection(StructType().add("offset", "long"), "newest", events)
+        assert check_projection(schema, "newest", events) == ("value",)
         rows = read(tmp_path, schema, **latest, mode="permissive")
         assert [row["value"] for row in rows] == [{"id": 1}, None]
         with pytest.raises(

@@ -58,9 +58,9 @@ def test_newest_values_from_an_offset_in_the_middle_of_a_batch(logs, monkeypatch
         every = [(record.key, record.offset) for record in topic.read()]
         for start in range(0, 300, 7):
             expected = {key: offset for key, offset in every if offset >= start}
-            records = topic.read(start, view="latest")
+            records = topic.read(start, view="newest")
             assert {record.key: record.offset for record in records} == expected
-            assert topic.read(start, view="latest").arrow().read_all().num_rows == len(expected)
+            assert topic.read(start, view="newest").arrow().read_all().num_rows == len(expected)
         logs.clean("t")
 
 

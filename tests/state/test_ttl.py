@@ -271,7 +271,7 @@ def test_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         clock.advance(HOUR)
         assert expire(logs, watch, at_once=False) == 100
         assert len(passes) == 2
-        state.set("now", 1, ttl=1)
+        state.set("now", 1, ttl=0.001)
         clock.advance(1000)
         assert expire(logs, watch, at_once=False) == 0, "at most once in a twentieth of the time to live"
         clock.advance(HOUR)
@@ -323,7 +323,7 @@ def test_as_a_dict_with_times_to_live(
     model: dict[str, tuple[int, int]] = {}
     for number, (action, key, more) in enumerate(actions):
         if action == "set":
-            state.set(key, number, ttl=more)
+            state.set(key, number, ttl=None if more is None else more / 1000)
             life = more if more is not None else (topic_ttl or None)
             model[key] = number, NEVER if life is None else clock.now_ms() + life
         elif action == "del":
@@ -345,5 +345,5 @@ def test_as_a_dict_with_times_to_live(
         assert dict(state) == {key: value for key, (value, _) in model.items()}
     expire(logs)
     topic = logs.topic("s")
-    assert {r.key: r.value for r in topic.read(view="latest")} == dict(state)
+    assert {r.key: r.value for r in topic.read(view="newest")} == dict(state)
     logs.close()

@@ -1,6 +1,7 @@
 """The helpers of lastword for the tests of other programs."""
 
-from datetime import timedelta
+import math
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -11,7 +12,7 @@ from lastword.testing import Clock, LogBuilder
 
 def test_a_history_in_one_line(tmp_path):
     clock = Clock(1_000_000)
-    built = LogBuilder(tmp_path / "data", clock).topic("users").put("a", 1).advance(5000).put("a", 2).roll()
+    built = LogBuilder(tmp_path / "data", clock).topic("users").put("a", 1).advance(5).put("a", 2).roll()
     logs = built.delete("a").put("b", {"x": None}).topic("other", 2, cleanup_policy=None).put("k", "v").open()
     records = list(logs.topic("users").read())
     assert [(r.key, r.value, r.timestamp) for r in records] == [
@@ -27,7 +28,7 @@ def test_a_history_in_one_line(tmp_path):
 
 def test_cleaning_and_opening_to_read(tmp_path):
     built = LogBuilder(tmp_path / "data").put("a", 1).put("a", 2).delete("b").clean()
-    built.advance(2 * 86_400_000).clean()
+    built.advance(2 * 86_400).clean()
     with built.open("r") as logs:
         assert logs.mode == "r"
         assert [(r.offset, r.key, r.value) for r in logs.topic("users").read()] == [(1, "a", 2)]
@@ -35,12 +36,18 @@ def test_cleaning_and_opening_to_read(tmp_path):
 
 def test_the_clock_takes_durations():
     clock = Clock(0)
-    for time in ("1s", 500, timedelta(minutes=1)):
+    for time in ("1s", 0.5, timedelta(minutes=1)):
         clock.advance(time)
     assert clock.now_ms() == 61_500
-    for wrong in (-1, "soon", 1.5):
+    for wrong in (-1, "soon", math.nan):
         with pytest.raises(UsageError):
             clock.advance(wrong)
+
+
+def test_the_clock_takes_dates():
+    clock = Clock(datetime(2026, 1, 1, tzinfo=UTC))
+    clock.set_date(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+    assert clock.now_ms() == 1000
 
 
 def test_the_fixture(logs):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -8,7 +9,15 @@ from hypothesis import strategies as st
 
 from lastword.clock import ManualClock, SystemClock
 from lastword.errors import UsageError
-from lastword.parse import parse_bytes, parse_duration_ms, parse_when, to_ms
+from lastword.parse import (
+    Duration,
+    parse_bytes,
+    parse_duration_ms,
+    parse_seconds,
+    parse_setting_ms,
+    parse_when,
+    to_ms,
+)
 from lastword.units import (
     NO_TIMESTAMP,
     exact_bytes,
@@ -44,26 +53,47 @@ def test_what_is_no_size(text: object) -> None:
 
 @pytest.mark.parametrize("value", [1.5, None, True])
 def test_a_value_of_another_type_is_refused_with_the_units(value):
-    for parse, unit in ((parse_bytes, "KiB"), (parse_duration_ms, "ms")):
+    for parse, unit in ((parse_bytes, "KiB"), (parse_setting_ms, "ms")):
         with pytest.raises(UsageError, match=str(value)) as caught:
             parse(value)
         assert unit in caught.value.remedy
     with pytest.raises(UsageError, match="round it"):
         parse_duration_ms("0.3ms")
+    for wrong in (None, True, math.nan, math.inf, "soon"):
+        with pytest.raises(UsageError, match=f"{wrong!r} is not a duration"):
+            parse_duration_ms(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("text", "ms"),
-    [("7d", 604_800_000), ("90m", 5_400_000), ("250 ms", 250), ("1.5s", 1500), ("-1", -1), (5, 5)],
+    [
+        ("7d", 604_800_000),
+        ("90m", 5_400_000),
+        ("250 ms", 250),
+        ("1.5s", 1500),
+        ("-1", -1000),
+        (5, 5000),
+        (0.25, 250),
+    ],
 )
-def test_durations(text: str | int, ms: int) -> None:
+def test_durations(text: str | float, ms: int) -> None:
+    """A bare number is seconds; in a setting, milliseconds."""
     assert parse_duration_ms(text) == ms
+    assert parse_setting_ms("7d") == 604_800_000 and parse_setting_ms("5") == parse_setting_ms(5) == 5
+
+
+@pytest.mark.parametrize("one", [1, 1.0, "1", "1s", "1000ms", timedelta(seconds=1)])
+def test_seconds_of_an_argument(one: Duration) -> None:
+    assert parse_seconds("timeout", one) == 1
+    for wrong in (-1, "-1s", None, True, math.nan, "soon"):
+        with pytest.raises(UsageError, match=r"timeout=.* is not a time"):
+            parse_seconds("timeout", wrong)
 
 
 @given(st.integers(0, 2**62))
 def test_exact_texts_read_back(number: int) -> None:
     assert parse_bytes(exact_bytes(number)) == number
-    assert parse_duration_ms(exact_duration(number)) == number
+    assert parse_setting_ms(exact_duration(number)) == number
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -31,7 +31,7 @@ from lastword.api.reader import (
 )
 from lastword.api.record import Appended, K, Record, V
 from lastword.errors import UsageError
-from lastword.parse import check_count
+from lastword.parse import Duration, check_count, parse_seconds
 
 if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BucketTopic
@@ -194,21 +194,25 @@ class AsyncTopic(Generic[K, V]):
         return appended
 
     def read(
-        self, *positional: Any, prefetch: int = PREFETCH, timeout: float | None = None, **options: Any
+        self, *positional: Any, prefetch: int = PREFETCH, timeout: Duration | None = None, **options: Any
     ) -> AsyncReader[K, V]:
         """Read records with `async for`; the arguments are those of `Topic.read`.
 
         Args:
             *positional: start, end.
             prefetch: Records that are decoded at a time, and at most in memory.
-            timeout: With `follow=True`: end after this many seconds without a record; None: never.
+            timeout: With `follow=True`: end after this long without a record, as for `Topic.read`.
             **options: partition, keys, view, follow, isolation.
         """
         prefetch = check_count("prefetch", prefetch, "records", least=1)
         if timeout is not None:
-            options["timeout"] = timeout
+            options["timeout"] = timeout = parse_seconds("timeout", timeout)
         make = partial(self.topic.read, *positional, **options)
         return AsyncReader(self._logs, make, prefetch, timeout, follows=bool(options.get("follow")))
+
+    def newest(self, keys: Iterable[K] | None = None, **options: Any) -> AsyncReader[K, V]:
+        """Read the newest record of each key; the arguments are those of `Topic.newest`, and `prefetch`."""
+        return self.read(keys=keys, view="newest", **options)
 
 
 class _Sync:

@@ -20,7 +20,7 @@ from lastword.cleaner.policy import quarantine
 from lastword.errors import LastwordError, NoPolicyError, QuarantinedError, UsageError
 from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.parse import check_path, check_seconds, parse_bytes
+from lastword.parse import Duration, check_path, parse_bytes, parse_seconds
 from lastword.units import format_bytes
 from lastword.values import ProcessBound, Value
 
@@ -177,20 +177,19 @@ class Cleaner(ProcessBound):
         self._dirs.require_writable()
         self._scheduler.start()
 
-    def stop(self, *, abort: bool = True, seconds: float = STOP_SECONDS) -> bool:
+    def stop(self, *, abort: bool = True, timeout: Duration = STOP_SECONDS) -> bool:
         """End the background threads, as closing the directory does.
 
         A running cleaning ends at its next safe point, or with `abort=False` at its end, if it ends within
-        `seconds`. It removes its unfinished files.
+        `timeout`. It removes its unfinished files.
 
         Returns:
-            False if a thread still runs after `seconds`.
+            False if a thread still runs after `timeout`.
         """
-        check_seconds("seconds", seconds)
-        return self._scheduler.stop(abort=abort, seconds=seconds)
+        return self._scheduler.stop(abort=abort, seconds=parse_seconds("timeout", timeout))
 
     def pause(
-        self, topic: str, partition: int, *, abort: bool = True, seconds: float = STOP_SECONDS
+        self, topic: str, partition: int, *, abort: bool = True, timeout: Duration = STOP_SECONDS
     ) -> PartitionState:
         """Pause the background cleaning of a partition; pauses are counted.
 
@@ -198,10 +197,11 @@ class Cleaner(ProcessBound):
         safe point, or with `abort=False` runs to its end.
 
         Raises:
-            BusyError: A cleaning still runs after `seconds`; the pause is removed again.
+            BusyError: A cleaning still runs after `timeout`; the pause is removed again.
         """
-        check_seconds("seconds", seconds)
-        return self._states.pause(self._named(topic, partition), abort=abort, seconds=seconds)
+        return self._states.pause(
+            self._named(topic, partition), abort=abort, seconds=parse_seconds("timeout", timeout)
+        )
 
     def resume(self, topic: str, partition: int) -> PartitionState:
         """Remove one pause.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError, LeaseRefusedError, UsageError
-from lastword.parse import as_int, parse_duration_ms
+from lastword.parse import Duration, as_int, parse_duration_ms
 from lastword.partition import leases
 from lastword.units import format_duration, format_time
 from lastword.values import ProcessBound, Value
@@ -139,7 +139,7 @@ class Lease(ProcessBound):
             leases.release(log_dir.files, log_dir.directory(self.topic, number), self.name)
 
 
-def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_age: str | int) -> Lease:
+def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_age: Duration) -> Lease:
     """See `Topic.lease`. If one partition refuses the lease, no partition keeps it."""
     leases.check_name(name)
     max_age_ms = parse_duration_ms(max_age)

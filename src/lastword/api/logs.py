@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
 from lastword.api.topic import Topic, create_topic, delete_topics, open_state, open_topic
-from lastword.config import Settings
+from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
-from lastword.parse import check_path, parse_duration_ms
+from lastword.parse import Duration, check_path, parse_duration_ms
 from lastword.values import ProcessBound, ProgressLike, table_html
 
 if TYPE_CHECKING:
@@ -501,6 +501,7 @@ class LogDir(ProcessBound):
             InvalidSettingError: A setting is invalid, or with `exist_ok` contradicts the topic.
             InvalidTopicError: Kafka would refuse the name.
         """
+        check_arguments(config, self.create_topic)
         return create_topic(
             self.dirs,
             name,
@@ -633,6 +634,7 @@ class LogDir(ProcessBound):
             SnapshotRefusedError: The result could differ from that of a full restore.
             StateTooLargeError: Keys and values are larger than `max_bytes`.
         """
+        check_arguments(config, self.state)
         return open_state(
             self.dirs,
             name,
@@ -946,14 +948,15 @@ class LogDir(ProcessBound):
 
         return checks.verify(self.dirs, topic, partition, quick=quick, md5=md5, progress=progress)
 
-    def collect(self, *, retention: int | str | None = None, dry_run: bool = False) -> Collection:
+    def collect(self, *, retention: Duration | None = None, dry_run: bool = False) -> Collection:
         """Remove the objects of a log in a bucket that its newest version does not need.
 
         An object that a cleaning, retention or a dead writer left is first noted with the time, and removed
         by a later call when it was noted long enough ago. The background cleaner makes this call too.
 
         Args:
-            retention: How long an object is kept for readers of older versions: "1h", or ms. None: the
+            retention: How long an object is kept for readers of older versions: "1h", seconds or a
+                timedelta. None: the
                 setting lastword.objects.retention.ms.
             dry_run: Return the result and change nothing.
 
@@ -965,15 +968,15 @@ class LogDir(ProcessBound):
             raise UsageError(f"retention is {retention_ms} ms", remedy='give 0 or more: retention="1h"')
         return self.dirs.collect(retention_ms=retention_ms, dry_run=dry_run)
 
-    def pin(self, *, max_age: int | str = "1d") -> AbstractContextManager[None]:
+    def pin(self, *, max_age: Duration = "1d") -> AbstractContextManager[None]:
         """Keep every object of the newest version of a log in a bucket, in a `with` block.
 
         For reads that take longer than lastword.objects.retention.ms. Needs the right to write, also in mode
         "r".
 
         Args:
-            max_age: Objects are kept for this long at most: "6h", or ms. So a reader that died holds nothing
-                for ever.
+            max_age: Objects are kept for this long at most: "6h", seconds or a timedelta. So a reader that
+                died holds nothing for ever.
 
         Raises:
             UsageError: The log is a directory, or `max_age` is not above 0.

@@ -14,14 +14,14 @@ from lastword import files as storage
 from lastword.api.logs import LogDir
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike, writers
 from lastword.clock import Clock, ShiftedClock, SystemClock
-from lastword.config import Settings
+from lastword.config import Settings, check_arguments
 from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
 from lastword.files import Files
 from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
-from lastword.parse import check_path, check_seconds, stable_path
+from lastword.parse import Duration, check_path, parse_seconds, stable_path
 
 if TYPE_CHECKING:
     from lastword.config.keywords import Keywords
@@ -35,7 +35,7 @@ def open(
     mode: Mode = "r",
     *,
     config: PathLike | None = None,
-    timeout: float = 0,
+    timeout: Duration = 0,
     clock: Clock | None = None,
     files: Files | None = None,
     storage_options: Mapping[str, str] | None = None,
@@ -56,7 +56,7 @@ def open(
             it takes the lock and creates a missing directory.
         config: Another settings file than the directory's lastword.toml. It is never written, so
             it must have the settings of a topic before the topic is created.
-        timeout: Seconds to wait for a lock that another writer holds.
+        timeout: How long to wait for a lock that another writer holds: seconds, "1m" or a timedelta.
         clock: For tests: another source of the time. The background cleaner then starts only with
             `logs.cleaner.start()`.
         files: For tests: another storage.
@@ -71,6 +71,7 @@ def open(
         WrongUserError: New files would belong to another user than the existing files.
         InvalidSettingError: A setting is invalid; UnknownSettingError names the nearest setting.
     """
+    check_arguments(settings, open)
     if mode not in ("r", "a"):
         raise UsageError(
             f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" reads, "a" reads, appends and cleans'
@@ -99,8 +100,7 @@ def open(
         paths = _together(paths[0], loaded.instance.log_dirs, named=named)
         cluster = BrokerSettings(files, paths)
     clock = clock or SystemClock()
-    check_seconds("timeout", timeout)
-    deadline = clock.monotonic() + timeout
+    deadline = clock.monotonic() + parse_seconds("timeout", timeout)
     if mode == "a":
         for directory_path in paths:  # before the first is changed
             if files.is_dir(directory_path):

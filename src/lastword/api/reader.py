@@ -1,6 +1,6 @@
 """`Reader`: the records of a topic, one by one or as Arrow batches, bounded or following the log.
 
-A bounded read ends at the log end at its start; a read of newest values (`view="latest"`, `"changes"`) may
+A bounded read ends at the log end at its start; a read of newest values (`view="newest"`, `"changes"`) may
 end later, if a cleaning replaced files. Offsets may have gaps, which compaction leaves. A start below the
 log start is an error, because records are missing.
 
@@ -28,11 +28,11 @@ from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import OffsetOutOfRangeError, UsageError, nearest
-from lastword.parse import as_int, check_count, check_seconds, parse_bytes, to_ms
+from lastword.parse import Duration, as_int, check_count, parse_bytes, parse_seconds, to_ms
 from lastword.partition import scan
 from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
-from lastword.partition.view import LatestView, PartitionView
+from lastword.partition.view import CurrentView, PartitionView
 from lastword.records.record import RawRecord
 from lastword.values import ProcessBound
 
@@ -84,10 +84,10 @@ def ranges(
 def _offsets(view: PartitionView, *, start: Any, end: Any, committed: bool) -> tuple[int, int]:
     """Return start and end as offsets of a view."""
     log_end = view.log_end
-    latest = min(view.stable_offset, log_end) if committed else log_end
-    first = _offset(view, log_end, latest, start, "start")
-    last = _offset(view, log_end, latest, end, "end")
-    return first, min(last, latest)
+    stable = min(view.stable_offset, log_end) if committed else log_end
+    first = _offset(view, log_end, stable, start, "start")
+    last = _offset(view, log_end, stable, end, "end")
+    return first, min(last, stable)
 
 
 def _of(given: Bounds, partition: int, default: str) -> Any:
@@ -95,16 +95,16 @@ def _of(given: Bounds, partition: int, default: str) -> Any:
 
 
 def _offset(
-    view: PartitionLog | PartitionView, log_end: int, latest: int, bound: Any, bound_name: str
+    view: PartitionLog | PartitionView, log_end: int, stable: int, bound: Any, bound_name: str
 ) -> int:
     name = f"{view.topic}-{view.partition}"
     if bound == "earliest":
         return view.log_start
     if bound == "latest":
-        return latest
+        return stable
     if isinstance(bound, datetime):
         offset = view.offset_at(to_ms(bound))
-        return latest if offset is None else min(offset, latest)
+        return stable if offset is None else min(offset, stable)
     offset = as_int(bound)
     if offset is None:
         remedy = '"earliest", "latest", an offset, an aware datetime, or a dict of these per partition'
@@ -147,16 +147,16 @@ class Follow:
 
     def __init__(
         self,
-        latest_views: Mapping[int, LatestView],
+        current_views: Mapping[int, CurrentView],
         position: MutableMapping[int, int],
         clock: Clock,
         *,
         timeout: float | None = None,
         committed: bool = True,
-        added: Callable[[Collection[int]], Mapping[int, LatestView]] | None = None,
+        added: Callable[[Collection[int]], Mapping[int, CurrentView]] | None = None,
         refresh: Callable[[], None] = lambda: None,
     ) -> None:
-        self._latest_views = dict(latest_views)
+        self._current_views = dict(current_views)
         self._added = added
         self._refresh = refresh
         self._listed_at = clock.monotonic()
@@ -172,7 +172,7 @@ class Follow:
     def is_due(self) -> bool:
         """Return whether a partition has records to read. Costs two stats for each partition."""
         self._refresh()
-        return any(self._due(partition, latest) for partition, latest in self._latest_views.items())
+        return any(self._due(partition, current) for partition, current in self._current_views.items())
 
     @property
     def lists_partitions(self) -> bool:
@@ -199,17 +199,17 @@ class Follow:
         while not self._stopped:
             any_due, began = False, self._clock.monotonic()
             self._refresh()
-            for partition, latest in self._latest_views.items():
+            for partition, current in self._current_views.items():
                 if self._stopped:
                     return
-                due = self._due(partition, latest)
+                due = self._due(partition, current)
                 if due is not None:
                     any_due = True
                     yield due
             now = self._clock.monotonic()
             if self._added is not None and now - self._listed_at >= NEW_PARTITIONS_SECONDS:
                 self._listed_at = now
-                any_due = self._add(self._added(self._latest_views)) or any_due
+                any_due = self._add(self._added(self._current_views)) or any_due
             if self._restarts:
                 quiet_since, self._restarts = now, False
             left = LONGEST_PAUSE_SECONDS if self._timeout is None else quiet_since + self._timeout - now
@@ -221,14 +221,14 @@ class Follow:
             pause = max(SHORTEST_PAUSE_SECONDS, POLLS_PER_PAUSE * min(polls_seconds))
             self._clock.sleep(min(pause, LONGEST_PAUSE_SECONDS, left))
 
-    def _add(self, added: Mapping[int, LatestView]) -> bool:
-        for partition, latest in sorted(added.items()):
-            self._latest_views[partition] = latest
-            self._position[partition] = latest.get().log_start
+    def _add(self, added: Mapping[int, CurrentView]) -> bool:
+        for partition, current in sorted(added.items()):
+            self._current_views[partition] = current
+            self._position[partition] = current.get().log_start
         return bool(added)
 
-    def _due(self, partition: int, latest: LatestView) -> Range | None:
-        view = latest.get()
+    def _due(self, partition: int, current: CurrentView) -> Range | None:
+        view = current.get()
         start = self._position[partition]
         if view.log_start > start:
             why = read_note(view.files, view.directory, view.log_start)
@@ -253,25 +253,25 @@ def following(
         log = dirs.log(topic, number)
         return log.log_start, log.stable_offset, log.log_end
 
-    def latest_view(number: int, view: PartitionView) -> LatestView:
+    def current_view(number: int, view: PartitionView) -> CurrentView:
         def load() -> PartitionView:
             newest = dirs.view(topic, number)
             view.check_same_topic(newest)
             return newest
 
-        return LatestView(
+        return CurrentView(
             view,
             load,
             (lambda: ends(number)) if dirs.mode == "a" and dirs.holds_logs else None,
         )
 
-    def added(known: Collection[int]) -> dict[int, LatestView]:
+    def added(known: Collection[int]) -> dict[int, CurrentView]:
         now = dirs.views(topic)
-        return {number: latest_view(number, now[number]) for number in now if number not in known}
+        return {number: current_view(number, now[number]) for number in now if number not in known}
 
     def follow(position: dict[int, int]) -> Follow:
         return Follow(
-            {number: latest_view(number, view) for number, view in sorted(views.items())},
+            {number: current_view(number, view) for number, view in sorted(views.items())},
             position,
             dirs.clock,
             timeout=timeout,
@@ -283,12 +283,19 @@ def following(
     return follow
 
 
-def check_follow(follow: bool, timeout: float | None, end: object, view: str) -> None:
-    """Raise UsageError for arguments that cannot be combined."""
+def check_follow(
+    follow: bool, timeout: Duration | None, start: object, end: object, view: str
+) -> float | None:
+    """Return the timeout in seconds; UsageError for arguments that cannot be combined."""
     if not follow:
+        if isinstance(start, str) and start == "latest":  # once the name of a view
+            raise UsageError(
+                'start="latest" is the log end: a read from there has no records',
+                remedy="newest() reads the newest value of each key; follow=True waits for new records",
+            )
         if timeout is not None:
             raise UsageError("timeout= is for follow=True", remedy="a bounded read ends by itself")
-        return
+        return None
     if end != "latest":
         raise UsageError("follow=True cannot be combined with end=", remedy="omit one of them")
     if view != "log":
@@ -296,13 +303,12 @@ def check_follow(follow: bool, timeout: float | None, end: object, view: str) ->
             f'view="{view}" needs an end, and a read with follow=True has none',
             remedy="read without follow=True, or keep the newest values with logs.state(...)",
         )
-    if timeout is not None:
-        check_seconds("timeout", timeout)
+    return None if timeout is None else parse_seconds("timeout", timeout)
 
 
-View = Literal["log", "latest", "changes"]
+View = Literal["log", "newest", "changes"]
 Isolation = Literal["read_committed", "read_uncommitted"]
-VIEWS = ("log", "latest", "changes")
+VIEWS = ("log", "newest", "changes")
 READ_COMMITTED: Isolation = "read_committed"
 ISOLATIONS = (READ_COMMITTED, "read_uncommitted")
 
@@ -331,7 +337,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     """The records of one `Topic.read`, partition by partition, in the order of offsets.
 
     Use it from one thread; `close` may be called from another. Nothing is read before the first record is
-    requested. A bounded reader ends at the log end of its start; with `view="latest"` or `"changes"` it ends
+    requested. A bounded reader ends at the log end of its start; with `view="newest"` or `"changes"` it ends
     later, if a cleaning replaced files. A reader that follows continues. After any interruption, also Ctrl-C,
     `position` is the offset after the last record that was returned. After an error, the next step reads from
     there again: it raises the same error, unless its cause is gone.

@@ -1,6 +1,6 @@
 """`restore`: write the newest value of every key to a file, and start a state from such a file.
 
-The file holds the result of a read with `view="latest"`, and its end offsets (`state.snapshot_file`). A
+The file holds the result of a read with `view="newest"`, and its end offsets (`state.snapshot_file`). A
 state that starts from the file reads only newer records. This is correct while the log continues the file:
 
 - No tombstone above its end was removed from the log, or a deleted key would stay forever.

@@ -37,7 +37,7 @@ from lastword.errors import (
 )
 from lastword.logdir import LogDirectory
 from lastword.metrics import count_append
-from lastword.parse import as_int, check_count, check_path, parse_bytes
+from lastword.parse import Duration, as_int, check_count, check_path, parse_bytes
 from lastword.partition.directory_segments import read_log_start
 from lastword.segment import names
 from lastword.values import ProcessBound, ProgressLike, listener, table_html
@@ -382,7 +382,7 @@ class Topic(ProcessBound, Generic[K, V]):
         keys: Iterable[K] | None = None,
         view: View = "log",
         follow: bool = False,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         isolation: Isolation = "read_committed",
     ) -> Reader[K, V]:
         """Read records up to the current log end. With `follow`, continue with new records.
@@ -393,11 +393,12 @@ class Topic(ProcessBound, Generic[K, V]):
             end: As `start`; exclusive.
             partition: None: every partition.
             keys: Only records with one of these keys.
-            view: "log": every record; "latest": the newest value of each key, no tombstones; "changes": the
+            view: "log": every record; "newest": the newest value of each key, no tombstones; "changes": the
                 newest record of each key in the range, tombstones included.
             follow: After the existing records, yield new records of any partition, also of partitions that
                 are added later. Works beside a writer in another process.
-            timeout: With `follow`: end after this many seconds without a record; None: never.
+            timeout: With `follow`: end after this long without a record: seconds, "1m" or a timedelta; None:
+                never.
             isolation: "read_committed": end at the start of the oldest open transaction, and skip aborted
                 transactions; "read_uncommitted": all records. Transaction markers are never shown.
 
@@ -418,8 +419,7 @@ class Topic(ProcessBound, Generic[K, V]):
         )
 
         check_view(view)
-        if follow or timeout is not None:
-            check_follow(follow, timeout, end, view)
+        timeout_seconds = check_follow(follow, timeout, start, end, view)
         committed = check_isolation(isolation) == READ_COMMITTED
         views = self.dirs.views(self.name) if partition is None else {partition: self._view(partition)}
         return Reader(
@@ -434,13 +434,31 @@ class Topic(ProcessBound, Generic[K, V]):
                 self.dirs,
                 self.name,
                 views,
-                timeout=timeout,
+                timeout=timeout_seconds,
                 committed=committed,
                 grows=partition is None,
             )
             if follow
             else None,
         )
+
+    def newest(
+        self,
+        keys: Iterable[K] | None = None,
+        *,
+        end: Bounds = "latest",
+        partition: int | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> Reader[K, V]:
+        """Read the newest record of each key, without tombstones: `read` with `view="newest"`.
+
+        Args:
+            keys: Only these keys; None: every key.
+            end: The newest records below this end; exclusive.
+            partition: None: every partition.
+            isolation: As for `read`.
+        """
+        return self.read(end=end, partition=partition, keys=keys, view="newest", isolation=isolation)
 
     def record_at(
         self, offset: int, *, partition: int | None = None, isolation: Isolation = "read_committed"
@@ -578,7 +596,7 @@ class Topic(ProcessBound, Generic[K, V]):
 
         return segments(self.dirs, self.name, partition, progress, quick=quick)
 
-    def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
+    def lease(self, name: str, *, position: Position | None = None, max_age: Duration = "7d") -> Lease:
         """Take a lease: no tombstone is removed before the reader with that name has passed it.
 
         Needs no lock.

@@ -77,7 +77,7 @@ The life of a tombstone
     cleaning n   now >= horizon: scan and rewrite drop it, with any older copy that is left
 
 A horizon is set only on tombstones below the limit that are the newest record of their key. Older copies
-leave the log in the same cleaning at the latest, and swaps go in ascending order, so no reader can see the
+leave the log in the same cleaning or before it, and swaps go in ascending order, so no reader can see the
 old value after the horizon was set.
 
 Leases

@@ -32,7 +32,7 @@ from lastword.cli.text import (
 )
 from lastword.errors import LastwordError, NotALogDirError, UsageError, nearest
 from lastword.objects import is_url
-from lastword.parse import parse_when
+from lastword.parse import parse_seconds, parse_when
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
@@ -217,14 +217,14 @@ READ_EXAMPLES = """
 lastword read data users
 lastword read data users --last 10
 lastword read data users --start 2026-11-20T10:00Z --end latest --json
-lastword read data users --view latest --key bob
+lastword read data users --view newest --key bob
 lastword read data users --key '\\xff\\x00' --key '{"base64":"/wA="}'
 lastword read data/users-0 --start 90m
 lastword read data users --last 5 --follow
 """
 
 
-VIEWS = ("log", "latest", "changes")
+VIEWS = ("log", "newest", "changes")
 
 
 def read(
@@ -252,14 +252,15 @@ def read(
         typer.Option(metavar="K", help="only this key, typed as `read` shows it; may be repeated"),
     ] = None,
     view: Annotated[
-        str, typer.Option(metavar="log|latest|changes", help="all records, or the newest per key")
+        str, typer.Option(metavar="log|newest|changes", help="all records, or the newest per key")
     ] = "log",
     follow: Annotated[
         bool,
         typer.Option("-f", "--follow", help="continue with new records as they are appended, until Ctrl-C"),
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(metavar="S", help="with --follow: end after S seconds without a record")
+        str | None,
+        typer.Option(metavar="TIME", help="with --follow: end after this long without a record (90, 5m)"),
     ] = None,
     more: MoreDirs = None,
 ) -> None:
@@ -268,14 +269,21 @@ def read(
     topic_name = target.topic_for("read")
     if last is not None and start is not None:
         raise UsageError("--last cannot be combined with --start", remedy="give one of them")
-    if timeout is not None and (not follow or timeout < 0):
-        reason = "is not a time" if follow else "needs --follow: a bounded read ends by itself"
-        raise UsageError(f"--timeout {timeout:g} {reason}", remedy="--follow --timeout SECONDS")
+    if timeout is not None and not follow:
+        raise UsageError(
+            "--timeout needs --follow: a bounded read ends by itself", remedy="--follow --timeout TIME"
+        )
     if view not in VIEWS:
         near = nearest(view, VIEWS)
         raise UsageError(
             f"unknown --view {view!r}" + (f"; nearest: {near}" if near else ""),
             remedy=f"one of {', '.join(VIEWS)}",
+        )
+    if start == "latest" and not follow:
+        raise UsageError(
+            "--start latest is the log end: there is nothing to read",
+            remedy=f"--view newest shows the newest value of each key: "
+            f"{target.command('read', topic_name, '--view', 'newest')}; --follow waits for new records",
         )
     if follow and view != "log":
         raise UsageError(
@@ -299,7 +307,7 @@ def read(
             keys=keys,
             view=cast("View", view),  # checked above
             follow=follow,
-            timeout=timeout,
+            timeout=None if timeout is None else parse_seconds("--timeout", timeout),
         )
         shown = 0
 

@@ -77,4 +77,4 @@ class Keywords(TopicKeywords, total=False):
     connections_max_idle_ms: Duration | None
     socket_request_max_bytes: Size | None
     queued_max_request_bytes: Size | None
-    lastword_latest_bytes: Size | None
+    lastword_newest_bytes: Size | None

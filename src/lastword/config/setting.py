@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from lastword.errors import LastwordError
-from lastword.parse import parse_bytes, parse_duration_ms
+from lastword.parse import parse_bytes, parse_setting_ms
 from lastword.units import exact_bytes, exact_duration
 from lastword.wire import INT32_MAX, INT64_MAX
 
@@ -137,11 +137,11 @@ def duration(default: str | int, group: Group, text: str, low: int = 0, high: in
         "ms",
         group,
         text,
-        _ranged(parse_duration_ms, low, high),
+        _ranged(parse_setting_ms, low, high),
         lambda value: str(value) if value == INT64_MAX else exact_duration(value),
         _range_text("a duration", low, high, exact_duration),
         "Duration",
-        parse_duration_ms(default),
+        parse_setting_ms(default),
     )
 
 

@@ -20,7 +20,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -474,6 +474,22 @@ def keyword_names(values: Mapping[str, Any]) -> dict[str, Any]:
         renamed[setting.keyword if setting else given] = value
     problems.raise_any()
     return renamed
+
+
+def check_arguments(given: Iterable[str], call: Callable[..., Any]) -> None:
+    """Raise UnknownSettingError for a name that is no setting and resembles a parameter of `call`."""
+    unknown = [name for name in given if name not in ALL_SETTINGS and name not in _BY_KEYWORD]
+    if not unknown:
+        return
+    import inspect  # loads only for a message
+
+    parameters = [p.name for p in inspect.signature(call).parameters.values() if p.kind != p.VAR_KEYWORD]
+    for name in unknown:
+        near = nearest(name, [*parameters, *_BY_KEYWORD])
+        if near in parameters:
+            raise UnknownSettingError(
+                f"unknown argument {name!r}; nearest: {near}", remedy=f"give the value as {near}="
+            )
 
 
 def parse_named(

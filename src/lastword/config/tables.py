@@ -381,10 +381,10 @@ class LogConfig:
         "requests are received one after the other; small ones are always received.",
         low=1 << 20,
     )
-    lastword_latest_bytes: int = size(
+    lastword_newest_bytes: int = size(
         "128MiB",
         "cost",
-        "Memory of `serve` for the keys of the topics that clients read as `TOPIC@latest`.",
+        "Memory of `serve` for the keys of the topics that clients read as `TOPIC@newest`.",
         low=1 << 10,
     )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)

@@ -71,12 +71,12 @@ def index_rows(table, rows, interval_bytes, state, offset_entries, time_entries)
 
 @kernel
 def rows_before_roll(
-    table, first, unasked, rows, segment_size, most_bytes, most_offset, latest, overdue, clock
+    table, first, unasked, rows, segment_size, most_bytes, most_offset, last_time, overdue, clock
 ):
     """Return the row (exclusive) up to which the rows from `first` on fit a segment of `segment_size` bytes.
 
     The first `unasked` rows are included in any case. The rule: at most `most_bytes`, no offset above
-    `most_offset`, and, after the segment's first batch, no batch with a timestamp above `latest`, or no
+    `most_offset`, and, after the segment's first batch, no batch with a timestamp above `last_time`, or no
     batch at all if `overdue`. `clock`: the segment's first batch has no timestamp, so only `overdue` counts.
     """
     start = table[first, POSITION]
@@ -90,6 +90,6 @@ def rows_before_roll(
             return row
         if before == 0:
             continue
-        if overdue if clock else table[row, MAX_TIMESTAMP] > latest:
+        if overdue if clock else table[row, MAX_TIMESTAMP] > last_time:
             return row
     return rows

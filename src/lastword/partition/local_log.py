@@ -173,8 +173,8 @@ class RollRule:
             or max(batch.size for batch in batches) > min(config.max_message_bytes, config.segment_bytes)
         ):
             return False
-        latest = max(batch.max_timestamp for batch in batches)
-        return first.max_timestamp < 0 or latest - first.max_timestamp <= self._age_ms(config)
+        largest = max(batch.max_timestamp for batch in batches)
+        return first.max_timestamp < 0 or largest - first.max_timestamp <= self._age_ms(config)
 
     def is_due(self, config: TopicConfig, appender: SegmentAppender) -> bool:
         """Return whether the active segment is older than `segment.ms`, by the clock."""

@@ -169,7 +169,7 @@ class PartitionView(Reads):
         self._stability = older._stability
 
 
-class LatestView:
+class CurrentView:
     """The newest view of one partition to which others append, and which they roll and clean.
 
     The open transactions of the old view are reused, so that only added batches are read.

@@ -421,8 +421,8 @@ def _before_record(timestamp: int) -> tuple[int, bytes]:
     return timestamp, _ATTRIBUTES_AND_DELTA + timestamps + _NO_PRODUCER_ONE_RECORD
 
 
-_latest = _before_record(0)
-"""Timestamp of the latest `checked_part`, and the fields before its record: many calls have the same
+_last_part = _before_record(0)
+"""Timestamp of the last `checked_part`, and the fields before its record: many calls have the same
 millisecond. Replaced as a whole, so that another thread finds two parts of one call."""
 
 
@@ -431,10 +431,10 @@ def checked_part(timestamp: int, key: bytes | None, value: bytes | None) -> byte
 
     The record has no headers, and the batch no codec and no producer.
     """
-    global _latest
-    latest, fields = _latest
-    if timestamp != latest:
-        _latest = timestamp, fields = _before_record(timestamp)
+    global _last_part
+    last, fields = _last_part
+    if timestamp != last:
+        _last_part = timestamp, fields = _before_record(timestamp)
     if key is None:
         before_key, key, size = _NULL, b"", _FEWEST_BYTES + len(_NULL)
     else:

@@ -138,12 +138,12 @@ def _note(result: BulkWalk, table: np.ndarray) -> None:
     result.next_offset = int(last[fields.LAST_OFFSET]) + 1
     result.batches += table.shape[0]
     result.producers = result.producers or bool((table[:, fields.PRODUCER_ID] >= 0).any())
-    latest = result.epochs[-1][0] if result.epochs else -1
-    if (table[:, fields.LEADER_EPOCH] > latest).any():
+    epoch_before = result.epochs[-1][0] if result.epochs else -1
+    if (table[:, fields.LEADER_EPOCH] > epoch_before).any():
         for epoch, offset in table[:, (fields.LEADER_EPOCH, fields.BASE_OFFSET)].tolist():
-            if epoch > latest:
+            if epoch > epoch_before:
                 result.epochs.append((epoch, offset))
-                latest = epoch
+                epoch_before = epoch
 
 
 def _size_of_first(buffer: np.ndarray, have: int) -> int:

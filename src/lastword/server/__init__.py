@@ -15,7 +15,7 @@ topics.py    the topics by name and by id
 configs.py   DescribeConfigs and the three ways to change settings, with Kafka's names and defaults
 produce.py   Produce: a batch is verified and appended as it is
 transactions.py  the transaction coordinator: InitProducerId, transactional ids, markers
-latest.py    `<topic>@latest`: the newest record of each key
+newest.py    `<topic>@newest`: the newest record of each key
 fetch.py     Fetch with its sessions and long polls, ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 ```
 

@@ -713,7 +713,7 @@ class ConsumerGroups:
     def _describe_group(self, group: ConsumerGroup, result: Any) -> None:
         kind = messages.ConsumerGroupDescribeResponse
         topic_names = {topic.id: topic.name for topic in self._node.topics.all()}
-        topic_names |= {topic_id: name for name, (topic_id, _) in group.read.items()}  # also `<topic>@latest`
+        topic_names |= {topic_id: name for name, (topic_id, _) in group.read.items()}  # also `<topic>@newest`
 
         def assignment(partitions: Iterable[Partition]) -> Any:
             return kind.Assignment(

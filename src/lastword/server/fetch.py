@@ -30,8 +30,8 @@ from lastword.errors import FileVanishedError, LastwordError, OffsetOutOfRangeEr
 from lastword.partition.reads import record_at_time
 from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
-from lastword.server.latest import LatestReads
-from lastword.server.topics import LATEST as LATEST_SUFFIX
+from lastword.server.newest import NewestReads
+from lastword.server.topics import NEWEST as NEWEST_SUFFIX
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class PartitionFetch:
     offset: int
     most_bytes: int
     leader_epoch: int
-    is_latest: bool = False
+    is_newest: bool = False
     batches: bytes | LastwordError | None = None
     """The batches of the next answer for a topic of newest records, which are read in the pool."""
     stable: int = -1
@@ -194,7 +194,7 @@ class Fetches:
         self._woken: set[PartitionLog] = set()
         self._woken_lock = threading.Lock()
         self._aborted: dict[tuple[Any, ...], list[AbortedTransaction]] = {}
-        self._latest = LatestReads(node.dirs.settings.instance.lastword_latest_bytes)
+        self._newest = NewestReads(node.dirs.settings.instance.lastword_newest_bytes)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -228,7 +228,7 @@ class Fetches:
                     partition.fetch_offset,
                     partition.partition_max_bytes,
                     partition.current_leader_epoch,
-                    self._is_latest(topic),
+                    self._is_newest(topic),
                 )
                 for partition in topic.partitions
             )
@@ -259,9 +259,9 @@ class Fetches:
                 session.partitions[key] = fetch
         return self._first_answer(request, session, list(session.partitions.values()), full=False)
 
-    def _is_latest(self, topic: Any) -> bool:
+    def _is_newest(self, topic: Any) -> bool:
         served = self._node.topics.find(topic.topic, topic.topic_id)
-        return served is not None and served.is_latest
+        return served is not None and served.is_newest
 
     def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> FetchSession | None:
         """Return a new session; None if there are too many that are in use."""
@@ -283,24 +283,24 @@ class Fetches:
         self, request: Request, session: FetchSession | None, fetches: list[PartitionFetch], full: bool
     ) -> Any:
         waiting = Waiting(request, session, fetches, full=full)
-        latest = [fetch for fetch in fetches if fetch.is_latest]
-        if latest:
-            read = self._node.in_pool(self._read_latest, request, latest)
+        newest = [fetch for fetch in fetches if fetch.is_newest]
+        if newest:
+            read = self._node.in_pool(self._read_newest, request, newest)
             return self._node.then(read, lambda: self._answer_or_wait(waiting))
         return self._answer_or_wait(waiting)
 
-    def _read_latest(self, request: Request, latest: list[PartitionFetch]) -> None:
+    def _read_newest(self, request: Request, newest: list[PartitionFetch]) -> None:
         """Read the newest records of these partitions, in a thread of the pool."""
         left = min(request.body.max_bytes, MOST_BYTES)
         size = 0
-        for fetch in latest:
+        for fetch in newest:
             fetch.batches = b""
             try:
                 log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch)
                 fetch.stable = log.stable_offset
                 if fetch.offset >= log.log_start:
                     most_bytes = max(min(left - size, fetch.most_bytes), 0)
-                    fetch.batches = self._latest.read(log, fetch.offset, most_bytes, first=not size)
+                    fetch.batches = self._newest.read(log, fetch.offset, most_bytes, first=not size)
             except Refused:  # again when it is answered
                 continue
             except LastwordError as error:
@@ -376,14 +376,14 @@ class Fetches:
                 assert topic is not None
                 self._node.refuse(request, topic)
             committed = body.isolation_level == READ_COMMITTED
-            stable = fetch.stable if fetch.is_latest else log.stable_offset
-            end = stable if fetch.is_latest else log.log_end
+            stable = fetch.stable if fetch.is_newest else log.stable_offset
+            end = stable if fetch.is_newest else log.log_end
             answer.high_watermark = end
             answer.last_stable_offset = stable
             answer.log_start_offset = log.log_start
             if not log.log_start <= fetch.offset <= end:
                 raise Refused(codes.OFFSET_OUT_OF_RANGE, "")
-            if fetch.is_latest:
+            if fetch.is_newest:
                 batches, fetch.batches = fetch.batches, None
                 if isinstance(batches, LastwordError):
                     raise batches
@@ -467,7 +467,7 @@ class Fetches:
                 others = self._waiting[log] = set()
                 log.on_append = lambda log=log: self._appended(log)
             others.add(waiting)
-            end = log.stable_offset if fetch.is_latest else log.log_end
+            end = log.stable_offset if fetch.is_newest else log.log_end
             appended = appended or end != answer.high_watermark
         if appended:  # between the read and the registration
             for log in waiting.logs:
@@ -489,7 +489,7 @@ class Fetches:
         for log in woken:
             concerned.update(dict.fromkeys(self._waiting.get(log, ())))
         for waiting in concerned:
-            if any(fetch.is_latest for fetch in waiting.fetches):
+            if any(fetch.is_newest for fetch in waiting.fetches):
                 self._answer(waiting)  # newest records are read in the pool, by the next fetch
             else:
                 self._read_again(waiting, woken)
@@ -560,7 +560,7 @@ class Fetches:
                     log = self._log(
                         topic.name, ZERO_UUID, partition.partition_index, partition.current_leader_epoch
                     )
-                    committed = body.isolation_level == READ_COMMITTED or topic.name.endswith(LATEST_SUFFIX)
+                    committed = body.isolation_level == READ_COMMITTED or topic.name.endswith(NEWEST_SUFFIX)
                     self._find_offset(log, partition.timestamp, committed, request.version, answer)
                 except Refused as refused:
                     answer.error_code = refused.code
@@ -662,7 +662,7 @@ class Fetches:
     def _raise_start(self, name: str, partition: int, offset: int) -> int:
         from lastword.api.cleaning import trim
 
-        if name.endswith(LATEST_SUFFIX):
+        if name.endswith(NEWEST_SUFFIX):
             raise Refused(codes.INVALID_TOPIC_EXCEPTION, "")
         log = self._log(name, ZERO_UUID, partition)
         if not log.config.deletes:

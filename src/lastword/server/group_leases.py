@@ -10,8 +10,8 @@ keep too little, because they are new or because the group went back, are writte
 `MOST` at a time.
 
 A group cannot be refused, as another reader is: tombstones that were removed before its first commit, or
-above an offset to which it goes back, are gone. What a group commits for `<topic>@latest` is a lease of its
-own on the topic, `latest.group.<id>`.
+above an offset to which it goes back, are gone. What a group commits for `<topic>@newest` is a lease of its
+own on the topic, `newest.group.<id>`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Key = tuple[str, str, int]
 def lease_name(group: str) -> str:
     """Return the name of a group's leases: `group.` and the id, or a hash of an id that is no file name."""
     name = f"group.{group}"
-    if names.is_lease(f"latest.{name}") and not name.endswith(".tmp"):
+    if names.is_lease(f"newest.{name}") and not name.endswith(".tmp"):
         return name
     digest = hashlib.sha256(group.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"group-{_NO_NAME.sub('_', group)[:100]}-{digest}"
@@ -145,7 +145,7 @@ class GroupLeases:
         config = dirs.config(served.stored)
         if not config.compacts:
             return
-        name = lease_name(group) if served.stored == topic else f"latest.{lease_name(group)}"
+        name = lease_name(group) if served.stored == topic else f"newest.{lease_name(group)}"
         log_dir = served.directories[partition]
         files, directory = log_dir.files, log_dir.directory(served.stored, partition)
         known = leases.read(files, directory, name)

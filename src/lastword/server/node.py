@@ -671,7 +671,7 @@ class ClusterNode:
                 if name in names or topic_id in ids:
                     text = f"Duplicate topic {'id' if name is None else 'name'}."
                     raise Refused(codes.INVALID_REQUEST, text)
-                if topic is None or topic.is_latest:
+                if topic is None or topic.is_newest:
                     if name is None:
                         raise Refused(codes.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
                     raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)

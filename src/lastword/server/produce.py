@@ -171,7 +171,7 @@ class Producing:
                 _refuse(partition, missing, "This server does not host this topic-partition.")
                 continue
             try:
-                if served.is_latest:
+                if served.is_newest:
                     raise Refused(
                         codes.INVALID_TOPIC_EXCEPTION, f"{served.name} is a view of {served.stored}"
                     )

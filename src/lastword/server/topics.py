@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 GROUPS_TOPIC, TRANSACTIONS_TOPIC = INTERNAL = ("__consumer_offsets", "__transaction_state")
 """Topics of coordinators."""
-LATEST = "@latest"
+NEWEST = "@newest"
 """The end of the name of a read-only topic with the newest record of each key of another topic."""
+NAMED_BEFORE = "@latest"
+"""The end of an earlier version. A warning names the new end, once for each topic."""
+
+_log = logging.getLogger("lastword.server")
 
 MOST_CHARACTERS = 249
 """Most characters of a topic's name."""
@@ -65,13 +70,13 @@ class ServedTopic:
 
     def __init__(self, name: str, topic_id: bytes, directories: dict[int, LogDirectory]) -> None:
         self.name = name
-        self.stored = name.removesuffix(LATEST)
+        self.stored = name.removesuffix(NEWEST)
         self.id = topic_id
         self.directories = directories
         self.epochs: dict[int, int] = {}
 
     @property
-    def is_latest(self) -> bool:
+    def is_newest(self) -> bool:
         """Return whether the topic has the newest record of each key of another topic."""
         return self.stored != self.name
 
@@ -110,7 +115,8 @@ class Topics:
         self._dirs = logs.dirs
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[bytes, ServedTopic] = {}
-        self._latest: dict[str | bytes, ServedTopic] = {}
+        self._newest: dict[str | bytes, ServedTopic] = {}
+        self._warned: set[str] = set()
         self._is_stale = True
         self._changed: set[str] = set()
         """Topics that may have been created again since the listing."""
@@ -136,7 +142,7 @@ class Topics:
 
     def get(self, name: str) -> ServedTopic | None:
         """Return a topic by name."""
-        stored = name.removesuffix(LATEST)
+        stored = name.removesuffix(NEWEST)
         if self._is_stale or (stored not in self._by_name and self._dirs.has_topic(stored)):
             self._list()
         return self._by_name.get(name)
@@ -148,7 +154,7 @@ class Topics:
         else:
             topic = ServedTopic(name, self._id(name), self._dirs.partitions(name))
             self._by_name[name] = self._by_id[topic.id] = topic
-            self._latest = {}
+            self._newest = {}
             self._version += 1
         return self._by_name[name]
 
@@ -161,17 +167,22 @@ class Topics:
     def find(self, name: str | None, topic_id: bytes = ZERO_UUID) -> ServedTopic | None:
         """Return a topic, also a read-only one, by the name or, without one, by the id that a request has."""
         topic = self.get(name) if name else self.with_id(topic_id)
-        if topic is None and (not name or name.endswith(LATEST)):
-            return self._find_latest(name or topic_id)
+        if topic is None and (not name or name.endswith(NEWEST)):
+            return self._find_newest(name or topic_id)
+        if topic is None and name and name.endswith(NAMED_BEFORE) and name not in self._warned:
+            stored = name.removesuffix(NAMED_BEFORE)
+            if stored in self._by_name:
+                self._warned.add(name)
+                _log.warning("no topic %s: the newest value of each key is in %s", name, stored + NEWEST)
         return topic
 
-    def _find_latest(self, key: str | bytes) -> ServedTopic | None:
-        if not self._latest:
+    def _find_newest(self, key: str | bytes) -> ServedTopic | None:
+        if not self._newest:
             for topic in self._by_name.values():
                 if topic.name not in INTERNAL:
-                    latest = ServedTopic(topic.name + LATEST, _derived_id(topic.id), topic.directories)
-                    self._latest[latest.name] = self._latest[latest.id] = latest
-        return self._latest.get(key)
+                    newest = ServedTopic(topic.name + NEWEST, _derived_id(topic.id), topic.directories)
+                    self._newest[newest.name] = self._newest[newest.id] = newest
+        return self._newest.get(key)
 
     def all(self) -> list[ServedTopic]:
         """Return all topics, by name."""
@@ -194,12 +205,12 @@ class Topics:
             raise
         self._by_name = topics
         self._by_id = {topic.id: topic for topic in topics.values()}
-        self._latest = {}
+        self._newest = {}
         if _ids(topics) != _ids(listed):
             self._version += 1
         gone = {old.name for old in listed.values() if old.id not in self._by_id}
         if gone and not self._dirs.offline:  # else they may be in a directory that is offline
-            self._deleted(gone | {name + LATEST for name in gone})
+            self._deleted(gone | {name + NEWEST for name in gone})
 
     def _id(self, name: str) -> bytes:
         """Return the id of a topic; in a directory without ids, one that is derived from the name."""

@@ -663,7 +663,7 @@ class TransactionCoordinator:
             served = self._node.topics.find(topic.name, topic.topic_id)
             for data in topic.partition_data:
                 producer = _producer_of(data.records)
-                if producer is None or served is None or served.is_latest:
+                if producer is None or served is None or served.is_newest:
                     continue
                 if data.index not in served.directories:
                     continue

@@ -326,7 +326,7 @@ def restore(
             view.refresh()
         settled = [range_.settled() for range_ in ranges(views, "earliest", end)]
         ends = {range_.partition: range_.end for range_ in settled}
-        frame = load(spark, path, topic, numbers, view="latest", ends=ends, storage=storage)
+        frame = load(spark, path, topic, numbers, view="newest", ends=ends, storage=storage)
         if to is None:
             return frame
         size_bytes = sum(segment.size for view in views.values() for segment in view.segments)

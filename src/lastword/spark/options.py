@@ -21,12 +21,13 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from lastword.errors import LastwordError, SparkOptionError, UsageError, nearest
 from lastword.objects import is_secret, is_url, open_store
-from lastword.parse import parse_bytes, parse_duration_ms
+from lastword.parse import parse_bytes, parse_duration_ms, parse_setting_ms
 from lastword.value_formats import ENVELOPES, FORMATS, OPTIONS, SHARED, format_of
 from lastword.value_formats.interface import ValueFormat
 
@@ -166,7 +167,7 @@ class ReadOptions:
     min_partitions: int | None
     max_partition_records: int | None
     max_partition_bytes: int
-    view: Literal["log", "latest", "changes"]
+    view: Literal["log", "newest", "changes"]
     keys: tuple[bytes, ...] | None
     isolation: Literal["read_committed", "read_uncommitted"]
     limits: BatchLimits = BatchLimits()
@@ -242,10 +243,10 @@ def parse_size_bytes(text: str) -> int:
     return number
 
 
-def parse_duration(text: str) -> int:
-    """Parse a duration with a unit, such as 15m, to milliseconds."""
+def parse_duration(text: str, parse: Callable[[str], int] = parse_duration_ms) -> int:
+    """Parse a duration, such as 15m, to milliseconds. A bare number is seconds."""
     try:
-        number = parse_duration_ms(re.sub("min$", "m", text.strip()))  # Spark also writes 15min
+        number = parse(re.sub("min$", "m", text.strip()))  # Spark also writes 15min
     except (LastwordError, ValueError):
         number = -1
     if number < 0:
@@ -482,7 +483,7 @@ READ: dict[str, Callable[[str], Any]] = {
     "minPartitions": parse_count,
     "maxRecordsPerPartition": parse_count,
     "maxBytesPerPartition": parse_size_bytes,
-    "view": parse_one_of("log", "latest", "changes"),
+    "view": parse_one_of("log", "newest", "changes"),
     "keys": parse_keys,
     "isolationLevel": parse_one_of("read_committed", "read_uncommitted"),
     **FORMAT,
@@ -496,7 +497,7 @@ STREAM: dict[str, Callable[[str], Any]] = {
     "startingOffsets": parse_stream_starting,
     "maxOffsetsPerTrigger": parse_count,
     "minOffsetsPerTrigger": parse_count,
-    "maxTriggerDelay": parse_duration,
+    "maxTriggerDelay": partial(parse_duration, parse=parse_setting_ms),  # milliseconds, as in Spark
     "maxBytesPerTrigger": parse_size_bytes,
     "lease": parse_text,
     "leaseMaxAge": parse_duration,
@@ -624,7 +625,7 @@ def _stream_problems(values: Mapping[str, Any], limits: BatchLimits) -> list[str
             f"minOffsetsPerTrigger {limits.min_offsets} is above maxOffsetsPerTrigger {limits.max_offsets}"
         )
     if values.get("view") == "latest":
-        problems.append("view latest is for a batch: a stream has `changes`, the newest of each key by batch")
+        problems.append("view newest is for a batch: a stream has `changes`, the newest of each key by batch")
     return problems
 
 

@@ -12,17 +12,17 @@ snapshot of a log's end: its second action reads the same offsets again.
 
 When tasks fail. Nothing is written, so a retry or a second copy of a task reads the same records; a cleaning
 between the two may have removed superseded ones. A file that vanishes during a task is found again. With
-`view` latest or changes, a cleaning may have used records above the planned end, so that keys would be
+`view` newest or changes, a cleaning may have used records above the planned end, so that keys would be
 missing. Each task checks this in the files that it has opened (`partition.moment`), and raises an error with
 the remedy to load again. Lost records (the log start has passed the range, the log was truncated) are an
 error, unless `failOnDataLoss` is false.
 
-A task shows all records of its range, or the newest record of each key, without tombstones (`view=latest`) or
+A task shows all records of its range, or the newest record of each key, without tombstones (`view=newest`) or
 with them (`view=changes`). This needs no shuffle: a key belongs to one partition of the log, so one task has
 all of its records. The task scans its partition for liveness (an exact map marks every superseded record
 dead) and then reads it again, without dead records. Spark's own way (`groupBy(key).agg(max_by(...))`) sends
 every version of every key through the JVM and a sort. If an exact garbage index of the partition is saved,
-the first pass of `latest` scans only newer records.
+the first pass of `newest` scans only newer records.
 
 With an end below the log's end, both views return the newest records as of that end. If a cleaning used
 records from that end on, older versions were removed and no result would be correct: OffsetOutOfRangeError
@@ -270,7 +270,7 @@ def only_keys(batch: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
 def decoders_of(columns: tuple[str, ...], options: ReadOptions) -> dict[str, ValueFormat]:
     """Return the format of each column to decode.
 
-    `_corrupt_record` needs all columns with a format. If events say what is deleted, view latest and column
+    `_corrupt_record` needs all columns with a format. If events say what is deleted, view newest and column
     `change` need the values.
     """
     needs_deletions = options.view == "latest" or CHANGE in columns
@@ -293,7 +293,7 @@ def decoded(
 ) -> pa.RecordBatch:
     """Return the batch with decoded columns, and with `_corrupt_record` in mode permissive.
 
-    A value that decodes to a deletion is not in view latest, and has the change `delete`.
+    A value that decodes to a deletion is not in view newest, and has the change `delete`.
 
     ValueFormatError for the first row that cannot be decoded, in mode failfast.
     """
@@ -509,7 +509,7 @@ def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptio
     Raises:
         FileVanishedError: A file was replaced.
         OffsetOutOfRangeError: The files lack keys as of the given end.
-        ReadOvertakenError: The files lack keys as of the end that was the latest when the DataFrame was
+        ReadOvertakenError: The files lack keys as of the end that was "latest" when the DataFrame was
             loaded.
     """
     if task.in_stream:
@@ -539,7 +539,7 @@ def from_accounts(
 
     The index applies if it fits the log and does not extend beyond the end of the range. Only records above
     its limit are scanned. The index counts a tombstone whose delete horizon has passed, and a record without
-    a key, as dead; `latest` shows neither. It also counts records of aborted transactions as dead. With
+    a key, as dead; `newest` shows neither. It also counts records of aborted transactions as dead. With
     `outcomes` None those records must be shown, so the index of a log with transactions does not apply.
     """
     from lastword.accounts.ledger import Ledger

@@ -202,7 +202,7 @@ def check_projection(
     events = formats.value if formats.value is not None and formats.value.has_deletions else None
     needs_deletions = "value" not in names and (view == "latest" or CHANGE in names)
     if events is not None and needs_deletions and events.unselected_type() is None:
-        reader = "view latest" if view == "latest" else "column 'change'"
+        reader = "view newest" if view == "latest" else "column 'change'"
         problems.append(f"{reader} decodes the events, and without column 'value' or avroSchema has no type")
     if not names:
         problems.append("it has no column")  # Arrow would transfer no rows

@@ -469,7 +469,7 @@ def parts_of(task: InputPartition) -> tuple[LogPartition, ...]:
 def plan(
     ranges: list[PartitionRange], options: ReadOptions, *, in_stream: bool = False
 ) -> list[InputPartition]:
-    """Return the tasks. With `view` latest or changes, one task reads all records of a partition."""
+    """Return the tasks. With `view` newest or changes, one task reads all records of a partition."""
     parts: list[tuple[LogPartition, int]] = []
     if options.view != "log":
         for range_ in ranges:

@@ -180,7 +180,7 @@ def differences(
     storage = parse_write({**given, "path": path, "topic": topic}, stream=True, warn=False).storage
     numbers = range(existing_target(path, topic, files_at(path, storage)).partitions)
     newest = load(
-        spark, path, topic, numbers, view="latest", schema=schema, formats=formats, storage=storage
+        spark, path, topic, numbers, view="newest", schema=schema, formats=formats, storage=storage
     ).alias("newest")
     joined = now.join(newest, F.col("now.key") == F.col("newest.key"), "full_outer")
     return joined.where(~F.col("now.value").eqNullSafe(F.col("newest.value"))).select(

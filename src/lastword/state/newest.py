@@ -1,4 +1,4 @@
-"""Read the newest record of every key in a range of offsets: to restore a state, and for `view="latest"`.
+"""Read the newest record of every key in a range of offsets: to restore a state, and for `view="newest"`.
 
 A short range is replayed into a dict. A long range is resolved: the map pass marks superseded records, and a
 second pass over the bytes yields the others. This needs memory for the map and one bit per record, however

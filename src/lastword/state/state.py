@@ -36,7 +36,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.metrics import STATE_RESTORE_SECONDS
-from lastword.parse import parse_duration_ms
+from lastword.parse import Duration, parse_duration_ms
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
 from lastword.partition.removal_log import RemovalLog
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING: Any = object()
+FOREVER = (-1, "-1")
+"""Times to live of a value that does not expire."""
 _ATTEMPTS = 10  # an attempt fails only if a cleaning runs and there are more segments than descriptors
 _IMMUTABLE = (
     numbers.Number,  # bool, int, float, complex, Decimal, Fraction, NumPy's scalars
@@ -174,7 +176,7 @@ class StateSource:
         log: The topic with keys and values as bytes.
         views: Lists the partitions.
         topic_id: Returns the id of the topic, or None; it lists nothing again.
-        ranges: Computes the ranges to read for a state as of an earlier end; None: up to the latest records.
+        ranges: Computes the ranges to read for a state as of an earlier end; None: up to the log end.
         sync: Syncs the log.
         first_dirty: Returns the first offset of a partition that is not clean, or None.
         map_bytes: Memory of the key map of a restore.
@@ -381,7 +383,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         if limit is not None and size_bytes > limit:
             raise StateTooLargeError(
                 f"{self._log.name}: the live data is larger than max_bytes = {limit}",
-                remedy="more max_bytes, or read what you need: topic.read(view='latest', keys=[...])",
+                remedy="more max_bytes, or read what you need: topic.read(view='newest', keys=[...])",
             )
 
     def _fill(self, range_: Range, progress: Callable[[int, int], None] | None) -> None:
@@ -547,7 +549,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             return False  # as in a dict: such a key cannot be in it
         return data in self._data
 
-    def set(self, key: K, value: V, *, ttl: int | str | datetime.timedelta | None = None) -> None:
+    def set(self, key: K, value: V, *, ttl: Duration | None = None) -> None:
         """Set a value that expires: `state.set("session", token, ttl="30m")`.
 
         The state hides an expired value immediately. The background cleaner, or `clean`, appends its
@@ -556,7 +558,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         Args:
             key: The key to set.
             value: Its value.
-            ttl: Time to live: a text such as "30m", milliseconds or a timedelta; -1: forever. None: the
+            ttl: Time to live: seconds, a text such as "30m" or a timedelta; -1: forever. None: the
                 topic's `lastword.ttl.ms`.
 
         Raises:
@@ -573,9 +575,9 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                 f"values of {name} do not expire: lastword.ttl.ms is -1",
                 remedy=f"logs.set_config({name!r}, lastword_ttl_ms=0)",
             )
-        ttl_ms = parse_duration_ms(ttl)
-        if ttl_ms < -1:
-            raise UsageError(f"{ttl!r} is no time to live", remedy='ttl="30m", or milliseconds')
+        ttl_ms = -1 if ttl in FOREVER else parse_duration_ms(ttl)
+        if ttl_ms < 0 and ttl not in FOREVER:
+            raise UsageError(f"{ttl!r} is no time to live", remedy='ttl="30m", or seconds')
         data, encoded = self._key.encode(key, "key"), self._value.encode(value, "value")
         self._write(data, encoded, (header_of(ttl_ms),))
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from lastword.clock import ManualClock
+from lastword.clock import StandingClock
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from datetime import datetime
 
     from lastword.api.logs import LogDir
     from lastword.api.topic import Topic
+    from lastword.parse import Duration
     from lastword.testing.broker import Broker
 
 __all__ = ["Broker", "Clock", "LogBuilder"]
@@ -41,18 +42,29 @@ if not TYPE_CHECKING:  # pytest imports this package in each run
         return Broker
 
 
-class Clock(ManualClock):
+class Clock(StandingClock):
     """A clock that stands still until a test moves it with `advance` or `set_date`.
 
     Args:
-        now_ms: The date at the start, in milliseconds since 1970, UTC.
+        date: The date at the start: an aware datetime, or a timestamp of Kafka (milliseconds since 1970).
     """
 
-    def advance(self, time: str | int | timedelta) -> None:
+    def __init__(self, date: datetime | int = 1_700_000_000_000) -> None:
+        from lastword.parse import to_ms  # pytest imports this package in each run
+
+        super().__init__(to_ms(date))
+
+    def set_date(self, date: datetime | int) -> None:
+        """Move the date only, as a clock correction does. `date`: as for a new clock."""
+        from lastword.parse import to_ms
+
+        self._date(to_ms(date))
+
+    def advance(self, time: Duration) -> None:
         """Let time pass.
 
         Args:
-            time: "2d", "90 s", "250ms", a `timedelta`, or a number of milliseconds.
+            time: "2d", "90 s", "250ms", a `timedelta`, or a number of seconds.
 
         Raises:
             UsageError: The time is not a duration, or is negative: `set_date` moves the date back.
@@ -63,7 +75,7 @@ class Clock(ManualClock):
         ms = parse_duration_ms(time)
         if ms < 0:
             raise UsageError(f"{time!r} is in the past", remedy="set_date moves the date back")
-        super().advance(ms)
+        self._move(ms)
 
 
 class LogBuilder:
@@ -118,7 +130,7 @@ class LogBuilder:
         self._current().delete(key, **options)
         return self
 
-    def advance(self, time: str | int | timedelta) -> LogBuilder:
+    def advance(self, time: Duration) -> LogBuilder:
         """Let time pass, as `Clock.advance` does."""
         self.clock.advance(time)
         return self

@@ -10,7 +10,6 @@ import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +18,7 @@ from lastword.api.opening import open
 from lastword.api.topic import Topic
 from lastword.clock import SystemClock
 from lastword.errors import UsageError
-from lastword.parse import check_count, check_path, parse_duration_ms
+from lastword.parse import Duration, check_count, check_path, parse_duration_ms
 from lastword.protocol import Request
 from lastword.server import serve
 from lastword.testing.interceptor import Interceptor
@@ -55,14 +54,14 @@ class BrokerClock(SystemClock):
         """Add time. Calls that are due by it are not made."""
         self._ahead_ms += ms
 
-    def advance(self, time: str | int | timedelta, *, heartbeats: bool = True) -> None:
+    def advance(self, time: Duration, *, heartbeats: bool = True) -> None:
         """Let time pass for the broker, and return when all that is due has happened.
 
         Sessions of group members, transactions and committed offsets expire in this call; `Broker.clean`
         then removes tombstones and expired segments.
 
         Args:
-            time: "2d", "90 s", "250ms", a `timedelta`, or a number of milliseconds.
+            time: "2d", "90 s", "250ms", a `timedelta`, or a number of seconds.
             heartbeats: A member of a group whose client is connected stays, as if the client had sent its
                 heartbeats during this time. False: the sessions of all members pass.
 
@@ -204,9 +203,12 @@ class Broker:
         """
         self._interceptor.fail(api, error, times, topic)
 
-    def delay(self, api: str, seconds: float) -> None:
-        """Handle each request of an API this much later, in real time; 0: no delay any more."""
-        self._interceptor.delay(api, seconds)
+    def delay(self, api: str, time: Duration) -> None:
+        """Handle each request of an API this much later, in real time; 0: no delay any more.
+
+        `time`: seconds, "250ms" or a `timedelta`.
+        """
+        self._interceptor.delay(api, time)
 
     def heal(self, api: str | None = None) -> None:
         """End the faults and delays of an API; None: of all. Requests that wait are handled now."""

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from lastword.errors import UsageError, nearest
-from lastword.parse import check_seconds
+from lastword.parse import Duration, parse_seconds
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
 from lastword.protocol.refusals import error_answer
@@ -117,11 +117,10 @@ class Interceptor:
         with self._lock:
             self._faults.append(Fault(api, error, CODES[error], topic, times, by_topic))
 
-    def delay(self, api: str, seconds: float) -> None:
+    def delay(self, api: str, time: Duration) -> None:
         """Answer an API later; see `Broker.delay`."""
         check_api(api)
-        check_seconds("seconds", seconds)
-        self._delays[api] = seconds
+        self._delays[api] = parse_seconds("time", time)
 
     def heal(self, api: str | None) -> None:
         """End the faults and delays of an API; None: of all."""

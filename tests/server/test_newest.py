@@ -1,4 +1,4 @@
-"""`<topic>@latest`: the newest record of each key, while the log changes."""
+"""`<topic>@newest`: the newest record of each key, while the log changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, batch, fetch_request
 from tests.transactions import end_transaction
 
-NAME = "users@latest"
+NAME = "users@newest"
 KEYS = [b"key-%d" % number for number in range(12)]
 
 
@@ -178,12 +178,12 @@ def test_a_fetch_waits_for_an_append(client: Client, server: Server, users: last
 
 
 def test_it_is_a_topic_for_readers_only(client: Client, logs: lastword.LogDir, users: lastword.Topic) -> None:
-    asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in (NAME, "users", "other@latest")]
-    latest, stored, other = client.ask(
+    asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in (NAME, "users", "other@newest")]
+    newest_view, stored, other = client.ask(
         MetadataRequest(topics=asked, allow_auto_topic_creation=True), 12
     ).topics
-    assert (latest.error_code, latest.name, len(latest.partitions)) == (0, NAME, 1)
-    assert latest.topic_id != stored.topic_id
+    assert (newest_view.error_code, newest_view.name, len(newest_view.partitions)) == (0, NAME, 1)
+    assert newest_view.topic_id != stored.topic_id
     assert other.error_code == codes.INVALID_TOPIC_EXCEPTION
     every = client.ask(MetadataRequest(topics=None, allow_auto_topic_creation=False), 12)
     assert [topic.name for topic in every.topics] == ["users"]
@@ -191,6 +191,18 @@ def test_it_is_a_topic_for_readers_only(client: Client, logs: lastword.LogDir, u
     deleted = client.ask(DeleteTopicsRequest(topic_names=[NAME], timeout_ms=1000), 5)
     assert deleted.responses[0].error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
     assert [topic.name for topic in logs.topics()] == ["users"]
+
+
+def test_the_earlier_name_is_refused_and_the_log_names_the_new(
+    client: Client, users: lastword.Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = [
+        MetadataRequest.MetadataRequestTopic(name=f"{name}@latest") for name in ("users", "users", "other")
+    ]
+    answer = client.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=True), 12)
+    assert {topic.error_code for topic in answer.topics} == {codes.INVALID_TOPIC_EXCEPTION}
+    (line,) = [r.getMessage() for r in caplog.records if "@newest" in r.getMessage()]
+    assert line == "no topic users@latest: the newest value of each key is in users@newest"
 
 
 def test_it_is_read_by_its_id(client: Client, users: lastword.Topic) -> None:
@@ -205,7 +217,7 @@ def test_it_is_read_by_its_id(client: Client, users: lastword.Topic) -> None:
 
 def test_keys_that_do_not_fit_the_memory_are_an_error(tmp_path: Path) -> None:
     with (
-        lastword.open(tmp_path, "a", files=UNSYNCED, lastword_latest_bytes="1KiB") as logs,
+        lastword.open(tmp_path, "a", files=UNSYNCED, lastword_newest_bytes="1KiB") as logs,
         lastword.serve(logs, "127.0.0.1:0") as server,
         Client(server) as client,
     ):
@@ -221,7 +233,7 @@ def window(tmp_path: Path) -> Iterator[tuple[lastword.Topic, Client]]:
     """A topic from which old records are removed, and memory for some hundreds of keys."""
     with (
         lastword.open(
-            tmp_path, "a", files=UNSYNCED, lastword_latest_bytes="64KiB", log_cleaner_enable=False
+            tmp_path, "a", files=UNSYNCED, lastword_newest_bytes="64KiB", log_cleaner_enable=False
         ) as logs,
         lastword.serve(logs, "127.0.0.1:0") as server,
         Client(server) as client,
@@ -256,16 +268,16 @@ def test_a_reader_of_a_log_whose_old_records_are_removed_keeps_up(
 def test_the_least_recently_read_partition_is_dropped(
     client: Client, server: Server, logs: lastword.LogDir, users: lastword.Topic
 ) -> None:
-    reads = server.node._fetches._latest
+    reads = server.node._fetches._newest
     for name in ("users", "others"):
         if name != "users":
             logs.create_topic(name, cleanup_policy="compact")
         client.produce(name, batch(*[(b"%d" % number, b"v") for number in range(200)]))
-        assert client.fetch(f"{name}@latest", 0).error_code == 0
+        assert client.fetch(f"{name}@newest", 0).error_code == 0
     assert len(reads._resolved) == 2
     reads._memory_bytes = max(each.memory_bytes for each in reads._resolved.values())
     client.produce("others", batch((b"1", b"w")))
-    assert client.fetch("others@latest", 0).error_code == 0
+    assert client.fetch("others@newest", 0).error_code == 0
     assert [log.name for log in reads._resolved] == ["others-0"]
     assert len(Follower(client).catch_up().records) == 200
 

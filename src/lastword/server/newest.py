@@ -1,4 +1,4 @@
-"""`<topic>@latest`: the newest record of each key, for a client that reads it like a topic.
+"""`<topic>@newest`: the newest record of each key, for a client that reads it like a topic.
 
 A partition is resolved up to its last stable offset when it is first read. The map of its keys and the dead
 bitmap stay in memory, and batches that follow are added when a fetch needs them. So a reader that keeps up
@@ -66,7 +66,7 @@ class _Resolved:
             self.error = None
 
 
-class LatestReads:
+class NewestReads:
     """The newest records of partitions. Safe from any thread; runs kernels, so it belongs in the pool.
 
     Args:
@@ -143,7 +143,7 @@ class LatestReads:
                 resolved.error = CapacityError(
                     f"{view.topic}-{view.partition}: {full.keys} keys do not fit {self._memory_bytes} bytes",
                     file=view.directory,
-                    remedy="serve the directory with a larger lastword.latest.bytes",
+                    remedy="serve the directory with a larger lastword.newest.bytes",
                 )
                 raise resolved.error from None
             except BaseException:
@@ -249,7 +249,7 @@ def _whole_batches(batches: bytes, most_bytes: int, *, first: bool) -> bytes:
     """Return as many whole batches as fit; with `first`, one at least."""
     end = 0
     while end < len(batches):
-        header = read_header(batches, end, len(batches), "<latest>")
+        header = read_header(batches, end, len(batches), "<newest>")
         if header.end > most_bytes and not (first and end == 0):
             break
         end = header.end
