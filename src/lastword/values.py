@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from lastword.errors import UsageError
+
+V = TypeVar("V", bound="Value")
 
 
 class Value:
@@ -32,6 +34,21 @@ class Value:
     def _repr_html_(self) -> str:
         rows = [(name, _cell(value)) for name, value in self.to_dict().items()]
         return table_html(type(self).__name__, ("field", "value"), rows)
+
+
+class Results(list[V]):
+    """A list of values that Python's prompt shows as a table, one line for each value."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "[]"
+
+    def _repr_html_(self) -> str | None:
+        if not self:
+            return None
+        rows = [value.to_dict() for value in self]
+        return table_html(
+            type(self[0]).__name__, list(rows[0]), [list(map(_cell, row.values())) for row in rows]
+        )
 
 
 class ProcessBound:

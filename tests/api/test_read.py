@@ -49,6 +49,7 @@ def at(seconds):
         (4, 2, []),
         (at(2), "latest", [2, 3, 4, 5]),
         (at(1.5), at(4), [2, 3]),
+        (at(1.5).isoformat(), at(4).isoformat().replace("+00:00", "Z"), [2, 3]),
         (at(-100), at(100), [0, 1, 2, 3, 4, 5]),
         (at(100), "latest", []),
         ({0: 5}, "latest", [5]),

@@ -472,6 +472,10 @@ def explained(
     If the partition that the partitioner returns does not hold the key, the first partition with the key is
     explained: another producer may use another partitioner.
     """
+    if isinstance(partition, str | bytes) and key is None:
+        raise UsageError(
+            f"{topic} has no partition {partition!r}", remedy=f"to explain a key: explain(key={partition!r})"
+        )
     numbers = [number for _, number in dirs.select(topic, partition)]
     if len(numbers) == 1:
         return _explain_partition(dirs, topic, numbers[0], key)

@@ -11,7 +11,7 @@ see. Python has no map from a literal to a type, so each pair of types is one ov
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
@@ -23,7 +23,7 @@ from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
 from lastword.parse import Duration, check_path, parse_duration_ms
-from lastword.values import ProcessBound, ProgressLike, table_html
+from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
     from lastword.api.cleaner import Background, Cleaner
@@ -68,12 +68,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class LogDir(ProcessBound):
+class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
     """An open log directory: a context manager, and a mapping of its topics. Safe from any thread.
 
-    `logs["users"]`, `"users" in logs`, `len(logs)` and `list(logs)` work as for a dict. After a fork, a
-    `LogDir` of mode "a" is closed in the child: the parent holds the lock. The child opens the directory
-    again after the parent has closed it.
+    `logs["users"]`, `"users" in logs`, `len(logs)`, `logs.items()` and all else of a mapping work as for a
+    dict, but two objects are equal only if they are the same. After a fork, a `LogDir` of mode "a" is closed
+    in the child: the parent holds the lock. The child opens the directory again after the parent has closed
+    it.
 
     Attributes:
         paths: Its directories.
@@ -96,6 +97,9 @@ class LogDir(ProcessBound):
 
     def __repr__(self) -> str:
         return repr(self.dirs)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # a mapping has none
 
     def __getitem__(self, topic: str) -> Topic[Any, Any]:
         """Return one topic, as `topic(name)` does."""
@@ -723,7 +727,9 @@ class LogDir(ProcessBound):
         """
         from lastword.api import cleaning
 
-        return cleaning.plan(self.dirs, topic, partition, due=due, strategy=strategy, progress=progress)
+        return Results(
+            cleaning.plan(self.dirs, topic, partition, due=due, strategy=strategy, progress=progress)
+        )
 
     def clean(
         self,
@@ -756,9 +762,11 @@ class LogDir(ProcessBound):
         """
         from lastword.api import cleaning
 
-        return self.dirs.transaction(
-            lambda dirs: cleaning.clean(
-                dirs, topic, partition, due=due, strategy=strategy, progress=progress, stop=stop
+        return Results(
+            self.dirs.transaction(
+                lambda dirs: cleaning.clean(
+                    dirs, topic, partition, due=due, strategy=strategy, progress=progress, stop=stop
+                )
             )
         )
 
@@ -785,7 +793,7 @@ class LogDir(ProcessBound):
         """
         from lastword.api import cleaning
 
-        return self.dirs.transaction(lambda dirs: cleaning.expire(dirs, topic, partition, stop))
+        return Results(self.dirs.transaction(lambda dirs: cleaning.expire(dirs, topic, partition, stop)))
 
     def audit(
         self,

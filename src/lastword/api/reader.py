@@ -102,16 +102,19 @@ def _offset(
         return view.log_start
     if bound == "latest":
         return stable
+    if isinstance(bound, str):
+        with suppress(ValueError):
+            when = datetime.fromisoformat(bound)
+            bound = when if when.tzinfo is not None else bound
     if isinstance(bound, datetime):
         offset = view.offset_at(to_ms(bound))
         return stable if offset is None else min(offset, stable)
     offset = as_int(bound)
     if offset is None:
-        remedy = '"earliest", "latest", an offset, an aware datetime, or a dict of these per partition'
-        if isinstance(bound, str) and "-" in bound:  # without one, a text of digits may be an offset
-            with suppress(ValueError):
-                datetime.fromisoformat(bound)
-                remedy = f"a time is a datetime: {bound_name}=datetime.fromisoformat({bound!r})"
+        remedy = (
+            '"earliest", "latest", an offset, an aware datetime, a text of one with a zone '
+            "(2026-11-20T10:02:11Z), or a dict of these per partition"
+        )
         raise UsageError(f"{bound_name}={bound!r} is not a position in a log", remedy=remedy)
     if offset < view.log_start:
         why = read_note(view.files, view.directory, view.log_start)

@@ -244,7 +244,9 @@ class Serializer:
             saved, remedy = "", f"give what {self} takes, or another {column}_serializer="
             if self.saved:
                 saved = f", saved with the topic as {self}"
-                remedy = f"give what {self} takes"
+                remedy = f"give {TAKES.get(self.name or '', 'what it takes')}"
+                if " date" in _reason(error):  # the value, or a value in it
+                    remedy += "; a time as text: value.isoformat()"
                 if self.name == "bytes":  # any serializer may be used with a topic that stores bytes
                     remedy = f'give bytes, or name a serializer: {column}_serializer="{_fitting(value)}"'
             raise SerializerError(
@@ -348,6 +350,16 @@ SERIALIZERS: dict[str, Serializer] = {
     "float64": Serializer("float64", _float64_dumps, lambda data: _FLOAT64.unpack(data)[0]),
     "msgpack": Serializer("msgpack", msgpack_dumps, msgpack_loads),
 }
+
+
+TAKES = {
+    "str": "text",
+    "json": "text, a number, True, False, None, or lists and dicts of these",
+    "msgpack": "text, bytes, a number, True, False, None, or lists and dicts of these",
+    **dict.fromkeys(("int32", "int64"), "a whole number in its range"),
+    "float64": "a number",
+}
+"""What each serializer writes, for remedies."""
 
 
 def saved_serializer(name: str | None) -> Serializer:

@@ -40,7 +40,7 @@ from lastword.metrics import count_append
 from lastword.parse import Duration, as_int, check_count, check_path, parse_bytes
 from lastword.partition.directory_segments import read_log_start
 from lastword.segment import names
-from lastword.values import ProcessBound, ProgressLike, listener, table_html
+from lastword.values import ProcessBound, ProgressLike, Results, listener, table_html
 
 if TYPE_CHECKING:
     from lastword.api.batches import Packer
@@ -388,8 +388,8 @@ class Topic(ProcessBound, Generic[K, V]):
         """Read records up to the current log end. With `follow`, continue with new records.
 
         Args:
-            start: "earliest", "latest", an offset, an aware datetime (the first record that is not older), or
-                a dict of these by partition.
+            start: "earliest", "latest", an offset, an aware datetime or a text of one with a zone (the first
+                record that is not older), or a dict of these by partition.
             end: As `start`; exclusive.
             partition: None: every partition.
             keys: Only records with one of these keys.
@@ -582,7 +582,7 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         from lastword.api.inspections import describe
 
-        return describe(self.dirs, self.name, progress, quick=quick)
+        return Results(describe(self.dirs, self.name, progress, quick=quick))
 
     def segments(
         self,
@@ -594,7 +594,7 @@ class Topic(ProcessBound, Generic[K, V]):
         """Count records and garbage of each segment; `quick` as for `describe`."""
         from lastword.api.inspections import segments
 
-        return segments(self.dirs, self.name, partition, progress, quick=quick)
+        return Results(segments(self.dirs, self.name, partition, progress, quick=quick))
 
     def lease(self, name: str, *, position: Position | None = None, max_age: Duration = "7d") -> Lease:
         """Take a lease: no tombstone is removed before the reader with that name has passed it.
@@ -605,7 +605,7 @@ class Topic(ProcessBound, Generic[K, V]):
             name: Letters, digits and . _ - ; the same name resumes the lease.
             position: The next offset that the reader will read: of every partition, or a dict. None: the
                 position of the lease; for a new lease the log start.
-            max_age: A duration ("7d", ms). A lease that is not advanced for this long lapses.
+            max_age: "7d", seconds or a timedelta. A lease that is not advanced for this long lapses.
 
         Raises:
             LeaseRefusedError: Tombstones from the position on may be gone: restore, or start from "earliest".
@@ -622,7 +622,7 @@ class Topic(ProcessBound, Generic[K, V]):
         """Return every lease on this topic, live and lapsed."""
         from lastword.api.lease import listed
 
-        return listed(self.dirs, self.name, partition)
+        return Results(listed(self.dirs, self.name, partition))
 
     def set_config(self, **config: Unpack[TopicKeywords]) -> None:
         """Change settings of this topic in lastword.toml; None resets a setting to its default.
@@ -644,7 +644,9 @@ class Topic(ProcessBound, Generic[K, V]):
         """Return the plans of `clean`, with their reasons; see `LogDir.plan`."""
         from lastword.api import cleaning
 
-        return cleaning.plan(self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress)
+        return Results(
+            cleaning.plan(self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress)
+        )
 
     def clean(
         self,
@@ -657,9 +659,11 @@ class Topic(ProcessBound, Generic[K, V]):
         """Remove superseded records now; see `LogDir.clean`."""
         from lastword.api import cleaning
 
-        return self.dirs.transaction(
-            lambda dirs: cleaning.clean(
-                dirs, self.name, partition, due=due, strategy=strategy, progress=progress, stop=None
+        return Results(
+            self.dirs.transaction(
+                lambda dirs: cleaning.clean(
+                    dirs, self.name, partition, due=due, strategy=strategy, progress=progress, stop=None
+                )
             )
         )
 
@@ -667,7 +671,7 @@ class Topic(ProcessBound, Generic[K, V]):
         """Apply retention now; see `LogDir.expire`."""
         from lastword.api import cleaning
 
-        return self.dirs.transaction(lambda dirs: cleaning.expire(dirs, self.name, partition))
+        return Results(self.dirs.transaction(lambda dirs: cleaning.expire(dirs, self.name, partition)))
 
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
         """Raise the log start, under any cleanup.policy. Return the log start of each partition.
