@@ -39,6 +39,9 @@ EARLIEST, LATEST = -2, -1  # as in Kafka's offset JSON
 Offsets = dict[str, dict[int, int]]
 
 
+View = Literal["log", "newest", "changes"]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class StorageOptions:
     """The options of a store, as `lastword.open(storage_options=...)` takes them. Its text has names only."""
@@ -167,7 +170,7 @@ class ReadOptions:
     min_partitions: int | None
     max_partition_records: int | None
     max_partition_bytes: int
-    view: Literal["log", "newest", "changes"]
+    view: View
     keys: tuple[bytes, ...] | None
     isolation: Literal["read_committed", "read_uncommitted"]
     limits: BatchLimits = BatchLimits()
@@ -624,7 +627,7 @@ def _stream_problems(values: Mapping[str, Any], limits: BatchLimits) -> list[str
         problems.append(
             f"minOffsetsPerTrigger {limits.min_offsets} is above maxOffsetsPerTrigger {limits.max_offsets}"
         )
-    if values.get("view") == "latest":
+    if values.get("view") == "newest":
         problems.append("view newest is for a batch: a stream has `changes`, the newest of each key by batch")
     return problems
 

@@ -273,7 +273,7 @@ def decoders_of(columns: tuple[str, ...], options: ReadOptions) -> dict[str, Val
     `_corrupt_record` needs all columns with a format. If events say what is deleted, view newest and column
     `change` need the values.
     """
-    needs_deletions = options.view == "latest" or CHANGE in columns
+    needs_deletions = options.view == "newest" or CHANGE in columns
     decoders = {}
     for name in FORMATTED:
         value_format = options.formats.of(name)
@@ -329,7 +329,7 @@ def decoded(
         rows = [corrupt.get(row) for row in range(batch.num_rows)]
         columns[CORRUPT] = pa.array(rows, target.field(number).type)
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-    return batch if deleted is None or options.view != "latest" else batch.filter(pc.invert(deleted))
+    return batch if deleted is None or options.view != "newest" else batch.filter(pc.invert(deleted))
 
 
 # ---------------------------------------------------------------- all records

@@ -56,7 +56,7 @@ from pyspark.sql.types import (
 )
 
 from lastword.errors import SparkOptionError
-from lastword.spark.options import ColumnFormats, ReadOptions, hint
+from lastword.spark.options import ColumnFormats, ReadOptions, View, hint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,13 +105,13 @@ SINK_TYPES: dict[str, tuple[type[DataType], ...]] = {
 }
 
 
-def columns_of(view: str, formats: ColumnFormats = ColumnFormats()) -> dict[str, DataType]:
+def columns_of(view: View, formats: ColumnFormats = ColumnFormats()) -> dict[str, DataType]:
     """Return all columns of a view, in order."""
     columns = CHANGES_COLUMNS if view == "changes" else COLUMNS
     return {**columns, CORRUPT: CORRUPT_TYPE} if formats.permissive else columns
 
 
-def full_schema(include_headers: bool, view: str = "log") -> StructType:
+def full_schema(include_headers: bool, view: View = "log") -> StructType:
     """Return the schema of a read without a user's schema and without formats."""
     columns = columns_of(view)
     names = [name for name in columns if include_headers or name != "headers"]
@@ -172,7 +172,7 @@ def _type_ddl(text: str) -> str:
 
 
 def check_projection(
-    schema: StructType, view: str = "log", formats: ColumnFormats = ColumnFormats()
+    schema: StructType, view: View = "log", formats: ColumnFormats = ColumnFormats()
 ) -> tuple[str, ...]:
     """Return the columns of a user's schema. SparkOptionError for an unknown column or a wrong type."""
     columns = columns_of(view, formats)
@@ -200,9 +200,9 @@ def check_projection(
             problems.append(f"column '{field.name}' may be null")
     names = [field.name for field in schema.fields]
     events = formats.value if formats.value is not None and formats.value.has_deletions else None
-    needs_deletions = "value" not in names and (view == "latest" or CHANGE in names)
+    needs_deletions = "value" not in names and (view == "newest" or CHANGE in names)
     if events is not None and needs_deletions and events.unselected_type() is None:
-        reader = "view newest" if view == "latest" else "column 'change'"
+        reader = "view newest" if view == "newest" else "column 'change'"
         problems.append(f"{reader} decodes the events, and without column 'value' or avroSchema has no type")
     if not names:
         problems.append("it has no column")  # Arrow would transfer no rows
