@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,7 @@ from tests.build import every_stop
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import NOW, build_batch, pair, records
 from tests.support.exhaustive import stride
+from tests.support.users import NOBODY, public_directory, run_as
 
 CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.FIRST_DIRTY, names.HIGH_WATERMARKS)
 
@@ -180,35 +181,16 @@ import lastword
 
 def as_nobody(code: str) -> str:
     """Return the output of a script that a user other than root runs."""
-    setpriv = shutil.which("setpriv")
-    if os.geteuid() != 0:
-        command = [sys.executable]
-    elif setpriv is None:
-        pytest.skip("permissions mean nothing to root, and there is no setpriv to become somebody else")
-    else:
-        command = [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
-    done = subprocess.run(
-        [*command, "-c", AS_NOBODY + code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": "/nonexistent"},
-    )
-    if "Permission denied" in done.stderr and "lastword" not in done.stderr.split("\n")[-2]:
-        pytest.skip(f"another user cannot run this interpreter: {done.stderr.splitlines()[-1]}")
+    done = run_as(NOBODY, "-c", AS_NOBODY + code)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 @pytest.fixture
-def public(tmp_path: Path) -> Path:
-    """Return a directory that every user can reach."""
-    for path in [tmp_path, *tmp_path.parents]:
-        try:
-            path.chmod(path.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
-        except PermissionError:
-            break
-    return tmp_path
+def public() -> Iterator[Path]:
+    """Yield a directory that every user can reach."""
+    with public_directory() as path:
+        yield path
 
 
 def open_up(root: Path) -> None:

@@ -7,8 +7,6 @@ import pwd
 import shutil
 import stat
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from lastword.errors import WrongUserError
 from lastword.files import OsFiles
 from lastword.ingest.staging import StagedWriter
 from tests.support.exhaustive import stride
+from tests.support.users import public_directory, run_as
 
 NOBODY = pwd.getpwnam("nobody")
 OTHER = 12_345
@@ -221,23 +220,15 @@ def test_root_that_gives_files_away_looks_at_no_neighbour(
 # ---------------------------------------------------------------- another user
 
 
-def run_as(uid: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    return subprocess.run(
-        [*user, sys.executable, "-m", "lastword", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "HOME": "/nonexistent"},
-    )
+def run_command_as(uid: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return run_as(uid, "-m", "lastword", *arguments)
 
 
 @pytest.fixture
 def open_root(root: Path) -> Iterator[Path]:
-    """Yield a root that every user can reach: pytest's own directories are for one user."""
-    with tempfile.TemporaryDirectory(prefix="lastword-owner-") as above:
-        Path(above).chmod(0o755)
-        yield Path(shutil.move(root, Path(above) / "data"))
+    """Yield a root that every user can reach."""
+    with public_directory() as above:
+        yield Path(shutil.move(root, above / "data"))
 
 
 @as_root
@@ -260,7 +251,7 @@ def test_another_user_is_refused_before_anything_changes(open_root: Path, comman
     content = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     before = entries(root)
     verb, *rest = command
-    done = run_as(OTHER, verb, root, *rest)
+    done = run_command_as(OTHER, verb, root, *rest)
     assert done.returncode == WrongUserError.exit_code == 6, done.stderr
     assert f"belongs to nobody, and this process runs as #{OTHER}" in done.stderr
     assert f"sudo -u nobody lastword {verb} {root}" in done.stderr
@@ -272,7 +263,7 @@ def test_another_user_is_refused_before_anything_changes(open_root: Path, comman
 def test_a_directory_that_its_group_shares_takes_every_member(open_root: Path) -> None:
     root = open_root
     give_away(root, NOBODY.pw_uid, OTHER, folder=0o2775, file=0o664)
-    done = run_as(OTHER, "create", root, "orders")
+    done = run_command_as(OTHER, "create", root, "orders")
     assert done.returncode == 0, done.stderr
     created = {name: facts for name, facts in entries(root).items() if name.startswith("orders-0")}
     assert len(created) > 3
@@ -288,7 +279,7 @@ def test_the_owner_himself_needs_nothing(open_root: Path) -> None:
     if stride(2) == 1:
         changes.append(("clean", root, "users"))  # compiles kernels: no cache of other users is trusted
     for command in changes:
-        done = run_as(OTHER, *command)
+        done = run_command_as(OTHER, *command)
         assert done.returncode == 0, done.stderr
     assert misfits(root, OTHER, OTHER, folder=0o750, file=0o640) == {}
 
@@ -298,7 +289,7 @@ def test_a_writer_without_the_lock_is_refused_too(open_root: Path) -> None:
     root = open_root
     give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o777, file=0o666)
     before = entries(root)
-    done = run_as(OTHER, "lease", root, "users", "reader", "--advance", "3")
+    done = run_command_as(OTHER, "lease", root, "users", "reader", "--advance", "3")
     assert done.returncode == 6, done.stderr + done.stdout
     assert "sudo -u nobody lastword lease" in done.stderr
     assert entries(root) == before
@@ -321,6 +312,6 @@ def test_permission_denied_is_one_exit_code(open_root: Path, arguments: tuple[st
     give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o755, file=0o644)
     if arguments[0] == "ls":
         (root / "users-0").chmod(0o700)
-    done = run_as(OTHER, *(word.replace("DIR", str(root)) for word in arguments))
+    done = run_command_as(OTHER, *(word.replace("DIR", str(root)) for word in arguments))
     assert done.returncode == 6, (done.stdout, done.stderr)
     assert "belongs to" in done.stderr and "Traceback" not in done.stderr
