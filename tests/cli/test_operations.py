@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import lastword
 from lastword import metrics
 from lastword.errors import LastwordError
 from tests.support.exhaustive import stride
@@ -22,7 +24,9 @@ PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 CODES = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-UNITS = sorted(DEPLOY.glob("*.service"))
+WINDOW = DEPLOY / "lastword-window"
+SERVICES = [path for path in sorted(DEPLOY.glob("*.service")) if path.stem != WINDOW.name]
+UNITS = sorted([*DEPLOY.glob("*.service"), *DEPLOY.glob("*.timer")])
 ALERTS = (DEPLOY / "alerts.yml").read_text(encoding="utf-8")
 
 
@@ -51,12 +55,13 @@ def _all_errors(kind):
     return [kind, *(inner for sub in kind.__subclasses__() for inner in _all_errors(sub))]
 
 
-@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.stem)
 def test_a_unit_calls_a_command_that_exists(path):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read_string(path.read_text(encoding="utf-8"))
     service = unit["Service"]
+    assert "Conflicts" not in unit["Unit"], "enabling a unit must not stop a running broker"
     assert service["User"] != "root" and service["KillSignal"] == "SIGTERM"
     command = shlex.split(service["ExecStart"])
     assert Path(command[0]).name == "lastword"
@@ -65,15 +70,92 @@ def test_a_unit_calls_a_command_that_exists(path):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_accepts_a_unit(path, tmp_path):
     unit = tmp_path / path.name
-    text = path.read_text(encoding="utf-8").replace("/usr/local/bin/lastword", "/bin/true")
+    text = re.sub(r"/usr/local/s?bin/lastword(-window)?", "/bin/true", path.read_text(encoding="utf-8"))
+    if path.suffix == ".timer":
+        shutil.copy(path.with_suffix(".service"), tmp_path)
     unit.write_text(text.replace("User=kafka", "User=root"))
     done = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
     )
     assert path.stem not in done.stderr, done.stderr
+
+
+# ---------------------------------------------------------------- the maintenance window
+
+
+@pytest.fixture
+def window(tmp_path):
+    """Return a function that runs the script beside a `systemctl` that notes its calls."""
+    data, notes, tools = tmp_path / "data", tmp_path / "notes", tmp_path / "tools"
+    with lastword.open(data, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=2_000)
+        for _ in range(6):
+            topic.append(b"a", b"x" * 600)
+    tools.mkdir()
+    program = tools / "lastword"
+    program.write_text(
+        f'#!/bin/sh\necho "lastword $*" >> {notes}\n'
+        f'[ -z "$FAIL" ] || [ "$1" != "$FAIL" ] || exit 3\nexec {sys.executable} -m lastword "$@"\n'
+    )
+    systemctl = tools / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "systemctl $*" >> {notes}\n[ "$1" != "$FAIL_UNIT" ] || exit 5\n')
+    for path in (program, systemctl):
+        path.chmod(0o755)
+
+    def run(**settings):
+        done = subprocess.run(
+            [str(WINDOW)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=os.environ
+            | {"PATH": f"{tools}:{os.environ['PATH']}", "DIR": str(data), "LASTWORD": str(program)}
+            | {"OWNER": pwd.getpwuid(os.geteuid()).pw_name, "MIN_FREE": "1000"}
+            | settings,
+        )
+        calls = [line.split(" ")[:2] for line in notes.read_text().splitlines()]
+        notes.unlink()
+        return done, [" ".join(call) for call in calls]
+
+    return run
+
+
+STOP, START = "systemctl stop", "systemctl start"
+DRY_RUN, CLEAN, VERIFY = "lastword clean", "lastword clean", "lastword verify"
+
+
+def test_the_window_stops_cleans_verifies_and_starts(window):
+    done, calls = window()
+    assert (done.returncode, calls) == (0, [DRY_RUN, STOP, CLEAN, VERIFY, START]), done.stderr
+    assert "frees 3355 bytes" in done.stdout
+    done, calls = window()
+    assert (done.returncode, calls) == (0, [DRY_RUN]), "a broker is not stopped for nothing"
+    assert "kafka.service was not stopped" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "calls"),
+    [
+        ({"DIR": "/nowhere"}, 2, [DRY_RUN]),
+        ({"FAIL_UNIT": "stop"}, 5, [DRY_RUN, STOP, START]),
+        ({"FAIL": "verify"}, 3, [DRY_RUN, STOP, CLEAN, VERIFY, START]),
+        ({"FAIL_UNIT": "start"}, 5, [DRY_RUN, STOP, CLEAN, VERIFY, START]),
+        ({"CLEAN_TIME": "0.01s"}, 0, [DRY_RUN, STOP, CLEAN, VERIFY, START]),
+    ],
+    ids=["the dry run", "stop", "verify", "start", "the time is over"],
+)
+def test_the_window_that_fails_starts_the_broker_again(window, settings, code, calls):
+    done, called = window(**settings)
+    if "CLEAN_TIME" in settings and CLEAN not in called[2:]:
+        called.insert(2, CLEAN)  # the process ended before it noted its call
+    assert (done.returncode, called) == (code, calls), done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------- the page
 
 
 @pytest.mark.parametrize(
