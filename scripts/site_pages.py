@@ -4,6 +4,8 @@ README.md becomes the home page; ARCHITECTURE.md, CHANGELOG.md and CONTRIBUTING.
 page of the site leads there. A link to another file of the repository becomes plain text, because the site
 has no copy of the source.
 
+The page of commands is made from the command line itself. The search ranks guides before private formats.
+
 In docs/reference.md the functions of `lastword.spark` are replaced by their full names, because mkdocstrings
 finds modules of the same names first.
 """
@@ -31,6 +33,36 @@ PAGES = {
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"(^```.*?^```)", re.M | re.S)
+
+
+GUIDES = (
+    "index",
+    "kafka",
+    "python",
+    "spark",
+    "cleaning",
+    "server",
+    "testing",
+    "operations",
+    "bucket",
+    "commands",
+)
+
+
+def commands_page() -> str:
+    """Return the page of commands: usage, options and examples of each, from the texts of `--help`."""
+    from lastword.cli.main import Grouped, command_tree
+
+    tree = command_tree()
+    root = tree.make_context("lastword", [], resilient_parsing=True, max_content_width=88)
+    lines = ["# Commands", "", "Made from `lastword COMMAND --help`. [Exit codes](exit-codes.md)", ""]
+    for title, names in Grouped.groups:
+        lines += [f"## {title}", ""]
+        for name in names:
+            command = tree.get_command(root, name)
+            inner = command.make_context(name, [], parent=root, resilient_parsing=True)
+            lines += [f"### {name}", "", "```text", command.get_help(inner).strip(), "```", ""]
+    return "\n".join(lines)
 
 
 FUNCTION = re.compile(r"^::: (lastword\.spark)\.(\w+)$", re.M)
@@ -80,9 +112,13 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "commands.md", content=commands_page()))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Adapt the links of each page."""
+    """Adapt the links of each page, and set its rank in a search."""
+    name = page.file.src_uri.removesuffix(".md")
+    boost = 4 if name in GUIDES else 0.2 if name.startswith("formats") or name == "changelog" else 1
+    page.meta["search"] = {"boost": boost}
     return FUNCTION.sub(full_name, adapted(markdown, page.file.src_uri))

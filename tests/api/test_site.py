@@ -1,5 +1,6 @@
 """The documentation site is built without a warning, and its reference has every public name."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lastword
+from lastword.cli.main import CHANGE, INSPECT, SET_UP
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +27,15 @@ def test_the_site(tmp_path):
         check=False,
     )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
+    assert "pre-wrap" in (tmp_path / "site.css").read_text(encoding="utf-8"), "no line of code is cut off"
+    assert (tmp_path / "search" / "search_index.js").exists(), "the search works from a disk"
+    entries = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    boosts = {entry["location"]: entry.get("boost", 1) for entry in entries}
+    assert boosts["kafka.html"] > boosts["reliability.html"] > boosts["formats/lease.html"]
+    commands = (tmp_path / "commands.html").read_text(encoding="utf-8")
+    for names in (INSPECT, CHANGE, SET_UP):
+        for name in names:
+            assert f'id="{name}"' in commands and f"Usage: lastword {name}" in commands, name
     page = (tmp_path / "reference.html").read_text(encoding="utf-8")
     anchors = set(re.findall(r'id="([\w.]+)"', page))
     for name in lastword.__all__:

@@ -127,8 +127,7 @@ def command_tree() -> Any:
 def _run(arguments: list[str]) -> int:
     out = Output(as_json="--json" in arguments, color=_color(arguments))
     PLACE.clear()
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:], "--help"]
+    arguments = _behind_the_command([*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments)
     try:
         code = command_tree()(args=arguments, prog_name="lastword", standalone_mode=False)
         if code == INTERRUPTED or signals.noted():  # typer catches the exception itself
@@ -167,11 +166,48 @@ def _run(arguments: list[str]) -> int:
         return _internal_error(error, out)
 
 
+def _behind_the_command(arguments: list[str]) -> list[str]:
+    """Move the options of every command, and --help, from before the command to the end of the call."""
+    moved: list[str] = []
+    at = 0
+    while at < len(arguments) and arguments[at].partition("=")[0] in _MOVABLE:
+        word = arguments[at]
+        width = 1 + (word in _WITH_VALUE)
+        moved += arguments[at : at + width]
+        at += width
+    if not moved or at >= len(arguments) or arguments[at].startswith("-"):
+        return arguments  # no command follows
+    return [*arguments[at:], *moved]
+
+
 def _interrupted(out: Output) -> int:
     with suppress(OSError):  # the terminal may be gone
         out.interrupted(signals.name(), signals.exit_code())
     return signals.exit_code()
 
+
+_WITH_VALUE = ("--color", "--config")
+_MOVABLE = (
+    *_WITH_VALUE,
+    *("-h", "--help", "--json", "-q", "--quiet", "-v", "--verbose", "--progress", "--no-progress"),
+)
+OTHER_NAMES = {
+    **dict.fromkeys(("rm", "delete", "remove"), "drop"),
+    **dict.fromkeys(("cat", "consume", "get", "show", "tail", "head"), "read"),
+    **dict.fromkeys(("list", "describe", "info", "status", "topics", "du"), "ls"),
+    **dict.fromkeys(("put", "produce", "write"), "append"),
+    **dict.fromkeys(("compact", "vacuum"), "clean"),
+    **dict.fromkeys(("alter", "set", "settings"), "config"),
+    "cp": "copy",
+    "check": "verify",
+    "fsck": "verify",
+    "truncate": "trim",
+    "why": "explain",
+    "broker": "serve",
+    "server": "serve",
+    "version": "--version",
+}
+"""Names that other programs have for our commands."""
 
 # Beginnings of the parser's messages, as all supported versions of its libraries write them.
 _EXTRA = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
@@ -200,15 +236,8 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
         known_options = {name.lstrip("-"): name for name in _options(command)}
         near = nearest(option.lstrip("-"), known_options)  # without the dashes, which make all similar
         message = f"unknown option {option!r}" + (f"; nearest: {known_options[near]}" if near else "")
-        for place in range(arguments.index(command) if command else 0):
-            if arguments[place] == option and option in _options(command):
-                rest = [word for at, word in enumerate(arguments) if at != place and word != command]
-                return UsageError(
-                    f"{option} comes before the command",
-                    remedy=shlex.join(["lastword", command, *rest, option]),
-                )
     elif "No such command" in message:
-        near = nearest(command, command_tree().list_commands(None))
+        near = OTHER_NAMES.get(command) or nearest(command, command_tree().list_commands(None))
         message = f"unknown command {command!r}" + (f"; nearest: {near}" if near else "")
         return UsageError(message, remedy="lastword --help")
     elif extra := _EXTRA.search(message):
