@@ -439,12 +439,31 @@ class TestOneThatFails:
 
 
 def test_one_partition_twice(roots: list[str]) -> None:
+    """The partition that is in two directories is refused; the other topics are read, written and cleaned."""
     with opened(roots[0]) as logs:
-        logs.create_topic("users", 1)
+        logs.create_topic("users", 2, cleanup_policy="compact")
+        logs.create_topic("others", cleanup_policy="compact")
     shutil.copytree(f"{roots[0]}/users-0", f"{roots[1]}/users-0")
-    for mode in ("r", "a"):
-        with pytest.raises(DuplicatePartitionError):
-            opened(roots[:2], mode)
+    before = sorted(Path(roots[1]).iterdir())
+    for mode in ("a", "r"):
+        with opened(roots[:2], mode) as logs:
+            if mode == "a":
+                for value in (b"1", b"2"):
+                    logs.topic("others").append(b"k", value)
+                    logs.topic("users").append(b"k", value, partition=1)
+                with pytest.raises(DuplicatePartitionError):
+                    logs.topic("users").append(b"k", b"v", partition=0)
+                with pytest.raises(DuplicatePartitionError):
+                    logs.delete_topic("users")
+                with pytest.raises(PartialFailure) as caught:
+                    logs.clean()
+                assert isinstance(caught.value.errors[0], DuplicatePartitionError)
+                assert {round.topic for round in caught.value.results} == {"users", "others"}
+            assert [record.value for record in logs.topic("others").read()] == [b"2"]
+            assert [record.value for record in logs.topic("users").read(partition=1)] == [b"2"]
+            with pytest.raises(DuplicatePartitionError):
+                list(logs.topic("users").read())
+    assert set(before) <= set(Path(roots[1]).iterdir()) and Path(roots[0], "users-0").exists()
     with opened(roots[:1]):
         pass
 

@@ -128,11 +128,17 @@ def test_one_partition_in_two_directories_is_refused(tmp_path: Path) -> None:
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     for mode in "ra":
         directories = [opened(tmp_path / root, mode) for root in "ab"]
-        with pytest.raises(DuplicatePartitionError, match="users-0 is in"):
-            LogDirSet(directories, {})
+        spread = LogDirSet(directories, {})
+        log_dir = spread.log_dir("users", 0)
+        assert log_dir is not None and not spread.serves(log_dir)
+        assert spread.log_dirs_by_topic()["users"].keys() == spread.log_dirs("users").keys() == {0}
+        for held in (log_dir, spread.log_dirs("users")[0], spread.log_dirs_by_topic()["users"][0]):
+            with pytest.raises(DuplicatePartitionError, match="users-0 is in"):
+                held.view("users", 0)
         for directory in directories:
             directory.close()
-    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+    after = sorted(str(p) for p in tmp_path.rglob("*") if p.name != "lastword.partitions")
+    assert after == before
 
 
 def test_another_topic_of_that_name(tmp_path: Path) -> None:

@@ -331,8 +331,10 @@ def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
         append(alone, 1)
     for mode in "ra":
         directories = both(tmp_path, mode=mode)
+        log_dir = LogDirSet(directories, {}).log_dir("users", 0)
+        assert log_dir is not None
         with pytest.raises(DuplicatePartitionError):
-            LogDirSet(directories, {})
+            log_dir.log("users", 0)
         for directory in directories:
             directory.close()
     assert (tmp_path / "a" / "users-0").exists() and (tmp_path / "b" / "users-0").exists()

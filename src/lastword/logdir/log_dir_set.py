@@ -7,8 +7,8 @@ included. So every root keeps the list of all partitions in `lastword.partitions
 it. A single directory has no such file. A damaged list is ignored, and written again when all
 directories are open to append.
 
-A partition in two directories is refused, with one exception: a move that a crash interrupted between its two
-renames is finished here (`settle`).
+A partition in two directories is refused, and the others are served, with one exception: a move that a crash
+interrupted between its two renames is finished here (`settle`).
 
 `move` moves a partition from one directory to another, while it is appended to and read:
 
@@ -45,6 +45,7 @@ from lastword import metrics
 from lastword.errors import (
     BusyError,
     CorruptFileError,
+    DataError,
     DiskFullError,
     DuplicatePartitionError,
     LastwordError,
@@ -69,8 +70,11 @@ LIST = Framed(
 )
 
 
-class OfflineDirectory:
-    """Stand-in for a directory that could not be opened. Every use raises OfflineError."""
+class StandIn:
+    """Stand-in for the directory of partitions that cannot be used. Every use raises `error`.
+
+    The directory could not be opened (OfflineError), or two directories have the partition.
+    """
 
     def __init__(self, path: str, error: LastwordError) -> None:
         self.path = path
@@ -79,10 +83,10 @@ class OfflineDirectory:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise OfflineError.of("a partition", self.path, self.error)
+        raise self.error
 
     def __repr__(self) -> str:
-        return f"OfflineDirectory({self.path!r})"
+        return f"StandIn({self.path!r})"
 
 
 class LogDirSet:
@@ -114,13 +118,14 @@ class LogDirSet:
         return errors
 
     def _settle(self) -> None:
-        """Finish interrupted moves, and refuse partitions that are in two directories."""
+        """Finish interrupted moves."""
         seen: dict[TopicPartition, LogDirectory] = {}
         for directory in self.directories:
             for tp in self._listing(directory).partitions:
                 first = seen.setdefault(tp, directory)
                 if first is not directory:
-                    seen[tp] = settle(tp, first, directory)
+                    with suppress(DataError):  # raised when that partition is used
+                        seen[tp] = settle(tp, first, directory)
 
     def _listing(self, directory: LogDirectory) -> Listing:
         """Return the contents of a directory; of a failed one, as it was last listed."""
@@ -136,7 +141,8 @@ class LogDirSet:
     def log_dirs_by_topic(self) -> dict[str, dict[int, LogDirectory]]:
         """Return topic names, sorted, with their partitions, ascending, and the directory of each.
 
-        An offline directory is represented by an object that raises OfflineError. A caller must not change
+        An offline directory, and one of two that have a partition, is represented by an object that raises
+        the error. A caller must not change
         the result: it is the same object until a partition is added or removed.
         """
         listings = [self._listing(directory) for directory in self.directories]
@@ -147,12 +153,12 @@ class LogDirSet:
             for tp in listing.partitions:
                 first = directories.setdefault(tp, directory)
                 if first is not directory:
-                    directories[tp] = chosen(tp, first, directory)
+                    directories[tp] = _one_of(tp, first, directory)
         opened = {directory.path for directory in self.directories}
         for path, error in self._failed.items():
             if path in opened:  # its partitions are known
                 continue
-            stand_in = OfflineDirectory(path, error)
+            stand_in = StandIn(path, OfflineError.of("a partition", path, error))
             for tp in self.read_list():
                 directories.setdefault(tp, stand_in)
         self._log_dirs = directories
@@ -174,7 +180,7 @@ class LogDirSet:
             for partition in self._listing(directory).numbers.get(topic, ()):
                 first = log_dirs.setdefault(partition, directory)
                 if first is not directory:
-                    log_dirs[partition] = chosen(TopicPartition(topic, partition), first, directory)
+                    log_dirs[partition] = _one_of(TopicPartition(topic, partition), first, directory)
         if self._failed:  # it may have partitions of the topic
             return self.log_dirs_by_topic().get(topic, {})
         return dict(sorted(log_dirs.items()))
@@ -185,7 +191,7 @@ class LogDirSet:
             return self.directories[0]
         tp = TopicPartition(topic, partition)
         known = self._log_dirs.get(tp)
-        if known is not None and (isinstance(known, OfflineDirectory) or known.holds(*tp)):
+        if known is not None and (isinstance(known, StandIn) or known.holds(*tp)):
             return known
         self.log_dirs_by_topic()
         return self._log_dirs.get(tp)
@@ -193,9 +199,9 @@ class LogDirSet:
     def serves(self, log_dir: LogDirectory) -> bool:
         """Return whether a directory can be used now.
 
-        `log_dirs_by_topic` has stand-ins for directories that are offline.
+        `log_dirs_by_topic` has stand-ins for those that cannot.
         """
-        return not isinstance(log_dir, OfflineDirectory) and log_dir.files.offline(log_dir.path) is None
+        return not isinstance(log_dir, StandIn) and log_dir.files.offline(log_dir.path) is None
 
     def topic_id(self, topic: str) -> str | None:
         """Return the topic's id, from the first directory that has one."""
@@ -442,6 +448,16 @@ def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
         if note is not None and note == (directory_name(source.files, source.path), _log_end(source, tp)):
             return target
     raise DuplicatePartitionError.of(str(tp), first.path, second.path)
+
+
+def _one_of(tp: TopicPartition, first: Any, second: LogDirectory) -> Any:
+    """Return `chosen`; if no directory can be chosen, a stand-in that raises the error for this partition."""
+    if isinstance(first, StandIn):
+        return first
+    try:
+        return chosen(tp, first, second)
+    except DataError as error:
+        return StandIn(first.path, error)
 
 
 def settle(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> LogDirectory:
