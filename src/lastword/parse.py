@@ -197,3 +197,35 @@ def parse_when(text: str, *, now_ms: int) -> Literal["earliest", "latest"] | int
     if when.tzinfo is None:
         raise UsageError(f"{text!r} has no time zone", remedy="add Z or an offset such as +02:00")
     return when
+
+
+# ---------------------------------------------------------------- files of properties
+
+
+def read_properties(path: str) -> dict[str, str]:
+    """Return the properties of a file in Java's format. UsageError if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - a path of the caller, not of the log
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"cannot read {path}: {why}", remedy="check the path", file=path) from None
+    properties = {}
+    for line in re.sub(r"(?<!\\)((?:\\\\)*)\\\n[ \t\f]*", r"\1", text).splitlines():
+        line = line.lstrip()
+        if line and line[0] not in "#!":
+            match = re.match(r"((?:[^\s:=\\]|\\.)+)\s*[=:\s]?\s*(.*)", line)
+            if match is not None:
+                properties[unescaped(match[1])] = unescaped(match[2])
+    return properties
+
+
+def unescaped(text: str) -> str:
+    """Return a text of Java's format without its escapes."""
+    plain = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+    def one(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) == 5 else plain.get(code, code)
+
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text)

@@ -30,11 +30,12 @@ from lastword.errors import (
     UnsupportedVersionError,
     UsageError,
 )
+from lastword.parse import read_properties
 from lastword.protocol import ServerConnection, codes
 from lastword.protocol.messages import SaslAuthenticateResponse, SaslHandshakeResponse
 from lastword.pulling import cluster as client
 from lastword.pulling import leader, pulls
-from lastword.pulling.client_config import client_config, read_properties
+from lastword.pulling.client_config import client_config
 from tests.partition.logs import at_offset, batch
 from tests.pulling.fake import Closed, FakeBroker, FakeCluster
 from tests.server.certificates import Pem, made_pem

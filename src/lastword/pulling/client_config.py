@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lastword.errors import AuthenticationFailedError, UsageError
-from lastword.parse import check_path
+from lastword.parse import check_path, read_properties, unescaped
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -126,37 +126,6 @@ def _refused(name: str, value: str, supported: tuple[str, ...]) -> UsageError:
     return UsageError(f"{name}={value} is not supported", remedy=f"supported: {', '.join(supported)}")
 
 
-# ---------------------------------------------------------------- files of properties
-
-
-def read_properties(path: str) -> dict[str, str]:
-    """Return the properties of a file in Java's format. UsageError if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - a path of the caller, not of the log
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"cannot read {path}: {why}", remedy="check the path", file=path) from None
-    properties = {}
-    for line in re.sub(r"(?<!\\)((?:\\\\)*)\\\n[ \t\f]*", r"\1", text).splitlines():
-        line = line.lstrip()
-        if line and line[0] not in "#!":
-            match = re.match(r"((?:[^\s:=\\]|\\.)+)\s*[=:\s]?\s*(.*)", line)
-            if match is not None:
-                properties[_unescaped(match[1])] = _unescaped(match[2])
-    return properties
-
-
-def _unescaped(text: str) -> str:
-    plain = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-    def one(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) == 5 else plain.get(code, code)
-
-    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text)
-
-
 # ---------------------------------------------------------------- SASL, TLS
 
 
@@ -177,7 +146,7 @@ def _credentials(named: Mapping[str, str]) -> tuple[str, str, str]:
                 f'{expected} required username="..." password="...";',
             )
         options = {
-            match[1]: next(_unescaped(text) for text in match.groups()[1:] if text is not None)
+            match[1]: next(unescaped(text) for text in match.groups()[1:] if text is not None)
             for match in _LOGIN.finditer(jaas)
         }
         username, password = options.get("username", username), options.get("password", password)
