@@ -18,11 +18,13 @@ A setting has Kafka's dotted name. A Python keyword has underscores for the dots
 prefix. The most specific source decides:
 
     argument or option  >  LASTWORD_LOG_CLEANER_THREADS=2  >  [topics.NAME]  >  the cluster's, of the topic
-        >  [defaults]  >  the cluster's, of all topics  >  the top level of the file  >  built in
+        >  [defaults]  >  the cluster's, of all topics  >  server.properties
+        >  the top level of the file  >  built in
 
 `lastword.toml` is in the log directory. The cluster's settings are in `__cluster_metadata-0` of a Kafka log
-directory. Sizes have the units `KiB MiB GiB`, durations `ms s m h d`. All mistakes are reported together,
-before anything is opened. `lastword config DIR [TOPIC]` shows every value and its source.
+directory, or where `--metadata` names them ([Kafka](kafka.md#settings)), and are parsed as Kafka parses them.
+Sizes have the units `KiB MiB GiB`, durations `ms s m h d`. All mistakes are reported together, before
+anything is opened. `lastword config DIR [TOPIC]` shows every value and its source.
 
 A table `[topics.NAME]` of `lastword.toml` may be written before the topic is created: the settings that the
 creation gives are added to it. The deletion of a topic removes its table.
@@ -57,7 +59,7 @@ def sample(known: dict[str, Setting], config: LogConfig | TopicConfig) -> list[s
         value = setting.show(getattr(config, setting.keyword))
         if setting.name == "drives":
             line = 'drives."/srv/d2" = "20MiB"'
-        elif value in ("none", ""):
+        elif value in ("none", "not set", ""):
             line = f"{setting.name} = {EXAMPLES[setting.name]}"
         elif setting.unit in ("count", "ratio", "true or false") or value.lstrip("-").isdigit():
             line = f"{setting.name} = {value}"

@@ -290,8 +290,18 @@ class NoPolicyError(UsageError):
     kafka_code = 44  # POLICY_VIOLATION
 
     @classmethod
-    def of(cls, topic: str, directory: str = "DIR") -> NoPolicyError:
-        """Return the error for a topic. The remedy names both values, because only the owner can choose."""
+    def of(cls, topic: str, directory: str = "DIR", unread: tuple[str, str] | None = None) -> NoPolicyError:
+        """Return the error for a topic. The remedy names both values, because only the owner can choose.
+
+        `unread`: why a value that decides cannot be read, and the remedy.
+        """
+        if unread is not None:
+            place = f"{shlex.quote(directory)} {topic}"
+            return cls(
+                f"nothing may be removed from {topic}: {unread[0]}",
+                remedy=unread[1].replace("DIR TOPIC", place),
+                file=directory,
+            )
         change = f"lastword config {shlex.quote(directory)} {topic} --set cleanup.policy="
         return cls(
             f"{topic} has no known cleanup.policy: nothing may be removed",
@@ -429,7 +439,7 @@ class NotAuthorizedError(UsageError):
 
 
 class ClusterDiffersError(UsageError):
-    """The directory has copies of topics from another Kafka cluster."""
+    """The directory is of another Kafka cluster or node, or has copies of topics from another cluster."""
 
     kafka_code = 104  # INCONSISTENT_CLUSTER_ID
 

@@ -147,14 +147,14 @@ def decide(
         upper_offset: No segment that ends above it is removed: the high watermark, or the start of an
             incomplete commit. None: the log end.
     """
-    if config.cleanup_policy is None:
+    if config.policy is None:
         return Deletion(
             topic,
             partition,
             0,
             0,
             log_start,
-            "cleanup.policy is not known, so nothing may be removed",
+            config.policy_unknown,
             (NO_POLICY,),
             log_start,
         )
@@ -282,8 +282,7 @@ def _counted(taken: Sequence[Expirable]) -> str:
 
 def _reason_to_keep(prefix: _Prefix, config: TopicConfig, now_ms: int) -> str:
     if not config.deletes:
-        policy = ",".join(sorted(config.cleanup_policy or ()))
-        return f"cleanup.policy is {policy}: only segments below the log start are removed"
+        return f"cleanup.policy is {config.policy_text}: only segments below the log start are removed"
     first = prefix.segments[0] if prefix.segments else None
     if first is None or not any(segment.size for segment in prefix.segments):
         return "the log is empty"

@@ -121,7 +121,7 @@ class BucketWork:
         now_ms, drive = self.dirs.clock.now_ms(), self.dirs.paths[0]
         for tp in self._partitions():
             config = self.dirs.config(tp.topic)
-            if tp in held or config.cleanup_policy is None or self._states[tp].pauses:
+            if tp in held or config.policy is None or self._states[tp].pauses:
                 continue
             try:
                 if not self._has_expired(tp, config):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lastword.api.cleaning import warn_unread
 from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
 from lastword.background.states import Kind, PartitionState, States
 from lastword.cleaner.policy import quarantine
@@ -59,8 +60,10 @@ class Background:
             on_done: Called with each result.
         """
         self.dirs.require_writable()
-        if only is not None and self.dirs.config(only[0]).cleanup_policy is None:
-            raise NoPolicyError.of(only[0], self.dirs.paths[0])
+        if only is not None and self.dirs.config(only[0]).policy is None:
+            raise NoPolicyError.of(only[0], self.dirs.paths[0], self.dirs.config(only[0]).unread)
+        if only is None:
+            warn_unread(self.dirs)
         self._work.only = only
         self._work.forget()
         self.scheduler.backoff_ms = backoff_ms

@@ -5,8 +5,9 @@ A partition that fails does not stop the others: `PartialFailure` is raised at t
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.inspection import DrivePartition
     from lastword.cleaner.policy.plan import Plan
+    from lastword.config.tables import Unread
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
+
+_log = logging.getLogger("lastword.settings")
 
 SMALL_BYTES = 1 << 20
 """Partitions up to this size are cleaned at the same time, if there are many: the memory of each is small."""
@@ -118,7 +122,9 @@ def clean(
     """See `LogDir.clean`."""
     dirs.require_writable()
     chosen = dirs.select(topic, partition)
-    if topic is not None:
+    if topic is None:
+        warn_unread(dirs)
+    else:
         _check_policy(dirs, topic)
     compacted = [(name, number) for name, number in chosen if dirs.config(name).compacts]
     results: list[CleanRound] = []
@@ -327,16 +333,43 @@ def _by_directory(
 
 
 def _check_policy(dirs: OpenDirs, topic: str) -> None:
-    policy = dirs.config(topic).cleanup_policy
-    if policy is None:
-        raise NoPolicyError.of(topic, dirs.paths[0])
-    if "compact" not in policy:
+    config = dirs.config(topic)
+    if config.policy is None:
+        raise NoPolicyError.of(topic, dirs.paths[0], config.unread)
+    if not config.policy:
+        raise NoPolicyError(
+            f"{topic} has cleanup.policy=none: all its records stay",
+            remedy="nothing is to be done: the topic's owner chose to keep everything",
+        )
+    if not config.compacts:
         where = f"{shlex.quote(dirs.paths[0])} {topic}"
         raise NoPolicyError(
-            f"{topic} has cleanup.policy={','.join(sorted(policy))}: superseded records stay",
+            f"{topic} has cleanup.policy={config.policy_text}: superseded records stay",
             remedy=f"`lastword expire {where}` applies that policy; "
             f"`lastword config {where} --set cleanup.policy=compact,delete` removes superseded records, too",
         )
+
+
+def unread_topics(dirs: OpenDirs, topics: Iterable[str]) -> list[str]:
+    """Return a sentence for each reason why settings of topics cannot be read: which, why, the remedy."""
+    by_reason: dict[Unread, list[str]] = {}
+    for name in topics:
+        reason = dirs.config(name).unread
+        if reason is not None:
+            by_reason.setdefault(reason, []).append(name)
+    sentences = []
+    for reason, named in by_reason.items():
+        error = NoPolicyError.of(named[0] if len(named) == 1 else "TOPIC", dirs.paths[0], reason)
+        shown = named[0] if len(named) == 1 else f"{len(named)} topics ({', '.join(named[:3])}"
+        shown += "" if len(named) == 1 else ")" if len(named) <= 3 else ", ...)"
+        sentences.append(f"nothing is removed from {shown}: {reason.why}; {error.remedy}")
+    return sentences
+
+
+def warn_unread(dirs: OpenDirs) -> None:
+    """Log why nothing is removed from topics whose settings cannot be read."""
+    for sentence in unread_topics(dirs, dirs.topics()):
+        _log.warning("lastword: %s", sentence)
 
 
 def quarantined(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[QuarantinedError]:
@@ -400,9 +433,11 @@ def expire(
 
     dirs.require_writable()
     chosen = dirs.select(topic, partition)
-    if topic is not None and dirs.config(topic).cleanup_policy is None:
-        raise NoPolicyError.of(topic, dirs.paths[0])
-    known = [tp for tp in chosen if dirs.config(tp[0]).cleanup_policy is not None]
+    if topic is None:
+        warn_unread(dirs)
+    elif dirs.config(topic).policy is None:
+        raise NoPolicyError.of(topic, dirs.paths[0], dirs.config(topic).unread)
+    known = [tp for tp in chosen if dirs.config(tp[0]).policy is not None]
     results: dict[TopicPartition, Deletion | LastwordError] = {}
     for log_dir, inside in _by_directory(dirs, known).items():
         results |= expire_partitions(log_dir, inside, stop=stop)

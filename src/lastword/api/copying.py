@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.open_dirs import OpenDirs, PathLike
 from lastword.api.opening import open as open_log
-from lastword.config import TOPIC_SETTINGS, write_topic_settings
+from lastword.config import write_topic_settings
+from lastword.config.setting import NO_POLICY
+from lastword.config.settings import UNKNOWN
 from lastword.errors import (
     CorruptFileError,
     FileVanishedError,
@@ -375,13 +377,16 @@ class Copying:
 
 
 def settings_of(dirs: OpenDirs, topic: str) -> dict[str, str]:
-    """Return the settings that the settings file or a broker holds for a topic, as text."""
+    """Return the settings that the settings file or a broker holds for a topic, as text.
+
+    If a value that decides what is removed cannot be read, the policy of the copy is `none`.
+    """
     config = dirs.settings.topic(topic, saved=True)
-    return {
-        name: setting.show(getattr(config, setting.keyword))
-        for name, setting in TOPIC_SETTINGS.items()
-        if config.source(name) != "default"
+    shown = {
+        name: text for name, text, source in dirs.settings.rows(topic, saved=True) if source != "default"
     }
+    known = {name: text for name, text in shown.items() if text != UNKNOWN}
+    return known if config.unread is None else {**known, "cleanup.policy": NO_POLICY}
 
 
 def make_topic(

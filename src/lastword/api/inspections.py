@@ -55,7 +55,8 @@ class PartitionInfo(Value):
         topic: The topic.
         partition: Its number.
         dir: Its log directory.
-        policy: "compact", "delete", "compact,delete", or None if unknown: then nothing is ever removed.
+        policy: "compact", "delete", "compact,delete" or "none", or None if it is not set or not known. With
+            "none" and None nothing is ever removed.
         log_start: First offset that can be read.
         first_dirty: The log is clean below this offset.
         stable: Last stable offset; transactions from here on are not decided.
@@ -215,14 +216,13 @@ def _raised(row: Row | LastwordError) -> Row:
 def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> PartitionInfo:
     """Return the row of a partition in `describe`."""
     size = sum(segment.size for segment in view.segments)
-    policy = dirs.config(view.topic).cleanup_policy
     set_aside = quarantine.load(view.files, view.directory)
     dead_bytes = sum(count.dead_bytes for count in counted)
     return PartitionInfo(
         topic=view.topic,
         partition=view.partition,
         dir=os.path.dirname(normal_path(view.directory)),
-        policy=",".join(sorted(policy)) if policy else None,
+        policy=dirs.config(view.topic).policy_text,
         log_start=view.log_start,
         first_dirty=corrected_first_dirty(
             dirs.first_dirty(view.topic, view.partition), view.log_start, view.log_end

@@ -126,7 +126,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             (
                 topic,
                 str(len(numbers)),
-                ",".join(sorted(self.dirs.config(topic).cleanup_policy or ())) or "none",
+                self.dirs.config(topic).policy_text or "not set",
             )
             for topic, numbers in self.dirs.topics().items()
         ]

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -21,6 +22,7 @@ from lastword.files import Files
 from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
+from lastword.logdir.identity import check_same_cluster, read_ids
 from lastword.parse import Duration, check_path, parse_seconds, stable_path
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def open(
     mode: Mode = "r",
     *,
     config: PathLike | None = None,
+    metadata: PathLike | None = None,
     timeout: Duration = 0,
     clock: Clock | None = None,
     files: Files | None = None,
@@ -56,6 +59,9 @@ def open(
             it takes the lock and creates a missing directory.
         config: Another settings file than the directory's lastword.toml. It is never written, so
             it must have the settings of a topic before the topic is created.
+        metadata: Of a broker whose metadata is in no directory of `path`: the directory that holds them
+            (metadata.log.dir), or its server.properties, which has the defaults of topics, too. It is only
+            read. Without it, nothing is removed from that broker's topics.
         timeout: How long to wait for a lock that another writer holds: seconds, "1m" or a timedelta.
         clock: For tests: another source of the time. The background cleaner then starts only with
             `logs.cleaner.start()`.
@@ -65,7 +71,8 @@ def open(
         **settings: Kafka's names with _ for dots: `segment_bytes="64MiB"`. They override the file.
 
     Raises:
-        NotALogDirError: There is no log directory. This error and the next three change nothing.
+        NotALogDirError: There is no log directory. This error and the next four change nothing.
+        ClusterDiffersError: The directories, or the metadata, are not those of one broker.
         LogDirLockedError: A broker or another writer has the directory open; the message names a writer in
             this process.
         WrongUserError: New files would belong to another user than the existing files.
@@ -79,6 +86,8 @@ def open(
     if config is not None:
         config = stable_path(check_path("config", config))
     if isinstance(path, str) and "://" in path:
+        if metadata is not None:
+            raise UsageError("metadata is for a directory of a broker", remedy="leave it out for a bucket")
         return _open_bucket(path, mode, config, clock, storage_options, settings)
     if storage_options is not None:
         raise UsageError("storage_options are for a log in a bucket", remedy="leave them out for a directory")
@@ -89,7 +98,10 @@ def open(
         raise UsageError("a directory is given twice", remedy="name each once")
 
     files = files or storage.DEFAULT
-    cluster = BrokerSettings(files, paths)
+    if metadata is not None:
+        metadata = stable_path(check_path("metadata", metadata))
+    cluster = BrokerSettings(files, paths, metadata)
+    check_same_cluster(files, paths, cluster.source)
 
     def load() -> Settings:
         return Settings.load(paths, config, arguments=settings).with_cluster(cluster.refresh())
@@ -98,7 +110,8 @@ def open(
     if isinstance(path, (str, os.PathLike)):
         named = config is not None or loaded.instance.source("log.dirs") in ("argument", "environment")
         paths = _together(paths[0], loaded.instance.log_dirs, named=named)
-        cluster = BrokerSettings(files, paths)
+        cluster = BrokerSettings(files, paths, metadata)
+        check_same_cluster(files, paths, cluster.source)
     clock = clock or SystemClock()
     deadline = clock.monotonic() + parse_seconds("timeout", timeout)
     if mode == "a":
@@ -111,9 +124,10 @@ def open(
         for directory_path in paths:
             try:
                 left = deadline - clock.monotonic()
+                beside = _ids_of_any(files, paths) if mode == "a" and len(paths) > 1 else None
                 opened.append(
                     wait_for_lock(
-                        partial(_directory, directory_path, mode, files, clock, load),
+                        partial(_directory, directory_path, mode, files, clock, load, beside),
                         left,
                         clock,
                         clock.sleep,
@@ -190,11 +204,30 @@ def wait_for_lock(
         sleep(min(LOCK_POLL_SECONDS, left))
 
 
+def _ids_of_any(files: Files, paths: Sequence[str]) -> dict[str, str]:
+    """Return the properties of the first directory that has some: a new directory gets the same node."""
+    for path in paths:
+        with suppress(StorageError):
+            ids = read_ids(files, path)
+            if ids:
+                return ids
+    return {}
+
+
 def _directory(
-    path: str, mode: Mode, files: Files, clock: Clock, load: Callable[[], Settings]
+    path: str,
+    mode: Mode,
+    files: Files,
+    clock: Clock,
+    load: Callable[[], Settings],
+    beside: Mapping[str, str] | None,
 ) -> LogDirectory:
     """Open one directory. LogDirLockedError names the object of this process that has it open."""
-    opens = partial(open_to_append, path) if mode == "a" else partial(LogDirectory.open, path, mode)
+    opens: Callable[..., LogDirectory] = (
+        partial(open_to_append, path, beside=beside)
+        if mode == "a"
+        else partial(LogDirectory.open, path, mode)
+    )
     try:
         return opens(files, clock, load)
     except LogDirLockedError as error:

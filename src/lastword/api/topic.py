@@ -1094,12 +1094,13 @@ def _topic_id(dirs: OpenDirs, name: str) -> str | None:
 
 def check_keeps_keys(topic: str, config: TopicConfig) -> None:
     """Raise UsageError if the topic's policy deletes keys of a state, or is unknown."""
-    policy = config.cleanup_policy
+    policy = config.policy
     retains = config.retention_ms < 0 and config.retention_bytes < 0
     if policy is not None and "compact" in policy and ("delete" not in policy or retains):
         return
-    if policy is None:
-        why = "it has no cleanup.policy, so its log grows without end"
+    if not policy:
+        why = "its cleanup.policy is none" if policy is not None else "it has no cleanup.policy"
+        why = f"{why}, so its log grows without end"
     else:
         limits = [
             f"{name} = {TOPIC_SETTINGS[name].show(value)}"

@@ -423,7 +423,7 @@ class DirectoryWork:
             by_directory: dict[LogDirectory, dict[TopicPartition, TopicConfig]] = {}
             for tp, log_dir, config in self._partitions(drive):
                 inside = by_directory.setdefault(log_dir, {})
-                if tp not in held and config.cleanup_policy is not None and self._wanted(tp):
+                if tp not in held and config.policy is not None and self._wanted(tp):
                     inside[tp] = config
             for log_dir, inside in by_directory.items():
                 yield from self._expire(log_dir, inside, drive)

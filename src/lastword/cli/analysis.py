@@ -11,7 +11,7 @@ import typer
 
 from lastword.cli.command import Session, command, now_ms
 from lastword.cli.output import split_failure
-from lastword.cli.remedies import policy_remedy
+from lastword.cli.remedies import policy_remedy, remedy_of
 from lastword.cli.target import (
     Directory,
     MoreDirs,
@@ -24,12 +24,13 @@ from lastword.cli.target import (
     what_if,
 )
 from lastword.cli.text import field_text, key_candidates, key_text
-from lastword.errors import DataError, LastwordError, StorageError, UsageError
+from lastword.errors import DataError, LastwordError, NoPolicyError, StorageError, UsageError
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import By
+    from lastword.config import TopicConfig
     from lastword.partition.leases import LeaseFacts
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation
@@ -89,8 +90,9 @@ def explain(
                 if explanations[0].versions:
                     break
             key = field_text(explanations[0].key, serializer, key_text)
-    for explanation in explanations:
-        _show_explanation(out, explanation, target, key, assumed=bool(sets))
+        configs = [logs.dirs.config(explanation.topic) for explanation in explanations]
+    for explanation, config in zip(explanations, configs, strict=True):
+        _show_explanation(out, explanation, config, target, key, assumed=bool(sets))
     out.summary(
         None if explanations or failed else "no topics",
         ok=not failed,
@@ -103,7 +105,13 @@ def explain(
 
 
 def _show_explanation(
-    out: Session, explanation: Explanation, target: Target, key: str | None, *, assumed: bool
+    out: Session,
+    explanation: Explanation,
+    config: TopicConfig,
+    target: Target,
+    key: str | None,
+    *,
+    assumed: bool,
 ) -> None:
     name = f"{explanation.topic}-{explanation.partition}"
     counted = {} if explanation.counted is None else {"counted": explanation.counted.to_dict()}
@@ -122,10 +130,12 @@ def _show_explanation(
         out.line(f"{cells}  {out.paint(version.text, 'dim') if version.kept else version.text}")
     if key is not None and not explanation.versions:
         out.line(f"{name} holds no record of {key}: it was never written there, or was deleted and cleaned")
-    _show_verdict(out, explanation, target, assumed)
+    _show_verdict(out, explanation, config, target, assumed)
 
 
-def _show_verdict(out: Session, explanation: Explanation, target: Target, assumed: bool) -> None:
+def _show_verdict(
+    out: Session, explanation: Explanation, config: TopicConfig, target: Target, assumed: bool
+) -> None:
     clean = target.command("clean", explanation.topic)
     plan = explanation.plan
     verdict = explanation.verdict
@@ -134,8 +144,13 @@ def _show_verdict(out: Session, explanation: Explanation, target: Target, assume
         retry = target.command("clean", explanation.topic, "-p", str(explanation.partition), "--retry")
         out.line(f"  restore the file from a copy, then: {retry}")
     elif plan.reasons and plan.reasons[0].code == "no-policy":
-        if "not known" in plan.reasons[0].text:
+        if config.unread is not None:
+            error = NoPolicyError.of(explanation.topic, target.paths[0], config.unread)
+            out.line(f"{verdict}. To have it cleaned: {remedy_of(error)}")
+        elif config.policy is None:
             out.line(f"{verdict}: {policy_remedy(target.paths, explanation.topic)}")
+        elif not config.policy:
+            out.line(verdict)
         else:
             fix = target.command("config", explanation.topic, "--set", "cleanup.policy=compact,delete")
             out.line(f"{verdict}. To have it cleaned: {fix}")

@@ -20,7 +20,7 @@ import typer
 from lastword.cli import signals
 from lastword.cli.command import Session, command
 from lastword.cli.output import split_failure
-from lastword.cli.remedies import policy_remedy
+from lastword.cli.remedies import no_policy_lines
 from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicName, what_if
 from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
 from lastword.objects import is_url
@@ -92,7 +92,7 @@ def clean(
     Removes all garbage; with --due, runs only the cleanings that the settings make due. Skips topics without
     a cleanup.policy.
     """
-    from lastword.api.cleaning import quarantined
+    from lastword.api.cleaning import quarantined, unread_topics
 
     target = Target.of(directory, topic, partition, more)
     rate = None if max_rate is None else parse_bytes(max_rate)
@@ -126,8 +126,9 @@ def clean(
                 )
             except (DataError, StorageError) as error:
                 plans, unplanned = split_failure(error)  # plans are shown before errors
-        plans = [plan for plan in plans if plan.action != "delete"]  # `lastword expire` shows deletions
-        _show_plans(out, plans, target, ok=not unplanned)
+            plans = [plan for plan in plans if plan.action != "delete"]  # `lastword expire` shows deletions
+            unread = unread_topics(logs.dirs, dict.fromkeys(plan.topic for plan in plans))
+        _show_plans(out, plans, target, unread, ok=not unplanned)
         out.raise_all(unplanned)
         return
     failed: list[LastwordError] = []
@@ -213,7 +214,7 @@ def _refuse_with_every(target: Target, dry_run: bool, strategy: str | None) -> N
         )
 
 
-def _show_plans(out: Session, plans: list[Plan], target: Target, *, ok: bool) -> None:
+def _show_plans(out: Session, plans: list[Plan], target: Target, unread: list[str], *, ok: bool) -> None:
     from lastword.cleaner.policy.plan import KEYS_DO_NOT_FIT
 
     for plan in plans:
@@ -240,10 +241,8 @@ def _show_plans(out: Session, plans: list[Plan], target: Target, *, ok: bool) ->
         "lrrrrl",
         spare=("READ", "WRITE"),
     )
-    unknown = dict.fromkeys(plan.topic for plan in plans if _has_no_policy(plan))
-    if unknown:
-        topic = next(iter(unknown)) if len(unknown) == 1 else "TOPIC"
-        out.say(f"no-policy: {policy_remedy(target.paths, topic)}")
+    for line in no_policy_lines(target.paths, unread, (plan.topic for plan in plans if _has_no_policy(plan))):
+        out.say(line)
     chosen = [plan for plan in plans if plan.action == "clean"]
     for plan in chosen:
         for reason in plan.reasons:
@@ -269,7 +268,7 @@ def _size(plan: Plan, size_bytes: int) -> str:
 
 
 def _has_no_policy(plan: Plan) -> bool:
-    return bool(plan.reasons) and plan.reasons[0].code == "no-policy" and "not known" in plan.reasons[0].text
+    return bool(plan.reasons) and plan.reasons[0].text.startswith("cleanup.policy is not known")
 
 
 def _why(plan: Plan) -> str:
@@ -277,7 +276,9 @@ def _why(plan: Plan) -> str:
         share = 100 * plan.free_bytes // max(1, plan.total_bytes)
         return f"clean: frees {share} %; rewrites {plan.segments} of {plural(plan.total_segments, 'segment')}"
     if _has_no_policy(plan):
-        return "keep: no-policy, cleanup.policy is unknown"
+        return "keep: no-policy, cleanup.policy is not set"
+    if plan.reasons and plan.reasons[0].text.startswith("nothing may be removed"):
+        return "keep: no-policy, its settings are unknown"
     if plan.reasons and plan.reasons[0].code == "no-policy":
         return f"keep: {plan.reasons[0].text}"
     return f"keep: {'; '.join(str(reason) for reason in plan.reasons) or 'nothing to do'}"

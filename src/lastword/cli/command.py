@@ -87,6 +87,19 @@ _STORED: dict[str, tuple[Any, Any]] = {
         None,
     ),
 }
+_BROKERS: dict[str, tuple[Any, Any]] = {
+    "metadata": (
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="PATH",
+                help="of a broker's directory: the directory of __cluster_metadata-0 (metadata.log.dir), or "
+                "server.properties; it is only read",
+            ),
+        ],
+        None,
+    ),
+}
 _CHANGING: dict[str, tuple[Any, Any]] = {
     "wait": (
         Annotated[
@@ -120,6 +133,7 @@ class Session(Output):
     """Output plus the settings file, the clock, and opening of log directories."""
 
     config: str | None = None
+    metadata: str | None = None  # of the cluster, if it is in no directory of the target
     wait_seconds: float = 0.0  # for the lock
     storage: Mapping[str, str] = MappingProxyType({})  # options of a bucket's store
 
@@ -140,6 +154,8 @@ class Session(Output):
             PLACE.paths, PLACE.topic = target.paths, target.topic
         paths: Any = target.paths if len(target.paths) > 1 else target.paths[0]
         extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
+        if self.metadata is not None:
+            extra["metadata"] = self.metadata
         if self.storage and is_url(target.paths[0]):
             extra["storage_options"] = self.storage
         if mode == "a" and not cleans:
@@ -234,6 +250,8 @@ def command(
         shared = {**_EVERYWHERE, **(_CHANGING if changes else {})}
         if not {"directory", "files", "source"}.isdisjoint(own.parameters):
             shared.update(_STORED)
+        if "more" in own.parameters:
+            shared.update(_BROKERS)
         for option, (annotation, default) in shared.items():
             parameters.append(
                 inspect.Parameter(
@@ -246,7 +264,9 @@ def command(
             common = {option: arguments.pop(option) for option in shared}
             common.pop("version")  # its callback has run already
             wait, storage = common.pop("wait", None), common.pop("storage", None)
+            metadata = common.pop("metadata", None)
             out = session(**common)
+            out.metadata = metadata
             if storage is not None:
                 _check_url(arguments)
                 out.storage = storage_of(storage)

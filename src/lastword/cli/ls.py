@@ -70,6 +70,7 @@ def ls(
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
     target = Target.of(directory, topic, partition, more)
     from lastword.api import inspections
+    from lastword.api.cleaning import unread_topics
 
     failed: list[LastwordError] = []
     rows: list[Any] = []
@@ -92,6 +93,8 @@ def ls(
             out.warning(f"{path} is offline: {why.message}")
         set_aside = [] if target.topic is not None else logs.set_aside
         compacted = {name for name in chosen if dirs.config(name).compacts}
+        unknown = {name for name in chosen if dirs.config(name).unread is not None}
+        unread = unread_topics(dirs, chosen)
         log_dirs = {tp: dirs.log_dir(*tp).path for tp in pairs} if len(logs.paths) > 1 else {}
     counted = [row for row in rows if not isinstance(row, Uncounted)]
     totals = {
@@ -107,7 +110,9 @@ def ls(
     if sort != "name":
         shown = sorted(shown, key=lambda row: -_figure(row, sort, compacted))
     show: Any = {"topic": _topics, "partition": _partitions, "segment": _segments}[by]
-    show(out, shown, compacted, log_dirs)
+    show(out, shown, compacted, log_dirs, unknown)
+    for sentence in unread:
+        out.say(sentence)
     for path, aside in set_aside:
         out.row("set-aside", {"dir": path, **aside._asdict()})
         out.say(f"not served: {os.path.join(path, aside.name)}")
@@ -214,7 +219,11 @@ class TopicRow:
 
 
 def _topics(
-    out: Session, rows: list[TopicRow], compacted: set[str], log_dirs: dict[tuple[str, int], str]
+    out: Session,
+    rows: list[TopicRow],
+    compacted: set[str],
+    log_dirs: dict[tuple[str, int], str],
+    unknown: set[str],
 ) -> None:
     for row in rows:
         out.row("topic", asdict(row))
@@ -227,7 +236,7 @@ def _topics(
                 format_bytes(row.size_bytes),
                 *(_counts(row, compacted) if row.uncounted < row.partitions else ("?",) * 4),
                 str(row.segments),
-                (row.policy or "none") + row.health,
+                _policy(row, unknown) + row.health,
             )
             for row in rows
         ],
@@ -237,7 +246,11 @@ def _topics(
 
 
 def _segments(
-    out: Session, rows: list[SegmentInfo], compacted: set[str], log_dirs: dict[tuple[str, int], str]
+    out: Session,
+    rows: list[SegmentInfo],
+    compacted: set[str],
+    log_dirs: dict[tuple[str, int], str],
+    unknown: set[str],
 ) -> None:
     for row in rows:
         out.row("segment", row.to_dict())
@@ -305,12 +318,11 @@ class Uncounted:
         """Return the facts that can be read; if listing fails too, only directory and policy."""
         from lastword.cleaner.policy import quarantine
 
-        policy = dirs.config(topic).cleanup_policy
         row = cls(
             topic,
             partition,
             dirs.log_dir(topic, partition).path,
-            ",".join(sorted(policy)) if policy else None,
+            dirs.config(topic).policy_text,
             None,
             None,
             None,
@@ -345,6 +357,7 @@ def _partitions(
     rows: list[PartitionInfo | Uncounted],
     compacted: set[str],
     log_dirs: dict[tuple[str, int], str],
+    unknown: set[str],
 ) -> None:
     for row in rows:
         out.row("partition", row.to_dict())
@@ -368,7 +381,7 @@ def _partitions(
                 "?" if row.segments is None else format_bytes(row.size_bytes),
                 *_counts(row, compacted),
                 *("?" if fact is None else str(fact) for fact in (row.log_start, row.log_end, row.segments)),
-                (row.policy or "none") + _health(row),
+                _policy(row, unknown) + _health(row),
                 *_dir(log_dirs, row),
             )
             for row in rows
@@ -390,6 +403,10 @@ def _counts(row: Any, compacted: set[str]) -> tuple[str, ...]:
         return ("?",) * 4
     records = _about(str(row.records), row.exact), _about(str(row.live_records), row.exact)
     return (*_bytes(row, compacted), *records)
+
+
+def _policy(row: Any, unknown: set[str]) -> str:
+    return row.policy or ("unknown" if row.topic in unknown else "not set")
 
 
 def _health(row: PartitionInfo | Uncounted) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lastword.errors import (
@@ -67,6 +67,15 @@ def policy_remedy(paths: list[str], topic: str) -> str:
         f"`{compact}` keeps the newest record of each key, `{delete}` removes the oldest records "
         "by age or size"
     )
+
+
+def no_policy_lines(paths: list[str], unread: list[str], topics: Iterable[str]) -> list[str]:
+    """Return a line for each reason why nothing is removed: `unread`, and topics without a policy."""
+    lines = [f"no-policy: {sentence}" for sentence in unread]
+    names = list(dict.fromkeys(topics))
+    if names:
+        lines.append(f"no-policy: {policy_remedy(paths, names[0] if len(names) == 1 else 'TOPIC')}")
+    return lines
 
 
 # Options of a call in Python, and their counterparts on the command line.

@@ -10,7 +10,7 @@ import typer
 from lastword.cli import signals
 from lastword.cli.command import Session, Yes, command, confirm, now_ms
 from lastword.cli.output import split_failure
-from lastword.cli.remedies import PLACE, policy_remedy
+from lastword.cli.remedies import PLACE, no_policy_lines
 from lastword.cli.target import (
     Directory,
     DryRunSets,
@@ -97,8 +97,7 @@ def create(
                 partitioner=partitioner,
                 **config,
             )
-        policy = created.config.cleanup_policy
-    text = ",".join(sorted(policy)) if policy else None
+        text = created.config.policy_text
     out.summary(
         f"created {topic}: {plural(partitions, 'partition')}, "
         + (f"cleanup.policy={text}" if text else "no cleanup.policy: nothing is removed"),
@@ -266,7 +265,7 @@ def expire(
 
     Needs `delete` in cleanup.policy. Segments below the log start are removed under any known policy.
     """
-    from lastword.api.cleaning import expire_outlook
+    from lastword.api.cleaning import expire_outlook, unread_topics
 
     target = Target.of(directory, topic, partition, more)
     assumed = what_if(sets)
@@ -279,7 +278,8 @@ def expire(
                 outlook = expire_outlook(logs.dirs, target.topic, target.partition)
             except (DataError, StorageError) as error:
                 outlook, (failed, *_) = split_failure(error)
-        _show_deletions(out, outlook, target, ok=failed is None)
+            unread = unread_topics(logs.dirs, dict.fromkeys(deletion.topic for deletion in outlook))
+        _show_deletions(out, outlook, target, unread, ok=failed is None)
         if failed is not None:
             raise failed
         return
@@ -307,7 +307,9 @@ def expire(
         raise failed
 
 
-def _show_deletions(out: Session, deletions: list[Deletion], target: Target, *, ok: bool) -> None:
+def _show_deletions(
+    out: Session, deletions: list[Deletion], target: Target, unread: list[str], *, ok: bool
+) -> None:
     for deletion in deletions:
         out.row("deletion", deletion.to_dict())
     out.table(
@@ -325,10 +327,10 @@ def _show_deletions(out: Session, deletions: list[Deletion], target: Target, *, 
         "lrrrl",
         spare=("START", "SEGMENTS"),
     )
-    unknown = dict.fromkeys(deletion.topic for deletion in deletions if "no-policy" in deletion.codes)
-    if unknown:
-        topic = next(iter(unknown)) if len(unknown) == 1 else "TOPIC"
-        out.say(f"no-policy: {policy_remedy(target.paths, topic)}")
+    for line in no_policy_lines(
+        target.paths, unread, (d.topic for d in deletions if _deletion_text(d).endswith("not set"))
+    ):
+        out.say(line)
     removing = [deletion for deletion in deletions if deletion.removes]
     freed = sum(deletion.freed_bytes for deletion in removing)
     segments = sum(deletion.segments for deletion in removing)
@@ -345,7 +347,8 @@ def _deletion_text(deletion: Deletion) -> str:
     if deletion.removes:
         return f"delete: {deletion.reason}"
     if "no-policy" in deletion.codes:
-        return "keep: no-policy, cleanup.policy is unknown"
+        is_unread = deletion.reason.startswith("nothing may be removed")
+        return f"keep: no-policy, {'its settings are unknown' if is_unread else 'cleanup.policy is not set'}"
     return f"keep: {deletion.reason}"
 
 

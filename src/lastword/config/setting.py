@@ -7,6 +7,7 @@ only source of the loader, the command `config`, keywords.py and docs/settings.m
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -60,6 +61,55 @@ class Setting:
             return self.parse(value)
         except (TypeError, ValueError, LastwordError):
             raise ValueError(f"{value!r} is not {self.allowed}") from None
+
+    def read_kafka(self, text: str) -> Any:
+        """Convert a value of Kafka as its ConfigDef does: other words for numbers than ours, no units.
+
+        Raises:
+            ValueError: Kafka refuses the value, too, or it is of a newer Kafka.
+        """
+        try:
+            return self.parse(_KAFKA_TYPES.get(self.unit, str)(text.strip(_TRIMMED)))
+        except (TypeError, ValueError, LastwordError):
+            raise ValueError(f"{text!r} is not {self.allowed}") from None
+
+
+_TRIMMED = "".join(map(chr, range(33)))
+"""The characters that Java's `String.trim` removes."""
+_JAVA_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?[fd]?", re.ASCII | re.IGNORECASE)
+_JAVA_HEX = re.compile(r"[+-]?0x([\da-f]+\.?|[\da-f]*\.[\da-f]+)p[+-]?\d+[fd]?", re.ASCII | re.IGNORECASE)
+
+
+def _java_integer(text: str) -> int:
+    """Return the number that Java's `Long.parseLong` returns; its digits may be of any script."""
+    if not re.fullmatch(r"[+-]?\d+", text):
+        raise ValueError
+    return int(text)
+
+
+def _java_double(text: str) -> float:
+    """Return the number that Java's `Double.parseDouble` returns. NaN is 1: no ratio is above either."""
+    if re.fullmatch(r"[+-]?NaN[fFdD]?", text):
+        return 1.0
+    if _JAVA_HEX.fullmatch(text):
+        return float.fromhex(re.sub(r"(?i)(p.*)[fd]$", r"\1", text))
+    if not _JAVA_NUMBER.fullmatch(text):
+        raise ValueError
+    return float(text.rstrip("fFdD"))
+
+
+def _kafka_list(text: str) -> list[str]:
+    return re.split(r"[ \t\n\v\f\r]*,[ \t\n\v\f\r]*", text) if text else []
+
+
+_KAFKA_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "bytes": _java_integer,
+    "ms": _java_integer,
+    "count": _java_integer,
+    "ratio": _java_double,
+    "list": _kafka_list,
+}
+"""Kafka's parsers of a text, by unit; a text without a parser is taken as it is."""
 
 
 def _field(
@@ -117,13 +167,25 @@ def _size_text(size_bytes: int) -> str:
     return f"{text} B" if text.isdigit() and size_bytes else text
 
 
-def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
-    """Make a setting in bytes. Default None: not set; no value means "not set"."""
+def size(
+    default: str | int | None,
+    group: Group,
+    text: str,
+    low: int = 0,
+    high: int = INT64_MAX,
+    *,
+    negative_is_none: bool = False,
+) -> Any:
+    """Make a setting in bytes. Default None: not set; no value means "not set".
+
+    `negative_is_none`: every negative size is -1, which is no limit.
+    """
+    parse = _ranged(parse_bytes, low, high)
     return _field(
         "bytes",
         group,
         text,
-        _ranged(parse_bytes, low, high),
+        (lambda value: parse(max(parse_bytes(value), -1))) if negative_is_none else parse,
         lambda value: "none" if value is None else exact_bytes(value),
         _range_text("a size", low, high, _size_text),
         "Size",
@@ -228,21 +290,36 @@ def words(group: Group, text: str) -> Any:
     return _field("list", group, text, parse, ",".join, "a list of paths", "str | Iterable[str]", ())
 
 
+NO_POLICY = "none"
+"""The text of the empty set of policies, which Kafka writes as an empty text."""
+
+
 def policy(group: Group, text: str) -> Any:
-    """Make a setting that is `compact`, `delete` or both. None, the default: no policy. [] is refused."""
+    """Make a setting that is `compact`, `delete`, both, or neither: `none`.
+
+    Default None: not set. The empty set is a value, and no default replaces it.
+    """
 
     def parse(value: Any) -> frozenset[str]:
-        parts = value.split(",") if isinstance(value, str) else list(value)
-        names = frozenset(str(part).strip() for part in parts)
-        if not names or not names <= set(POLICIES):
+        if isinstance(value, str):
+            value = [] if value.strip() in ("", NO_POLICY) else value.split(",")
+        names = frozenset(str(part).strip() for part in value)
+        if not names <= set(POLICIES):
             raise ValueError
         return names
 
     def show(value: frozenset[str] | None) -> str:
-        return "none" if value is None else ",".join(sorted(value))
+        return "not set" if value is None else ",".join(sorted(value)) or NO_POLICY
 
     return _field(
-        "list", group, text, parse, show, "compact, delete, or compact,delete", "str | Iterable[str]", None
+        "list",
+        group,
+        text,
+        parse,
+        show,
+        "compact, delete, compact,delete, or none",
+        "str | Iterable[str]",
+        None,
     )
 
 

@@ -26,7 +26,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from lastword.config.setting import Setting
-from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig
+from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig, Unread
 from lastword.errors import (
     FileVanishedError,
     InvalidSettingError,
@@ -203,8 +203,22 @@ class SourcedValue(NamedTuple):
 Layer = dict[str, SourcedValue]
 
 
+MADE_HERE = "lastword.partitioner"
+"""A setting that is saved for every topic that lastword creates; no cluster decides about such a topic."""
+UNKNOWN = "unknown"
+"""The source of a value that a cluster may have set, if its settings are not known; or its beginning."""
+
+
+def unread(why: str, remedy: str, names: Iterable[str]) -> Layer:
+    """Return a layer in which settings have values that cannot be read."""
+    return dict.fromkeys(names, SourcedValue(Unread(why, remedy), UNKNOWN))
+
+
 class ClusterSettings(Protocol):
-    """The settings that a Kafka cluster holds for its topics; see `logdir.broker`."""
+    """The settings that a Kafka cluster holds for its topics; see `logdir.broker`.
+
+    A value may be `Unread`.
+    """
 
     def topic(self, name: str) -> Layer:
         """Return the settings of one topic."""
@@ -321,7 +335,10 @@ class Settings:
         shared: Layer = {name: value for name, value in self._file.top.items() if name in TOPIC_SETTINGS}
         layers = [{} if saved else self._over, self._file.topic(name), self._file.defaults, shared]
         if self._cluster is not None:
-            layers[2:3] = [self._cluster.topic(name), self._file.defaults, self._cluster.defaults()]
+            of_topic = self._cluster.topic(name)
+            if MADE_HERE in layers[1]:
+                of_topic = {name: given for name, given in of_topic.items() if given.source != UNKNOWN}
+            layers[2:3] = [of_topic, self._file.defaults, self._cluster.defaults()]
         before = self._topic_configs.get(name)
         if before is not None and before[0] == layers:
             return before[1]
@@ -331,23 +348,33 @@ class Settings:
         self._topic_configs[name] = layers, config
         return config
 
-    def rows(self, topic: str | None = None) -> list[tuple[str, str, str]]:
-        """Return (name, value as text, source) of every setting of the process, or of a topic."""
-        config, known = self._config_of(topic)
+    def rows(self, topic: str | None = None, *, saved: bool = False) -> list[tuple[str, str, str]]:
+        """Return (name, value as text, source) of every setting of the process, or of a topic.
+
+        `saved`: of a topic, without arguments and environment.
+        """
+        config, known = self._config_of(topic, saved)
         return [
             (name, setting.show(getattr(config, setting.keyword)), config.source(name))
+            if not config.source(name).startswith(UNKNOWN)
+            else (name, UNKNOWN, config.source(name).removeprefix(f"{UNKNOWN}: "))
             for name, setting in known.items()
         ]
 
     def values(self, topic: str | None = None) -> dict[str, Any]:
         """Return the value of every setting in its own type: of the process, or of a topic."""
         config, known = self._config_of(topic)
-        return {name: getattr(config, setting.keyword) for name, setting in known.items()}
+        return {
+            name: None if config.source(name).startswith(UNKNOWN) else getattr(config, setting.keyword)
+            for name, setting in known.items()
+        }
 
-    def _config_of(self, topic: str | None) -> tuple[LogConfig | TopicConfig, dict[str, Setting]]:
+    def _config_of(
+        self, topic: str | None, saved: bool = False
+    ) -> tuple[LogConfig | TopicConfig, dict[str, Setting]]:
         if topic is None:
             return self.instance, INSTANCE_SETTINGS
-        return self.topic(topic), TOPIC_SETTINGS
+        return self.topic(topic, saved=saved), TOPIC_SETTINGS
 
     def is_set(self, name: str, topic: str | None, *, own: bool = False) -> bool:
         """Return whether the file sets a value.
@@ -377,13 +404,22 @@ class Settings:
 
     @staticmethod
     def _build(kind: type[Any], known: Mapping[str, Setting], layers: list[Layer]) -> Any:
-        values, sources = {}, {}
+        """Return the values of the first layers that have them. Those that cannot be read are left out."""
+        values, sources, missing = {}, {}, {}
         for name, setting in known.items():
             for layer in layers:
                 if name in layer:
-                    values[setting.keyword], sources[name] = layer[name]
+                    value, sources[name] = layer[name]
+                    if isinstance(value, Unread):
+                        missing[name] = value
+                    else:
+                        values[setting.keyword] = value
                     break
-        return kind(**values, sources=sources)
+        config = kind(**values, sources=sources)
+        for name in config.deciding if missing else ():
+            if name in missing:
+                return config.replace(unread=missing[name])
+        return config
 
     def _check_together(self) -> None:
         """Raise InvalidSettingError if values of a topic contradict each other.

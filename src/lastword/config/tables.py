@@ -6,7 +6,7 @@ Names are Kafka's with `_` for `.`, or begin with `lastword_`. `LogConfig` uses 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from lastword.config.setting import (
     choice,
@@ -29,6 +29,18 @@ STRATEGIES = ("kafka", "generational")
 ACKS = ("os", "disk")
 
 
+class Unread(NamedTuple):
+    """A value that cannot be read: nothing is removed where it would count.
+
+    Attributes:
+        why: A sentence that names the value and its source.
+        remedy: What to do.
+    """
+
+    why: str
+    remedy: str
+
+
 @dataclasses.dataclass(frozen=True)
 class TopicConfig:
     """Settings of one topic; units are part of the names (`_bytes`, `_ms`; ratios are 0 to 1).
@@ -38,7 +50,8 @@ class TopicConfig:
 
     cleanup_policy: frozenset[str] | None = policy(
         "behaviour",
-        "Removes superseded records (compact), old segments (delete), or both. Not set: nothing is removed.",
+        "Removes superseded records (compact), old segments (delete), or both. none: neither, whatever the "
+        "defaults are. Not set: nothing is removed.",
     )
     segment_bytes: int = size(
         "1GiB",
@@ -81,6 +94,7 @@ class TopicConfig:
         "behaviour",
         "With policy delete: the oldest segments are removed while the log is larger. -1: none.",
         low=-1,
+        negative_is_none=True,
     )
     delete_retention_ms: int = duration(
         "1d",
@@ -184,11 +198,40 @@ class TopicConfig:
         "are refused; unset it to write to the copy, which then cannot be pulled any more.",
     )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    unread: Unread | None = dataclasses.field(default=None, repr=False)
+    """The first value that decides what is removed and cannot be read: nothing is removed then."""
+
+    @property
+    def policy(self) -> frozenset[str] | None:
+        """The policy by which records may be removed; None if it is not known, or not what it needs."""
+        return None if self.unread is not None else self.cleanup_policy
+
+    @property
+    def policy_text(self) -> str | None:
+        """The policy as text, `none` for the empty set; None as for `policy`."""
+        return None if self.policy is None else TOPIC_SETTINGS["cleanup.policy"].show(self.policy)
+
+    @property
+    def policy_unknown(self) -> str:
+        """Why nothing may be removed, as a sentence, if the policy is not known."""
+        if self.unread is not None:
+            return f"nothing may be removed: {self.unread.why}"
+        return "cleanup.policy is not known, so nothing may be removed"
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The settings that decide what is removed under this policy."""
+        names: tuple[str, ...] = ("cleanup.policy",)
+        if "compact" in (self.cleanup_policy or ()):
+            names += ("min.compaction.lag.ms", "delete.retention.ms")
+        if "delete" in (self.cleanup_policy or ()):
+            names += ("retention.ms", "retention.bytes")
+        return names
 
     @property
     def compacts(self) -> bool:
         """Whether the policy has `compact`."""
-        return self.cleanup_policy is not None and "compact" in self.cleanup_policy
+        return "compact" in (self.policy or ())
 
     @property
     def compression_level(self) -> int | None:
@@ -203,7 +246,7 @@ class TopicConfig:
     @property
     def deletes(self) -> bool:
         """Whether the policy has `delete`."""
-        return self.cleanup_policy is not None and "delete" in self.cleanup_policy
+        return "delete" in (self.policy or ())
 
     def source(self, name: str) -> str:
         """Return the source of a value: `argument`, `environment`, `default`, or a line of the file.

@@ -99,13 +99,14 @@ def open_to_append(
     settings: Settings | Callable[[], Settings] | None = None,
     *,
     rng: random.Random | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> LogDirectory:
     """Open a log directory to append, and ingest the commits that wait before anything else is appended.
 
     A commit that cannot be ingested now stays in the inbox, with a warning. Arguments and errors are those of
     `LogDirectory.open`.
     """
-    directory = LogDirectory.open(path, "a", files, clock, settings, rng=rng)
+    directory = LogDirectory.open(path, "a", files, clock, settings, rng=rng, beside=beside)
     try:
         ingest_pending(directory)
     except LastwordError as error:

@@ -16,15 +16,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lastword.config import TOPIC_SETTINGS
-from lastword.config.settings import Layer, SourcedValue
-from lastword.errors import CorruptFileError, DataError, LastwordError
+from lastword.config import TOPIC_SETTINGS, TopicConfig
+from lastword.config.setting import POLICIES
+from lastword.config.settings import UNKNOWN, Layer, SourcedValue, unread
+from lastword.config.tables import Unread
+from lastword.errors import CorruptFileError, DataError, LastwordError, NotALogDirError
 from lastword.files import Files
-from lastword.logdir.identity import read_node_id, read_topic_id
+from lastword.logdir.identity import made_by_broker, read_node_id, read_topic_id
+from lastword.parse import read_properties
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
 
@@ -58,6 +63,12 @@ DEFAULTS_OF_BROKERS = {
     "compression.type": "compression.type",
 }
 """Kafka's names of a broker's defaults, each with the topic setting whose default it is."""
+
+
+REMOTE = "remote.storage.enable"
+
+DECIDING = TopicConfig(cleanup_policy=frozenset(POLICIES)).deciding
+BY_HAND = "`lastword config DIR TOPIC` shows which settings are unknown, and --set NAME=VALUE sets them here"
 
 
 @dataclass
@@ -187,23 +198,40 @@ class _Unpickled:
 class BrokerSettings:
     """The settings of a cluster's topics, read when they are first needed.
 
-    After `refresh` they are read again if the metadata changed. A damaged metadata log gives no settings: no
-    policy is known then, so nothing is removed, and a warning says why.
+    After `refresh` they are read again if the metadata changed. Where they are not known, each value that
+    decides what is removed is `Unread`: in a directory of a broker whose metadata is elsewhere, if the
+    metadata is damaged, and for a topic that is not the cluster's.
+
+    Args:
+        files: The storage.
+        roots: The log directories.
+        source: The directory that holds the metadata, or a broker's server.properties; None: the first of
+            `roots` that holds the metadata. Nothing is written there.
     """
 
-    def __init__(self, files: Files, roots: Sequence[str]) -> None:
+    def __init__(self, files: Files, roots: Sequence[str], source: str | None = None) -> None:
         self._files = files
         self._roots = list(roots)
+        self._broker = None if source is None else read_broker(files, source)
         self._metadata: ClusterMetadata | None = None
-        self._seen: object = None
+        self._unknown: tuple[str, str] | None = None  # why the settings are not known, and what to do
+        self._seen: object = self  # not what a fingerprint is
         self._stale = True
-        self._node_id: str | None = None
-        self._ids: dict[str, str | None] = {}
+        self._places: dict[str, list[str]] | None = None
+        self._of_all: Layer | None = None
+        self._said: set[str] = set()
+
+    @property
+    def source(self) -> str | None:
+        """The directory that was named for the metadata."""
+        return None if self._broker is None else self._broker.metadata
 
     def __reduce__(self) -> tuple[type[_Unpickled], tuple[dict[str, Layer], Layer]]:
         """Pickle the values: the files belong to this process."""
         metadata = self._read()
-        topics = [name for kind, name in metadata.configs if kind == TOPIC] if metadata else []
+        topics = {name for kind, name in metadata.configs if kind == TOPIC} if metadata else set()
+        if self._unknown is not None:
+            topics |= self._directories().keys()
         return _Unpickled, ({name: self.topic(name) for name in topics}, self.defaults())
 
     def refresh(self) -> BrokerSettings:
@@ -214,42 +242,79 @@ class BrokerSettings:
     def topic(self, name: str) -> Layer:
         """Return a topic's own settings, with their source."""
         metadata = self._read()
-        settings = metadata.configs.get((TOPIC, name)) if metadata else None
-        if not settings or metadata is None or self._id_on_disk(name) != metadata.topic_ids.get(name):
-            return {}
-        return _layer(settings.items(), f"{SOURCE} topic {name}")
+        if (metadata is None and self._unknown is None) or name not in self._directories():
+            return {}  # there is no cluster, or no such topic yet
+        if metadata is None:
+            assert self._unknown is not None
+            return unread(*self._unknown, DECIDING)
+        own, wanted = self._id_on_disk(name), metadata.topic_ids.get(name)
+        if own is None or own != wanted:
+            other = "no topic of that name" if wanted is None else f"the topic id {wanted}"
+            why = f"its topic id is {own or 'missing'}, and its cluster has {other}"
+            return unread(why, BY_HAND, DECIDING)
+        settings = metadata.configs.get((TOPIC, name), {})
+        layer = self._layer(settings.items(), f"{SOURCE} topic {name}")
+        if settings.get(REMOTE, "").strip().lower() == "true":
+            why = f"{REMOTE} is set, and what the remote storage holds is not known here"
+            layer |= unread(why, BY_HAND, ["retention.ms"])
+        return layer
 
     def defaults(self) -> Layer:
-        """Return the defaults of topics that were changed at run time, for all brokers and for this one."""
+        """Return the defaults of topics: of the broker's file, then those that were changed at run time."""
         metadata = self._read()
+        if self._of_all is not None:
+            return self._of_all
         layer: Layer = {}
-        for name in ("", self._node_id or "") if metadata else ():
+        if self._broker is not None and self._broker.defaults is not None:
+            layer = self._layer(self._broker.defaults.items(), names.SERVER_PROPERTIES)
+        elif metadata is not None:
+            layer = unread(
+                "it has no retention.ms of its own, and the broker's default is in its server.properties",
+                "--metadata PATH (in Python metadata=) reads that file, or "
+                "`lastword config DIR TOPIC --set retention.ms=...` sets it here",
+                ["retention.ms"],
+            )
+        nodes = {read_node_id(self._files, root) for root in self._roots} if metadata else set()
+        for name in ("", *filter(None, nodes)):
             settings = metadata.configs.get((BROKER, name), {}) if metadata else {}
             known = (
                 (DEFAULTS_OF_BROKERS[key], value)
                 for key, value in settings.items()
                 if key in DEFAULTS_OF_BROKERS
             )
-            layer |= _layer(known, f"{SOURCE} {f'broker {name}' if name else 'brokers'}")
+            layer |= self._layer(known, f"{SOURCE} {f'broker {name}' if name else 'brokers'}")
+        self._of_all = layer
         return layer
 
     def _read(self) -> ClusterMetadata | None:
         if self._stale:
-            self._stale = False
+            self._stale, self._places, self._of_all = False, None, None
             try:
                 seen = self._fingerprint()
                 if seen != self._seen:
-                    self._seen, self._ids = seen, {}
+                    self._seen = seen
                     self._metadata = read_cluster_metadata(self._files, seen[0]) if seen else None
-                    self._node_id = read_node_id(self._files, os.path.dirname(seen[0])) if seen else None
+                    self._unknown = None if seen else self._elsewhere()
             except LastwordError as error:
                 self._metadata = None
-                log.warning("lastword: the settings of the cluster's topics cannot be read: %s", error)
+                self._unknown = f"the settings of its cluster cannot be read: {error.message}", BY_HAND
+                self._say(f"the settings of the cluster's topics cannot be read: {error}")
         return self._metadata
+
+    def _elsewhere(self) -> tuple[str, str] | None:
+        """Return why the settings of a broker's directory are not known; None: a broker made none of them."""
+        for root in self._roots:
+            if "://" not in root and made_by_broker(self._files, root):
+                return (
+                    f"{names.METADATA_DIR}, which has the settings of its cluster, is not in {root}",
+                    "--metadata PATH (in Python metadata=) names the directory that holds it "
+                    "(metadata.log.dir), or the broker's server.properties",
+                )
+        return None
 
     def _fingerprint(self) -> tuple[str, tuple[Any, ...]] | None:
         """Return the metadata's directory with the names and sizes of its files; None if there is none."""
-        for root in self._roots:
+        for root in self._roots if self._broker is None else [self._broker.metadata]:
             directory = os.path.join(root, names.METADATA_DIR)
             if self._files.is_dir(directory):
                 listing = sorted(self._files.listdir(directory))
@@ -259,32 +324,99 @@ class BrokerSettings:
                 )
         return None
 
+    def _directories(self) -> dict[str, list[str]]:
+        """Return the directories of each topic's partitions. Listed once for all topics."""
+        if self._places is None:
+            self._places = {}
+            for root in self._roots:
+                for name in self._files.listdir(root) if self._files.is_dir(root) else ():
+                    parsed = names.parse_partition_dir(name)
+                    if parsed is not None and not parsed.marker:
+                        self._places.setdefault(parsed.topic, []).append(os.path.join(root, name))
+        return self._places
+
     def _id_on_disk(self, topic: str) -> str | None:
-        if topic not in self._ids:
-            self._ids[topic] = next(self._ids_on_disk(topic), None)
-        return self._ids[topic]
+        """Return the topic's id, from the first of its partitions that has one."""
+        for directory in self._directories()[topic]:
+            with suppress(DataError):  # raised when that partition is used
+                topic_id = read_topic_id(self._files, directory)
+                if topic_id is not None:
+                    return topic_id
+        return None
 
-    def _ids_on_disk(self, topic: str) -> Iterator[str]:
-        for root in self._roots:
-            for name in self._files.listdir(root) if self._files.is_dir(root) else ():
-                parsed = names.parse_partition_dir(name)
-                if parsed is not None and not parsed.marker and parsed.topic == topic:
-                    try:
-                        topic_id = read_topic_id(self._files, os.path.join(root, name))
-                    except DataError:
-                        continue  # raised when that partition is used
-                    if topic_id is not None:
-                        yield topic_id
-
-
-def _layer(settings: Iterable[tuple[str, str]], source: str) -> Layer:
-    """Return the settings that exist here, as checked values. Kafka has some that concern only brokers."""
-    layer: Layer = {}
-    for name, text in settings:
-        setting = TOPIC_SETTINGS.get(name)
-        if setting is not None:
+    def _layer(self, settings: Iterable[tuple[str, str]], source: str) -> Layer:
+        """Return the settings that exist here, as values. Kafka has some that concern only brokers."""
+        layer: Layer = {}
+        for name, text in settings:
+            setting = TOPIC_SETTINGS.get(name)
+            if setting is None:
+                continue
             try:
-                layer[name] = SourcedValue(setting.read(text), source)
+                layer[name] = SourcedValue(setting.read_kafka(text), source)
             except ValueError as error:
-                log.warning("lastword: %s: %s=%s is not used: %s", source, name, text, error)
-    return layer
+                if name in DECIDING:
+                    why = f"its {name} in {source} cannot be read: {error}"
+                    remedy = f"`lastword config DIR TOPIC --set {name}=...` sets it here"
+                    layer[name] = SourcedValue(Unread(why, remedy), f"{UNKNOWN}: {source}")
+                else:
+                    self._say(f"{source}: {name}={text} is not used: {error}")
+        return layer
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("lastword: %s", text)
+
+
+# ---------------------------------------------------------------- the file of a broker
+
+
+@dataclass(frozen=True)
+class BrokerFile:
+    """Where a broker keeps its metadata.
+
+    Attributes:
+        metadata: The directory that holds `__cluster_metadata-0`.
+        defaults: The defaults of topics in its server.properties, by the topic's setting; None: unknown.
+    """
+
+    metadata: str
+    defaults: dict[str, str] | None
+
+
+def read_broker(files: Files, source: str) -> BrokerFile:
+    """Return the place of a broker's metadata. `source`: its directory, or a server.properties.
+
+    Raises:
+        NotALogDirError: There is no metadata.
+    """
+    defaults = None
+    metadata = source
+    if not files.is_dir(source):
+        properties = read_properties(source)
+        dirs = properties.get("log.dirs") or properties.get("log.dir", "")
+        metadata = properties.get("metadata.log.dir") or dirs.split(",")[0].strip()
+        defaults = _file_defaults(properties)
+    if not files.is_dir(os.path.join(metadata, names.METADATA_DIR)):
+        raise NotALogDirError(
+            f"{metadata or source} has no {names.METADATA_DIR}",
+            remedy="name the directory of the setting metadata.log.dir, or the broker's server.properties",
+            file=metadata or source,
+        )
+    return BrokerFile(metadata, defaults)
+
+
+def _file_defaults(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the defaults of topics in a server.properties. Longer units have less weight, as in Kafka."""
+    found = {}
+    for key, topic_setting in DEFAULTS_OF_BROKERS.items():
+        text = properties.get(key)
+        for unit, factor in (("minutes", 60_000), ("hours", 3_600_000)):
+            longer = properties.get(f"{key.removesuffix('.ms')}.{unit}") if text is None else None
+            if longer is not None:  # not a number: the setting cannot be read
+                number = longer.strip()
+                text = str(int(number) * factor) if re.fullmatch(r"[+-]?\d+", number) else longer
+        if text is not None:
+            negative = topic_setting == "retention.ms" and text.strip().startswith("-")
+            found[topic_setting] = "-1" if negative else text
+    return found

@@ -20,14 +20,17 @@ import base64
 import os
 import random
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 
 from lastword.errors import (
+    ClusterDiffersError,
     CorruptFileError,
     FileVanishedError,
     InconsistentTopicIdError,
     LastwordError,
+    StorageError,
     nearest,
 )
 from lastword.files import Files, real_path
@@ -39,6 +42,7 @@ PRODUCER_IDS = Framed(
     "producer-ids", 1, "bad-producer-ids", "remove the file: new ids begin at another random number"
 )
 _ID = re.compile(r"[A-Za-z0-9_-]{22}")
+_KNOWN = ["cluster.id", "node.id", "directory.id"]
 _META = ("version", "cluster.id", "node.id", "broker.id", "directory.id")
 
 
@@ -50,30 +54,87 @@ def new_id(rng: random.Random) -> str:
             return identifier
 
 
-def write_meta_properties(files: Files, root: str, rng: random.Random) -> None:
-    """Write meta.properties of a directory that was just made. An existing file is never changed."""
-    lines = ["#", "version=1", f"cluster.id={new_id(rng)}", "node.id=1", f"directory.id={new_id(rng)}"]
-    files.write_atomic(os.path.join(root, names.META_PROPERTIES), ("\n".join(lines) + "\n").encode("latin-1"))
+_MADE_HERE = "#\nversion=1\n"
+"""The beginning of a meta.properties that lastword writes. Kafka writes the date in the second line."""
+
+
+def write_meta_properties(
+    files: Files, root: str, rng: random.Random, beside: Mapping[str, str] | None = None
+) -> None:
+    """Write meta.properties of a directory that was just made. An existing file is never changed.
+
+    `beside`: the properties of a directory that is opened together with this one.
+    """
+    cluster_id, node_id = (beside or {}).get("cluster.id") or new_id(rng), (beside or {}).get("node.id", "1")
+    ids = f"cluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={new_id(rng)}\n"
+    files.write_atomic(os.path.join(root, names.META_PROPERTIES), (_MADE_HERE + ids).encode("latin-1"))
 
 
 def read_directory_id(files: Files, root: str) -> str | None:
     """Return `directory.id` of meta.properties; None in a directory that has none (before Kafka 3.7)."""
-    return _read_property(files, root, "directory.id")
+    return read_ids(files, root).get("directory.id")
 
 
 def read_node_id(files: Files, root: str) -> str | None:
     """Return `node.id` of meta.properties, or None."""
-    return _read_property(files, root, "node.id")
+    return read_ids(files, root).get("node.id")
 
 
-def _read_property(files: Files, root: str, name: str) -> str | None:
+def read_ids(files: Files, root: str) -> dict[str, str]:
+    """Return the properties of a directory's meta.properties as far as they can be read."""
+    return dict(re.findall(r"^\s*([^\s=:]+)\s*[=:]\s*(\S+)\s*$", _meta_text(files, root), re.MULTILINE))
+
+
+def made_by_broker(files: Files, root: str) -> bool:
+    """Return whether a directory is a broker's: it has a meta.properties that lastword did not write."""
+    text = _meta_text(files, root)
+    return bool(text) and not text.startswith(_MADE_HERE)
+
+
+def _meta_text(files: Files, root: str) -> str:
     path = os.path.join(root, names.META_PROPERTIES)
     try:
-        text = files.read_bytes(path).decode("latin-1") if files.exists(path) else ""
+        return files.read_bytes(path).decode("latin-1") if files.exists(path) else ""
     except FileVanishedError:
-        return None
-    match = re.search(rf"^\s*{re.escape(name)}\s*[=:]\s*(\S+)\s*$", text, re.MULTILINE)
-    return match[1] if match is not None else None
+        return ""
+
+
+def check_same_cluster(files: Files, roots: Iterable[str], metadata: str | None = None) -> None:
+    """Raise ClusterDiffersError if directories are not those of one node, as a broker refuses them.
+
+    A directory that a node of its own made, by lastword, may be opened together with others.
+
+    Args:
+        files: The storage.
+        roots: Log directories that are opened together.
+        metadata: The directory of the cluster's metadata, which may be another node's.
+    """
+    first: dict[str, tuple[str, str]] = {}  # of each property: a value, and its directory
+    for root, known in [(root, _KNOWN) for root in roots] + [(metadata or "", ["cluster.id"])]:
+        try:
+            ids = read_ids(files, root) if root else {}
+            names_here = [name for name in known if name == "directory.id" or made_by_broker(files, root)]
+        except StorageError:
+            continue  # raised when the directory is opened, or it is offline
+        if "broker.id" in ids:
+            ids["node.id"] = ids["broker.id"]
+        for name in names_here:
+            if name not in ids:
+                continue
+            key = f"{name}={ids[name]}" if name == "directory.id" else name
+            value, there = first.setdefault(key, (ids[name], root))
+            if name == "directory.id" and there != root:
+                raise ClusterDiffersError(
+                    f"{there} and {root} have the same directory.id, {value}: one is a copy of the other",
+                    remedy="open one of them; a broker gives the copy a new id if the line is removed",
+                    file=os.path.join(root, names.META_PROPERTIES),
+                )
+            if value != ids[name]:
+                raise ClusterDiffersError(
+                    f"{there} has {name} {value}, and {root} has {ids[name]}",
+                    remedy="name directories of one broker only (log.dirs)",
+                    file=os.path.join(root, names.META_PROPERTIES),
+                )
 
 
 def read_meta_properties(files: Files, path: str) -> dict[str, str]:

@@ -121,6 +121,7 @@ class LogDirectory:
         settings: Settings | Callable[[], Settings] | None = None,
         *,
         rng: random.Random | None = None,
+        beside: Mapping[str, str] | None = None,
     ) -> LogDirectory:
         """Open a log directory. Changes nothing if it raises.
 
@@ -132,6 +133,7 @@ class LogDirectory:
             settings: The merged settings, or a function that merges them, called again after a topic's
                 settings change. None: the root's lastword.toml and the environment.
             rng: The source of new ids.
+            beside: The properties of a directory that is opened together with this one, for a new directory.
 
         Raises:
             NotALogDirError: The root exists and is no log directory.
@@ -159,10 +161,10 @@ class LogDirectory:
         opened = cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
         opened._contents = contents
         if mode == "a":
-            opened._take(fresh)
+            opened._take(fresh, beside)
         return opened
 
-    def _take(self, fresh: bool) -> None:
+    def _take(self, fresh: bool, beside: Mapping[str, str] | None) -> None:
         files = self.files
         if fresh:
             make_dirs(files, self.path)
@@ -173,7 +175,7 @@ class LogDirectory:
             weakref.finalize(self, self._file_lock.drop).atexit = False
         try:
             if fresh and not files.exists(os.path.join(self.path, names.META_PROPERTIES)):
-                write_meta_properties(files, self.path, self._rng)
+                write_meta_properties(files, self.path, self._rng, beside)
             self._opened.found(
                 take_clean_shutdown(files, self.path),
                 self.checkpoints.recovery_points.read_sound(),

@@ -35,6 +35,7 @@ from lastword.api.open_dirs import OpenDirs, PathLike
 from lastword.api.opening import open as open_log
 from lastword.clock import Clock, SystemClock
 from lastword.config import TOPIC_SETTINGS
+from lastword.config.setting import NO_POLICY
 from lastword.errors import (
     BrokerUnreachableError,
     ClusterDiffersError,
@@ -46,6 +47,7 @@ from lastword.errors import (
     nearest,
 )
 from lastword.files import DEFAULT
+from lastword.logdir.broker import DECIDING
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.parse import check_path
 from lastword.partition.checkpoint_file import LeaderEpochs
@@ -386,15 +388,18 @@ class Pulling:
             return {}
         if result.error_code:
             raise refused(self._cluster.bootstrap, result.error_code, f"describe the settings of {topic}")
-        settings = {}
+        settings, unread = {}, set()
         for row in result.configs:
             setting = TOPIC_SETTINGS.get(row.name)
             if setting is None or row.config_source != FROM_TOPIC or row.value is None:
                 continue
             try:
-                settings[row.name] = setting.show(setting.read(row.value))
+                settings[row.name] = setting.show(setting.read_kafka(row.value))
             except ValueError:
                 _log.warning("%s: %s=%s is not copied: no such value here", topic, row.name, row.value)
+                unread.add(row.name)
+        if unread & set(DECIDING):  # it may mean to keep what another value removes
+            settings["cleanup.policy"] = NO_POLICY
         return settings
 
     # -------------------------------------------------------------- positions

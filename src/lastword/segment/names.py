@@ -81,6 +81,7 @@ ROOT_FILES = (
 """Names that only the root of a log directory has, besides the lock."""
 
 METADATA_DIR = "__cluster_metadata-0"
+SERVER_PROPERTIES = "server.properties"
 """The log of a KRaft cluster's metadata: not a topic, but its batches are those of every log."""
 BOOTSTRAP = "bootstrap.checkpoint"
 QUORUM_STATE = "quorum-state"

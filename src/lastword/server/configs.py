@@ -299,7 +299,7 @@ class Configs:
     def _parsed(self, name: str, value: str) -> Any:
         setting = TOPIC_SETTINGS[name]
         try:
-            parsed = setting.read(value)
+            parsed = setting.read_kafka(value)
         except ValueError as error:
             raise Refused(
                 codes.INVALID_CONFIG, f"Invalid value {value} for configuration {name}: {error}"

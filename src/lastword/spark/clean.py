@@ -719,8 +719,8 @@ def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -
         compacting = {name for name in directory.topics() if directory.topic_config(name).compacts}
         return [tp for tp in directory.topic_partitions() if tp.topic in compacting]
     numbers = directory.partitions(topic)
-    if directory.topic_config(topic).cleanup_policy is None:
-        raise NoPolicyError.of(topic, directory.path)
+    if directory.topic_config(topic).policy is None:
+        raise NoPolicyError.of(topic, directory.path, directory.topic_config(topic).unread)
     if partition is not None and partition not in numbers:
         raise UnknownTopicError(
             f"{topic} has no partition {partition} in {directory.path}",

@@ -513,7 +513,12 @@ class _Drive:
         self.file_cost = file_cost
         compact = frozenset({"compact"})
         self.logs = [
-            SimulatedLog(part.topic, part.partition, part.trace, replace(part.config, cleanup_policy=compact))
+            SimulatedLog(
+                part.topic,
+                part.partition,
+                part.trace,
+                replace(part.config, cleanup_policy=compact, unread=None),
+            )
             for part in parts
         ]
         self.bytes_below = [np.concatenate(([0], np.cumsum(part.trace.size_bytes))) for part in parts]

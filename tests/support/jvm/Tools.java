@@ -32,6 +32,7 @@ import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigDef;
+import org.apache.kafka.common.config.ConfigException;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -109,6 +110,7 @@ public class Tools {
             case "copy" -> Copies.run(request);
             case "run" -> run(request);
             case "configs" -> configs();
+            case "parse" -> parse(request);
             default -> throw new IllegalArgumentException("no such request: " + request);
         };
     }
@@ -353,6 +355,22 @@ public class Tools {
                     synonyms.addAll(DynamicBrokerConfig.brokerConfigSynonyms(key.name, false));
                 }
                 one.set("synonyms", JSON.valueToTree(synonyms));
+            }
+        }
+        return answer;
+    }
+
+    /** The value that a topic's configuration has for each pair of name and text, as text; null if it is refused. */
+    static JsonNode parse(JsonNode request) {
+        ArrayNode answer = JSON.createArrayNode();
+        ConfigDef known = LogConfig.configDefCopy();
+        for (JsonNode pair : request.get("values")) {
+            String name = pair.get(0).asText();
+            try {
+                Object value = known.parse(Map.of(name, pair.get(1).asText())).get(name);
+                answer.add(ConfigDef.convertToString(value, known.configKeys().get(name).type));
+            } catch (ConfigException refused) {
+                answer.addNull();
             }
         }
         return answer;

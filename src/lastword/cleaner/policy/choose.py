@@ -165,12 +165,10 @@ def choose(
         max_message_bytes=config.max_message_bytes,
         producer_expiration_ms=log.producer_expiration_ms,
     )
-    if config.cleanup_policy is None:
-        return plan.kept(NO_POLICY, "cleanup.policy is not known, so nothing may be removed")
-    if "compact" not in config.cleanup_policy:
-        return plan.kept(
-            NO_POLICY, f"cleanup.policy is {','.join(sorted(config.cleanup_policy))}: nothing is compacted"
-        )
+    if config.policy is None:
+        return plan.kept(NO_POLICY, config.policy_unknown)
+    if "compact" not in config.policy:
+        return plan.kept(NO_POLICY, f"cleanup.policy is {config.policy_text}: nothing is compacted")
     if quarantine is not None:
         return plan.kept(QUARANTINED, quarantine)
     stable_offset = log.log_end if log.stable_offset is None else log.stable_offset
