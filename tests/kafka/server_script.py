@@ -508,7 +508,7 @@ WRONG_SETTINGS = (
     ("retention.ms", "-2"),
     ("nonsense", "1"),
     ("cleanup.policy", "compress"),
-    ("cleanup.policy", ""),
+    ("cleanup.policy", "none"),
     ("compression.type", "lzma"),
     ("min.cleanable.dirty.ratio", "2"),
     ("segment.bytes", "1"),
@@ -542,6 +542,7 @@ def _create_topics() -> Iterator[Step]:
     yield step("placed with a gap", new("g-{v}", assignments=placed([1], first=1), **free))
     yield step("placed and counted", new("c-{v}", assignments=placed([1])))
     yield step("twice", new("twice-{v}"), new("twice-{v}"), new("once-{v}"))
+    yield step("no policy", new("none-{v}", configs={"cleanup.policy": "", "retention.bytes": "-1"}))
     for number, (name, value) in enumerate(WRONG_SETTINGS):
         yield step(f"{name}={value}", new(f"wrong{number}-{{v}}", configs={name: value}))
     yield step(
@@ -963,8 +964,15 @@ def _configs() -> Iterator[Step]:
         ("retention.ms", "x"),
         ("retention.ms", None),
         ("nonsense", "1"),
-        ("cleanup.policy", ""),
         ("cleanup.policy", "compact,compact"),
+        ("cleanup.policy", " compact ,\tdelete "),
+        ("cleanup.policy", "none"),
+        ("cleanup.policy", ""),
+        ("retention.ms", " 77\n"),
+        ("retention.ms", "7d"),
+        ("retention.bytes", "-1"),
+        ("retention.bytes", "1_000"),
+        ("min.cleanable.dirty.ratio", ".5f"),
         ("segment.bytes", "1"),
     ):
         yield from altered(f"{name}={value}", (TOPIC, "changed", set_to((name, value))))

@@ -54,12 +54,6 @@ DIFFERENCES = [
         "a cluster of KRaft sets it itself, for eligible leader replicas, which one node has not",
     ),
     (r"CreateTopics/checked only/.*\.topic_id", "a broker invents an id for a topic that it only checks"),
-    (
-        r"(CreateTopics|AlterConfigs|IncrementalAlterConfigs)/(cleanup\.policy=|operation 3 cleanup\.policy)"
-        r"/.*"
-        r"|DescribeConfigs/after all/.*\[cleanup.policy\]\.value",
-        "an empty cleanup.policy is refused: nothing would ever be removed",
-    ),
     (r"CreateTopics/segment\.bytes=1/.*", "segments may be smaller than a broker's 1 MiB"),
     (r"DescribeConfigs/.*\.documentation", "the documentation says what a setting does here"),
     (r"DescribeConfigs/broker/.*\.read_only", "settings of the broker are fixed while it runs"),

@@ -21,7 +21,9 @@ ID, OTHER_ID = "irRpZm22Q6ahEBC1ZzWOyA", "8NF3-egPS7iQnuFlNIOLlg"
 
 
 def _text(text: str) -> bytes:
-    return bytes([len(text) + 1]) + text.encode()
+    data = text.encode()
+    assert len(data) < 127
+    return bytes([len(data) + 1]) + data
 
 
 def _uuid(topic_id: str) -> bytes:

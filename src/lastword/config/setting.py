@@ -69,7 +69,7 @@ class Setting:
             ValueError: Kafka refuses the value, too, or it is of a newer Kafka.
         """
         try:
-            return self.parse(_KAFKA_TYPES.get(self.unit, str)(text.strip(_TRIMMED)))
+            return self.parse(_KAFKA_TYPES.get(self.unit, _kafka_text)(text.strip(_TRIMMED)))
         except (TypeError, ValueError, LastwordError):
             raise ValueError(f"{text!r} is not {self.allowed}") from None
 
@@ -82,14 +82,14 @@ _JAVA_HEX = re.compile(r"[+-]?0x([\da-f]+\.?|[\da-f]*\.[\da-f]+)p[+-]?\d+[fd]?",
 
 def _java_integer(text: str) -> int:
     """Return the number that Java's `Long.parseLong` returns; its digits may be of any script."""
-    if not re.fullmatch(r"[+-]?\d+", text):
+    if not re.fullmatch(r"[+-]?\d+", text) or not -INT64_MAX <= int(text) + 1 <= INT64_MAX + 1:
         raise ValueError
     return int(text)
 
 
 def _java_double(text: str) -> float:
     """Return the number that Java's `Double.parseDouble` returns. NaN is 1: no ratio is above either."""
-    if re.fullmatch(r"[+-]?NaN[fFdD]?", text):
+    if text.lstrip("+-") == "NaN" and len(text) <= 4:
         return 1.0
     if _JAVA_HEX.fullmatch(text):
         return float.fromhex(re.sub(r"(?i)(p.*)[fd]$", r"\1", text))
@@ -98,8 +98,15 @@ def _java_double(text: str) -> float:
     return float(text.rstrip("fFdD"))
 
 
+def _kafka_text(text: str) -> str:
+    """Return a text that Java has trimmed. Python's `strip` would remove more."""
+    if text != text.strip():
+        raise ValueError
+    return text
+
+
 def _kafka_list(text: str) -> list[str]:
-    return re.split(r"[ \t\n\v\f\r]*,[ \t\n\v\f\r]*", text) if text else []
+    return [_kafka_text(part) for part in re.split(r"[ \t\n\v\f\r]*,[ \t\n\v\f\r]*", text)] if text else []
 
 
 _KAFKA_TYPES: Mapping[str, Callable[[str], Any]] = {
