@@ -8,7 +8,13 @@ import pytest
 
 import lastword
 from lastword.api import copying
-from lastword.errors import DataError, InconsistentTopicIdError, UnknownTopicError, UsageError
+from lastword.errors import (
+    DataError,
+    InconsistentTopicIdError,
+    NoPolicyError,
+    UnknownTopicError,
+    UsageError,
+)
 from lastword.segment import names
 
 JSON = {"key_serializer": "str", "value_serializer": "json"}
@@ -174,3 +180,26 @@ def test_refusals(data: Path, url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="records of its own") as refused:
         lastword.copy(data, tmp_path / "target")
     assert [result.partition for result in refused.value.results] == [0, 1]  # type: ignore[attr-defined]
+
+
+def test_an_empty_policy_and_unknown_settings_remove_nothing_from_a_copy(tmp_path: Path, url: str) -> None:
+    with opened(tmp_path / "data") as logs:
+        for name in ("kept", "theirs"):
+            topic = logs.create_topic(name, cleanup_policy="none", segment_bytes="1KiB")
+            for number in range(40):
+                topic.append(b"k", b"%d" % number * 50, timestamp=1)
+    text = (tmp_path / "data" / "meta.properties").read_text()
+    (tmp_path / "data" / "meta.properties").write_text("#\n#Sat Nov 28 2026\n" + text)  # as of a broker
+    toml = tmp_path / "data" / "lastword.toml"
+    toml.write_text(toml.read_text().partition("[topics.theirs]")[0])
+    with opened(url) as logs:
+        logs.set_config(None, cleanup_policy="compact,delete", retention_ms=1)
+    for target in (url, tmp_path / "there"):
+        lastword.copy(tmp_path / "data", target)
+        with opened(target) as logs:
+            assert logs.clean() == logs.expire() == []
+            for name in ("kept", "theirs"):
+                assert logs[name].config.cleanup_policy == frozenset()
+                assert len(list(logs[name].read())) == 40
+                with pytest.raises(NoPolicyError):
+                    logs.clean(name)

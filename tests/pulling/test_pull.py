@@ -620,3 +620,30 @@ def test_a_kill_at_each_append(
 def test_a_result_shows_the_end_in_the_cluster_if_it_is_known(remote_end: int, shown: str) -> None:
     result = PullResult("users", 0, 0, 0, 3, remote_end, 1, 3, 100, reason="not complete")
     assert str(result).endswith(shown)
+
+
+def test_an_empty_policy_is_copied(source: lastword.LogDir, cluster: Server, copy: Path) -> None:
+    """Under a default of the copy's directory that would remove records."""
+    for name in ("users", "events"):
+        source.create_topic(name, cleanup_policy="none", segment_bytes="1KiB")
+        for number in range(40):
+            source[name].append(b"k", b"%d" % number * 50, timestamp=1)
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        logs.set_config(None, cleanup_policy="compact,delete", retention_ms=1)
+    pull(cluster, ["users", "events"], copy)
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        assert logs["users"].config.cleanup_policy == frozenset()
+        assert logs.clean() == logs.expire() == []
+        assert len(list(logs["users"].read())) == 40
+
+
+def test_a_value_that_cannot_be_read_removes_nothing_from_the_copy(
+    source: lastword.LogDir, cluster: Server, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer Kafka may have a policy, or a limit, that is not known here."""
+    fill(source, 4)
+    source["users"].set_config(cleanup_policy="compact", retention_ms=7000)
+    monkeypatch.setattr("lastword.server.configs.shown", lambda value: "7 s" if value == 7000 else str(value))
+    pull(cluster, "users", copy)
+    with lastword.open(copy) as logs:
+        assert logs["users"].config.cleanup_policy == frozenset()

@@ -239,6 +239,33 @@ def test_wrong_changes_of_settings_are_refused(client: Client, users: lastword.T
     assert change((2, "users", one)) == [0]
 
 
+def test_an_empty_policy_is_a_value(client: Client, logs: lastword.LogDir) -> None:
+    """The last policy may be subtracted: nothing is removed then, whatever the defaults are."""
+    logs.set_config(None, cleanup_policy="delete")
+    logs.create_topic("users", cleanup_policy="compact")
+    kind = IncrementalAlterConfigsRequest
+
+    def alter(operation: int, value: str) -> int:
+        change = kind.AlterableConfig(name="cleanup.policy", config_operation=operation, value=value)
+        resource = kind.AlterConfigsResource(resource_type=2, resource_name="users", configs=[change])
+        return client.ask(kind(resources=[resource], validate_only=False)).responses[0].error_code
+
+    def policy() -> tuple[str | None, int]:
+        wanted = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=2, resource_name="users", configuration_keys=["cleanup.policy"]
+        )
+        (row,) = client.ask(DescribeConfigsRequest(resources=[wanted])).results[0].configs
+        return row.value, row.config_source
+
+    set_to, append, subtract = 0, 2, 3
+    assert alter(subtract, "compact") == 0 and policy() == ("", 1)
+    assert logs["users"].config.cleanup_policy == frozenset() and logs.clean() == logs.expire() == []
+    assert alter(append, "compact") == 0 and policy() == ("compact", 1)
+    assert alter(set_to, "none") == codes.INVALID_CONFIG and policy() == ("compact", 1)
+    assert alter(set_to, " delete ,compact") == 0 and policy() == ("compact,delete", 1)
+    assert alter(set_to, "") == 0 and policy() == ("", 1)
+
+
 def test_wrong_requests_for_groups_and_producers_are_refused_as_by_a_broker(client: Client) -> None:
     assert client.ask(LeaveGroupRequest(group_id="", members=[])).error_code == codes.INVALID_GROUP_ID
     unnamed = SyncGroupRequest(group_id="g", generation_id=1, member_id="x", assignments=[])
