@@ -23,7 +23,7 @@ import lastword
 from lastword.errors import LogDirLockedError
 from tests.golden.loader import partition_files
 from tests.kafka import traffic
-from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints, errors_of
+from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints, errors_of, metadata_of
 
 OURS = tuple(f"ours-{codec}" for codec in traffic.CODECS)
 OUR_UPDATES, OUR_KEYS = 1200, 60
@@ -85,7 +85,8 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
                 raise
         with lastword.open(broker.directory) as logs:
             story.read_beside_broker = read(logs, "theirs")
-    with lastword.open(broker.directory, "a", log_cleaner_enable=False) as logs:
+    metadata = metadata_of(broker.directory)
+    with lastword.open(broker.directory, "a", metadata=metadata, log_cleaner_enable=False) as logs:
         try:
             broker.start(seconds=30).kill()
         except RuntimeError as error:

@@ -21,7 +21,7 @@ import pytest
 
 import lastword
 from lastword.partition.producer_state import FIRST_NAMED_ID
-from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints
+from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints, metadata_of
 
 TX = {"transaction_timeout_ms": "600000"}
 
@@ -92,7 +92,8 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         story.broker_producers["first"] = broker.producers("users")
         story.committed["first"] = consumed(broker, "read_committed").records
         story.everything["first"] = consumed(broker, "read_uncommitted").records
-    with lastword.open(broker.directory, "a", log_cleaner_enable=False) as logs:
+    metadata = metadata_of(broker.directory)
+    with lastword.open(broker.directory, "a", metadata=metadata, log_cleaner_enable=False) as logs:
         topic = logs.topic("users")
         topic.set_config(cleanup_policy="compact", segment_bytes=4096, min_cleanable_dirty_ratio=0)
         log = logs.dirs.log("users", 0)

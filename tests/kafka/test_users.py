@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kafka import Broker, KafkaRecord, Tools, errors_of
+from tests.support.kafka import Broker, KafkaRecord, Tools, errors_of, metadata_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a broker as another user")
 
@@ -47,9 +47,8 @@ def test_a_broker_of_another_user_serves_what_root_has_cleaned(broker: Broker) -
         path.chmod(0o750 if path.is_dir() else 0o640)  # narrower than root's umask
     before = sum(path.stat().st_size for path in root.glob("users-0/*.log"))
     for arguments in (
-        ["config", root, "users", "--set", "cleanup.policy=compact"],
         ["append", root, "users", "key0", "ours"],
-        ["clean", root, "users"],
+        ["clean", root, "users", "--metadata", metadata_of(root)],
         ["create", root, "orders", "--set", "cleanup.policy=compact"],
         ["drop", root, "orders", "--yes"],
     ):

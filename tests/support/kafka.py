@@ -437,6 +437,11 @@ class Broker(Clients):
         return "\n".join(lines[-40:])
 
 
+def metadata_of(directory: Path) -> Path:
+    """Return the directory of the metadata of the broker of a log directory."""
+    return directory.with_name(directory.name + ".kafka") / "metadata"
+
+
 def adopt(directory: Path, partition: str, source: Path) -> None:
     """Replace a partition of the stopped broker of `directory` by the files of `source`.
 

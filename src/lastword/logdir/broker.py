@@ -5,11 +5,12 @@ is in its first log directory. The newest snapshot there (`<end offset>-<epoch>.
 records below its end offset; the log continues it. Snapshots and log are Kafka's batches, so they are read as
 every log is: without a lock, up to the last complete batch.
 
-Two kinds of settings are applied: a topic's own, and the defaults that were changed while brokers ran.
-`server.properties` is in no log directory, so a topic whose `cleanup.policy` was never set has no known
-policy here, and nothing is removed from it. A topic whose directory has another topic id than the metadata
-names (deleted and created again, or a copy) gets no settings from there. A record of a known type that cannot
-be decoded makes all of the metadata unreadable, since it may change a policy.
+Three kinds of settings are applied: a topic's own, the defaults that were changed while brokers ran, and, if
+its path is given, those of a broker's `server.properties`. What cannot be read never removes more than what
+can: a value is `Unread` if its text is not understood, if the metadata is damaged or elsewhere, and if the
+directory of a topic has another topic id than the metadata names (deleted and created again, or a copy). A
+record of a known type that cannot be decoded makes all of the metadata unreadable, since it may change a
+policy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.config import TOPIC_SETTINGS, TopicConfig
 from lastword.config.setting import POLICIES
@@ -63,11 +64,9 @@ DEFAULTS_OF_BROKERS = {
     "compression.type": "compression.type",
 }
 """Kafka's names of a broker's defaults, each with the topic setting whose default it is."""
-
-
 REMOTE = "remote.storage.enable"
-
 DECIDING = TopicConfig(cleanup_policy=frozenset(POLICIES)).deciding
+"""The settings that decide what is removed."""
 BY_HAND = "`lastword config DIR TOPIC` shows which settings are unknown, and --set NAME=VALUE sets them here"
 
 
@@ -371,8 +370,7 @@ class BrokerSettings:
 # ---------------------------------------------------------------- the file of a broker
 
 
-@dataclass(frozen=True)
-class BrokerFile:
+class BrokerFile(NamedTuple):
     """Where a broker keeps its metadata.
 
     Attributes:
