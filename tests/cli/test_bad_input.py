@@ -294,7 +294,7 @@ def test_ls_names_what_is_wrong_with_a_partition(data, capsys, monkeypatch):
     log.write_bytes(log.read_bytes()[:-1])
     assert main.run(["ls", "data"]) == 3
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert lines["plain"].endswith("none (1 unreadable)")
+    assert lines["plain"].endswith("not set (1 unreadable)")
     assert lines["users"].endswith("compact (1 damaged)")
     assert main.run(["ls", "data", "--json"]) == 3
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
