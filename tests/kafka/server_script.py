@@ -874,6 +874,22 @@ def _cluster() -> Iterator[Step]:
     yield Step("ApiVersions", "no software", {}, first=3)
     wrong = {"client_software_name": "a b", "client_software_version": "-"}
     yield Step("ApiVersions", "wrong software", wrong, first=3)
+    keep = {"cluster": lambda answer: answer.cluster_id, "node": lambda answer: answer.brokers[0].broker_id}
+    yield Step("DescribeCluster", "for its ids", keep=keep)
+    known = {"client_software_name": "tests", "client_software_version": "1"}
+    known |= {"cluster_id": Kept("cluster"), "node_id": Kept("node")}
+    for label, change in (
+        ("known ids", {}),
+        ("another cluster", {"cluster_id": "another"}),
+        ("another node", {"node_id": 77}),
+        ("only the cluster", {"node_id": -1}),
+        ("only another cluster", {"cluster_id": "another", "node_id": -1}),
+        ("only the node", {"cluster_id": None}),
+        ("only another node", {"cluster_id": None, "node_id": 77}),
+        ("node -2", {"node_id": -2}),
+        ("empty cluster", {"cluster_id": ""}),
+    ):
+        yield Step("ApiVersions", label, known | change, first=5)
     for kind in (1, 2, 3):
         yield Step("DescribeCluster", f"endpoints {kind}", {"endpoint_type": kind}, first=1)
     yield Step("DescribeCluster", "plain", {"include_cluster_authorized_operations": True})
@@ -1149,10 +1165,11 @@ def _transactions() -> Iterator[Step]:
         return Step("EndTxn", label, who(**given) | {"committed": commit})
 
     def committed(label: str, topic: str = "users", name: str = "tg", **given: Any) -> Step:
-        fields = {key: given.pop(key) for key in ("generation_id", "member_id") if key in given}
+        fields = {"generation_id_or_member_epoch": -1, "member_id": "", "group_id": name}
+        fields |= {key: given.pop(key) for key in fields if key in given}
         part = {"partition_index": 0, "committed_offset": 3, "committed_metadata": ""}
-        more = {"group_id": name, "topics": by_name((topic, part)), "generation_id": -1, "member_id": ""}
-        return Step("TxnOffsetCommit", label, who(**given) | more | fields)
+        asked = grouped("name", "partitions", [(topic, part)])
+        return Step("TxnOffsetCommit", label, who(**given) | fields | {"topics": asked})
 
     for timeout in (0, -1, 1 << 30):
         given = {"transactional_id": "timed", "transaction_timeout_ms": timeout}
@@ -1162,7 +1179,7 @@ def _transactions() -> Iterator[Step]:
     yield Step("InitProducerId", "transactional, no epoch", given | {"producer_id": 5}, first=3)
     unknown = {"producer_id": 999_999_999, "producer_epoch": 3}
     yield Step("InitProducerId", "transactional, unknown", given | unknown, first=3)
-    for version in range(6):
+    for version in range(7):
         yield begun(version)
     yield added("partitions", "users", "table")
     yield added("partitions again", "users")
@@ -1187,7 +1204,8 @@ def _transactions() -> Iterator[Step]:
     yield committed("unknown topic", topic="nope")
     yield committed("no group", name="")
     yield committed("another producer", producer=12345)
-    yield committed("unknown member", member_id="x", generation_id=4)
+    yield committed("unknown member", member_id="x", generation_id_or_member_epoch=4)
+    yield committed("unknown group", name="none", member_id="x", generation_id_or_member_epoch=4)
     yield ended("commit", True)
     yield ended("commit again", True)
     yield ended("abort after commit", False)
@@ -1222,6 +1240,41 @@ def _consumer_groups() -> Iterator[Step]:
     yield Step("ConsumerGroupDescribe", "described", {"group_ids": ["c-0", "none", "", "j-0"]})
     yield Step("ConsumerGroupDescribe", "nothing", {"group_ids": []})
     yield Step("ListGroups", "consumer groups", {"types_filter": ["consumer"]}, first=5)
+    keep = {
+        name: (lambda answer, name=name: getattr(answer, name)) for name in ("producer_id", "producer_epoch")
+    }
+    given = {"transactional_id": "member", "transaction_timeout_ms": 60_000}
+    yield Step("InitProducerId", "of a member", given, first=4, last=4, keep=keep)
+    part = {"partition_index": 0, "committed_offset": 3, "committed_metadata": ""}
+    given = {"transactional_id": "member", "group_id": "c-0", "member_id": "m-0"}
+    given |= {name: Kept(name) for name in keep}
+    given |= {"topics": grouped("name", "partitions", [("users", part)])}
+    keep = {"older epoch": lambda answer: answer.member_epoch}
+    yield Step(
+        "ConsumerGroupHeartbeat", "of c-0", beat("", "c-0", member_id="m-0").fields, first=1, keep=keep
+    )
+    given |= {"generation_id_or_member_epoch": Kept("older epoch")}
+    yield Step("TxnOffsetCommit", "of a member's epoch", given, first=5)
+    wider = beat(
+        "",
+        "c-0",
+        member_id="m-0",
+        member_epoch=Kept("older epoch"),
+        subscribed_topic_names=["table", "users"],
+    )
+    yield Step(
+        "ConsumerGroupHeartbeat", "wider", wider.fields, first=1, keep={"member epoch": keep["older epoch"]}
+    )
+    for label, change in (
+        ("of a member's older epoch", {}),
+        ("of a member", {"generation_id_or_member_epoch": Kept("member epoch")}),
+        ("older epoch of a member", {"generation_id_or_member_epoch": 0}),
+        ("newer epoch of a member", {"generation_id_or_member_epoch": 9}),
+        ("no epoch of a member", {"generation_id_or_member_epoch": -1}),
+        ("of another member", {"member_id": "other"}),
+        ("of no member", {"member_id": "", "generation_id_or_member_epoch": -1}),
+    ):
+        yield Step("TxnOffsetCommit", label, given | change, first=5)
     yield beat("leave", member_epoch=-1, **steady)
     yield beat("left before", member_epoch=-1, **steady)
 

@@ -153,18 +153,18 @@ def test_settings_are_described_and_changed(java: Clients) -> None:
     topic = ("--entity-type", "topics", "--entity-name", "configured")
 
     def change(*arguments: str) -> str:
-        return java.run("kafka.admin.ConfigCommand", "--alter", *arguments)
+        return java.run("ConfigCommand", "--alter", *arguments)
 
     change(*topic, "--add-config", "retention.ms=1000,cleanup.policy=[compact,delete]")
-    described = java.run("kafka.admin.ConfigCommand", "--describe", *topic)
+    described = java.run("ConfigCommand", "--describe", *topic)
     assert "  retention.ms=1000 " in described and "  cleanup.policy=compact,delete " in described
     change(*topic, "--delete-config", "retention.ms")
-    assert "retention.ms" not in java.run("kafka.admin.ConfigCommand", "--describe", *topic)
+    assert "retention.ms" not in java.run("ConfigCommand", "--describe", *topic)
     with pytest.raises(RuntimeError, match="Unknown topic config name: nonsense"):
         change(*topic, "--add-config", "nonsense=1")
     with pytest.raises(RuntimeError, match="InvalidRequestException"):
         change("--entity-type", "brokers", "--entity-name", "1", "--add-config", "log.cleaner.threads=2")
-    brokers = java.run("kafka.admin.ConfigCommand", "--describe", "--all", "--entity-type", "brokers")
+    brokers = java.run("ConfigCommand", "--describe", "--all", "--entity-type", "brokers")
     assert "node.id=1 " in brokers
 
 

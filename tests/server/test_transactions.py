@@ -439,10 +439,10 @@ def test_a_deletion_ends_the_offsets_of_open_transactions(
 
 
 def test_offsets_are_refused_with_a_wrong_generation(writer: Writer) -> None:
-    assert writer.commit_offset(5, generation_id=3) == codes.ILLEGAL_GENERATION
+    assert writer.commit_offset(5, generation_id_or_member_epoch=3) == codes.ILLEGAL_GENERATION
     assert writer.commit_offset(5) == 0
-    assert writer.commit_offset(5, generation_id=3, member_id="m") == codes.UNKNOWN_MEMBER_ID
-    assert writer.commit_offset(5, generation_id=-1, member_id="m") == 0, "the group is empty"
+    assert writer.commit_offset(5, generation_id_or_member_epoch=3, member_id="m") == codes.UNKNOWN_MEMBER_ID
+    assert writer.commit_offset(5, generation_id_or_member_epoch=-1, member_id="m") == 0, "the group is empty"
     assert writer.commit_offset(5, "", adds=False) == codes.INVALID_GROUP_ID
 
 

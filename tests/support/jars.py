@@ -1,9 +1,9 @@
-"""Find or fetch the jars of one real Kafka, and compile our small Java programs against them.
+"""Find or fetch the jars of a real Kafka, the newest or an older one; compile our Java programs against them.
 
-Maven fetches the jars once from Maven Central into the user's cache; LASTWORD_KAFKA_LIB names a directory
-that has them already. `KafkaMissing` names the missing part in one sentence, and the test is skipped. With
-CI=true only an unreachable Maven Central is a reason to skip; every other reason is a fault of the machine's
-setup and fails the test.
+Maven fetches the jars of a version once from Maven Central into the user's cache; LASTWORD_KAFKA_LIB names a
+directory that has those of the newest. `KafkaMissing` names the missing part in one sentence, and the test is
+skipped. With CI=true only an unreachable Maven Central is a reason to skip; every other reason is a fault of
+the machine's setup and fails the test.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-KAFKA_VERSION = "4.3.1"
+KAFKA_VERSION = "4.4.0"
+OLDER_VERSION = "4.3.1"
 HERE = Path(__file__).parent / "jvm"
-#: Patterns of the jars that a complete fetch has: broker, tools and logger.
-WANTED = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-tools-{KAFKA_VERSION}.jar", "log4j-core-*.jar")
-APPS = (f"kafka-streams-{KAFKA_VERSION}.jar", f"connect-file-{KAFKA_VERSION}.jar")
+#: Patterns of the jars that a complete fetch has: broker, tools and logger; Streams and Connect's connectors.
+WANTED = ("kafka_2.13-{}.jar", "kafka-tools-{}.jar", "log4j-core-*.jar")
+APPS = ("kafka-streams-{}.jar", "connect-file-*.jar")
 #: Maven's messages if it cannot reach a repository. They differ from those for a missing jar or a wrong pom.
 UNREACHABLE = re.compile(
     r"Unknown host|UnknownHostException|Connection refused|timed out|Network is unreachable|No route to host"
@@ -48,28 +49,29 @@ class KafkaJars:
 
     java: str
     directory: Path
+    version: str = KAFKA_VERSION
 
     @staticmethod
-    def find_or_fetch() -> KafkaJars:
+    def find_or_fetch(version: str = KAFKA_VERSION) -> KafkaJars:
         java = find_java()
         given = os.environ.get("LASTWORD_KAFKA_LIB")
-        if given:
-            if not complete(Path(given)):
-                raise KafkaMissing(f"LASTWORD_KAFKA_LIB={given} holds no jars of Kafka {KAFKA_VERSION}")
+        if given and version == KAFKA_VERSION:
+            if not complete(Path(given), version):
+                raise KafkaMissing(f"LASTWORD_KAFKA_LIB={given} holds no jars of Kafka {version}")
             return KafkaJars(java, Path(given))
-        cached = cache_directory() / f"kafka-{KAFKA_VERSION}"
-        if not complete(cached):
-            fetch(cached, "pom.xml", WANTED)
-        return KafkaJars(java, cached)
+        cached = cache_directory() / f"kafka-{version}"
+        if not complete(cached, version):
+            fetch(cached, "pom.xml", version, WANTED)
+        return KafkaJars(java, cached, version)
 
     @property
     def apps(self) -> Path:
         """Return a directory with Kafka Streams and Connect's file connectors."""
-        if complete(self.directory, APPS):
+        if complete(self.directory, self.version, APPS):
             return self.directory
-        cached = cache_directory() / f"kafka-apps-{KAFKA_VERSION}"
-        if not complete(cached, APPS):
-            fetch(cached, "apps_pom.xml", APPS)
+        cached = cache_directory() / f"kafka-apps-{self.version}"
+        if not complete(cached, self.version, APPS):
+            fetch(cached, "apps_pom.xml", self.version, APPS)
         return cached
 
     @property
@@ -80,7 +82,7 @@ class KafkaJars:
     def archive(self) -> Path:
         """Return the archive of a broker's loaded classes for this Java; it halves the CPU of a start."""
         built = (Path(self.java).resolve().parents[1] / "lib" / "modules").stat().st_mtime_ns
-        return cache_directory() / f"kafka-{KAFKA_VERSION}-{built:x}.jsa"
+        return cache_directory() / f"kafka-{self.version}-{built:x}.jsa"
 
     def compiled(self, sources: Path, more: str = "") -> str:
         """Return a class path with the compiled `sources`; compile only if a .java file has changed.
@@ -94,7 +96,7 @@ class KafkaJars:
         digest = hashlib.sha256()
         for path in files:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        classes = cache_directory() / f"kafka-{KAFKA_VERSION}-classes" / digest.hexdigest()[:16]
+        classes = cache_directory() / f"kafka-{self.version}-classes" / digest.hexdigest()[:16]
         if not classes.exists():
             self._compile(files, classes, classpath)
         return f"{classes}:{classpath}"
@@ -131,23 +133,23 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lastword"
 
 
-def complete(directory: Path, wanted: Iterable[str] = WANTED) -> bool:
-    """Return whether a fetch into `directory` is complete: it has the jars `wanted`."""
-    return all(any(directory.glob(pattern)) for pattern in wanted)
+def complete(directory: Path, version: str, wanted: Iterable[str] = WANTED) -> bool:
+    """Return whether a fetch into `directory` is complete: it has the jars `wanted` of the version."""
+    return all(any(directory.glob(pattern.format(version))) for pattern in wanted)
 
 
-def fetch(target: Path, pom: str, wanted: Iterable[str]) -> None:
+def fetch(target: Path, pom: str, version: str, wanted: Iterable[str]) -> None:
     """Fetch the jars of a pom into `target` with Maven: all of them, or none."""
     maven = shutil.which("mvn")
     if not maven:
-        raise KafkaMissing(f"no Maven to fetch Kafka {KAFKA_VERSION} with: apt-get install maven")
+        raise KafkaMissing(f"no Maven to fetch Kafka {version} with: apt-get install maven")
     private = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.rmtree(private, ignore_errors=True)
     private.mkdir(parents=True)
-    command = [maven, "--batch-mode", "--quiet", "--file", str(HERE / pom)]
+    command = [maven, "--batch-mode", "--quiet", f"-Dkafka.version={version}", "--file", str(HERE / pom)]
     command += ["dependency:copy-dependencies", f"-DoutputDirectory={private}"]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode or not complete(private, wanted):
+    if done.returncode or not complete(private, version, wanted):
         said = (done.stdout + done.stderr).strip()
         shutil.rmtree(private, ignore_errors=True)
         away = bool(UNREACHABLE.search(said))

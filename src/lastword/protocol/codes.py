@@ -40,7 +40,7 @@ APIS = {
     15: Api(15, "DescribeGroups", 0, 6, 6, 5),
     16: Api(16, "ListGroups", 0, 5, 5, 3),
     17: Api(17, "SaslHandshake", 0, 1, 1, 32767),
-    18: Api(18, "ApiVersions", 0, 4, 4, 3),
+    18: Api(18, "ApiVersions", 0, 5, 5, 3),
     19: Api(19, "CreateTopics", 2, 7, 7, 5),
     20: Api(20, "DeleteTopics", 1, 6, 6, 4),
     21: Api(21, "DeleteRecords", 0, 2, 2, 2),
@@ -49,13 +49,13 @@ APIS = {
     24: Api(24, "AddPartitionsToTxn", 0, 5, 5, 3),
     25: Api(25, "AddOffsetsToTxn", 0, 4, 4, 3),
     26: Api(26, "EndTxn", 0, 5, 5, 3),
-    28: Api(28, "TxnOffsetCommit", 0, 5, 5, 3),
+    28: Api(28, "TxnOffsetCommit", 0, 6, 6, 3),
     32: Api(32, "DescribeConfigs", 1, 4, 4, 4),
     33: Api(33, "AlterConfigs", 0, 2, 2, 2),
     35: Api(35, "DescribeLogDirs", 1, 5, 5, 2),
     36: Api(36, "SaslAuthenticate", 0, 2, 2, 2),
     37: Api(37, "CreatePartitions", 0, 3, 3, 2),
-    42: Api(42, "DeleteGroups", 0, 2, 2, 2),
+    42: Api(42, "DeleteGroups", 0, 3, 3, 2),
     44: Api(44, "IncrementalAlterConfigs", 0, 1, 1, 1),
     47: Api(47, "OffsetDelete", 0, 0, 0, 32767),
     60: Api(60, "DescribeCluster", 0, 2, 2, 0),
@@ -203,6 +203,9 @@ STREAMS_INVALID_TOPOLOGY = 130
 STREAMS_INVALID_TOPOLOGY_EPOCH = 131
 STREAMS_TOPOLOGY_FENCED = 132
 SHARE_SESSION_LIMIT_REACHED = 133
+GROUP_DELETION_FAILED = 134
+STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED = 135
+CONTROLLER_ID_NOT_REGISTERED = 136
 
 ERROR_NAMES = {
     -1: "UNKNOWN_SERVER_ERROR",
@@ -340,6 +343,9 @@ ERROR_NAMES = {
     131: "STREAMS_INVALID_TOPOLOGY_EPOCH",
     132: "STREAMS_TOPOLOGY_FENCED",
     133: "SHARE_SESSION_LIMIT_REACHED",
+    134: "GROUP_DELETION_FAILED",
+    135: "STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED",
+    136: "CONTROLLER_ID_NOT_REGISTERED",
 }
 
 RETRIABLE = frozenset(

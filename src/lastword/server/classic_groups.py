@@ -738,11 +738,11 @@ class ClassicGroups:
 
     def check_transactional_commit(self, group: ClassicGroup, body: Any) -> None:
         """Refuse the commit, in a transaction, of a member of another generation."""
-        if body.generation_id < 0 and group.state == EMPTY:
+        if body.generation_id_or_member_epoch < 0 and group.state == EMPTY:
             return
-        if body.generation_id >= 0 or body.member_id or body.group_instance_id is not None:
+        if body.generation_id_or_member_epoch >= 0 or body.member_id or body.group_instance_id is not None:
             self._member(group, body.member_id, body.group_instance_id)
-            if body.generation_id != group.generation:
+            if body.generation_id_or_member_epoch != group.generation:
                 raise Refused(codes.ILLEGAL_GENERATION, "")
 
 

@@ -660,23 +660,19 @@ class ConsumerGroups:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
         if version < 9:
             raise Refused(codes.UNSUPPORTED_VERSION, "")
-        if epoch == member.epoch:
-            return None
-        if epoch > member.epoch:
-            raise Refused(codes.STALE_MEMBER_EPOCH, "")
-        # The member has not heard of its new epoch yet. It has had these partitions since before its old one.
-        assigned = member.assigned
-        return lambda topic_id, number: not 0 <= assigned.get((topic_id, number), epoch + 1) <= epoch
+        return _stale_by_partition(member, epoch, codes.STALE_MEMBER_EPOCH)
 
-    def check_transactional_commit(self, group: ConsumerGroup, body: Any) -> None:
-        """Refuse the commit, in a transaction, of a member of another epoch."""
-        if body.generation_id < 0 and not body.member_id and body.group_instance_id is None:
-            return
+    def check_transactional_commit(
+        self, group: ConsumerGroup, body: Any, stale: int
+    ) -> Callable[[bytes, int], bool] | None:
+        """Refuse the commit, in a transaction, of another than a member; return as `check_commit`."""
+        epoch = body.generation_id_or_member_epoch
+        if epoch < 0 and not body.member_id and body.group_instance_id is None:
+            return None
         member = group.members.get(body.member_id)
         if member is None:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
-        if body.generation_id != member.epoch:
-            raise Refused(codes.ILLEGAL_GENERATION, "")
+        return _stale_by_partition(member, epoch, stale)
 
     def check_fetch(self, group: ConsumerGroup, body: Any) -> None:
         """Refuse the fetch of offsets by a member of another epoch."""
@@ -1063,6 +1059,23 @@ def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -
         f"The consumer group member has a {word} member epoch ({epoch}) than the one known by the group "
         f"coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
     )
+
+
+def _stale_by_partition(
+    member: ConsumerMember, epoch: int, stale: int
+) -> Callable[[bytes, int], bool] | None:
+    """Return a function that says whether a member's epoch is too old for a partition; None: for none.
+
+    Raises:
+        Refused: The member has not had this epoch yet.
+    """
+    if epoch == member.epoch:
+        return None
+    if epoch > member.epoch:
+        raise Refused(stale, "")
+    # The member has not heard of its new epoch yet. It has had these partitions since before its old one.
+    assigned = member.assigned
+    return lambda topic_id, number: not 0 <= assigned.get((topic_id, number), epoch + 1) <= epoch
 
 
 def _unknown_member(group_id: str, member_id: str) -> Refused:

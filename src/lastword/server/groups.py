@@ -104,12 +104,24 @@ class Groups:
             self.classic.check_commit(group, body)
         return None
 
-    def check_transactional_commit(self, group: Group, body: Any) -> None:
-        """Refuse the commit, in a transaction, of a member that is not of the group or its generation."""
+    def check_transactional_commit(
+        self, group: Group, body: Any, stale: int
+    ) -> Callable[[bytes, int], bool] | None:
+        """Refuse the commit, in a transaction, of a member that is not of the group or its generation.
+
+        Args:
+            group: The group.
+            body: The request.
+            stale: The error of an epoch that is not the member's.
+
+        Returns:
+            As `check_commit`.
+        """
         if isinstance(group, ConsumerGroup):
-            self.consumers.check_transactional_commit(group, body)
-        elif isinstance(group, ClassicGroup):
+            return self.consumers.check_transactional_commit(group, body, stale)
+        if isinstance(group, ClassicGroup):
             self.classic.check_transactional_commit(group, body)
+        return None
 
     def check_fetch(self, body: Any) -> None:
         """Refuse the fetch of offsets by a member that is not of the group."""

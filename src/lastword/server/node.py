@@ -263,6 +263,11 @@ class ClusterNode:
     # -------------------------------------------------------------- cluster
 
     def _api_versions(self, request: Request, connection: Any) -> Message:
+        body = request.body
+        if (body.cluster_id is None) != (body.node_id == -1):
+            return messages.ApiVersionsResponse(error_code=codes.INVALID_REQUEST, api_keys=[])
+        if body.cluster_id is not None and (body.cluster_id, body.node_id) != (self.cluster_id, self.node_id):
+            return messages.ApiVersionsResponse(error_code=codes.REBOOTSTRAP_REQUIRED, api_keys=[])
         listed = [
             messages.ApiVersionsResponse.ApiVersion(
                 api_key=api.key,

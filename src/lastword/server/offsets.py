@@ -170,6 +170,7 @@ class Offsets:
             is_stale,
             messages.OffsetCommitResponse.OffsetCommitResponseTopic,
             messages.OffsetCommitResponse.OffsetCommitResponsePartition,
+            by_id=version >= 10,
         )
         answer = messages.OffsetCommitResponse(topics=topics)
         stored = self._stored(body.group_id, topics, changes)
@@ -185,6 +186,9 @@ class Offsets:
         is_stale: Callable[[bytes, int], bool] | None,
         topic_kind: Any,
         partition_kind: Any,
+        *,
+        by_id: bool,
+        stale: int = codes.STALE_MEMBER_EPOCH,
     ) -> tuple[list[Any], dict[tuple[str, int], Committed]]:
         """Return the topics of the answer to a commit, and the offsets that may be stored.
 
@@ -194,6 +198,8 @@ class Offsets:
             is_stale: Says whether the member's epoch is too old for a partition.
             topic_kind: The class of a topic of the answer.
             partition_kind: The class of a partition of the answer.
+            by_id: The request names topics by their ids.
+            stale: The error of an epoch that is too old.
         """
         body = request.body
         now_ms = self._node.clock.now_ms()
@@ -202,9 +208,7 @@ class Offsets:
         changes: dict[tuple[str, int], Committed] = {}
         topics = []
         for topic in body.topics:
-            topic_id = getattr(topic, "topic_id", None)
-            served = self._node.topics.find(topic.name, topic_id or ZERO_UUID)
-            by_id = topic_id is not None and request.version >= 10
+            served = self._node.topics.find(topic.name, topic.topic_id)
             partitions = []
             for given in topic.partitions:
                 committed = Committed(
@@ -219,14 +223,11 @@ class Offsets:
                 if not error and len(committed.metadata) > MOST_METADATA:
                     error = codes.OFFSET_METADATA_TOO_LARGE
                 if not error and is_stale is not None and is_stale(committed.topic_id, given.partition_index):
-                    error = codes.STALE_MEMBER_EPOCH
+                    error = stale
                 if not error and served is not None:
                     changes[served.name, given.partition_index] = committed
                 partitions.append(partition_kind(partition_index=given.partition_index, error_code=error))
-            described = topic_kind(name=topic.name, partitions=partitions)
-            if topic_id is not None:
-                described.topic_id = topic_id
-            topics.append(described)
+            topics.append(topic_kind(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
         return topics, changes
 
     def _stored(
@@ -258,22 +259,26 @@ class Offsets:
             request: The request. The groups are loaded, and the transaction has the partition of the group.
             producer: Producer id and epoch.
         """
-        body = request.body
+        body, version = request.body, request.version
         code = 0
+        is_stale: Callable[[bytes, int], bool] | None = None
+        stale = codes.STALE_MEMBER_EPOCH if version >= 6 else codes.ILLEGAL_GENERATION
         try:
             group = self._groups.get(body.group_id)
-            if group is None and body.generation_id >= 0:
-                raise Refused(codes.ILLEGAL_GENERATION, "")
+            if group is None and body.generation_id_or_member_epoch >= 0:
+                raise Refused(codes.GROUP_ID_NOT_FOUND if version >= 6 else codes.ILLEGAL_GENERATION, "")
             if group is not None:
-                self._groups.check_transactional_commit(group, body)
+                is_stale = self._groups.check_transactional_commit(group, body, stale)
         except Refused as refused:
             code = refused.code
         topics, changes = self._given(
             request,
             code,
-            None,
+            is_stale,
             messages.TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic,
             messages.TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition,
+            by_id=version >= 6,
+            stale=stale,
         )
         stored = self._stored(body.group_id, topics, changes, producer)
         if changes:

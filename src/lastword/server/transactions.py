@@ -635,6 +635,7 @@ class TransactionCoordinator:
             topics=[
                 kind.TxnOffsetCommitResponseTopic(
                     name=topic.name,
+                    topic_id=topic.topic_id,
                     partitions=[
                         kind.TxnOffsetCommitResponsePartition(
                             partition_index=given.partition_index, error_code=code
