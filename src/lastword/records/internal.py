@@ -34,6 +34,12 @@ FRAME_VERSION = 1
 MOST_ELEMENTS = 1 << 20
 """Upper bound for the elements of an array, beside its bytes: each element takes at least one."""
 
+TRANSACTION_STATES = (
+    *("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"),
+    "PrepareEpochFence",
+)
+"""Kafka's names of the states of a transaction, by the number that a record has."""
+
 _SECRET_TYPES = frozenset({"UserScramCredentialRecord", "DelegationTokenRecord"})
 _SECRET_FIELDS = frozenset({"salt", "storedKey", "serverKey", "tokenId", "value"})
 _SECRET_SETTING = re.compile(
@@ -98,7 +104,7 @@ def is_internal(topic: str) -> bool:
 
 
 def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord:
-    """Return the fields of one record of an internal topic.
+    """Return the fields of one record of an internal topic; the state of a transaction by its name.
 
     Args:
         topic: A name for which `is_internal` is true.
@@ -128,7 +134,11 @@ def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord
     candidates = [kinds["value"][kind]]
     if name == "LegacyOffsetCommit":  # keys of type 0 came with every version of the value
         candidates.append(kinds["value"]["1"])
-    return InternalRecord(name, fields, _message(reader, candidates, version))
+    values = _message(reader, candidates, version)
+    state = values.get("transactionStatus")
+    if state is not None and 0 <= state < len(TRANSACTION_STATES):
+        values["transactionStatus"] = TRANSACTION_STATES[state]
+    return InternalRecord(name, fields, values)
 
 
 def _decode_metadata(value: bytes | None) -> InternalRecord:

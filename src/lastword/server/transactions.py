@@ -40,6 +40,7 @@ from lastword.logdir.identity import PRODUCER_IDS
 from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, BatchBuilder
+from lastword.records.internal import TRANSACTION_STATES
 from lastword.records.record import marker_record
 from lastword.segment import names
 from lastword.server.coordinator import (
@@ -58,25 +59,7 @@ if TYPE_CHECKING:
     from lastword.server.node import ClusterNode
 
 
-EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT = (
-    "Empty",
-    "Ongoing",
-    "PrepareCommit",
-    "PrepareAbort",
-    "CompleteCommit",
-    "CompleteAbort",
-)
-STATES = (
-    EMPTY,
-    ONGOING,
-    PREPARE_COMMIT,
-    PREPARE_ABORT,
-    COMPLETE_COMMIT,
-    COMPLETE_ABORT,
-    "Dead",
-    "PrepareEpochFence",
-)
-"""Names of the states, by the number that a record has."""
+EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT = TRANSACTION_STATES[:6]
 DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)
 TRIED_AGAIN = (codes.CONCURRENT_TRANSACTIONS, codes.COORDINATOR_NOT_AVAILABLE, codes.NOT_COORDINATOR)
 """Errors of the coordinator after which a producer has to send its batch again."""
@@ -103,7 +86,7 @@ class TransactionState:
         producer_id: The producer id.
         epoch: The epoch; -1 before the first InitProducerId was answered.
         timeout_ms: A transaction that is open for longer is aborted.
-        state: One of `STATES`.
+        state: One of `TRANSACTION_STATES`.
         partitions: The partitions of the transaction.
         start_ms: When the transaction began; -1 without one.
         changed_ms: When the state was stored.
@@ -147,7 +130,7 @@ class TransactionState:
             next_producer_id=self.next_producer_id,
             producer_epoch=self.epoch,
             transaction_timeout_ms=self.timeout_ms,
-            transaction_status=STATES.index(self.state),
+            transaction_status=TRANSACTION_STATES.index(self.state),
             transaction_partitions=partitions,
             transaction_last_update_timestamp_ms=self.changed_ms,
             transaction_start_timestamp_ms=self.start_ms,
@@ -163,7 +146,7 @@ class TransactionState:
             MalformedMessageError, UnsupportedVersionError: Another program wrote the record.
         """
         value = decode_stored("TransactionLogValue", data)
-        if not 0 <= value.transaction_status < len(STATES):
+        if not 0 <= value.transaction_status < len(TRANSACTION_STATES):
             raise MalformedMessageError(
                 f"a transaction in state {value.transaction_status}",
                 remedy="another program wrote this record",
@@ -173,7 +156,7 @@ class TransactionState:
             producer_id=value.producer_id,
             epoch=value.producer_epoch,
             timeout_ms=value.transaction_timeout_ms,
-            state=STATES[value.transaction_status],
+            state=TRANSACTION_STATES[value.transaction_status],
             partitions=frozenset(
                 (topic.topic, number)
                 for topic in value.transaction_partitions or ()
@@ -965,7 +948,7 @@ class TransactionCoordinator:
     async def _list(self, request: Request) -> Message:
         body = request.body
         kind = messages.ListTransactionsResponse
-        unknown = [state for state in body.state_filters if state not in STATES]
+        unknown = [state for state in body.state_filters if state not in TRANSACTION_STATES]
         wanted = set(body.state_filters)
         now_ms = self._node.clock.now_ms()
         try:
