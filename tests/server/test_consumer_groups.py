@@ -29,6 +29,7 @@ from lastword.server.assignors import ranges, uniform
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 from tests.server.test_groups import Consumer, until
+from tests.server.writer import Writer
 
 SESSION_MS, REBALANCE_MS = 45_000, 30_000
 
@@ -357,7 +358,7 @@ def test_version_0_gets_an_id(client: Client) -> None:
 # ---------------------------------------------------------------- offsets
 
 
-def test_only_members_of_the_epoch_commit(client: Client) -> None:
+def test_only_members_of_the_epoch_commit(client: Client, clock: ManualClock) -> None:
     member, other = Member(client, "a"), Member(client, "b")
     member.settle()
     assert member.commit(5) == 0
@@ -378,6 +379,15 @@ def test_only_members_of_the_epoch_commit(client: Client) -> None:
     assert member.commit(6, partition=kept, epoch=old) == 0  # it has had this partition since
     assert numbers(other)
     assert member.commit(6, partition=numbers(other)[0], epoch=old) == codes.STALE_MEMBER_EPOCH
+    writer = Writer(client, clock)
+    writer.init()
+    fields = {"member_id": "a", "generation_id_or_member_epoch": old}
+    for version, stale in ((5, codes.ILLEGAL_GENERATION), (6, codes.STALE_MEMBER_EPOCH)):
+        fields["version"] = version
+        assert writer.commit_offset(6, partition=kept, **fields) == 0
+        assert writer.commit_offset(6, partition=numbers(other)[0], **fields) == stale
+        newer = fields | {"generation_id_or_member_epoch": member.epoch + 1}
+        assert writer.commit_offset(6, partition=kept, **newer) == stale
     member.leave()
     other.leave()
     assert Member(client, "").commit(7, epoch=-1) == 0

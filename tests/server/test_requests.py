@@ -25,6 +25,7 @@ from lastword.protocol.messages import (
     CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
+    DescribeClusterRequest,
     DescribeConfigsRequest,
     DescribeLogDirsRequest,
     DescribeTopicPartitionsRequest,
@@ -71,6 +72,21 @@ def initialised(client: Client) -> tuple[int, int]:
 
 
 # ------------------------------------------------------------------ ApiVersions, Metadata
+
+
+def test_a_client_of_another_cluster_has_to_begin_again(client: Client) -> None:
+    """From version 5 on a client may say which cluster and node it wants (KIP-1242)."""
+    cluster = client.ask(DescribeClusterRequest())
+    here = cluster.cluster_id, cluster.brokers[0].broker_id
+    errors = [
+        client.ask(ApiVersionsRequest(cluster_id=cluster_id, node_id=node_id), 5).error_code
+        for cluster_id, node_id in (
+            *(here, (None, -1)),
+            *(("other", here[1]), (here[0], 77)),
+            *((here[0], -1), (None, here[1])),
+        )
+    ]
+    assert errors == [0, 0, *[codes.REBOOTSTRAP_REQUIRED] * 2, *[codes.INVALID_REQUEST] * 2]
 
 
 def test_every_served_api_is_listed_and_a_newer_version_is_answered_in_version_0(client: Client) -> None:

@@ -446,6 +446,19 @@ def test_offsets_are_refused_with_a_wrong_generation(writer: Writer) -> None:
     assert writer.commit_offset(5, "", adds=False) == codes.INVALID_GROUP_ID
 
 
+def test_offsets_by_the_id_of_a_topic(client: Client, clock: ManualClock) -> None:
+    """Version 6 (KIP-1319); its errors are those of OffsetCommit."""
+    writer = Writer(client, clock)
+    writer.init()
+    assert writer.commit_offset(5, version=6) == 0
+    assert writer.end() == 0
+    assert offset_of(client) == (5, 0)
+    assert writer.commit_offset(6, version=6, topic_id=b"x" * 16) == codes.UNKNOWN_TOPIC_ID
+    member = {"group": "none", "generation_id_or_member_epoch": 1}
+    assert writer.commit_offset(6, version=6, **member) == codes.GROUP_ID_NOT_FOUND
+    assert writer.commit_offset(6, version=5, **member) == codes.ILLEGAL_GENERATION
+
+
 # ------------------------------------------------------------------ time
 
 

@@ -12,6 +12,7 @@ from lastword.protocol.messages import (
     DescribeTransactionsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
+    MetadataRequest,
     OffsetFetchRequest,
     TxnOffsetCommitRequest,
 )
@@ -93,7 +94,7 @@ class Writer:
         return int(answer.error_code)
 
     def commit_offset(self, offset: int, group: str = "g", **fields: Any) -> int:
-        """Return the error of TxnOffsetCommit for users-0."""
+        """Return the error of TxnOffsetCommit for users-0, from version 6 on by the id of the topic."""
         version = fields.pop("version", 5 if self.version == 2 else 4)
         if fields.pop("adds", version < 5):
             body = AddOffsetsToTxnRequest(
@@ -106,15 +107,19 @@ class Writer:
             if code:
                 return int(code)
         kind = TxnOffsetCommitRequest
+        asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="users")])
+        topic_id = fields.pop("topic_id", None) or self.client.ask(asked).topics[0].topic_id
         partition = kind.TxnOffsetCommitRequestPartition(
-            partition_index=0, committed_offset=offset, committed_metadata="m"
+            partition_index=fields.pop("partition", 0), committed_offset=offset, committed_metadata="m"
         )
         body = kind(
             transactional_id=self.name,
             group_id=group,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
-            topics=[kind.TxnOffsetCommitRequestTopic(name="users", partitions=[partition])],
+            topics=[
+                kind.TxnOffsetCommitRequestTopic(name="users", topic_id=topic_id, partitions=[partition])
+            ],
             **fields,
         )
         return int(self.client.ask(body, version).topics[0].partitions[0].error_code)
