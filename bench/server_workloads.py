@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.server.client import Client, batch, produce_request
-from tests.support.jars import KafkaJars, cache_directory
+from tests.support.jars import KAFKA_VERSION, KafkaJars, cache_directory
 from tests.support.kafka import Broker, Tools
 
 from bench import kafka
@@ -43,7 +43,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 RATE = 400
 """Requests per second while latency is measured, over all connections."""
 LATENCY_SECONDS = 5.0
-KAFKA = "Kafka 4.3.1"
+KAFKA = f"Kafka {KAFKA_VERSION}"
 KFAKE = "kfake, in memory"
 KFAKE_SOURCE = Path(__file__).parent / "kfake"
 KFAKE_RECORDS = 100_000

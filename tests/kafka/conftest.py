@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
+from tests.support.jars import KAFKA_VERSION, OLDER_VERSION, KafkaJars, KafkaMissing, must_not_skip
 from tests.support.kafka import Tools
 
 
@@ -20,14 +21,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("kafka"))  # one worker, so that these fixtures are shared
 
 
-@pytest.fixture(scope="session")
-def kafka_jars() -> KafkaJars:
+VERSIONS = (KAFKA_VERSION, OLDER_VERSION)
+"""Of the brokers of the tests in which a directory goes to a broker and back."""
+
+
+@cache
+def jars_of(version: str) -> KafkaJars:
+    """Return the jars of a version, or skip the test."""
     try:
-        return KafkaJars.find_or_fetch()
+        return KafkaJars.find_or_fetch(version)
     except KafkaMissing as missing:
         if must_not_skip(missing):
             raise
         pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def kafka_jars() -> KafkaJars:
+    return jars_of(KAFKA_VERSION)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import lastword
+from tests.kafka.conftest import VERSIONS, jars_of
 from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, errors_of
 
 COUNT = 60
@@ -63,11 +64,14 @@ def homes(logs: lastword.LogDir) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+@pytest.fixture(scope="module", params=VERSIONS)
+def story(
+    request: pytest.FixtureRequest, tools: Tools, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Story]:
+    jars = jars_of(request.param)
     root = tmp_path_factory.mktemp("jbod")
     roots = [root / "d1", root / "d2"]
-    broker = Broker(tools, roots[0], {"log.dirs": ",".join(str(log_dir) for log_dir in roots)})
+    broker = Broker(tools, roots[0], {"log.dirs": ",".join(str(log_dir) for log_dir in roots)}, jars=jars)
     roots[1].mkdir()
     story = Story()
     with broker:

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import confluent_kafka.admin
-import pyarrow.compute  # noqa: F401  the server's first pattern would import it, which takes seconds on a busy machine
+import pyarrow.compute  # noqa: F401  the server's first pattern imports it: seconds
 import pytest
 
 import lastword

@@ -1,4 +1,4 @@
-"""What lastword does with files of a partition from another source, compared with a real broker (4.3.1).
+"""What lastword does with files of a partition from another source, compared with a real broker.
 
 Each situation was tried after a clean stop (the marker is there) and without one.
 

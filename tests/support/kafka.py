@@ -301,9 +301,13 @@ class Broker(Clients):
     java_flags: Sequence[str] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # fast start
     keeps_port: bool = False  # so that kept producers can reconnect
     uid: int | None = None  # of the user that runs the broker; needs root
+    jars: KafkaJars | None = None  # of an older broker than the tools
     _process: subprocess.Popen[bytes] | None = None
     _controller: int = 0
     _new_archive: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._jars = self.jars or self.tools.jars
 
     @property
     def home(self) -> Path:
@@ -326,14 +330,15 @@ class Broker(Clients):
         config = self.home / "server.properties"
         config.write_text("".join(f"{k}={v}\n" for k, v in self._properties(self._controller).items()))
         if not (self.home / "metadata" / "meta.properties").exists():
-            self.tools.ask("format", cluster=CLUSTER, config=str(config))
+            release = self._jars.version.rpartition(".")[0]
+            self.tools.ask("format", cluster=CLUSTER, config=str(config), release=release)
         log = self.home / "server.log"
         log.unlink(missing_ok=True)
-        command, classpath, logging = [], self.tools.jars.classpath, _logging(log, "info")
+        command, classpath, logging = [], self._jars.classpath, _logging(log, "info")
         if self.uid is not None:
             lib = self.home / "lib"  # other users may not be able to read the cache
             if not lib.exists():
-                shutil.copytree(self.tools.jars.directory, lib)
+                shutil.copytree(self._jars.directory, lib)
                 shutil.copy(HERE / "log4j2.xml", lib)
                 for path in (
                     self.directory,
@@ -344,7 +349,7 @@ class Broker(Clients):
             for path in (self.home, *self.home.rglob("*")):
                 os.chown(path, self.uid, self.uid)
             command = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
-        command += [self.tools.jars.java, *self.java_flags, *self._archive_flags()]
+        command += [self._jars.java, *self.java_flags, *self._archive_flags()]
         command += ["-Djava.net.preferIPv4Stack=true", *logging]
         command += ["-cp", classpath, "kafka.Kafka", str(config)]
         with (self.home / "server.out").open("wb") as out:
@@ -364,7 +369,7 @@ class Broker(Clients):
         """Return the flags that map the archive of loaded classes; the first clean stop writes it."""
         if self.uid is not None:  # another class path, which the archive does not fit
             return []
-        archive = self.tools.jars.archive
+        archive = self._jars.archive
         if archive.exists():
             return [f"-XX:SharedArchiveFile={archive}"]
         self._new_archive = archive.with_name(f"{archive.name}.{os.getpid()}")
@@ -374,7 +379,7 @@ class Broker(Clients):
         """Stop cleanly: the broker closes the logs, writes the marker and releases the lock."""
         self._end("terminate")
         if self._new_archive is not None and self._new_archive.exists():
-            self._new_archive.replace(self.tools.jars.archive)
+            self._new_archive.replace(self._jars.archive)
         self._new_archive = None
 
     def kill(self) -> None:

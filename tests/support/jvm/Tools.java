@@ -119,7 +119,7 @@ public class Tools {
     static JsonNode format(JsonNode request) throws Exception {
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
         String[] arguments = {"format", "--ignore-formatted", "--cluster-id", request.get("cluster").asText(),
-            "--config", request.get("config").asText()};
+            "--config", request.get("config").asText(), "--release-version", request.get("release").asText()};
         int code = kafka.tools.StorageTool.execute(arguments, new PrintStream(printed, true));
         if (code != 0) throw new IllegalStateException(printed.toString());
         return JSON.getNodeFactory().textNode(printed.toString());
