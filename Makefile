@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install java demo demo-bucket lint check test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
+.PHONY: help install java demo demo-bucket lint check test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients systems soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -131,6 +131,9 @@ differential-server: java $(READY) kernels ## one script of requests, every vers
 
 clients: java $(READY) kernels ## every client with every codec, isolation level and gap; a copier of transactions killed N times: make clients N=50
 	@LASTWORD_EXHAUSTIVE=1 LASTWORD_KILLS=$(or $(N),10) $(PY) -m pytest -m '' tests/server/test_matrix.py tests/kafka/test_client_matrix.py tests/kafka/test_java_clients.py tests/kafka/test_spark_source.py
+
+systems: java $(READY) kernels ## outside clients and systems on the server and on a real Kafka, compared with a dict: make systems ONLY=sarama,kafkajs
+	@$(PY) -m tests.systems.run $(if $(ONLY),--only $(ONLY)) --records $(or $(N),400)
 
 soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and killed all the while: make soak N=10000000
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
