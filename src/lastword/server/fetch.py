@@ -18,6 +18,7 @@ it was used a short time ago: then the new client has no session, and names all 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
@@ -30,13 +31,13 @@ from lastword.errors import FileVanishedError, LastwordError, OffsetOutOfRangeEr
 from lastword.partition.reads import record_at_time
 from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
+from lastword.server.aborted import AbortedTransactions
 from lastword.server.newest import NewestReads
 from lastword.server.topics import NEWEST as NEWEST_SUFFIX
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
-    from lastword.segment.indexes import AbortedTransaction
     from lastword.segment.segment import Segment
     from lastword.server.node import ClusterNode
 
@@ -45,8 +46,6 @@ MOST_BYTES = 55 << 20
 MOST_SESSIONS = 1000
 KEPT_SECONDS = 120.0
 """A session that was used in this time is not dropped for a new one: Kafka's default."""
-MOST_INDEXES = 10_000
-"""Most closed segments whose aborted transactions are kept in memory."""
 TRIES = 20
 MOST_SEGMENTS = 16
 """Most segments of one read of a partition. A reader of emptied segments gets records in its first answer."""
@@ -193,7 +192,7 @@ class Fetches:
         self._waiting: dict[PartitionLog, set[Waiting]] = {}
         self._woken: set[PartitionLog] = set()
         self._woken_lock = threading.Lock()
-        self._aborted: dict[tuple[Any, ...], list[AbortedTransaction]] = {}
+        self._aborted = AbortedTransactions()
         self._newest = NewestReads(node.dirs.settings.instance.lastword_newest_bytes)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
@@ -287,7 +286,30 @@ class Fetches:
         if newest:
             read = self._node.in_pool(self._read_newest, request, newest)
             return self._node.then(read, lambda: self._answer_or_wait(waiting))
+        unknown = (
+            self._unknown_transactions(fetches) if request.body.isolation_level == READ_COMMITTED else []
+        )
+        if unknown:
+            read = self._node.in_pool(self._read_transactions, unknown)
+            return self._node.then(read, lambda: self._answer_or_wait(waiting))
         return self._answer_or_wait(waiting)
+
+    def _unknown_transactions(self, fetches: list[PartitionFetch]) -> list[tuple[PartitionLog, int]]:
+        """Return log and offset of the fetches whose aborted transactions are read from batches."""
+        unknown = []
+        for fetch in fetches:
+            with contextlib.suppress(Refused, LastwordError):  # again when it is answered
+                log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch)
+                if log.log_start <= fetch.offset < log.log_end and not self._aborted.is_known(
+                    log, fetch.offset
+                ):
+                    unknown.append((log, fetch.offset))
+        return unknown
+
+    def _read_transactions(self, unknown: list[tuple[PartitionLog, int]]) -> None:
+        for log, offset in unknown:
+            with contextlib.suppress(LastwordError):
+                self._aborted.of(log, offset, offset + 1)
 
     def _read_newest(self, request: Request, newest: list[PartitionFetch]) -> None:
         """Read the newest records of these partitions, in a thread of the pool."""
@@ -394,9 +416,11 @@ class Fetches:
             read = read_log(log, fetch.offset, limit, min(most_bytes, fetch.most_bytes), first=first)
             answer.records = read.records
             if committed:
-                answer.aborted_transactions = (
-                    self._aborted_of(log, fetch.offset, read.end) if read.size else []
-                )
+                found = self._aborted.of(log, fetch.offset, read.end) if read.size else []
+                answer.aborted_transactions = [
+                    messages.FetchResponse.AbortedTransaction(producer_id=producer_id, first_offset=first)
+                    for producer_id, first in found
+                ]
             return answer, read.size
         except Refused as refused:
             answer.error_code = refused.code
@@ -404,36 +428,6 @@ class Fetches:
             answer.error_code = error.kafka_code
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
         return answer, 0
-
-    def _aborted_of(self, log: PartitionLog, start: int, end: int) -> list[Any]:
-        """Return the aborted transactions that overlap [start, end).
-
-        A segment lists those whose marker it has, which may be behind `end`.
-        """
-        entries: dict[tuple[int, int], None] = {}
-        for segment in log.segment_set.starting_at(start):
-            listed = self._entries(log, segment)
-            for entry in listed:
-                if entry.last_offset >= start and entry.first_offset < end:
-                    entries[entry.producer_id, entry.first_offset] = None
-            if listed and listed[-1].last_stable_offset >= end:
-                break  # the transactions that were aborted later begin above
-        return [
-            messages.FetchResponse.AbortedTransaction(producer_id=producer_id, first_offset=first)
-            for producer_id, first in entries
-        ]
-
-    def _entries(self, log: PartitionLog, segment: Segment) -> list[AbortedTransaction]:
-        """Return the aborted transactions of a segment; those of closed segments are kept in memory."""
-        key = (segment.file, segment.id)
-        entries = self._aborted.get(key)
-        if entries is None:
-            entries = log.aborted_of(segment)
-            if not segment.active:
-                if len(self._aborted) > MOST_INDEXES:
-                    self._aborted.clear()
-                self._aborted[key] = entries
-        return entries
 
     def _log(self, name: str, topic_id: bytes, partition: int, leader_epoch: int = -1) -> PartitionLog:
         """Return the log of a partition; Refused if there is none, or its leader epoch is another one."""

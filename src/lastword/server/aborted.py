@@ -1,0 +1,142 @@
+"""The aborted transactions of a committed fetch.
+
+A transaction index has no checksum: one wrong bit would give a client aborted records, or keep committed ones
+from it. If a closed segment from the start of a fetch on has an index, the transactions are read from the
+batches of the segments, as readers do (`partition.transactions`), each segment once. The index gives only the
+first offset of a transaction that began in an earlier segment than the fetch: there it decides nothing.
+
+A log without an index has no aborted transaction, and is not read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from lastword.errors import CorruptFileError
+from lastword.partition.transactions import producer_batches
+from lastword.records.formats import check_crc
+
+if TYPE_CHECKING:
+    from lastword.partition.log import PartitionLog
+    from lastword.segment.indexes import AbortedTransaction
+    from lastword.segment.segment import Segment
+
+MOST_SEGMENTS = 10_000
+"""Most closed segments whose transactions are kept in memory."""
+
+
+class Ended(NamedTuple):
+    """A marker.
+
+    `first`: the first offset of its transaction in the segment of the marker; None if there is none.
+    """
+
+    producer_id: int
+    first: int | None
+    last: int
+    aborted: bool
+
+
+class SegmentTransactions(NamedTuple):
+    """The markers of a segment, and the transactions that are open at its end, by producer."""
+
+    ended: list[Ended]
+    undecided: dict[int, int]
+
+
+class AbortedTransactions:
+    """The aborted transactions of all logs. Used by one thread at a time for each log."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[tuple[object, ...], list[AbortedTransaction] | None] = {}
+        self._read: dict[tuple[object, ...], SegmentTransactions] = {}
+
+    def is_known(self, log: PartitionLog, start: int) -> bool:
+        """Return whether `of` reads no batches for the first segment of a fetch at `start`."""
+        segments = log.segment_set.starting_at(start)
+        first = segments[0]
+        return first.active or (first.file, first.id) in self._read or not self._has_index(log, segments)
+
+    def of(self, log: PartitionLog, start: int, end: int) -> list[tuple[int, int]]:
+        """Return (producer id, first offset) of the aborted transactions that overlap [start, end)."""
+        segments = log.segment_set.starting_at(start)
+        if not self._has_index(log, segments):
+            return []
+        found: dict[tuple[int, int], None] = {}
+        undecided: dict[int, int] = {}
+        met: set[int] = set()  # producers of which a marker was met
+        for segment in segments:
+            index = self._index(log, segment)
+            if segment.active:
+                for entry in index or []:
+                    if entry.last_offset >= start and entry.first_offset < end:
+                        found[entry.producer_id, entry.first_offset] = None
+                break
+            read = self._transactions(segment)
+            for marker in read.ended:
+                first = undecided.pop(marker.producer_id, marker.first)
+                if marker.aborted and marker.last >= start:
+                    if marker.producer_id not in met:
+                        first = _earlier(index or [], marker, segments[0].base_offset, first)
+                    if first is not None and first < end:
+                        found[marker.producer_id, first] = None
+                met.add(marker.producer_id)
+            for producer_id, first in read.undecided.items():
+                undecided.setdefault(producer_id, first)
+            if segment.next_offset >= end and all(first >= end for first in undecided.values()):
+                break
+        return list(found)
+
+    def _has_index(self, log: PartitionLog, segments: tuple[Segment, ...]) -> bool:
+        return any(self._index(log, segment) != [] for segment in segments)
+
+    def _index(self, log: PartitionLog, segment: Segment) -> list[AbortedTransaction] | None:
+        """Return the entries of the index of a segment; None if it cannot be read."""
+        if segment.active:
+            return log.aborted_of(segment)
+        key = (segment.file, segment.id)
+        if key not in self._indexes:
+            if len(self._indexes) > MOST_SEGMENTS:
+                self._indexes.clear()
+            try:
+                self._indexes[key] = log.aborted_of(segment)
+            except CorruptFileError:
+                self._indexes[key] = None
+        return self._indexes[key]
+
+    def _transactions(self, segment: Segment) -> SegmentTransactions:
+        key = (segment.file, segment.id)
+        if key not in self._read:
+            if len(self._read) > MOST_SEGMENTS:
+                self._read.clear()
+            self._read[key] = _transactions(segment)
+        return self._read[key]
+
+
+def _earlier(
+    index: list[AbortedTransaction], marker: Ended, base_offset: int, first: int | None
+) -> int | None:
+    """Return the first offset that the index has for a transaction, if that is below the fetched segments."""
+    for entry in index:
+        if (entry.producer_id, entry.last_offset) == (marker.producer_id, marker.last):
+            return entry.first_offset if entry.first_offset < base_offset else first
+    return first
+
+
+def _transactions(segment: Segment) -> SegmentTransactions:
+    """Read the transactions of a segment. Raises DataError."""
+    undecided: dict[int, int] = {}
+    ended = []
+    for header, marker in producer_batches(segment, 0, verify=False):
+        producer_id = header.producer_id
+        if header.control:
+            check_crc(segment.read_batch(header), header, segment.file, position=0)
+            if (
+                marker is None or marker.marker
+            ):  # an emptied marker ends its transaction, which has no records
+                aborted = marker is not None and marker.type == "abort"
+                first = undecided.pop(producer_id, None)
+                ended.append(Ended(producer_id, first, header.last_offset, aborted))
+        elif header.transactional:
+            undecided.setdefault(producer_id, header.base_offset)
+    return SegmentTransactions(ended, undecided)
