@@ -8,11 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword import kernels
-from lastword.kernels.columns import RECORD_FIELDS, ColumnArrays, decode_headers, decode_rows, find_record
+from lastword.kernels.columns import (
+    RECORD_FIELDS,
+    ColumnArrays,
+    check_records,
+    decode_headers,
+    decode_rows,
+    find_record,
+)
 from lastword.records.columns import binary_array
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, walk
-from tests.naive.columns import BadRecord, decode, gather
+from tests.naive.columns import BadRecord, check, decode, gather
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import batches
 
@@ -97,15 +104,54 @@ def naive_find(data: bytes) -> list[tuple[Record | None, int]]:
     return results
 
 
+Limits = tuple[int, int, bool]
+LIMITS = st.tuples(st.integers(-(1 << 63), 0), st.integers(0, (1 << 63) - 1), st.booleans())
+
+
+def kernel_check(data: bytes, limits: Limits) -> list[tuple[int, list[tuple[int, int]]] | None]:
+    """Return the largest time and the refused records of each batch; None for a malformed batch."""
+    raw, table, _, _ = walked(data)
+    results: list[tuple[int, list[tuple[int, int]]] | None] = []
+    refused = np.empty((len(data), 2), np.int64)
+    for row in range(len(table)):
+        status, largest, count = check_records(raw, table, row, *limits, refused)
+        found = [(int(index), int(time)) for index, time in refused[:count]]
+        results.append((int(largest), found) if status == kernels.OK else None)
+    return results
+
+
+def naive_check(data: bytes, limits: Limits) -> list[tuple[int, list[tuple[int, int]]] | None]:
+    results: list[tuple[int, list[tuple[int, int]]] | None] = []
+    for header in walk(data)[0]:
+        try:
+            results.append(check(data, header, *limits))
+        except BadRecord:
+            results.append(None)
+    return results
+
+
+def test_a_refused_record_without_room_is_counted() -> None:
+    data = encode_batch([Record(offset, 7 + offset, None, b"v") for offset in range(3)])
+    raw, table, _, _ = walked(data)
+    refused = np.full((2, 2), -5, np.int64)
+    assert check_records(raw, table, 0, 0, 9, True, refused[:1]) == (kernels.OK, 9, 3)
+    assert refused.tolist() == [[0, -1], [-5, -5]]
+    assert check_records(raw, table, 0, 8, 8, False, refused) == (kernels.OK, 9, 2)
+    assert refused.tolist() == [[0, 7], [2, 9]]
+    assert check_records(raw, table, 1, 8, 8, False, refused)[0] == kernels.FULL
+
+
 @given(batches(), st.booleans())
 def test_sound_logs(log: list[bytes], with_control: bool) -> None:
     data = b"".join(log)
+    limits = (0, 1_700_000_000_000, with_control)
+    assert kernel_check(data, limits) == naive_check(data, limits)
     assert kernel_decode(data, with_control=with_control) == naive_decode(data, with_control=with_control)
     assert kernel_find(data) == naive_find(data)
 
 
-@given(batches(most=2, with_empty=False), st.data())
-def test_damage_behind_a_good_checksum(log: list[bytes], data: st.DataObject) -> None:
+@given(batches(most=2, with_empty=False), LIMITS, st.data())
+def test_damage_behind_a_good_checksum(log: list[bytes], limits: Limits, data: st.DataObject) -> None:
     joined = b""
     for batch in log:
         body = bytearray(batch)
@@ -117,6 +163,7 @@ def test_damage_behind_a_good_checksum(log: list[bytes], data: st.DataObject) ->
         joined += seal(bytes(body[:cut]))
     assert kernel_decode(joined) == naive_decode(joined)
     assert kernel_find(joined) == naive_find(joined)
+    assert kernel_check(joined, limits) == naive_check(joined, limits)
 
 
 def test_a_hostile_length_reaches_nothing() -> None:

@@ -67,6 +67,27 @@ def _decode(data: bytes, header: Header) -> list[Record]:
     return records
 
 
+def check(
+    data: bytes, header: Header, oldest: int, newest: int, needs_key: bool
+) -> tuple[int, list[tuple[int, int]]]:
+    """Return the largest time of a batch of a producer, and the records that its topic refuses.
+
+    Such a record is given as (index, time), or as (index, -1) if it has no key. Raise BadRecord for any
+    contradiction, and for offsets that do not rise by one from the first to the last.
+    """
+    records = decode(data, header)
+    offsets = [record.offset for record in records]
+    if offsets != list(range(header.base_offset, header.last_offset + 1)):
+        raise BadRecord("offsets")
+    refused = []
+    for index, record in enumerate(records):
+        if needs_key and record.key is None:
+            refused.append((index, -1))
+        elif record.timestamp != -1 and not oldest <= record.timestamp <= newest:
+            refused.append((index, record.timestamp))
+    return max([-1, *(record.timestamp for record in records)]), refused
+
+
 def gather(source: bytes, positions: list[int], lengths: list[int]) -> list[bytes | None]:
     return [
         None if length < 0 else source[position : position + length]

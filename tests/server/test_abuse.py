@@ -110,6 +110,21 @@ def test_random_bytes_give_no_traceback(server: Server, caplog: pytest.LogCaptur
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_a_client_that_ends_while_its_fetch_waits_is_not_reported(
+    server: Server, logs: lastword.LogDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lastword.server")
+    logs.create_topic("users")
+    for _ in range(3):
+        with Client(server) as client:
+            client.send(fetch_request([("users", 0, 0)], max_wait_ms=200, min_bytes=1), 12)
+            client.send(fetch_request([("users", 0, 0)], max_wait_ms=200, min_bytes=1), 12)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    time.sleep(0.5)
+    assert is_served(server)
+    assert not [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"]
+
+
 # -------------------------------------------------------------- limits
 
 

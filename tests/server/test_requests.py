@@ -29,10 +29,12 @@ from lastword.protocol.messages import (
     DescribeConfigsRequest,
     DescribeLogDirsRequest,
     DescribeTopicPartitionsRequest,
+    FetchRequest,
     IncrementalAlterConfigsRequest,
     InitProducerIdRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
+    ListOffsetsRequest,
     MetadataRequest,
     OffsetForLeaderEpochRequest,
     SyncGroupRequest,
@@ -43,12 +45,22 @@ from lastword.server import Server, fetch, node
 from lastword.server.server import DRAIN_SECONDS
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
-from tests.server.client import Client, batch, fetch_request, produce_request
+from tests.server.client import NEWEST, Client, batch, fetch_request, produce_request
 from tests.server.gaps import Gaps, Row, cleaned_batch, write_topics
 from tests.server.writer import Writer
 from tests.transactions import end_transaction
 
 ONE = batch((b"k", b"v"))
+
+
+def metadata(*names: str) -> Any:
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=True)
+
+
+def new_topic(name: str) -> Any:
+    kind = CreateTopicsRequest.CreatableTopic
+    return kind(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
 
 
 def bases(answer: object) -> list[int]:
@@ -384,9 +396,9 @@ def test_a_compacted_topic_refuses_records_that_contradict_their_batch(
 ) -> None:
     logs.create_topic("users", cleanup_policy="compact")
     wrong = batch(*[(b"k", b"v")] * (count - 1), count=count, last_offset_delta=count - 1)
-    assert client.produce("users", wrong).error_code == codes.CORRUPT_MESSAGE
+    assert client.produce("users", wrong).error_code == codes.INVALID_RECORD
     packed = batch(*[(b"k", b"v")] * count, attributes=4)
-    assert client.produce("users", packed).error_code == codes.CORRUPT_MESSAGE
+    assert client.produce("users", packed).error_code == codes.INVALID_RECORD
     assert client.produce("users", ONE).base_offset == 0
 
 
@@ -1217,3 +1229,74 @@ def test_settings_of_a_new_topic_that_another_file_hides_are_refused(
         assert [topic.error_code for topic in answer.topics] == [codes.NONE, codes.INVALID_REQUEST]
         assert "other.toml" in answer.topics[1].error_message
         assert list(logs) == ([] if only_validates else ["plain"])
+
+
+def test_a_partition_that_is_named_twice_has_one_answer(client: Client, users: lastword.Topic) -> None:
+    asked = [
+        ListOffsetsRequest.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=at)
+        for at in (-1, -2)
+    ]
+    for version in (5, 7, NEWEST["ListOffsets"]):
+        for topics in ([asked], [asked[:1], asked[1:]]):
+            named = [ListOffsetsRequest.ListOffsetsTopic(name="users", partitions=part) for part in topics]
+            answer = client.ask(ListOffsetsRequest(replica_id=-1, topics=named), version)
+            [topic] = answer.topics
+            [partition] = topic.partitions
+            assert (partition.error_code, partition.offset) == (codes.INVALID_REQUEST, -1)
+
+
+def test_a_session_over_a_topic_that_was_created_again(client: Client, logs: lastword.LogDir) -> None:
+    logs.create_topic("users")
+    topic_id = client.ask(metadata("users")).topics[0].topic_id
+    partition = fetch_request([("", 0, 0)]).topics[0].partitions[0]  # type: ignore[attr-defined]
+    fields: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
+    topics = [FetchRequest.FetchTopic(topic_id=topic_id, partitions=[partition])]
+    first = client.ask(FetchRequest(session_epoch=0, topics=topics, forgotten_topics_data=[], **fields), 13)
+    assert first.error_code == 0 and first.session_id
+    logs.delete_topic("users")
+    logs.create_topic("users")
+    more = {"session_id": first.session_id, "session_epoch": 1, "topics": [], "forgotten_topics_data": []}
+    answer = client.ask(FetchRequest(**fields, **more), 13)
+    assert answer.responses[0].partitions[0].error_code == codes.INCONSISTENT_TOPIC_ID
+
+
+def test_a_request_creates_no_more_partitions_than_kafka_allows(
+    client: Client, logs: lastword.LogDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "MOST_PARTITIONS", 5)
+    names = [f"t{number}" for number in range(6)]
+    answer = client.ask(metadata(*names))
+    assert {topic.error_code for topic in answer.topics} == {codes.UNKNOWN_TOPIC_OR_PARTITION}
+    assert "Excessively large number of partitions" in caplog.text
+    asked = [new_topic(name) for name in names]
+    created = client.ask(CreateTopicsRequest(topics=asked, timeout_ms=1000))
+    assert {topic.error_code for topic in created.topics} == {codes.POLICY_VIOLATION}
+    assert not list(logs)
+    assert {topic.error_code for topic in client.ask(metadata(*names[:5])).topics} == {0}
+
+
+@pytest.mark.parametrize("ends", ["client", "server"])
+def test_the_creation_of_topics_ends_with_its_client_and_with_the_server(
+    ends: str, server: Server, client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "CREATED_TOGETHER", 2)
+    begun, ended = threading.Event(), threading.Event()
+    create = node.create_topics
+
+    def slow(*arguments: Any) -> None:
+        begun.set()
+        assert ended.wait(10)
+        create(*arguments)
+
+    monkeypatch.setattr(node, "create_topics", slow)
+    client.send(metadata(*[f"t{number}" for number in range(10)]))
+    assert begun.wait(10)
+    if ends == "client":
+        client.socket.close()
+    else:
+        server.node.is_closing = True
+    ended.set()
+    done = threading.Event()
+    server.loop.call_soon_threadsafe(server.node.in_turn, done.set)  # after the creation
+    assert done.wait(10)
+    assert len(list(logs)) == 2

@@ -249,6 +249,16 @@ def test_an_unknown_user_costs_the_same(tmp_path: Path) -> None:
         assert is_real and not is_one
 
 
+def test_the_salt_of_an_unknown_user_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "users.toml"
+    known = {"ada": security.credentials("secret")}
+    write_users(str(path), known)
+    before = Users(path)
+    assert before.find("eve", "SCRAM-SHA-256")[0] == Users(path).find("eve", "SCRAM-SHA-256")[0]
+    write_users(str(path), known | {"bob": security.credentials("other")})
+    assert before.find("eve", "SCRAM-SHA-256")[0] == Users(path).find("eve", "SCRAM-SHA-256")[0]
+
+
 def test_the_file_of_users(tmp_path: Path, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "users.toml"
     write_users(str(path), {"ada": security.credentials("secret"), "b.o b": security.credentials("other")})

@@ -37,6 +37,7 @@ class TopicKeywords(TypedDict, total=False):
     compression_gzip_level: int | str | None
     compression_lz4_level: int | str | None
     compression_zstd_level: int | str | None
+    max_decompressed_message_bytes: Size | None
     message_timestamp_type: str | None
     message_timestamp_before_max_ms: Duration | None
     message_timestamp_after_max_ms: Duration | None
@@ -77,4 +78,5 @@ class Keywords(TopicKeywords, total=False):
     connections_max_idle_ms: Duration | None
     socket_request_max_bytes: Size | None
     queued_max_request_bytes: Size | None
+    lastword_decompression_bytes: Size | None
     lastword_newest_bytes: Size | None

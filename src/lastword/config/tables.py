@@ -148,6 +148,13 @@ class TopicConfig:
         9, "cost", "1 to 17; 9 selects the fast compressor, as in Kafka.", low=1, high=17
     )
     compression_zstd_level: int = count(3, "cost", "Negative (fast) to 22 (small).", low=-131072, high=22)
+    max_decompressed_message_bytes: int = size(
+        2_147_483_639,
+        "behaviour",
+        "In a server: refuse a compressed batch whose records are larger (Kafka 4.4.0).",
+        low=1,
+        high=INT32_MAX,
+    )
     message_timestamp_type: str = choice(
         "CreateTime",
         "behaviour",
@@ -423,6 +430,13 @@ class LogConfig:
         "Memory of `serve` for requests that are incomplete or in work, and for answers. Above, large "
         "requests are received one after the other; small ones are always received.",
         low=1 << 20,
+    )
+    lastword_decompression_bytes: int = size(
+        "512MiB",
+        "cost",
+        "Memory of `serve` for records that requests decompress at the same time. Others wait, 30 s at most. "
+        "A batch needs up to twice its records. Keep `MemoryMax` of a unit above three times this.",
+        low=1 << 16,
     )
     lastword_newest_bytes: int = size(
         "128MiB",

@@ -177,6 +177,64 @@ def decode_rows(uncompressed, table, rows, with_control, columns):
     return done, rows, OK
 
 
+# Fields of a row of `refused`, int64[n, 2], which `check_records` fills.
+INDEX = 0
+TIME = 1  # the record's, if that is out of range; NO_KEY if the record has no key
+NO_TIME = NO_KEY = -1  # a record without a time is never out of range
+
+
+@kernel
+def check_records(uncompressed, table, row, oldest, newest, needs_key, refused):
+    """Check every record of the batch of a row as its producer made it: offsets 0, 1, 2 to the last.
+
+    Fills a row of `refused` for each record without a key, if `needs_key`, and for each whose time is not in
+    [oldest, newest], as far as there is room. A record without a time (-1) may be anywhere.
+
+    Returns (status, largest time, records that are refused).
+    """
+    if row < 0 or row >= table.shape[0]:
+        return FULL, NO_TIME, 0
+    position = table[row, RECORDS_POSITION]
+    end = table[row, RECORDS_END]
+    count = table[row, COUNT]
+    if position < 0 or position > end or end > uncompressed.size - SLACK:
+        return NO_SLACK, NO_TIME, 0
+    if count != table[row, LAST_OFFSET] - table[row, BASE_OFFSET] + 1:
+        return BAD_COUNT, NO_TIME, 0
+    if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+        return BAD_COUNT, NO_TIME, 0
+    base_timestamp = table[row, BASE_TIMESTAMP]
+    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
+    largest = np.int64(NO_TIME)
+    wrong = 0
+    for i in range(count):
+        body, body_end, valid = read_bounds(uncompressed, position, end)
+        if not valid:
+            return BAD_RECORD, largest, wrong
+        delta, offset_delta, _, key_size, position, valid = read_key(uncompressed, body, body_end)
+        if not valid or offset_delta != i:
+            return BAD_RECORD, largest, wrong
+        _, _, position, valid = read_value(uncompressed, position, body_end)
+        if not valid:
+            return BAD_RECORD, largest, wrong
+        if body_end - position != 1 or load8(uncompressed, position) != 0:
+            _, _, valid = skip_headers(uncompressed, position, body_end)
+            if not valid:
+                return BAD_RECORD, largest, wrong
+        position = body_end
+        time = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+        largest = max(largest, time)
+        no_key = needs_key and key_size < 0
+        if no_key or (time != NO_TIME and (time < oldest or time > newest)):
+            if wrong < refused.shape[0]:
+                refused[wrong, INDEX] = i
+                refused[wrong, TIME] = NO_KEY if no_key else time
+            wrong += 1
+    if position != end:
+        return BAD_RECORD, largest, wrong
+    return OK, largest, wrong
+
+
 # Fields of `record`, int64, which `find_record` fills. Positions count in the chunk's `uncompressed` bytes.
 TIMESTAMP = 0
 KEY_POSITION = 1

@@ -266,7 +266,12 @@ class PartitionLog(Reads):
         return self.append_batches((data,))[0]
 
     def append_batches(
-        self, batches: Sequence[Batch], *, sync_follows: bool = False, is_begun: bool = False
+        self,
+        batches: Sequence[Batch],
+        *,
+        sync_follows: bool = False,
+        is_begun: bool = False,
+        is_checked: bool = False,
     ) -> list[AppendedBatch]:
         """Append encoded batches in order, with one write for each segment they go to.
 
@@ -283,6 +288,7 @@ class PartitionLog(Reads):
             sync_follows: The caller will `sync` soon, so the drive may begin while more is appended.
             is_begun: The batches are of a commit that has begun. Settings that were changed since then do not
                 refuse them: other logs may have their part already.
+            is_checked: The caller has verified the checksums.
         """
         with self.lock:
             local = self._changed_log()
@@ -295,7 +301,8 @@ class PartitionLog(Reads):
             suits = len(batches) > FEW and self._suits_table(batches)
             appended = self._append_table(batches, sync_follows) if suits else None
             if appended is None:
-                check_checksums(batches)
+                if not is_checked:
+                    check_checksums(batches)
                 appended = self._append_each(batches, repeated(self._producers, batches, local.log_end))
             local.sync_if_due()
             if self._on_append is not None:

@@ -28,6 +28,9 @@ from lastword.units import format_bytes
 MAX_FRAME = 100 << 20
 """Kafka's default of `socket.request.max.bytes`."""
 
+SPARE_BYTES = 64
+"""Bytes behind a frame that arrived in parts, so that kernels can read its records where they are."""
+
 PRODUCE, API_VERSIONS, SASL_AUTHENTICATE = 0, 18, 36
 TOKEN = -1
 _CLOSE = "close the connection; the peer does not speak this version of Kafka's protocol"
@@ -107,7 +110,8 @@ class _Frames:
             if len(partial) < end:
                 return None
             self._partial = None
-            return memoryview(partial)[4:]
+            partial += bytes(SPARE_BYTES)
+            return memoryview(partial)[4:end]
         received = self._received
         if len(received) >= 4:
             end = 4 + self._size(received)

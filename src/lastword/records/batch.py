@@ -324,6 +324,11 @@ def read_records(
         raise _bad_records(f"{len(payload)} bytes of records are there", header, file)
     if header.codec and header.count:
         payload = decompress_records(payload, header, file, limit_bytes)
+    yield from records_of(payload, header, file)
+
+
+def records_of(payload: Any, header: BatchHeader, file: str) -> Iterator[RawRecord]:
+    """Read the records of a batch out of their uncompressed bytes; raise CorruptBatchError."""
     kind = LOG_APPEND_TIME if header.log_append else CREATE_TIME
     next_position, end = 0, len(payload)
     last_delta, widest = -1, header.last_offset - header.base_offset

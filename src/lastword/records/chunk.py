@@ -58,6 +58,8 @@ SkipRows = Callable[[Table], NDArray[np.uint8]]
 CHUNK_BYTES = 1 << 20
 SCAN_BYTES = 4 << 20
 """Bytes of a chunk of a scan or a rewrite, if batches are not compressed: both make many calls a chunk."""
+KEPT_BYTES = 16 << 20
+"""A buffer of a thread is kept up to this size."""
 _HEADER_COLUMNS = (
     fields.FILE_POSITION,
     fields.SIZE,
@@ -554,6 +556,12 @@ class RecordBuffer:
         self._skip_rows = skip_rows
         self.limit_bytes = limit_of(file)  # bound of the records of a batch
         self._data = np.empty(kernels.SLACK, np.uint8)
+
+    def begin(self, file: str, limit_bytes: int) -> None:
+        """Use the buffer for another file, with another bound; drop its memory if that is large."""
+        self._file, self.limit_bytes = file, limit_bytes
+        if self._data.size > KEPT_BYTES:
+            self._data = np.empty(kernels.SLACK, np.uint8)
 
     def skip_rows(self, table: Table) -> NDArray[np.uint8]:
         """Return the batches of which no record is needed (1); empty: there are none."""

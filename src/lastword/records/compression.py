@@ -26,13 +26,22 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, cast
 
 from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError
 from lastword.parse import parse_bytes
 from lastword.units import format_bytes
-from lastword.wire import LZ4_GROWTH, SNAPPY_GROWTH
+from lastword.wire import (
+    GZIP,
+    GZIP_GROWTH,
+    LZ4,
+    LZ4_GROWTH,
+    SNAPPY,
+    SNAPPY_GROWTH,
+    ZSTD,
+    ZSTD_BLOCK_BYTES,
+)
 
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -529,6 +538,31 @@ CODECS: tuple[Codec, ...] = (
     Codec("lz4", _lz4, _unlz4, _unlz4_into),
     Codec("zstd", _zstd, _unzstd, _unzstd_into),
 )
+
+
+def most_decompressed(codec: int, data: Any, limit: int) -> int:
+    """Return a bound on the uncompressed bytes of a payload, at most `limit`: of its blocks, or of its codec.
+
+    A size that the payload declares is not used. The bound of a damaged payload, which is refused later, may
+    be wrong.
+    """
+    view = memoryview(data).cast("B")
+    bound = limit
+    with suppress(CorruptBatchError, DecompressionLimitError):
+        if codec == GZIP:
+            bound = len(view) * GZIP_GROWTH
+        elif codec == SNAPPY:
+            bound = sum(content for _, content in _snappy_blocks(view, limit))
+        elif codec == LZ4:
+            bound = sum(min(most, len(block) * LZ4_GROWTH) for block, _, most in _lz4_blocks(view))
+        elif codec == ZSTD and _is_plain_zstd(view):
+            position, last, bound = 6, 0, 0
+            while not last:
+                head = int.from_bytes(view[position : position + 3], "little")
+                last, kind, size = head & 1, head >> 1 & 3, head >> 3
+                bound += ZSTD_BLOCK_BYTES if kind == 2 else size
+                position += 3 + (1 if kind == 1 else size)
+    return min(bound, limit)
 
 
 SETTING = "lastword.decompression.max.bytes"

@@ -22,7 +22,7 @@ import contextlib
 import logging
 import random
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +31,7 @@ from lastword.errors import FileVanishedError, LastwordError, OffsetOutOfRangeEr
 from lastword.partition.reads import record_at_time
 from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
+from lastword.records.compression import limit_of
 from lastword.server.aborted import AbortedTransactions
 from lastword.server.newest import NewestReads
 from lastword.server.topics import NEWEST as NEWEST_SUFFIX
@@ -141,6 +142,8 @@ class PartitionFetch:
     most_bytes: int
     leader_epoch: int
     is_newest: bool = False
+    name: str = ""
+    """The name of the topic, also if the request had its id."""
     batches: bytes | LastwordError | None = None
     """The batches of the next answer for a topic of newest records, which are read in the pool."""
     stable: int = -1
@@ -219,6 +222,7 @@ class Fetches:
         named = OrderedDict(
             (fetch.key, fetch)
             for topic in body.topics
+            for served in (self._node.topics.find(topic.topic, topic.topic_id),)
             for fetch in (
                 PartitionFetch(
                     topic.topic,
@@ -227,7 +231,8 @@ class Fetches:
                     partition.fetch_offset,
                     partition.partition_max_bytes,
                     partition.current_leader_epoch,
-                    self._is_newest(topic),
+                    served is not None and served.is_newest,
+                    topic.topic if served is None else served.name,
                 )
                 for partition in topic.partitions
             )
@@ -257,10 +262,6 @@ class Fetches:
             else:
                 session.partitions[key] = fetch
         return self._first_answer(request, session, list(session.partitions.values()), full=False)
-
-    def _is_newest(self, topic: Any) -> bool:
-        served = self._node.topics.find(topic.topic, topic.topic_id)
-        return served is not None and served.is_newest
 
     def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> FetchSession | None:
         """Return a new session; None if there are too many that are in use."""
@@ -322,7 +323,8 @@ class Fetches:
                 fetch.stable = log.stable_offset
                 if fetch.offset >= log.log_start:
                     most_bytes = max(min(left - size, fetch.most_bytes), 0)
-                    fetch.batches = self._newest.read(log, fetch.offset, most_bytes, first=not size)
+                    with self._node.budget.reserved(limit_of(log.active.file)):
+                        fetch.batches = self._newest.read(log, fetch.offset, most_bytes, first=not size)
             except Refused:  # again when it is answered
                 continue
             except LastwordError as error:
@@ -390,7 +392,7 @@ class Fetches:
         )
         body = request.body
         try:
-            log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch)
+            log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch, fetch.name)
             if body.replica_id >= 0 or body.replica_state.replica_id >= 0:
                 raise Refused(codes.NOT_LEADER_OR_FOLLOWER, "there are no other replicas")
             if self._node.refuse is not None:
@@ -429,11 +431,18 @@ class Fetches:
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
         return answer, 0
 
-    def _log(self, name: str, topic_id: bytes, partition: int, leader_epoch: int = -1) -> PartitionLog:
-        """Return the log of a partition; Refused if there is none, or its leader epoch is another one."""
+    def _log(
+        self, name: str, topic_id: bytes, partition: int, leader_epoch: int = -1, known: str = ""
+    ) -> PartitionLog:
+        """Return the log of a partition; Refused if there is none, or its leader epoch is another one.
+
+        `known`: the name that the topic of an id had before.
+        """
         topic = self._node.topics.find(name, topic_id)
         if topic is None:
             unknown = codes.UNKNOWN_TOPIC_OR_PARTITION if name else codes.UNKNOWN_TOPIC_ID
+            if not name and self._node.topics.get(known):
+                unknown = codes.INCONSISTENT_TOPIC_ID  # deleted and created again in a session
             raise Refused(unknown, "This server does not host this topic-partition.")
         log = topic.log(partition)
         if leader_epoch >= 0:
@@ -539,18 +548,24 @@ class Fetches:
 
     def _listed_offsets(self, request: Request) -> Message:
         body = request.body
-        topics = []
+        topics: dict[str, Any] = {}
+        named = Counter(
+            (topic.name, part.partition_index) for topic in body.topics for part in topic.partitions
+        )
         for topic in body.topics:
-            partitions: list[Any] = []
-            topics.append(
-                messages.ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=partitions)
-            )
+            kind = messages.ListOffsetsResponse.ListOffsetsTopicResponse
+            partitions = topics.setdefault(topic.name, kind(name=topic.name, partitions=[])).partitions
             for partition in topic.partitions:
+                count = named.pop((topic.name, partition.partition_index), 0)
+                if not count:
+                    continue  # named twice, and answered
                 answer = messages.ListOffsetsResponse.ListOffsetsPartitionResponse(
                     partition_index=partition.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
                 )
                 partitions.append(answer)
                 try:
+                    if count > 1:
+                        raise Refused(codes.INVALID_REQUEST, "the partition is named twice")
                     log = self._log(
                         topic.name, ZERO_UUID, partition.partition_index, partition.current_leader_epoch
                     )
@@ -562,7 +577,7 @@ class Fetches:
                     answer.error_code = error.kafka_code
                 if request.version < 4:
                     answer.leader_epoch = -1  # these versions have no field for it
-        return messages.ListOffsetsResponse(topics=topics)
+        return messages.ListOffsetsResponse(topics=list(topics.values()))
 
     def _find_offset(
         self, log: PartitionLog, timestamp: int, committed: bool, version: int, answer: Any
@@ -589,7 +604,8 @@ class Fetches:
             raise Refused(codes.UNSUPPORTED_VERSION, f"timestamp {timestamp}")
 
     def _at_time(self, log: PartitionLog, timestamp: int, end: int, answer: Any) -> None:
-        record = record_at_time(log, timestamp)
+        with self._node.budget.reserved(limit_of(log.active.file)):
+            record = record_at_time(log, timestamp)
         if record is not None and record.offset < end:
             answer.offset, answer.timestamp = record.offset, record.timestamp
             answer.leader_epoch = log.epochs.at(record.offset + 1)

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.logs import LogDir
 from lastword.api.topic import create_topics, delete_topics
-from lastword.errors import InvalidTopicError, LastwordError, OfflineError, StorageError
+from lastword.errors import BusyError, InvalidTopicError, LastwordError, OfflineError, StorageError
 from lastword.logdir.identity import read_meta_properties
 from lastword.parse import check_count
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
+from lastword.server.budget import DecompressionBudget
 from lastword.server.configs import Configs
 from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic, Timers
 from lastword.server.fetch import Fetches
@@ -47,7 +48,10 @@ CLUSTER_OPERATIONS = 8096
 FEATURES = {"transaction.version": TRANSACTION_VERSION, "group.version": 1}
 """Kafka's features whose level decides which versions clients use."""
 MOST_PARTITIONS = 10_000
-"""Most partitions that one request may create."""
+"""Most partitions that one request may create, as in Kafka."""
+TOO_MANY = "Excessively large number of partitions per request."
+CREATED_TOGETHER = 200
+"""Topics that are created without a look at the client."""
 
 CREATED = {"cleanup.policy": "delete"}
 """Settings of a topic whose creator gives none: without a policy, the log would keep everything."""
@@ -104,6 +108,7 @@ class ClusterNode:
         logs: The log directory.
         topics: Its topics.
         node_id: The only node's id.
+        budget: The memory for records that requests decompress.
         is_closing: No request waits any more: the server closes.
         refuse: None, or the function of a test. It is called for each topic and partition of a Produce or
             Fetch with the request and the topic, and raises Refused.
@@ -132,6 +137,7 @@ class ClusterNode:
         self.cluster_id = properties.get("cluster.id", "lastword")
         self.node_id = int(properties.get("node.id", properties.get("broker.id", "1")))
         self.is_closing = False
+        self.budget = DecompressionBudget(self.dirs.settings.instance.lastword_decompression_bytes)
         self.refuse: Callable[[Request, ServedTopic], None] | None = None
         self._configs = Configs(self)
         self._fetches = Fetches(self)
@@ -349,7 +355,7 @@ class ClusterNode:
             internal = {
                 topic.name: self._coordinator(topic.name).topic for topic in missing if topic.name in INTERNAL
             }
-            return self.in_turn(self._created_metadata, request, served, missing, internal)
+            return self.in_turn(self._created_metadata, request, connection, served, missing, internal)
         return self._metadata_of(
             request, served, [self._missing(topic, request.version) for topic in missing]
         )
@@ -357,6 +363,7 @@ class ClusterNode:
     def _created_metadata(
         self,
         request: Request,
+        connection: Any,
         served: list[ServedTopic],
         missing: list[Any],
         internal: dict[str, CoordinatorTopic],
@@ -366,7 +373,10 @@ class ClusterNode:
         new: dict[str, tuple[int, dict[str, Any]]] = {
             name: (self.options.partitions, {}) for name in named if name not in internal
         }
-        results = self._create_all(new) if new else {}
+        if sum(count for count, _ in new.values()) > MOST_PARTITIONS:
+            _log.warning("%s: no topic is created: %s", connection, TOO_MANY)
+            new = {}
+        results = self._create_all(new, connection) if new else {}
         for name, of_coordinator in internal.items():
             try:
                 of_coordinator.open()
@@ -505,9 +515,26 @@ class ClusterNode:
         return created
 
     def _create_all(
+        self, topics: Mapping[str, tuple[int, dict[str, Any]]], connection: Any = None
+    ) -> dict[str, ServedTopic | LastwordError]:
+        """Create topics as `create` does, and return each topic, or the error that refused it.
+
+        CREATED_TOGETHER of them are created at a time, until the client closes its connection, or the server
+        closes.
+        """
+        names, created = list(topics), {}
+        for start in range(0, len(names), CREATED_TOGETHER):
+            part = names[start : start + CREATED_TOGETHER]
+            if start and (self.is_closing or (connection is not None and connection.has_gone())):
+                error = BusyError("the topic was not created", remedy="send the request again")
+                created |= dict.fromkeys(part, error)
+                continue
+            created |= self._create_together({name: topics[name] for name in part})
+        return created
+
+    def _create_together(
         self, topics: Mapping[str, tuple[int, dict[str, Any]]]
     ) -> dict[str, ServedTopic | LastwordError]:
-        """Create topics as `create` does, together, and return each topic, or the error that refused it."""
         settings = self.dirs.settings
         has_policy = settings.is_set("cleanup.policy", None, own=True)
         given = {
@@ -524,7 +551,7 @@ class ClusterNode:
             if len(topics) == 1:
                 return dict.fromkeys(topics, error)
             for name, topic in topics.items():  # each alone, because none was created
-                created |= self._create_all({name: topic})
+                created |= self._create_together({name: topic})
             return created
         for name in topics:
             try:
@@ -534,9 +561,9 @@ class ClusterNode:
         return created
 
     def _create_topics(self, request: Request, connection: Any) -> Answer:
-        return self.in_turn(self._created_topics, request)
+        return self.in_turn(self._created_topics, request, connection)
 
-    def _created_topics(self, request: Request) -> Message:
+    def _created_topics(self, request: Request, connection: Any) -> Message:
         body = request.body
         twice = _twice(topic.name for topic in body.topics)
         results: dict[str, Any] = {}
@@ -558,7 +585,11 @@ class ClusterNode:
                 result.error_code, result.error_message = refused.code, refused.message
             except LastwordError as error:
                 result.error_code, result.error_message = error.kafka_code, error.message
-        for name, created in (self._create_all(new) if new else {}).items():
+        if sum(count for count, _ in new.values()) > MOST_PARTITIONS:
+            for name in new:
+                results[name].error_code, results[name].error_message = codes.POLICY_VIOLATION, TOO_MANY
+            new = {}
+        for name, created in (self._create_all(new, connection) if new else {}).items():
             result = results[name]
             if isinstance(created, LastwordError):
                 result.error_code, result.error_message = created.kafka_code, created.message

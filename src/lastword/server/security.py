@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import ssl
 import stat
 import tomllib
@@ -33,8 +34,6 @@ from lastword.protocol import Request, codes, messages
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
-    import socket
-
     from lastword.server.server import ClientConnection, Server
 
 PLAIN = "PLAIN"
@@ -144,13 +143,16 @@ class Users:
     def find(self, name: str, mechanism: str) -> tuple[Credential, bool]:
         """Return the credential of a user, and whether there is such a user.
 
-        For an unknown user: a credential that no password has, the same each time.
+        For an unknown user: a credential that no password has. It is the same each time, also after a restart
+        and after a change of other users than the first, whose keys are its secret.
         """
         self._load_changes()
         credential = self._credentials.get(name, {}).get(mechanism)
         if credential is not None:
             return credential, True
-        digest = hmac.digest(self._key, f"{mechanism} {name}".encode(), "sha512")
+        first = self._credentials.get(min(self._credentials, default=""), {})
+        key = b"".join(each.server_key for each in first.values()) or self._key
+        digest = hmac.digest(key, f"{mechanism} {name}".encode(), "sha512")
         size = hashlib.new(HASHES[mechanism]).digest_size
         others = next(iter(self._credentials.values()), {}).get(mechanism)
         salt_bytes, iterations = (SALT_BYTES, ITERATIONS)
@@ -441,6 +443,10 @@ class TlsSocket:
         except ssl.SSLWantWriteError:
             return "write"
         return None
+
+    def peek(self) -> bytes:
+        """Return the next byte from the client, which stays to be received; none at the end."""
+        return socket.socket.recv(self._tls, 1, socket.MSG_PEEK)
 
     def recv(self, size: int) -> bytes:
         """Return received bytes; none at the end."""

@@ -65,6 +65,9 @@ REPEATED_SECONDS = 60.0
 DRAIN_SECONDS = 5.0
 THREADS = 4
 
+GONE = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""Errors of a connection that the client has closed."""
+
 _log = logging.getLogger("lastword.server")
 
 
@@ -123,6 +126,17 @@ class ClientConnection:
         if request is not None:
             fields |= {"api": request.api.name, "api_key": request.api.key}
         _log.log(level, f"%s: {text}", self.peer, *arguments, exc_info=exc_info, extra={"fields": fields})
+
+    def has_gone(self) -> bool:
+        """Return whether the client has closed the connection. Any thread may call it."""
+        if self._is_closed:
+            return True
+        try:
+            return not (self._socket.recv(1, socket.MSG_PEEK) if self._tls is None else self._tls.peek())
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
 
     # -------------------------------------------------------------- in
 
@@ -250,6 +264,10 @@ class ClientConnection:
         self.active = self._loop.time()
         try:
             awaited = self._tls.handshake()
+        except GONE as error:
+            self.log(logging.DEBUG, "closed in the handshake of TLS: %s", error)
+            self.close()
+            return
         except OSError as error:
             self.refuse(f"no handshake of TLS: {getattr(error, 'reason', None) or error}", "authentication")
             return
@@ -318,7 +336,8 @@ class ClientConnection:
             self._write(True)
             return
         except (OSError, LastwordError) as error:
-            self.log(logging.INFO, "closed: %s", error)
+            # Clients end without waiting for the answer to a long poll.
+            self.log(logging.DEBUG if isinstance(error, GONE) else logging.INFO, "closed: %s", error)
             self.close()
             return
         self._write(False)

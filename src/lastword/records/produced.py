@@ -1,0 +1,198 @@
+"""Check a batch that a producer sent, before it is appended: its checksum, and each of its records.
+
+Every reader can read a batch that passes: its lengths, varints, headers and count are right, and its offsets
+rise by one from 0 to the last. Until the kernels are loaded, a batch of some records is read in plain Python:
+their first use takes 0.5 s and 120 MiB. Other batches are walked by a kernel, once, where they were received.
+Compressed records are decompressed once, into a buffer of the thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+from lastword.errors import CorruptBatchError, LastwordError
+from lastword.records.batch import BatchHeader, check_crc, decompress_records, records_of
+from lastword.units import NO_TIMESTAMP
+from lastword.wire import HEADER_BYTES
+
+NO_KEY = -1
+"""Instead of a time: the record has no key."""
+FEW_RECORDS = 2
+"""A batch of at most this many records costs less in plain Python."""
+PLAIN_RECORDS, LOADING_RECORDS = 200, 20_000
+"""Until the kernels are loaded, a batch of at most PLAIN_RECORDS is read in plain Python, and the process
+loads them after LOADING_RECORDS."""
+MOST_REFUSED = 1000
+"""Most records of a batch that a refusal names."""
+
+
+class Limits(NamedTuple):
+    """What a topic allows.
+
+    Attributes:
+        oldest: The lowest time of a record.
+        newest: The highest time of a record.
+        needs_key: A record must have a key.
+        decompressed: Most bytes of the records of a compressed batch.
+    """
+
+    oldest: int
+    newest: int
+    needs_key: bool
+    decompressed: int
+
+
+class Checked(NamedTuple):
+    """The records of a batch.
+
+    Attributes:
+        payload: Their uncompressed bytes. Valid until the thread checks another batch.
+        largest: Their largest time; -1 if none has a time.
+        refused: Index and time of the records whose time is out of range, and index and NO_KEY of those
+            without a key; at most MOST_REFUSED.
+        refusals: The number of such records.
+    """
+
+    payload: Any
+    largest: int
+    refused: list[tuple[int, int]]
+    refusals: int
+
+
+_plain_records = 0
+_kernels_used = False
+_kept = threading.local()
+
+
+def needs_loading(count: int) -> bool:
+    """Return whether the check of a batch of this many records loads the kernels."""
+    return not (_kernels_used or _is_plain(count))
+
+
+def _is_plain(count: int) -> bool:
+    if _kernels_used:
+        return count <= FEW_RECORDS
+    return count <= PLAIN_RECORDS and _plain_records < LOADING_RECORDS
+
+
+def check_produced(records: Any, header: BatchHeader, limits: Limits, file: str) -> Checked:
+    """Check the batch `records[: header.size]`, whose header was read and counts from offset 0.
+
+    Args:
+        records: The bytes that were received; there may be more behind the batch.
+        header: The header.
+        limits: What the topic allows.
+        file: A name in the directory of the partition, for errors.
+
+    Raises:
+        CorruptBatchError: The checksum is wrong (code `bad-crc`), or a reader could not read the records.
+        DecompressionLimitError: The records are larger than their bound.
+    """
+    global _plain_records, _kernels_used
+    if not _is_plain(header.count):
+        checked = _check_by_kernel(records, header, limits, file)
+        _kernels_used = True
+        return checked
+    _plain_records += header.count
+    check_crc(records, header, file)
+    payload: Any = memoryview(records)[HEADER_BYTES : header.size]
+    if header.codec:
+        payload = decompress_records(payload, header, file, limits.decompressed)
+    largest, refused, refusals = NO_TIMESTAMP, [], 0
+    for index, record in enumerate(records_of(payload, header, file)):
+        time = record.timestamp
+        largest = max(largest, time)
+        no_key = limits.needs_key and record.key is None
+        if no_key or not (limits.oldest <= time <= limits.newest or time == NO_TIMESTAMP):
+            refusals += 1
+            refused.append((index, NO_KEY if no_key else time))
+    return Checked(payload, largest, refused[:MOST_REFUSED], refusals)
+
+
+class _Arrays:
+    """The arrays of one thread."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        from lastword.kernels.table import FIELDS
+        from lastword.records.chunk import RecordBuffer
+
+        self.copied = np.empty(0, np.uint8)
+        self.table = np.empty((1, FIELDS), np.int64)
+        self.refused = np.empty((MOST_REFUSED, 2), np.int64)
+        self.records = RecordBuffer("")
+
+    def with_slack(self, records: Any, size: int) -> tuple[Any, int]:
+        """Return an array that has slack behind the batch, and the position of the batch.
+
+        A large request was received into a buffer with slack; of others the batch is copied.
+        """
+        import numpy as np
+
+        from lastword.kernels import SLACK
+
+        if size > COPIED_BYTES:
+            whole = np.frombuffer(records.obj, np.uint8)
+            start = _address(np.frombuffer(records, np.uint8)) - _address(whole)
+            if start + size + SLACK <= whole.size:
+                return whole, start
+        if self.copied.size < size + SLACK:
+            self.copied = np.empty(size + SLACK, np.uint8)
+        raw = self.copied
+        raw.data[:size] = records[:size]
+        if size > COPIED_BYTES:
+            self.copied = np.empty(0, np.uint8)
+        return raw, 0
+
+
+COPIED_BYTES = 128 << 10
+"""A smaller batch is copied; a larger one is checked where it is, if that has slack."""
+
+
+def _address(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _check_by_kernel(records: Any, header: BatchHeader, limits: Limits, file: str) -> Checked:
+    from lastword import kernels
+    from lastword.kernels import table as fields
+    from lastword.kernels.batches import walk_batches
+    from lastword.kernels.columns import check_records
+
+    arrays: _Arrays | None = getattr(_kept, "arrays", None)
+    if arrays is None:
+        arrays = _kept.arrays = _Arrays()
+    raw, start = arrays.with_slack(records, header.size)
+    table = arrays.table
+    _, _, _, status = walk_batches(raw, start, start + header.size, -start, 0, True, table, 0)
+    if status == kernels.BAD_CRC:
+        check_crc(records, header, file)
+    if status != kernels.OK:
+        raise _malformed(status, header, file)
+    uncompressed = raw
+    if header.codec:
+        arrays.records.begin(file, limits.decompressed)
+        uncompressed = arrays.records.decompress(raw, table, 0)
+    status, largest, refusals = check_records(
+        uncompressed, table, 0, limits.oldest, limits.newest, limits.needs_key, arrays.refused
+    )
+    if status != kernels.OK:
+        raise _malformed(status, header, file)
+    first, end = table[0, fields.RECORDS_POSITION : fields.RECORDS_END + 1].tolist()
+    refused = [(index, time) for index, time in arrays.refused[:refusals].tolist()] if refusals else []
+    return Checked(uncompressed.data[first:end], largest, refused, refusals)
+
+
+def _malformed(status: int, header: BatchHeader, file: str) -> LastwordError:
+    from lastword.kernels import STATUS_TEXT
+
+    text = STATUS_TEXT[status]
+    return CorruptBatchError(
+        f"offset {header.base_offset}: {text}",
+        code=text.replace(" ", "-"),
+        file=file,
+        position=header.position,
+    )
