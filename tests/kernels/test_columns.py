@@ -114,7 +114,7 @@ def kernel_check(data: bytes, limits: Limits) -> list[tuple[int, list[tuple[int,
     results: list[tuple[int, list[tuple[int, int]]] | None] = []
     refused = np.empty((len(data), 2), np.int64)
     for row in range(len(table)):
-        status, largest, count = check_records(raw, table, row, *limits, refused)
+        status, largest, count = check_records(raw, table, row, *limits, 1 << 31, refused)
         found = [(int(index), int(time)) for index, time in refused[:count]]
         results.append((int(largest), found) if status == kernels.OK else None)
     return results
@@ -134,11 +134,14 @@ def test_a_refused_record_without_room_is_counted() -> None:
     data = encode_batch([Record(offset, 7 + offset, None, b"v") for offset in range(3)])
     raw, table, _, _ = walked(data)
     refused = np.full((2, 2), -5, np.int64)
-    assert check_records(raw, table, 0, 0, 9, True, refused[:1]) == (kernels.OK, 9, 3)
+    assert check_records(raw, table, 0, 0, 9, True, 100, refused[:1]) == (kernels.OK, 9, 3)
     assert refused.tolist() == [[0, -1], [-5, -5]]
-    assert check_records(raw, table, 0, 8, 8, False, refused) == (kernels.OK, 9, 2)
+    assert check_records(raw, table, 0, 8, 8, False, 100, refused) == (kernels.OK, 9, 2)
     assert refused.tolist() == [[0, 7], [2, 9]]
-    assert check_records(raw, table, 1, 8, 8, False, refused)[0] == kernels.FULL
+    assert check_records(raw, table, 1, 8, 8, False, 100, refused)[0] == kernels.FULL
+    body = int(raw[61] >> 1)
+    assert check_records(raw, table, 0, 0, 9, False, body, refused)[0] == kernels.OK
+    assert check_records(raw, table, 0, 0, 9, False, body - 1, refused)[0] == kernels.BAD_LENGTH
 
 
 @given(batches(), st.booleans())

@@ -3,8 +3,8 @@
     python -m tests.server.hostile --frames 100000 --connections 1000 --seed 7
 
 Mutated and random frames, half frames, announced sizes of 2 GB, clients that read nothing, idle connections,
-and batches that decompress to much more than they are. Judged: the memory of the server, the longest answer
-to the other client, and no traceback in the server's log.
+batches that decompress to much more than they are, also many at the same time, and malformed records. Judged:
+the memory of the server, the longest answer to the other client, and no traceback in the server's log.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from lastword.protocol.schemas import Message
 from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
 from tests.protocol.mutants import mutated
 from tests.protocol.random_messages import random_message
+from tests.server import malformed
 from tests.server.client import Client, batch, fetch_request, produce_request
 
 MIB = 1 << 20
@@ -180,6 +182,29 @@ class Hostile:
                         errors.append(client.receive().responses[0].partition_responses[0].error_code)
         return errors
 
+    def crowd(self, count: int, size: int) -> set[int]:
+        """Batches of zeros of many clients at the same time; return the error codes."""
+        with Client(self.address, timeout=120) as client:
+            topic = _topic("crowd", "delete")
+            topic.num_partitions = count  # type: ignore[attr-defined]
+            client.ask(CreateTopicsRequest(topics=[topic]))
+
+        batches = [batch((b"k", bytes(size)), codec=codec) for codec in (GZIP, LZ4, ZSTD)]
+
+        def produce(partition: int) -> int:
+            with Client(self.address, timeout=120) as client:
+                return int(client.produce("crowd", batches[partition % 3], partition=partition).error_code)
+
+        with ThreadPoolExecutor(count) as pool:
+            return set(pool.map(produce, range(count)))
+
+    def malformed(self, count: int) -> set[int]:
+        """Batches with mutated records; return the error codes."""
+        now = int(time.time() * 1000)
+        with Client(self.address, timeout=60) as client:
+            batches = (malformed.mutated(now, self.rng)[1] for _ in range(count))
+            return {int(client.produce("plain", data).error_code) for data in batches}
+
 
 def _topic(name: str, policy: str) -> Message:
     config = CreateTopicsRequest.CreatableTopicConfig(name="cleanup.policy", value=policy)
@@ -219,7 +244,8 @@ def attacked(seed: int) -> Iterator[Hostile]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=os.environ | {"LASTWORD_QUEUED_MAX_REQUEST_BYTES": "64MiB"},
+            env=os.environ
+            | {"LASTWORD_QUEUED_MAX_REQUEST_BYTES": "64MiB", "LASTWORD_DECOMPRESSION_BYTES": "128MiB"},
         )
         try:
             yield Hostile(process, log, seed)
@@ -236,7 +262,11 @@ def run(frames: int, connections: int, seed: int) -> str:
             server.mutated_frames(frames)
             grown = server.rss() - before
             errors = server.bombs(64 * MIB)
+            crowd = server.crowd(24, 64 * MIB)
+            mutants = server.malformed(min(frames, 10_000))
         assert not set(errors) - {0, codes.MESSAGE_TOO_LARGE}, errors
+        assert crowd == {0}
+        assert mutants == {0, codes.INVALID_RECORD}
         bombed = server.rss() - before
         log = server.end()
     assert server.failed is None, server.failed

@@ -29,7 +29,6 @@ from lastword.records.compression import compress
 from lastword.records.record import encode_varint
 from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
 from tests.server.client import Client
-from tests.server.hostile import Address
 
 TOPICS: dict[str, dict[str, str]] = {
     "plain": {"cleanup.policy": "delete"},
@@ -381,6 +380,8 @@ def write(client: Client) -> None:
 
 
 if __name__ == "__main__":
+    from tests.server.hostile import Address
+
     host, _, port = sys.argv[1].rpartition(":")
     with Client(Address(host, int(port)), timeout=30) as connected:
         write(connected)

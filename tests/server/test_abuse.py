@@ -19,6 +19,7 @@ import lastword
 from lastword.protocol import ClientConnection
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import ApiVersionsRequest, MetadataRequest, MetadataResponse
+from lastword.records import produced
 from lastword.server import Server
 from lastword.server import server as server_module
 from lastword.testing.unsynced import UNSYNCED
@@ -301,16 +302,25 @@ def test_many_small_requests_of_a_client_leave_time_for_others(server: Server) -
     ],
 )
 def test_records_that_take_long_are_checked_in_the_pool(
-    records: Any, codec: int, in_pool: bool, server: Server, client: Client, logs: lastword.LogDir
+    records: Any,
+    codec: int,
+    in_pool: bool,
+    server: Server,
+    client: Client,
+    logs: lastword.LogDir,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    logs.create_topic("dense", cleanup_policy="compact").append(b"k", b"")
-    logs.create_topic("sparse").append(b"k", b"")
     calls, run = [], server.node.in_pool
     server.node.in_pool = lambda *given: (calls.append(given), run(*given))[1]  # type: ignore[method-assign]
-    assert client.produce("dense", batch(*records, codec=codec)).error_code == 0
-    assert bool(calls) == in_pool
+    for topic, policy in (("dense", "compact"), ("sparse", "delete")):
+        logs.create_topic(topic, cleanup_policy=policy).append(b"k", b"")
+        monkeypatch.setattr(produced, "_kernels_used", False)
+        calls.clear()
+        assert client.produce(topic, batch(*records, codec=codec)).error_code == 0
+        assert bool(calls) == in_pool
+    monkeypatch.setattr(produced, "_kernels_used", True)
     calls.clear()
-    assert client.produce("sparse", batch(*records, codec=codec)).error_code == 0
+    assert client.produce("dense", batch(*[(b"k", b"")] * 500, codec=codec)).error_code == 0
     assert not calls
 
 

@@ -151,7 +151,7 @@ class TopicConfig:
     max_decompressed_message_bytes: int = size(
         2_147_483_639,
         "behaviour",
-        "In a server: refuse a compressed batch whose records are larger (Kafka 4.4.0).",
+        "In a server: refuse a compressed batch with a record that is larger (Kafka 4.4.0).",
         low=1,
         high=INT32_MAX,
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.memory import copy_wide, load8, read_varint, read_varlong
 from lastword.kernels.table import (
     ATTRIBUTES,
@@ -184,13 +184,14 @@ NO_TIME = NO_KEY = -1  # a record without a time is never out of range
 
 
 @kernel
-def check_records(uncompressed, table, row, oldest, newest, needs_key, refused):
+def check_records(uncompressed, table, row, oldest, newest, needs_key, most_body, refused):
     """Check every record of the batch of a row as its producer made it: offsets 0, 1, 2 to the last.
 
     Fills a row of `refused` for each record without a key, if `needs_key`, and for each whose time is not in
     [oldest, newest], as far as there is room. A record without a time (-1) may be anywhere.
 
-    Returns (status, largest time, records that are refused).
+    Returns (status, largest time, records that are refused). BAD_LENGTH: the body of a record has more than
+    `most_body` bytes.
     """
     if row < 0 or row >= table.shape[0]:
         return FULL, NO_TIME, 0
@@ -211,6 +212,8 @@ def check_records(uncompressed, table, row, oldest, newest, needs_key, refused):
         body, body_end, valid = read_bounds(uncompressed, position, end)
         if not valid:
             return BAD_RECORD, largest, wrong
+        if body_end - body > most_body:
+            return BAD_LENGTH, largest, wrong
         delta, offset_delta, _, key_size, position, valid = read_key(uncompressed, body, body_end)
         if not valid or offset_delta != i:
             return BAD_RECORD, largest, wrong

@@ -107,7 +107,7 @@ def _pack() -> tuple[np.ndarray, int]:
 def _columns(uncompressed: np.ndarray, table: np.ndarray) -> None:
     arrays = columns.ColumnArrays.empty(1)
     columns.decode_rows(uncompressed, table, 1, False, arrays)
-    columns.check_records(uncompressed, table, 0, 0, 0, True, np.empty((1, 2), np.int64))
+    columns.check_records(uncompressed, table, 0, 0, 0, True, 0, np.empty((1, 2), np.int64))
     columns.find_record(uncompressed, table, 0, 0, np.empty(columns.RECORD_FIELDS, np.int64))
     key_position, key_length = arrays.key_position, arrays.key_length
     spans = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32))

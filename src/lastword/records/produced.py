@@ -11,10 +11,11 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple
 
-from lastword.errors import CorruptBatchError, LastwordError
+from lastword.errors import CorruptBatchError
 from lastword.records.batch import BatchHeader, check_crc, decompress_records, records_of
+from lastword.records.record import read_varint
 from lastword.units import NO_TIMESTAMP
-from lastword.wire import HEADER_BYTES
+from lastword.wire import HEADER_BYTES, INT32_MAX
 
 NO_KEY = -1
 """Instead of a time: the record has no key."""
@@ -23,6 +24,7 @@ FEW_RECORDS = 2
 PLAIN_RECORDS, LOADING_RECORDS = 200, 20_000
 """Until the kernels are loaded, a batch of at most PLAIN_RECORDS is read in plain Python, and the process
 loads them after LOADING_RECORDS."""
+TOO_LARGE = "a record is larger than max.decompressed.message.bytes"
 MOST_REFUSED = 1000
 """Most records of a batch that a refusal names."""
 
@@ -34,12 +36,14 @@ class Limits(NamedTuple):
         oldest: The lowest time of a record.
         newest: The highest time of a record.
         needs_key: A record must have a key.
-        decompressed: Most bytes of the records of a compressed batch.
+        body: Most bytes of the body of a record of a compressed batch.
+        decompressed: Most bytes of all records of a compressed batch.
     """
 
     oldest: int
     newest: int
     needs_key: bool
+    body: int
     decompressed: int
 
 
@@ -107,7 +111,19 @@ def check_produced(records: Any, header: BatchHeader, limits: Limits, file: str)
         if no_key or not (limits.oldest <= time <= limits.newest or time == NO_TIMESTAMP):
             refusals += 1
             refused.append((index, NO_KEY if no_key else time))
+    if header.codec and len(payload) > limits.body:
+        _check_bodies(payload, header, limits, file)
     return Checked(payload, largest, refused[:MOST_REFUSED], refusals)
+
+
+def _check_bodies(payload: Any, header: BatchHeader, limits: Limits, file: str) -> None:
+    """Raise CorruptBatchError for a record that is larger than its bound."""
+    position = 0
+    while position < len(payload):
+        size, position = read_varint(payload, position, len(payload))
+        if size > limits.body:
+            raise _malformed(TOO_LARGE, header, file)
+        position += size
 
 
 class _Arrays:
@@ -171,28 +187,28 @@ def _check_by_kernel(records: Any, header: BatchHeader, limits: Limits, file: st
     if status == kernels.BAD_CRC:
         check_crc(records, header, file)
     if status != kernels.OK:
-        raise _malformed(status, header, file)
+        raise _malformed(_text(status), header, file)
     uncompressed = raw
     if header.codec:
         arrays.records.begin(file, limits.decompressed)
         uncompressed = arrays.records.decompress(raw, table, 0)
+    body = limits.body if header.codec else INT32_MAX
     status, largest, refusals = check_records(
-        uncompressed, table, 0, limits.oldest, limits.newest, limits.needs_key, arrays.refused
+        uncompressed, table, 0, limits.oldest, limits.newest, limits.needs_key, body, arrays.refused
     )
     if status != kernels.OK:
-        raise _malformed(status, header, file)
+        raise _malformed(TOO_LARGE if status == kernels.BAD_LENGTH else _text(status), header, file)
     first, end = table[0, fields.RECORDS_POSITION : fields.RECORDS_END + 1].tolist()
     refused = [(index, time) for index, time in arrays.refused[:refusals].tolist()] if refusals else []
     return Checked(uncompressed.data[first:end], largest, refused, refusals)
 
 
-def _malformed(status: int, header: BatchHeader, file: str) -> LastwordError:
+def _text(status: int) -> str:
     from lastword.kernels import STATUS_TEXT
 
-    text = STATUS_TEXT[status]
-    return CorruptBatchError(
-        f"offset {header.base_offset}: {text}",
-        code=text.replace(" ", "-"),
-        file=file,
-        position=header.position,
-    )
+    return STATUS_TEXT[status]
+
+
+def _malformed(text: str, header: BatchHeader, file: str) -> CorruptBatchError:
+    offset = header.base_offset
+    return CorruptBatchError(f"offset {offset}: {text}", code="bad-records", file=file, offset=offset)

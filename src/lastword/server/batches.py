@@ -144,7 +144,7 @@ def prepared(
         )
     batch = records if header.size == len(records) else records[: header.size]
     check_sizes([batch], config, log.name)  # before records are decompressed, as in Kafka
-    limits = _limits(log, header, now_ms, budget)
+    limits = _limits(log, now_ms, budget)
     if not waits:
         if produced.needs_loading(header.count) or (header.codec and 8 * header.size > DECODED_BYTES):
             raise NeedsThread
@@ -162,14 +162,14 @@ def prepared(
         return _checked(log, batch, header, limits)
 
 
-def _limits(log: PartitionLog, header: BatchHeader, now_ms: int, budget: DecompressionBudget) -> Limits:
+def _limits(log: PartitionLog, now_ms: int, budget: DecompressionBudget) -> Limits:
     config = log.config
     decompressed = min(limit_of(f"{log.directory}/produce"), budget.most)
     oldest, newest = -INT64_MAX - 1, INT64_MAX
     if config.message_timestamp_type != "LogAppendTime":
         oldest = max(oldest, now_ms - config.message_timestamp_before_max_ms)
         newest = min(newest, now_ms + served_value(config, "message.timestamp.after.max.ms"))
-    return Limits(oldest, newest, config.compacts, min(decompressed, config.max_decompressed_message_bytes))
+    return Limits(oldest, newest, config.compacts, config.max_decompressed_message_bytes, decompressed)
 
 
 def _checked(log: PartitionLog, batch: Any, header: BatchHeader, limits: Limits) -> Prepared:
@@ -181,10 +181,6 @@ def _checked(log: PartitionLog, batch: Any, header: BatchHeader, limits: Limits)
         if error.code == "bad-crc":
             raise
         raise Refused(codes.INVALID_RECORD, error.message) from None
-    except DecompressionLimitError as error:
-        if limits.decompressed < config.max_decompressed_message_bytes:
-            raise
-        raise Refused(codes.INVALID_RECORD, f"{error.message} (max.decompressed.message.bytes)") from None
     stamps = config.message_timestamp_type == "LogAppendTime"
     if header.log_append and (stamps or header.max_timestamp == NO_TIMESTAMP):
         refused = [(index, LOG_APPEND) for index in range(min(header.count, produced.MOST_REFUSED))]
