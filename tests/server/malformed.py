@@ -300,7 +300,7 @@ STRICTER = {
 offsets of records that are not compressed. Its clients and its cleaner fail on the offsets. Here: 87."""
 LENIENT = {"gzip, bytes behind", "snappy, bytes behind"}
 """Payloads that Kafka's decoders take; a decoder that refuses them must refuse them here."""
-UNKNOWN_SERVER_ERROR, INVALID_RECORD = -1, 87
+UNKNOWN_SERVER_ERROR, NOT_LEADER_OR_FOLLOWER, INVALID_RECORD = -1, 6, 87
 
 
 def answer(client: Client, topic: str, data: bytes, now: int) -> list[Any]:
@@ -309,6 +309,9 @@ def answer(client: Client, topic: str, data: bytes, now: int) -> list[Any]:
     The largest time of a topic with the time of the append is "append".
     """
     answered = client.produce(topic, data, version=9)
+    while answered.error_code == NOT_LEADER_OR_FOLLOWER:  # a broker that is short of time
+        time.sleep(0.1)
+        answered = client.produce(topic, data, version=9)
     if answered.error_code:
         return [answered.error_code, [error.batch_index for error in answered.record_errors]]
     stored = client.fetch(topic, answered.base_offset, version=11).records

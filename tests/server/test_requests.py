@@ -1139,11 +1139,11 @@ def test_closing_waits_for_work_that_takes_long(
     """A drive that hangs: the client has no answer, but the log is closed, and can be opened again."""
     append_batch, begins, ends = PartitionLog.append_batch, threading.Event(), threading.Event()
 
-    def slow(log: PartitionLog, data: Any) -> Any:
+    def slow(log: PartitionLog, data: Any, **options: Any) -> Any:
         if log.name == "users-0":
             begins.set()
             assert ends.wait(60)
-        return append_batch(log, data)
+        return append_batch(log, data, **options)
 
     with lastword.serve(tmp_path, "127.0.0.1:0") as server, Client(server) as client:
         client.ask(

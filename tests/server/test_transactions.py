@@ -659,11 +659,11 @@ def test_a_partition_that_fails_costs_the_others_no_markers(
     append_batch = PartitionLog.append_batch
     attempts = []
 
-    def fails(log: PartitionLog, data: Any) -> Any:
+    def fails(log: PartitionLog, data: Any, **options: Any) -> Any:
         if log.name == "users-0":
             attempts.append(log)
             raise StorageError("the drive is offline")
-        return append_batch(log, data)
+        return append_batch(log, data, **options)
 
     monkeypatch.setattr(PartitionLog, "append_batch", fails)
     assert writer.end() == 0
@@ -758,9 +758,9 @@ def test_a_decision_is_synced_before_its_first_marker(
     done: list[tuple[str, str]] = []
     append, sync = PartitionLog.append_batch, PartitionLog.sync
 
-    def append_batch(log: PartitionLog, data: Any) -> Any:
+    def append_batch(log: PartitionLog, data: Any, **options: Any) -> Any:
         done.append(("append", log.topic))
-        return append(log, data)
+        return append(log, data, **options)
 
     def synced(log: PartitionLog) -> None:
         done.append(("sync", log.topic))

@@ -258,12 +258,13 @@ class PartitionLog(Reads):
 
     # -------------------------------------------------------------- append
 
-    def append_batch(self, data: Batch) -> AppendedBatch:
+    def append_batch(self, data: Batch, *, is_checked: bool = False) -> AppendedBatch:
         """Append one encoded batch, whose offsets count from 0; the log assigns the real ones.
 
         RecordTooLargeError above `max.message.bytes`. Survives a killed process when it returns.
+        `is_checked`: the caller has verified the checksum.
         """
-        return self.append_batches((data,))[0]
+        return self.append_batches((data,), is_checked=is_checked)[0]
 
     def append_batches(
         self,

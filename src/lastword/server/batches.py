@@ -60,11 +60,10 @@ class NeedsThread(Exception):
 
 
 class Prepared(NamedTuple):
-    """A batch to be appended, and its number of records. `is_checked`: its checksum was verified."""
+    """A batch to be appended, whose checksum is right, and its number of records."""
 
     data: Batch
     count: int
-    is_checked: bool = True
 
 
 class RefusedRecords(Refused):

@@ -171,7 +171,7 @@ class Producing:
         )
 
     def _append(self, log: PartitionLog, batch: Prepared, partition: Any) -> None:
-        appended: AppendedBatch = log.append_batches((batch.data,), is_checked=batch.is_checked)[0]
+        appended: AppendedBatch = log.append_batch(batch.data, is_checked=True)
         if metrics.is_exported:
             metrics.APPEND_RECORDS.add(batch.count, log.name.rpartition("-")[0])
             metrics.APPEND_BYTES.add(len(batch.data), log.name.rpartition("-")[0])
