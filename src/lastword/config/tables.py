@@ -149,11 +149,11 @@ class TopicConfig:
     )
     compression_zstd_level: int = count(3, "cost", "Negative (fast) to 22 (small).", low=-131072, high=22)
     max_decompressed_message_bytes: int = size(
-        2_147_483_639,
+        INT32_MAX - 8,
         "behaviour",
         "In a server: refuse a compressed batch with a record that is larger (Kafka 4.4.0).",
         low=1,
-        high=INT32_MAX,
+        high=INT32_MAX - 8,
     )
     message_timestamp_type: str = choice(
         "CreateTime",
@@ -434,9 +434,9 @@ class LogConfig:
     lastword_decompression_bytes: int = size(
         "512MiB",
         "cost",
-        "Memory of `serve` for records that requests decompress at the same time. Others wait, 30 s at most. "
-        "A batch needs up to twice its records. Keep `MemoryMax` of a unit above three times this.",
-        low=1 << 16,
+        "Memory of `serve` for records that requests decompress at the same time; others wait, 30 s at most. "
+        "A batch takes up to twice its records, so a batch with more than half of this is refused.",
+        low=1 << 20,
     )
     lastword_newest_bytes: int = size(
         "128MiB",

@@ -557,9 +557,12 @@ class RecordBuffer:
         self.limit_bytes = limit_of(file)  # bound of the records of a batch
         self._data = np.empty(kernels.SLACK, np.uint8)
 
-    def begin(self, file: str, limit_bytes: int) -> None:
-        """Use the buffer for another file, with another bound; drop its memory if that is large."""
+    def use_for(self, file: str, limit_bytes: int) -> None:
+        """Use the buffer for another file, with another bound."""
         self._file, self.limit_bytes = file, limit_bytes
+
+    def drop_large(self) -> None:
+        """Drop the memory of the buffer if it is large."""
         if self._data.size > KEPT_BYTES:
             self._data = np.empty(kernels.SLACK, np.uint8)
 

@@ -24,6 +24,8 @@ FEW_RECORDS = 2
 PLAIN_RECORDS, LOADING_RECORDS = 200, 20_000
 """Until the kernels are loaded, a batch of at most PLAIN_RECORDS is read in plain Python, and the process
 loads them after LOADING_RECORDS."""
+PLAIN_BYTES = 1 << 20
+"""Records that may decompress to more are not read in plain Python."""
 TOO_LARGE = "a record is larger than max.decompressed.message.bytes"
 MOST_REFUSED = 1000
 """Most records of a batch that a refusal names."""
@@ -94,7 +96,8 @@ def check_produced(records: Any, header: BatchHeader, limits: Limits, file: str)
         DecompressionLimitError: The records are larger than their bound.
     """
     global _plain_records, _kernels_used
-    if not _is_plain(header.count):
+    is_large = header.codec and limits.decompressed > PLAIN_BYTES  # Python would copy the records twice more
+    if is_large or not _is_plain(header.count):
         checked = _check_by_kernel(records, header, limits, file)
         _kernels_used = True
         return checked
@@ -114,6 +117,13 @@ def check_produced(records: Any, header: BatchHeader, limits: Limits, file: str)
     if header.codec and len(payload) > limits.body:
         _check_bodies(payload, header, limits, file)
     return Checked(payload, largest, refused[:MOST_REFUSED], refusals)
+
+
+def drop_large() -> None:
+    """Drop the buffer of this thread, with the payload of its last batch, if it is large."""
+    arrays: _Arrays | None = getattr(_kept, "arrays", None)
+    if arrays is not None:
+        arrays.records.drop_large()
 
 
 def _check_bodies(payload: Any, header: BatchHeader, limits: Limits, file: str) -> None:
@@ -190,7 +200,7 @@ def _check_by_kernel(records: Any, header: BatchHeader, limits: Limits, file: st
         raise _malformed(_text(status), header, file)
     uncompressed = raw
     if header.codec:
-        arrays.records.begin(file, limits.decompressed)
+        arrays.records.use_for(file, limits.decompressed)
         uncompressed = arrays.records.decompress(raw, table, 0)
     body = limits.body if header.codec else INT32_MAX
     status, largest, refusals = check_records(

@@ -18,7 +18,7 @@ from lastword.protocol import codes, messages
 from lastword.records import produced
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header
 from lastword.records.compression import compress, limit_of, most_decompressed
-from lastword.records.produced import NO_KEY, Limits
+from lastword.records.produced import NO_KEY, PLAIN_BYTES, Limits
 from lastword.server.configs import served_value
 from lastword.server.topics import Refused
 from lastword.units import NO_TIMESTAMP
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
     from lastword.server.budget import DecompressionBudget
 
-DECODED_BYTES = 1 << 20
+DECODED_BYTES = PLAIN_BYTES
 """Larger records are decompressed in the pool."""
 CODECS = {"uncompressed": UNCOMPRESSED, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 LOG_APPEND = -2
@@ -63,7 +63,7 @@ class Prepared(NamedTuple):
     """A batch to be appended, whose checksum is right, and its number of records."""
 
     data: Batch
-    count: int
+    records: int
 
 
 class RefusedRecords(Refused):
@@ -157,13 +157,16 @@ def prepared(
     bound = 0
     if header.codec:
         bound = most_decompressed(header.codec, batch[HEADER_BYTES:], limits.decompressed)
-    with budget.reserved(bound):
-        return _checked(log, batch, header, limits)
+    with budget.reserved(2 * bound):  # a buffer grows into a larger one
+        try:
+            return _checked(log, batch, header, limits)
+        finally:
+            produced.drop_large()
 
 
 def _limits(log: PartitionLog, now_ms: int, budget: DecompressionBudget) -> Limits:
     config = log.config
-    decompressed = min(limit_of(f"{log.directory}/produce"), budget.most)
+    decompressed = min(limit_of(f"{log.directory}/produce"), budget.most // 2)
     oldest, newest = -INT64_MAX - 1, INT64_MAX
     if config.message_timestamp_type != "LogAppendTime":
         oldest = max(oldest, now_ms - config.message_timestamp_before_max_ms)

@@ -522,7 +522,8 @@ class ClusterNode:
         CREATED_TOGETHER of them are created at a time, until the client closes its connection, or the server
         closes.
         """
-        names, created = list(topics), {}
+        names = list(topics)
+        created: dict[str, ServedTopic | LastwordError] = {}
         for start in range(0, len(names), CREATED_TOGETHER):
             part = names[start : start + CREATED_TOGETHER]
             if start and (self.is_closing or (connection is not None and connection.has_gone())):

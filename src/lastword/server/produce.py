@@ -173,7 +173,7 @@ class Producing:
     def _append(self, log: PartitionLog, batch: Prepared, partition: Any) -> None:
         appended: AppendedBatch = log.append_batch(batch.data, is_checked=True)
         if metrics.is_exported:
-            metrics.APPEND_RECORDS.add(batch.count, log.name.rpartition("-")[0])
+            metrics.APPEND_RECORDS.add(batch.records, log.name.rpartition("-")[0])
             metrics.APPEND_BYTES.add(len(batch.data), log.name.rpartition("-")[0])
         partition.base_offset = appended.base_offset
         partition.log_start_offset = log.log_start

@@ -132,7 +132,8 @@ class ClientConnection:
         if self._is_closed:
             return True
         try:
-            return not (self._socket.recv(1, socket.MSG_PEEK) if self._tls is None else self._tls.peek())
+            sock = self._socket
+            return not (sock.recv(1, socket.MSG_PEEK) if isinstance(sock, socket.socket) else sock.peek())
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
