@@ -370,9 +370,9 @@ def check_readers(logs: lastword.LogDir) -> None:
         assert table.column("value").to_pylist() == [r.value for r in records]
         for offset in range(0, len(records), 97):
             assert topic.records_at([offset])[0] == records[offset]
-    newest = {name: list(logs[name].read(view="latest")) for name in TOPICS}
+    newest = {name: list(logs[name].read(view="newest")) for name in TOPICS}
     assert "table" in {round_.topic for round_ in logs.clean()}
-    assert {name: list(logs[name].read(view="latest")) for name in TOPICS} == newest
+    assert {name: list(logs[name].read(view="newest")) for name in TOPICS} == newest
     assert logs.verify().ok
 
 
