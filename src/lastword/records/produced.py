@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError
 from lastword.records.batch import BatchHeader, check_crc, decompress_records, records_of
-from lastword.records.record import read_varint
 from lastword.units import NO_TIMESTAMP
 from lastword.wire import HEADER_BYTES, INT32_MAX
 
@@ -71,15 +70,18 @@ _kernels_used = False
 _kept = threading.local()
 
 
-def needs_loading(count: int) -> bool:
-    """Return whether the check of a batch of this many records loads the kernels."""
-    return not (_kernels_used or _is_plain(count))
+def needs_loading(header: BatchHeader, limits: Limits) -> bool:
+    """Return whether the check of a batch loads the kernels."""
+    return not (_kernels_used or _is_plain(header, limits))
 
 
-def _is_plain(count: int) -> bool:
+def _is_plain(header: BatchHeader, limits: Limits) -> bool:
+    """Return whether a batch is read in plain Python, which copies decompressed records twice more."""
+    if header.codec and not limits.decompressed <= PLAIN_BYTES <= limits.body:
+        return False
     if _kernels_used:
-        return count <= FEW_RECORDS
-    return count <= PLAIN_RECORDS and _plain_records < LOADING_RECORDS
+        return header.count <= FEW_RECORDS
+    return header.count <= PLAIN_RECORDS and _plain_records < LOADING_RECORDS
 
 
 def check_produced(records: Any, header: BatchHeader, limits: Limits, file: str) -> Checked:
@@ -96,8 +98,7 @@ def check_produced(records: Any, header: BatchHeader, limits: Limits, file: str)
         DecompressionLimitError: The records are larger than their bound.
     """
     global _plain_records, _kernels_used
-    is_large = header.codec and limits.decompressed > PLAIN_BYTES  # Python would copy the records twice more
-    if is_large or not _is_plain(header.count):
+    if not _is_plain(header, limits):
         checked = _check_by_kernel(records, header, limits, file)
         _kernels_used = True
         return checked
@@ -114,8 +115,6 @@ def check_produced(records: Any, header: BatchHeader, limits: Limits, file: str)
         if no_key or not (limits.oldest <= time <= limits.newest or time == NO_TIMESTAMP):
             refusals += 1
             refused.append((index, NO_KEY if no_key else time))
-    if header.codec and len(payload) > limits.body:
-        _check_bodies(payload, header, limits, file)
     return Checked(payload, largest, refused[:MOST_REFUSED], refusals)
 
 
@@ -124,16 +123,6 @@ def drop_large() -> None:
     arrays: _Arrays | None = getattr(_kept, "arrays", None)
     if arrays is not None:
         arrays.records.drop_large()
-
-
-def _check_bodies(payload: Any, header: BatchHeader, limits: Limits, file: str) -> None:
-    """Raise CorruptBatchError for a record that is larger than its bound."""
-    position = 0
-    while position < len(payload):
-        size, position = read_varint(payload, position, len(payload))
-        if size > limits.body:
-            raise _malformed(TOO_LARGE, header, file)
-        position += size
 
 
 class _Arrays:

@@ -144,19 +144,17 @@ def prepared(
     batch = records if header.size == len(records) else records[: header.size]
     check_sizes([batch], config, log.name)  # before records are decompressed, as in Kafka
     limits = _limits(log, now_ms, budget)
-    if not waits:
-        if produced.needs_loading(header.count) or (header.codec and 8 * header.size > DECODED_BYTES):
-            raise NeedsThread
-        few = limits._replace(decompressed=min(limits.decompressed, DECODED_BYTES))
+    few = limits._replace(decompressed=min(limits.decompressed, DECODED_BYTES))
+    is_small = not header.codec or 8 * header.size <= DECODED_BYTES
+    if is_small and (waits or not produced.needs_loading(header, few)):
         try:
             return _checked(log, batch, header, few)
         except DecompressionLimitError:
-            if few != limits:
-                raise NeedsThread from None
-            raise
-    bound = 0
-    if header.codec:
-        bound = most_decompressed(header.codec, batch[HEADER_BYTES:], limits.decompressed)
+            if few == limits:
+                raise
+    if not waits:
+        raise NeedsThread
+    bound = most_decompressed(header.codec, batch[HEADER_BYTES:], limits.decompressed)
     with budget.reserved(2 * bound):  # a buffer grows into a larger one
         try:
             return _checked(log, batch, header, limits)
