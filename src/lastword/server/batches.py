@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from google_crc32c import value as crc32c
 
 from lastword.errors import CorruptBatchError, DecompressionLimitError
-from lastword.partition.appending import check_sizes
+from lastword.partition.appending import check_sizes, largest_batch
 from lastword.protocol import codes, messages
 from lastword.records import produced
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header
@@ -142,10 +142,13 @@ def prepared(
             codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without a transactional id"
         )
     batch = records if header.size == len(records) else records[: header.size]
-    check_sizes([batch], config, log.name)  # before records are decompressed, as in Kafka
-    limits = _limits(log, now_ms, budget)
-    few = limits._replace(decompressed=min(limits.decompressed, DECODED_BYTES))
-    is_small = not header.codec or 8 * header.size <= DECODED_BYTES
+    if header.size > largest_batch(config):  # before records are decompressed, as in Kafka
+        check_sizes([batch], config, log.name)
+    few = limits = _limits(log, header, now_ms, budget)
+    is_small = True
+    if header.codec:
+        few = limits._replace(decompressed=min(limits.decompressed, DECODED_BYTES))
+        is_small = 8 * header.size <= DECODED_BYTES
     if is_small and (waits or not produced.needs_loading(header, few)):
         try:
             return _checked(log, batch, header, few)
@@ -162,9 +165,9 @@ def prepared(
             produced.drop_large()
 
 
-def _limits(log: PartitionLog, now_ms: int, budget: DecompressionBudget) -> Limits:
+def _limits(log: PartitionLog, header: BatchHeader, now_ms: int, budget: DecompressionBudget) -> Limits:
     config = log.config
-    decompressed = min(limit_of(f"{log.directory}/produce"), budget.most // 2)
+    decompressed = min(limit_of(f"{log.directory}/produce"), budget.most // 2) if header.codec else 0
     oldest, newest = -INT64_MAX - 1, INT64_MAX
     if config.message_timestamp_type != "LogAppendTime":
         oldest = max(oldest, now_ms - config.message_timestamp_before_max_ms)
