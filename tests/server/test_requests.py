@@ -269,7 +269,6 @@ def test_wrong_changes_of_settings_are_refused(client: Client, users: lastword.T
 
 def test_an_empty_policy_is_a_value(client: Client, logs: lastword.LogDir) -> None:
     """The last policy may be subtracted: nothing is removed then, whatever the defaults are."""
-    logs.set_config(None, cleanup_policy="delete")
     logs.create_topic("users", cleanup_policy="compact")
     kind = IncrementalAlterConfigsRequest
 
@@ -285,7 +284,12 @@ def test_an_empty_policy_is_a_value(client: Client, logs: lastword.LogDir) -> No
         (row,) = client.ask(DescribeConfigsRequest(resources=[wanted])).results[0].configs
         return row.value, row.config_source
 
+    logs.set_config(None, cleanup_policy=None)
+    logs["users"].set_config(cleanup_policy=None)
     set_to, append, subtract = 0, 2, 3
+    assert alter(append, "compact") == 0 and policy() == ("compact,delete", 1)  # from Kafka's default
+    assert alter(subtract, "delete") == 0 and policy() == ("compact", 1)
+    logs.set_config(None, cleanup_policy="delete")
     assert alter(subtract, "compact") == 0 and policy() == ("", 1)
     assert logs["users"].config.cleanup_policy == frozenset() and logs.clean() == logs.expire() == []
     assert alter(append, "compact") == 0 and policy() == ("compact", 1)

@@ -397,7 +397,9 @@ class Configs:
                         f"Can't {'APPEND' if operation == APPEND else 'SUBTRACT'} to key {name} because its "
                         "type is not LIST.",
                     )
-                now = self._dirs.config(resource.resource_name).cleanup_policy or frozenset()
+                now = self._dirs.config(resource.resource_name).cleanup_policy
+                if now is None:  # the changes begin with the default, as in Kafka
+                    now = frozenset({kafka_settings("topic")[name].default})
                 words = set((value or "").split(","))
                 value = ",".join(sorted(now | words if operation == APPEND else now - words))
             elif operation != SET:
