@@ -38,6 +38,8 @@ PLACES = {
     "s3://bucket/log": "memory://examples/log",
     "s3://bucket/trial": "memory://examples/trial",
     "s3://bucket/backup": "memory://examples/backup",
+    "/srv/kraft": "kraft",
+    "/etc/kafka/server.properties": "server.properties",
 }
 
 
@@ -59,6 +61,8 @@ def examples_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         users.restore(to=root / "delivered.parquet")
         users.restore(to=root / "delivered.jsonl")
     shutil.copytree(root / "data", root / "backup")
+    (root / "kraft" / "__cluster_metadata-0").mkdir(parents=True)
+    (root / "server.properties").write_text("metadata.log.dir=kraft\n")
     with lastword.open(PLACES["s3://bucket/log"], "a", log_cleaner_enable=False) as logs:
         logs.create_topic("users", cleanup_policy="compact", **forms)
     return root
