@@ -12,8 +12,10 @@ import pytest
 import lastword
 from lastword.errors import ClusterDiffersError, NoPolicyError, UsageError
 from lastword.files import DEFAULT
+from lastword.logdir import LogDirectory
 from lastword.logdir.broker import TOPIC, read_cluster_metadata
 from lastword.records.batch import BatchBuilder
+from lastword.spark.clean import _chosen
 from tests.fakes import RecordingFiles
 from tests.golden.loader import case
 
@@ -443,6 +445,17 @@ def test_a_broker_whose_metadata_is_elsewhere(elsewhere):
         }
     assert removes(root, "users", metadata=metadata) == (True, False)
     assert files_below(metadata) == before
+
+
+def test_spark_and_executors_know_no_more(elsewhere):
+    """The driver refuses the topic, and the settings that it sends are as unknown as its own."""
+    root, _ = elsewhere
+    with LogDirectory.open(root) as directory:
+        assert _chosen(directory, None, None) == []
+        with pytest.raises(NoPolicyError, match="__cluster_metadata-0"):
+            _chosen(directory, "users", None)
+        again = pickle.loads(pickle.dumps(directory.settings))
+        assert again.topic("users").unread == directory.topic_config("users").unread is not None
 
 
 def test_a_policy_by_hand_is_not_enough(elsewhere):

@@ -228,9 +228,7 @@ class BrokerSettings:
     def __reduce__(self) -> tuple[type[_Unpickled], tuple[dict[str, Layer], Layer]]:
         """Pickle the values: the files belong to this process."""
         metadata = self._read()
-        topics = {name for kind, name in metadata.configs if kind == TOPIC} if metadata else set()
-        if self._unknown is not None:
-            topics |= self._directories().keys()
+        topics = self._directories() if metadata is not None or self._unknown is not None else ()
         return _Unpickled, ({name: self.topic(name) for name in topics}, self.defaults())
 
     def refresh(self) -> BrokerSettings:

@@ -109,30 +109,25 @@ def check_same_cluster(files: Files, roots: Iterable[str], metadata: str | None 
         roots: Log directories that are opened together.
         metadata: The directory of the cluster's metadata, which may be another node's.
     """
-    first: dict[str, tuple[str, str]] = {}  # of each property: a value, and its directory
-    for root, known in [(root, _KNOWN) for root in roots] + [(metadata or "", ["cluster.id"])]:
+    compared = [(root, _KNOWN) for root in roots] + ([(metadata, ["cluster.id"])] if metadata else [])
+    first: dict[tuple[str, str], tuple[str, str]] = {}  # the directory that has an id first, and the id
+    for root, known in compared if len(compared) > 1 else ():
         try:
-            ids = read_ids(files, root) if root else {}
-            names_here = [name for name in known if name == "directory.id" or made_by_broker(files, root)]
+            ids, is_brokers = read_ids(files, root), made_by_broker(files, root)
         except StorageError:
             continue  # raised when the directory is opened, or it is offline
-        if "broker.id" in ids:
-            ids["node.id"] = ids["broker.id"]
-        for name in names_here:
-            if name not in ids:
+        ids.setdefault("node.id", ids.get("broker.id", ""))
+        for name in known:
+            value, is_copied = ids.get(name), name == "directory.id"
+            if not value or not (is_brokers or is_copied):
                 continue
-            key = f"{name}={ids[name]}" if name == "directory.id" else name
-            value, there = first.setdefault(key, (ids[name], root))
-            if name == "directory.id" and there != root:
+            there, other = first.setdefault((name, value if is_copied else ""), (root, value))
+            if there != root and (is_copied or other != value):
                 raise ClusterDiffersError(
-                    f"{there} and {root} have the same directory.id, {value}: one is a copy of the other",
-                    remedy="open one of them; a broker gives the copy a new id if the line is removed",
-                    file=os.path.join(root, names.META_PROPERTIES),
-                )
-            if value != ids[name]:
-                raise ClusterDiffersError(
-                    f"{there} has {name} {value}, and {root} has {ids[name]}",
-                    remedy="name directories of one broker only (log.dirs)",
+                    f"{there} has {name} {other}, and {root} has {'the same' if is_copied else value}",
+                    remedy="one is a copy of the other: open one of them"
+                    if is_copied
+                    else "name directories of one broker only (log.dirs)",
                     file=os.path.join(root, names.META_PROPERTIES),
                 )
 
