@@ -65,6 +65,10 @@ def verify(
         out.line(out.paint(str(problem), "yellow" if problem.repairable else "red"))
         if problem.remedy not in (OPEN, RESTORE):
             out.line(f"  fix: {problem.remedy}")
+    for cut in verification.cuts:
+        out.row("cut", cut.to_dict())
+        done = "removes" if cut.left_bytes is None else f"cuts at {cut.left_bytes}"
+        out.line(f"the next opening to write {done}: {cut.file} ({plural(cut.size_bytes, 'byte')})")
     for collision in verification.collisions:
         out.row("md5-collision", collision.to_dict())
         out.line(

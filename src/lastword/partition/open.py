@@ -5,12 +5,13 @@
 2. Index files without a log are removed. A log without an index gets one, also after a clean stop.
 3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and
    its indexes are rebuilt. After a clean stop only the end of the active segment is read.
-4. Damage. A tail that is no batch is cut if it is above everything that is known to be synced (recovery point
-   and synced mark): then a crash explains it, and nothing that was acknowledged at `disk` is in it or behind
-   it. After a clean stop it is cut only at the log end of that stop, with no valid batch behind it.
-   Otherwise the drive or another program has damaged the log: CorruptBatchError, no log is changed, this
-   partition stays closed. The same holds for a log that does not end where the clean stop left it, or ends
-   below a current synced mark, or has a gap above that mark: no checksum covers base offsets.
+4. Damage. A batch with a right checksum is never cut, however its fields contradict each other or the log
+   (CorruptBatchError). A tail that is no such batch is cut if it is above everything that is known to be
+   synced (recovery point and synced mark): then a crash explains it, and nothing that was acknowledged at
+   `disk` is in it or behind it. After a clean stop it is cut only at the log end of that stop, with no valid
+   batch behind it. Otherwise the drive or another program has damaged the log: CorruptBatchError, no log is
+   changed, this partition stays closed. The same holds for a log that does not end where the clean stop left
+   it, or ends below a current synced mark, or has a gap above that mark: no checksum covers base offsets.
    `durability.LogEnd` has the rules.
 5. The log end and the leader epochs are made to agree with the rest.
 6. The producer state is computed from the newest valid snapshot and the batches behind it. After a stop that
@@ -43,6 +44,7 @@ from lastword.partition.local_log import LocalLog
 from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
 from lastword.partition.recovery import (
+    Cut,
     DamageRepair,
     Recovery,
     Repairs,
@@ -103,6 +105,33 @@ def open_log(
     """As `opening`, with each sync in its place."""
     check_directory(files, directory)
     return run_steps(opening(files, directory, config, clock, **given))
+
+
+def expected_cuts(files: Files, directory: str, *, recovery_point: int, clean: bool) -> list[Cut]:
+    """Return the log files that `opening` would cut or remove. Change nothing.
+
+    Files of an interrupted swap are not finished or undone for it: with them the result is empty.
+
+    Raises:
+        DataError: As `opening`, which then changes no log.
+    """
+    listing = files.listdir(directory)
+    parsed = map(names.parse_segment_file, listing)
+    if any(file is not None and file.suffix for file in parsed):
+        return []
+    damage = DamageRepair(
+        files,
+        directory,
+        listing,
+        Repairs(*names.topic_partition(directory)),
+        segments={
+            base: Segment.load(SegmentFiles(files, directory, base)) for base in names.log_bases(listing)
+        },
+        known=LogEnd(clean, recovery_point, read_mark(files, directory), names.snapshot_offsets(listing)),
+        parts=set(),
+        index_interval_bytes=TopicConfig().index_interval_bytes,
+    )
+    return damage.cuts(damage.find())
 
 
 class _Opening:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -57,6 +58,7 @@ from lastword.segment.recover import Inspection, build_indexes, inspect, is_bulk
 from lastword.segment.scan import headers
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
+from lastword.values import Value
 from lastword.wire import INT64_MAX
 
 
@@ -99,6 +101,15 @@ class Recovery(NamedTuple):
     def cut_bytes(self) -> int:
         """Bytes that were cut off, of all repairs."""
         return sum(r.cut_bytes for r in self.repaired)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Value):
+    """A log file that an opening to write cuts at `left_bytes`, or removes (None)."""
+
+    file: str
+    size_bytes: int
+    left_bytes: int | None
 
 
 class Repairs:
@@ -342,6 +353,10 @@ def _publish(files: Files, segment: Segment, private: str, bases: list[int]) -> 
 # ---------------------------------------------------------------- torn and damaged segments
 
 
+def _first_damaged(inspections: Mapping[int, Inspection]) -> int | None:
+    return min((base for base, found in inspections.items() if found.damage is not None), default=None)
+
+
 SIDE_BY_SIDE_BYTES = 16 << 20
 """Segments that are as large as this on average are walked by several threads."""
 
@@ -444,9 +459,11 @@ class DamageRepair:
         if trusted.position != offsets.last.position:
             return None
         if trusted.header is not None and trusted.header.end == segment.size:
-            return trusted.header.next_offset
-        position, next_offset = end_of_valid_part(segment, trusted.position)
-        return next_offset if position == segment.size else None
+            position, next_offset = segment.size, trusted.header.next_offset
+        else:
+            position, next_offset = end_of_valid_part(segment, trusted.position)
+        in_range = 0 <= next_offset - segment.base_offset <= MAX_RELATIVE_OFFSET + 1
+        return next_offset if position == segment.size and in_range else None
 
     def _is_cut(self, inspections: dict[int, Inspection], bases: list[int]) -> bool:
         """Return whether the first damage is a torn tail. CorruptBatchError if it must not be cut."""
@@ -467,6 +484,15 @@ class DamageRepair:
             damage = inspection.damage
             if damage is None:
                 continue
+            if damage.as_written:
+                raise CorruptBatchError(
+                    f"{damage.text}; its checksum is right, so it is no torn write, and nothing was cut",
+                    code=damage.code,
+                    remedy=f"{RESTORE}. Kafka keeps such a batch: a broker serves the records around it",
+                    file=inspection.file,
+                    position=damage.position,
+                    offset=damage.offset,
+                )
             later = [b for b in bases if b > base and (self._known.clean or self._log_bytes(b))]
             followed = inspection.followed is not None or bool(later)
             if self._known.is_torn_tail(damage.offset, followed=followed):
@@ -516,14 +542,22 @@ class DamageRepair:
         facts = self._files.stat(os.path.join(self._directory, names.segment_file(base, names.LOG)))
         return 0 if facts is None else facts.size
 
+    def cuts(self, inspections: dict[int, Inspection]) -> list[Cut]:
+        """Return the damaged log files that `mend` changes. Zeros behind a log are room for appends."""
+        damaged = _first_damaged(inspections)
+        if damaged is None:
+            return []
+        behind = [(segment.file, base) for base, segment in self._segments.items() if base > damaged]
+        found = inspections[damaged]
+        cut = Cut(found.file, found.file_size, found.size)
+        return [cut, *(Cut(file, self._log_bytes(base), None) for file, base in behind)]
+
     def mend(self, inspections: dict[int, Inspection]) -> None:
         """Repair the files by the result of `find`.
 
         Segments behind a cut are removed first, from the end, so that the log is always a prefix.
         """
-        damaged = min(
-            (base for base, inspection in inspections.items() if inspection.damage is not None), default=None
-        )
+        damaged = _first_damaged(inspections)
         if damaged is not None:
             behind = [base for base in self._segments if base > damaged]
             if behind:  # closed segments are cut: new segments may look like them

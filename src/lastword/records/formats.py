@@ -57,7 +57,9 @@ from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP_T
 from lastword.units import NO_TIMESTAMP
 from lastword.wire import (
     CODEC_MASK,
+    CRC_AT,
     GZIP,
+    HEADER_BYTES,
     INT64_MAX,
     LEGACY_CRC_AT,
     LEGACY_TIMESTAMP_AT,
@@ -505,6 +507,20 @@ def read_header(
 def crc_ok(buffer: Any, header: BatchHeader, position: int | None = None) -> bool:
     """Return whether the stored checksum matches the bytes; arguments as in `batch.crc_ok`."""
     return FORMATS[header.magic].crc_ok(buffer, header, position)
+
+
+def is_as_written(buffer: Any, position: int, size: int) -> bool:
+    """Return whether the checksum of the entry of `size` bytes at `buffer[position]` is right.
+
+    The other fields may contradict each other, and the magic may be unknown. As in Kafka, a magic above 2 has
+    the checksum of magic 2, and a negative one that of magic 0.
+    """
+    data = memoryview(buffer)[position : position + size]
+    if 2 <= data[MAGIC_AT] < 128:
+        crc = int.from_bytes(data[CRC_AT : CRC_AT + 4], "big")
+        return size >= HEADER_BYTES and batch.computed_crc(data, size) == crc
+    crc = int.from_bytes(data[LEGACY_CRC_AT : LEGACY_CRC_AT + 4], "big")
+    return size >= OVERHEAD_BYTES + SMALLEST_LENGTH and _legacy_crc(data, size) == crc
 
 
 def check_crc(buffer: Any, header: BatchHeader, file: str, position: int | None = None) -> None:

@@ -31,6 +31,7 @@ from lastword.segment.indexes import (
     TimeIndex,
     TransactionIndex,
 )
+from lastword.segment.scan import check_range
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts, StoredSegment
 
@@ -173,6 +174,7 @@ class SegmentAppender:
             builder.seen(last.offset, last.timestamp)
         next_offset = segment.base_offset
         for header in segment.headers_from_last_indexed():
+            check_range(header, segment.base_offset, segment.file)
             builder.seen(header.last_offset, header.max_timestamp)
             next_offset = header.next_offset
         segment = segment.ending_at(segment.size, next_offset, builder.largest_timestamp, active=True)

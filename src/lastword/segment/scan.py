@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lastword.errors import CorruptBatchError, DataError, UnknownMagicError
+from lastword.errors import CorruptBatchError, DataError
 from lastword.files import Handle
 from lastword.records.batch import BatchHeader
-from lastword.records.formats import UNKNOWN_COUNT, crc_ok, read_header
+from lastword.records.formats import UNKNOWN_COUNT, crc_ok, is_as_written, read_header
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.wire import (
     ATTRIBUTES_AT,
@@ -36,12 +36,21 @@ _CANDIDATE = re.compile(rb"(?s)(?=\x00\x00.{6}[\x00-\x7f].{7}[\x00-\x02])")
 
 
 class Damage(NamedTuple):
-    """Where the valid part of a file ends, and why. `offset`: the first one that is missing."""
+    """Where the valid part of a file ends, and why.
+
+    Attributes:
+        position: The end of the valid part.
+        offset: The first offset that is missing.
+        code: A code of `Problem`.
+        text: The reason.
+        as_written: A whole batch is there whose checksum is right: no torn write leaves it.
+    """
 
     position: int
     offset: int
     code: str
     text: str
+    as_written: bool = False
 
 
 NO_OFFSET = 1 << 63
@@ -203,31 +212,36 @@ class SoundWalk:
     def _check(self, block: bytes, at: int, size: int) -> BatchHeader | None:
         try:
             header = read_header(block, at, at + size, self._file, file_position=self.position)
-        except UnknownMagicError as error:
-            self._stop("bad-magic", str(error.message))
-            return None
         except DataError as error:
-            self._stop("bad-header", str(error.message))
+            self._stop(error.code, error.message, as_written=is_as_written(block, at, size))
             return None
         if not crc_ok(block, header, at):
             self._stop("bad-crc", f"offset {header.base_offset}: the checksum is wrong")
         elif header.base_offset < self.next_offset:
-            self._stop("offsets-fall", f"offset {header.base_offset} follows {self.next_offset - 1}")
-        elif header.last_offset - self._base_offset > MAX_RELATIVE_OFFSET:
-            raise CorruptBatchError(
-                f"offset {header.last_offset} is more than 2^31 above the segment's base {self._base_offset}",
-                code="offset-overflow",
-                remedy="open the directory with Kafka once: it splits such a segment",
-                file=self._file,
-                position=self.position,
-                offset=header.base_offset,
+            self._stop(
+                "offsets-fall", f"offset {header.base_offset} follows {self.next_offset - 1}", as_written=True
             )
         else:
+            check_range(header, self._base_offset, self._file)
             return header
         return None
 
-    def _stop(self, code: str, text: str) -> None:
-        self.damage = Damage(self.position, self.next_offset, code, text)
+    def _stop(self, code: str, text: str, *, as_written: bool = False) -> None:
+        self.damage = Damage(self.position, self.next_offset, code, text, as_written)
+
+
+def check_range(header: BatchHeader, base_offset: int, file: str) -> None:
+    """Raise CorruptBatchError if the indexes of the segment with `base_offset` cannot hold the batch."""
+    if 0 <= header.last_offset - base_offset <= MAX_RELATIVE_OFFSET:
+        return
+    raise CorruptBatchError(
+        f"offset {header.last_offset} is below the segment's base {base_offset}, or 2^31 and more above it",
+        code="offset-overflow",
+        remedy="open the directory with Kafka once: it splits a segment that is too wide",
+        file=file,
+        position=header.position,
+        offset=header.base_offset,
+    )
 
 
 def is_zeroed(handle: Handle, start: int, end: int) -> bool:

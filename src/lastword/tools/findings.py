@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from lastword.errors import DataError, DecompressionLimitError
 from lastword.files import Handle
+from lastword.partition.recovery import Cut
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok, read_header
 from lastword.segment import names
@@ -125,6 +126,7 @@ class Findings:
         valid: Identity and time (ms) of the segments that were checked with their indexes and have no
             problem. A later check skips them. None of them ends inside a transaction.
         epochs: For each segment, its batches by leader epoch.
+        cuts: The log files that an opening to write would cut or remove.
     """
 
     batches: int = 0
@@ -133,6 +135,7 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
     valid: set[tuple[SegmentId, int]] = field(default_factory=set)
     epochs: dict[tuple[SegmentId, int], list[EpochRun]] = field(default_factory=dict)
+    cuts: list[Cut] = field(default_factory=list)
 
     def report(self, problem: Problem) -> None:
         """Add a problem, if there is room."""

@@ -35,9 +35,11 @@ from lastword.clock import Clock, SystemClock
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError, StorageError
 from lastword.files import FileFacts, Files
 from lastword.logdir.identity import read_topic_id
-from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.checkpoint_file import number, read_lines, read_offset_lines
 from lastword.partition.directory_segments import DirectorySegments, read_log_start
 from lastword.partition.durability import read_synced
+from lastword.partition.open import expected_cuts
+from lastword.partition.recovery import Cut
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from lastword.segment.scan import is_zeroed
@@ -53,8 +55,6 @@ _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05  # between two checks of a partition with a problem
 _CONFIRMED = 5  # checks in a row that find the same problem while the files change
 _CHECKS = 20  # of one partition at most
-_CUT_CODES = {"bad-crc", "bad-length", "bad-header", "unknown-magic"}
-"""Damage at which a recovery ends the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Verification(Value):
     """The result of a verification. `ok` is True only if there are no problems and no collisions.
 
     `collisions`, if requested, are valid keys that Kafka's cleaner cannot tell apart; `keys` is the number of
-    compared keys.
+    compared keys. `cuts`: the log files that the next opening to write would cut at a torn end, or remove
+    behind it.
     """
 
     ok: bool
@@ -72,6 +73,7 @@ class Verification(Value):
     problems: tuple[Problem, ...]
     collisions: tuple[Md5Collision, ...] = ()
     keys: int = 0
+    cuts: tuple[Cut, ...] = ()
 
     def __str__(self) -> str:
         text = f"{plural(self.batches, 'batch')}, {plural(self.records, 'record')}"
@@ -163,6 +165,7 @@ def verify(
         tuple(findings.problems),
         tuple(collisions),
         keys,
+        tuple(findings.cuts),
     )
 
 
@@ -225,35 +228,43 @@ def _verify_partition(
         if attempt and complete and before == _listing(files, directory):
             problems = list(check.problems)
             break
+    cuts = _expected_cuts(files, directory) if problems else []
+    findings.cuts += cuts
     for problem in problems:
-        findings.report(_with_warning(files, view, problem))
+        findings.report(_with_warning(problem, cuts))
     return view
 
 
-def _with_warning(files: Files, view: PartitionView | None, problem: Problem) -> Problem:
-    """Return a problem with a remedy that says so if an opening to write would cut off the damaged batch.
+def _expected_cuts(files: Files, directory: str) -> list[Cut]:
+    """Return the log files that the next opening to write would cut or remove: a torn end, and what follows.
 
-    After a crash, invalid bytes above the recovery point and the synced mark count as the torn end of the
-    log, even if valid segments follow.
+    Empty if that opening refuses the log.
     """
-    offset = problem.offset
-    if view is None or offset is None or problem.code not in _CUT_CODES or problem.remedy != RESTORE:
-        return problem
-    root = os.path.dirname(os.path.normpath(view.directory))
-    if files.exists(os.path.join(root, names.CLEAN_SHUTDOWN)) or offset < _durable(files, root, view):
+    root, _ = names.root_and_name(directory)
+    clean = files.exists(os.path.join(root, names.CLEAN_SHUTDOWN))
+    try:
+        return expected_cuts(files, directory, recovery_point=_recovery_point(files, directory), clean=clean)
+    except LastwordError:
+        return []
+
+
+def _recovery_point(files: Files, directory: str) -> int:
+    root, name = names.root_and_name(directory)
+    return read_offset_lines(files, os.path.join(root, names.RECOVERY_POINTS)).offsets.get(name, 0)
+
+
+def _with_warning(problem: Problem, cuts: Iterable[Cut]) -> Problem:
+    """Return a problem with a remedy that says so if an opening to write cuts off the damaged bytes."""
+    is_cut = any(
+        cut.file == problem.file and (problem.position or 0) >= (cut.left_bytes or 0) for cut in cuts
+    )
+    if not is_cut or problem.remedy != RESTORE:
         return problem
     return replace(
         problem,
         remedy=f"{RESTORE} before the log is opened to write: its last stop was not clean, so an opening "
         "cuts off this batch and everything after it",
     )
-
-
-def _durable(files: Files, root: str, view: PartitionView) -> int:
-    """Return the offset below which a crash leaves no invalid bytes."""
-    rows = _rows(files, os.path.join(root, names.RECOVERY_POINTS), Findings())
-    kept = [offset for *tp, offset in rows if tp == [view.topic, view.partition]]
-    return max([read_synced(files, view.directory), *kept])
 
 
 def _check_partition(
@@ -421,9 +432,8 @@ def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None
             orphans.setdefault(p.base_offset, p.name)
     if not orphans:
         return
-    root = os.path.dirname(os.path.normpath(view.directory))
     log_start = read_log_start(files, view.directory)
-    durable = _durable(files, root, view)
+    durable = max(read_synced(files, view.directory), _recovery_point(files, view.directory))
     first = min(logs, default=0)
     for base, name in sorted(orphans.items()):
         following = min((log for log in logs if log > base), default=None)
