@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install java demo demo-bucket lint check test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients systems soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
+.PHONY: help install java demo demo-bucket lint check test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients systems soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -85,6 +85,9 @@ damage: $(READY) kernels ## damaged directories by seed, every verb on each: a r
 odd: java $(READY) kernels ## batches with right checksums and wrong fields, recovered by ours and by Kafka: make odd N=10000
 	@$(PY) -m tests.crash.odd --kafka --cases $(or $(N),2000)
 
+variations: java $(READY) kernels ## payloads with what decoders may ignore, read by ours and by Kafka's: make variations N=100000
+	@$(PY) -m tests.records.variations --batches $(or $(N),20000)
+
 readers: $(READY) kernels ## readers of every kind beside a writer and cleaners, interleaved by file operations: make readers N=1000000
 	@$(PY) -m tests.readers.run --interleavings $(or $(N),100000)
 
@@ -142,7 +145,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket 'bench SIZE=full'; do \
+	@failed=; for proof in test exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

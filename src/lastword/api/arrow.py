@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from lastword.api.record import TIMESTAMP_TYPES
 from lastword.errors import SerializerError, UsageError
 from lastword.records.record import RawRecord
+from lastword.units import NO_TIMESTAMP
 
 if TYPE_CHECKING:
     from lastword.api.serializers import Serializer
@@ -112,7 +113,9 @@ class ArrowForm:
                 pa.repeat(pa.scalar(self._topic, pa.string()), size),
                 pa.repeat(pa.scalar(partition, pa.int32()), size),
                 pa.array(offset),
-                pa.array(timestamp, pa.int64(), mask=timestamp < 0).cast(pa.timestamp("ms", tz="UTC")),
+                pa.array(timestamp, pa.int64(), mask=timestamp == NO_TIMESTAMP).cast(
+                    pa.timestamp("ms", tz="UTC")
+                ),
                 kinds,
                 self._typed("key", key),
                 self._typed("value", value),

@@ -54,6 +54,7 @@ from lastword.records.record import (
     raw_record,
     read_varint,
     read_varlong,
+    record_time,
 )
 from lastword.units import NO_TIMESTAMP
 from lastword.wire import (
@@ -340,7 +341,7 @@ def records_of(payload: Any, header: BatchHeader, file: str) -> Iterator[RawReco
         except ValueError as error:
             raise _bad_records(f"record {number + 1} of {header.count}: {error}", header, file) from None
         last_delta = delta
-        timestamp = header.max_timestamp if kind else header.base_timestamp + time_delta
+        timestamp = header.max_timestamp if kind else record_time(header.base_timestamp, time_delta)
         yield raw_record(header.base_offset + delta, timestamp, kind, key, value, headers)
     if next_position != end:
         raise _bad_records(

@@ -2,13 +2,14 @@
 
 `CODECS[attributes & 7]` lists them. Each is framed so that Kafka can read it:
 
-    gzip    one member, or several after each other
+    gzip    one member, or several after each other; bytes that begin no member are ignored behind them
     snappy  raw blocks of 32 KiB under a header of 16 bytes: 82 "SNAPPY" 00 · i32 version 1 · i32 lowest
-            reader 1, then per block: i32 compressed size · block. Not the official snappy frames. A payload
-            without the header is one raw block, as librdkafka writes it and Kafka reads it
+            reader 1, then per block: i32 compressed size · block. Both versions are ignored. Not the official
+            snappy frames. A payload without the header is one raw block, as librdkafka writes it and Kafka
+            reads it
     lz4     frame 04 22 4d 18 · FLG 60 · BD 40 · HC 82: independent blocks of 64 KiB, no sizes, no checksums.
             Kafka refuses linked blocks
-    zstd    a frame without content size or checksum
+    zstd    a frame without content size or checksum; the cut beginning of another frame behind it is ignored
 
 A size that the data declares is never trusted: memory is reserved for the bytes that arrive. A payload that
 exceeds its bound is `DecompressionLimitError`; one that contradicts itself is `CorruptBatchError`. Neither
@@ -55,10 +56,15 @@ _LZ4_FAST = 9
 """Kafka's default level, which selects the fast compressor; every other level selects the thorough one."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_FRAME = 0xFD2FB528
+_ZSTD_SKIPPED = 0x184D2A50
 
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct(">i")
 _FIRST_ROOM = 64 << 10
+_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+_GZIP_TRAILER = 18
+"""Java looks for another member only behind this many bytes."""
 _GZIP_STEP = 1 << 20
 """Bytes that the decompressor takes and returns at a time: what it holds beside the output."""
 _local = threading.local()
@@ -170,31 +176,52 @@ def _gzip(data: Any, level: int | None) -> bytes:
 
 def _gunzip_parts(data: Any, limit: int) -> Iterator[bytes]:
     view = memoryview(data).cast("B")
-    left = limit
-    rest = bytes(view[:_GZIP_STEP])
-    taken = len(rest)  # bytes of the payload
-    member = zlib.decompressobj(wbits=31)
-    while True:
-        try:
-            part = member.decompress(rest, min(left + 1, _GZIP_STEP))
-        except zlib.error as error:
-            raise _corrupt("gzip", error) from None
-        left -= len(part)
-        if left < 0:
-            raise _too_large("gzip", len(view), limit)
-        if part:
-            yield part
-        rest = member.unused_data if member.eof else member.unconsumed_tail
-        if not rest:
-            if taken < len(view):
+    end, left = len(view), limit
+    taken = _gzip_body(view, 0)
+    if taken < 0:
+        raise _corrupt("gzip", "no header")
+    while taken >= 0:
+        member = zlib.decompressobj(wbits=31)
+        member.decompress(_GZIP_HEADER)  # the flags of a header may have bits that zlib refuses
+        rest = b""
+        while not member.eof:
+            if not rest:
                 rest = bytes(view[taken : taken + _GZIP_STEP])
                 taken += len(rest)
-            elif member.eof:
-                return
-            elif not part:
+            try:
+                part = member.decompress(rest, min(left + 1, _GZIP_STEP))
+            except zlib.error as error:
+                raise _corrupt("gzip", error) from None
+            left -= len(part)
+            if left < 0:
+                raise _too_large("gzip", end, limit)
+            if part:
+                yield part
+            elif not rest and not member.eof:
                 raise _corrupt("gzip", "cut short")
-        if member.eof:
-            member = zlib.decompressobj(wbits=31)
+            rest = member.unconsumed_tail
+        following = taken - len(member.unused_data)
+        taken = _gzip_body(view, following) if end - following > _GZIP_TRAILER else -1
+
+
+def _gzip_body(view: memoryview, position: int) -> int:
+    """Return where the data of the member at `position` begins; -1 if Java reads no header."""
+    end, at = len(view), position + len(_GZIP_HEADER)
+    if at > end or view[position : position + 3] != _GZIP_HEADER[:3]:
+        return -1
+    flags = view[position + 3]
+    if flags & 4:
+        at += 2 + int.from_bytes(view[at : at + 2], "little")
+    for flag in (8, 16):  # name and comment
+        if flags & flag:
+            while at < end and view[at]:
+                at += 1
+            at += 1
+    if flags & 2:
+        if zlib.crc32(view[position:at]) & 0xFFFF != int.from_bytes(view[at : at + 2], "little"):
+            return -1
+        at += 2
+    return at if at <= end else -1
 
 
 def _gunzip(data: Any, limit: int) -> bytes:
@@ -239,14 +266,17 @@ def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
             raise _too_large("snappy", end, limit)
         yield view, content
         return
-    if _I32.unpack_from(view, 12)[0] > 1:
-        raise _corrupt("snappy", f"needs a reader of version {_I32.unpack_from(view, 12)[0]}")
-    while position < end:
-        if view[position : position + 8] == _XERIAL[:8]:  # another stream follows
+    # Java reads the version only of a stream behind the first one. Some writers store it in little endian.
+    while end - position >= 4:  # fewer bytes are ignored, as in Kafka
+        if view[position : position + 4] == _XERIAL[:4]:  # another stream follows
+            if end - position < len(_XERIAL):
+                raise _corrupt("snappy", "cut short")
+            if view[position : position + 8] != _XERIAL[:8]:
+                return
+            if _I32.unpack_from(view, position + 8)[0] < 1:
+                raise _corrupt("snappy", "a stream of a version below 1")
             position += len(_XERIAL)
             continue
-        if end - position < 4:
-            raise _corrupt("snappy", "cut short")
         (size,) = _I32.unpack_from(view, position)
         position += 4
         if size < 0 or size > end - position:
@@ -478,6 +508,9 @@ def _unzstd_into(data: Any, out: memoryview) -> int:
     except cramjam.DecompressionError as error:
         if "write whole buffer" in str(error):
             raise _too_large("zstd", len(data), len(out)) from None
+        end = _end_of_zstd_frames(data)
+        if 0 < end < len(data):  # Kafka's reader takes the beginning of another frame for the end
+            return _unzstd_into(memoryview(data)[:end], out)
         raise _corrupt("zstd", error) from None
 
 
@@ -520,15 +553,36 @@ def _is_plain_zstd(data: Any) -> bool:
     kind (2), size (21).
     """
     end = len(data)
-    if end < 9 or data[4] or data[:4] != _ZSTD_MAGIC:
-        return False
-    position = 6
+    return end >= 9 and not data[4] and data[:4] == _ZSTD_MAGIC and _end_of_zstd_blocks(data, 6) == end
+
+
+def _end_of_zstd_blocks(data: Any, position: int) -> int:
+    """Return the position behind the last block of a frame, its first at `position`; -1 if it is cut."""
+    end = len(data)
     while end - position >= 3:
         head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
         position += 3 + (1 if head & 6 == 2 else head >> 3)  # a run of one byte stores only that byte
         if head & 1:
-            return position == end
-    return False
+            return position if position <= end else -1
+    return -1
+
+
+def _end_of_zstd_frames(data: Any) -> int:
+    """Return the position behind the last whole frame."""
+    done, end = 0, len(data)
+    while end - done >= 9:
+        (magic,), flags = _U32.unpack_from(data, done), data[done + 4]
+        if magic & 0xFFFFFFF0 == _ZSTD_SKIPPED:
+            position = done + 8 + _U32.unpack_from(data, done + 4)[0]
+        else:
+            single = flags >> 5 & 1
+            head = 6 - single + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
+            blocks = _end_of_zstd_blocks(data, done + head)
+            position = blocks + (flags & 4) if magic == _ZSTD_FRAME and blocks > 0 else end + 1
+        if position > end:
+            break
+        done = position
+    return done
 
 
 CODECS: tuple[Codec, ...] = (

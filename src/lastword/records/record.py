@@ -142,6 +142,11 @@ def _read(buffer: Any, position: int, end: int, bits: int) -> tuple[int, int]:
     raise ValueError("varint cut short")
 
 
+def record_time(base_timestamp: int, delta: int) -> int:
+    """Return the time of a record in ms; the sum wraps modulo 2^64, as in Kafka and the kernels."""
+    return (base_timestamp + delta + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 ABORT = 0
 COMMIT = 1
 TYPE_NAMES = {

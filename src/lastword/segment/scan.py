@@ -232,10 +232,12 @@ class SoundWalk:
 
 def check_range(header: BatchHeader, base_offset: int, file: str) -> None:
     """Raise CorruptBatchError if the indexes of the segment with `base_offset` cannot hold the batch."""
-    if 0 <= header.last_offset - base_offset <= MAX_RELATIVE_OFFSET:
+    above = header.last_offset - base_offset
+    if 0 <= above <= MAX_RELATIVE_OFFSET:
         return
+    where = "below" if above < 0 else "more than 2^31 above"
     raise CorruptBatchError(
-        f"offset {header.last_offset} is below the segment's base {base_offset}, or 2^31 and more above it",
+        f"offset {header.last_offset} is {where} the segment's base {base_offset}",
         code="offset-overflow",
         remedy="open the directory with Kafka once: it splits a segment that is too wide",
         file=file,
