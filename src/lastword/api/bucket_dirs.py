@@ -23,7 +23,7 @@ from lastword.bucket.commit import CLOCK_OBJECT, Bucket
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.clock import Clock
-from lastword.config import Settings
+from lastword.config import Settings, TopicConfig
 from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
@@ -32,6 +32,7 @@ from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.api.bucket_cleaner import BucketWork
+    from lastword.api.schema import TopicSchema
     from lastword.background.states import States
     from lastword.bucket.commit import Loaded
     from lastword.bucket.manifest import Changes, ManifestVersion
@@ -87,7 +88,6 @@ class BucketDirs(OpenDirs):
             opened_at=opened_at,
         )
         self._settings_entry = self._read_files.snapshot.entry(names.SETTINGS)
-        self._refreshed = clock.monotonic()
         self._queue = _CommitQueue(self)
 
     def _require_no_objects(self) -> None:
@@ -114,6 +114,9 @@ class BucketDirs(OpenDirs):
             return
         self._refreshed = now
         self._take(self._bucket.load)
+
+    def refresh_settings(self) -> None:
+        """Do nothing: a version has its topics and their settings."""
 
     def _take(self, load: Callable[[], Loaded]) -> None:
         """Read from now on the version that `load` returns."""
@@ -565,8 +568,13 @@ class BucketTopic(Topic[Any, Any]):
 
     def _on(self, dirs: OpenDirs) -> Topic[Any, Any]:
         self._take_settings()
-        topic: Topic[Any, Any] = Topic(dirs, self.schema, self._config)
-        topic.__dict__["_packer"] = self._packer  # so records without a key take turns over all transactions
+        schema, numbers, config = self._schema, tuple(dirs.partitions(self.name)), dirs.config(self.name)
+        is_changed = config != self._config or numbers != schema.numbers  # by a commit that came first
+        if is_changed:
+            schema = schema.with_settings(numbers, config)
+        topic: Topic[Any, Any] = Topic(dirs, schema, config)
+        if not is_changed:  # records without a key take turns over all transactions
+            topic.__dict__["_packer"] = self._packer
         return topic
 
     def append(self, key: Any, value: Any, **options: Any) -> Appended:
@@ -632,6 +640,15 @@ class BufferedTopic(BucketTopic):
     """
 
     _refused: Callable[[BaseException], object] = staticmethod(lambda error: None)
+
+    def __init__(self, dirs: OpenDirs, schema: TopicSchema, config: TopicConfig) -> None:
+        super().__init__(dirs, schema, config)
+        self._saved = schema.saved
+
+    def _on(self, dirs: OpenDirs) -> Topic[Any, Any]:
+        topic = super()._on(dirs)
+        topic.check_serializers(self._saved)  # the state has encoded the values for these
+        return topic
 
     def on_refused(self, call: Callable[[BaseException], object]) -> None:
         """Call `call` with the error of each append that its commit refuses, in another thread."""

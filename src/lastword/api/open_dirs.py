@@ -15,7 +15,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -35,7 +35,7 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
 )
-from lastword.files import Files
+from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.parse import as_int
 from lastword.partition import leases
@@ -103,6 +103,8 @@ class OpenDirs(ProcessBound):
         self._closing: list[Callable[[], object]] = []
         self._listeners: list[Callable[[], object]] = []
         self._deletion_listeners: list[Callable[[str, Iterable[int]], object]] = []
+        self._settings_seen: object = None
+        self._refreshed = clock.monotonic()
         if mode == "a":
             _writers.add(self)
 
@@ -171,8 +173,31 @@ class OpenDirs(ProcessBound):
         )
 
     def refresh(self, *, at_most_every_ms: int = 0) -> None:
-        """Take up what other processes have changed. A directory always shows it."""
+        """Take up what other processes have changed. A directory always shows its files."""
         self.require_open()
+        now = self.clock.monotonic()
+        if not at_most_every_ms or now - self._refreshed >= at_most_every_ms / 1000:
+            self._refreshed = now
+            self.refresh_settings()
+
+    def refresh_settings(self) -> None:
+        """Read the settings again, in mode "r" if another process has changed them.
+
+        A topic has its settings before its partitions are there. So they are read after the listing that
+        shows the topic; settings of a cluster are read again for each change of the listing.
+        """
+        if self.mode == "a":  # nobody else changes them
+            return
+        files, storage = [os.path.join(path, names.SETTINGS) for path in self.paths], self.files
+        if self._config_file is not None:
+            files, storage = [os.fspath(self._config_file)], DEFAULT
+        seen: list[object] = [directory.last_listing for directory in self.directories]
+        for file in files:
+            with suppress(StorageError):  # of a drive that failed
+                seen.append(storage.stat(file))
+        if seen != self._settings_seen:
+            self.settings_changed()
+            self._settings_seen = seen
 
     def sync(self) -> None:
         """Make everything durable that was acknowledged at level "os", also if a directory fails."""
@@ -220,7 +245,9 @@ class OpenDirs(ProcessBound):
     def topics(self) -> dict[str, dict[int, LogDirectory]]:
         """Return the topics, sorted by name, with the directory of each partition."""
         self.refresh()
-        return self.dir_set.log_dirs_by_topic()
+        topics = self.dir_set.log_dirs_by_topic()
+        self.refresh_settings()
+        return topics
 
     def has_topic(self, topic: str) -> bool:
         """Return whether there is a topic of this name."""
@@ -234,6 +261,7 @@ class OpenDirs(ProcessBound):
         log_dirs = self.dir_set.log_dirs(topic)
         if not log_dirs:
             raise UnknownTopicError.named(topic, ", ".join(self.paths), self.dir_set.log_dirs_by_topic())
+        self.refresh_settings()
         return log_dirs
 
     def only_topic(self, topic: str | None) -> str:

@@ -249,8 +249,16 @@ def following(
     timeout: float | None,
     committed: bool,
     grows: bool,
+    check: Callable[[], None] = lambda: None,
 ) -> Callable[[dict[int, int]], Follow]:
-    """Return a function that makes the `Follow` of a reader. `grows`: also read partitions that are added."""
+    """Return a function that makes the `Follow` of a reader.
+
+    `grows`: also read partitions that are added. `check` is called before each round.
+    """
+
+    def refresh() -> None:
+        dirs.refresh(at_most_every_ms=FOLLOW_REFRESH_MS)
+        check()
 
     def ends(number: int) -> tuple[int, int, int]:
         log = dirs.log(topic, number)
@@ -280,7 +288,7 @@ def following(
             timeout=timeout,
             committed=committed,
             added=added if grows else None,
-            refresh=partial(dirs.refresh, at_most_every_ms=FOLLOW_REFRESH_MS),
+            refresh=refresh,
         )
 
     return follow

@@ -9,9 +9,9 @@ only records with a key.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from lastword.api.serializers import Serializer, SerializerLike, contradicts, saved_serializer, serializer_of
 from lastword.config import TopicConfig
@@ -122,6 +122,7 @@ class TopicSchema:
         key: The serializer of keys.
         value: The serializer of values.
         saved: The saved names of the serializers of keys and values; None if there is no name.
+        given: What the caller named instead of the saved serializers and partitioner.
     """
 
     topic: str
@@ -131,6 +132,7 @@ class TopicSchema:
     value: Serializer
     saved: tuple[str | None, str | None]
     partitioner: Partitioner
+    given: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -158,7 +160,24 @@ class TopicSchema:
             _serializer("value", value_serializer, saved[1], topic),
             saved,
             chosen,
+            {
+                "key_serializer": key_serializer,
+                "value_serializer": value_serializer,
+                "partitioner": partitioner,
+            },
         )
+
+    def with_settings(self, numbers: Collection[int], config: TopicConfig) -> TopicSchema:
+        """Return the schema with other partitions and settings.
+
+        A topic of lastword has saved serializers until it is deleted: without them the schema keeps its own.
+
+        Raises:
+            InvalidSettingError: A serializer that the caller named contradicts the saved name.
+        """
+        if self.saved != (None, None) and config.lastword_key_serializer is None:
+            return replace(self, numbers=tuple(numbers), partitions=max(numbers, default=-1) + 1)
+        return TopicSchema.of(self.topic, numbers, config, **self.given)
 
     def partition_of(self, key: bytes) -> int:
         """Return the partition of a key."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from time import perf_counter
@@ -70,13 +69,12 @@ class Topic(ProcessBound, Generic[K, V]):
 
     Attributes:
         name: The topic's name.
-        schema: Its serializers and partitioner.
         dirs: The open directories. For tools; it may change.
     """
 
     def __init__(self, dirs: OpenDirs, schema: TopicSchema, config: TopicConfig) -> None:
         self.dirs = dirs
-        self.schema = schema
+        self._schema = schema
         self.name = schema.topic
         self._settings = dirs.settings
         self._config = config
@@ -87,6 +85,12 @@ class Topic(ProcessBound, Generic[K, V]):
         self._in_one_directory = len(dirs.directories) == 1
 
     @property
+    def schema(self) -> TopicSchema:
+        """Its serializers, as they are saved now or as the caller named them, and its partitioner."""
+        self._take_settings()
+        return self._schema
+
+    @property
     def config(self) -> TopicConfig:
         """Its settings in their units: `topic.config.segment_bytes`."""
         self._take_settings()
@@ -95,31 +99,34 @@ class Topic(ProcessBound, Generic[K, V]):
     @property
     def partitions(self) -> int:
         """Number of partitions; they are numbered 0 to partitions - 1."""
-        self._take_settings()
         return self.schema.partitions
 
     def _take_settings(self) -> None:
         """Take the settings and the partitions of now, if settings were read again since the last call.
 
-        They are read again, or `OpenDirs.partitions_added` is called, after every change by this process.
+        They are read again, or `OpenDirs.partitions_added` is called, after every change by this process, and
+        when a change by another process is seen.
+
+        Raises:
+            InvalidSettingError: The saved serializers are other ones than those that the caller named.
         """
         settings = self.dirs.settings
         if settings is self._settings:
             return
         config = self.dirs.config(self.name)
-        numbers = tuple(self.dirs.dir_set.log_dirs(self.name)) or self.schema.numbers  # none: it was deleted
-        if config is not self._config or numbers != self.schema.numbers:
+        numbers = tuple(self.dirs.dir_set.log_dirs(self.name)) or self._schema.numbers  # none: it was deleted
+        if config is not self._config or numbers != self._schema.numbers:
             from lastword.api.batches import Packer
 
-            self.schema = replace(self.schema, numbers=numbers, partitions=max(numbers, default=-1) + 1)
-            self._config, self._packer = config, Packer(self.schema, config)
+            schema = self._schema.with_settings(numbers, config)
+            self._schema, self._config, self._packer = schema, config, Packer(schema, config)
         self._settings = settings
 
     @cached_property
     def _packer(self) -> Packer:
         from lastword.api.batches import Packer
 
-        return Packer(self.schema, self._config)
+        return Packer(self._schema, self._config)
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, partitions={self.partitions})"
@@ -422,12 +429,13 @@ class Topic(ProcessBound, Generic[K, V]):
         timeout_seconds = check_follow(follow, timeout, start, end, view)
         committed = check_isolation(isolation) == READ_COMMITTED
         views = self.dirs.views(self.name) if partition is None else {partition: self._view(partition)}
+        schema = self.schema  # of the settings that `views` has read
         return Reader(
             self.name,
             ranges(views, start, end, committed=committed),
-            (self.schema.key, self.schema.value),
+            (schema.key, schema.value),
             view=view,
-            keys=encoded_keys(keys, self.schema.key),
+            keys=encoded_keys(keys, schema.key),
             map_bytes=self.dirs.settings.instance.map_bytes,
             committed=committed,
             follow=following(
@@ -437,6 +445,7 @@ class Topic(ProcessBound, Generic[K, V]):
                 timeout=timeout_seconds,
                 committed=committed,
                 grows=partition is None,
+                check=lambda: self.check_serializers(schema.saved),
             )
             if follow
             else None,
@@ -459,6 +468,17 @@ class Topic(ProcessBound, Generic[K, V]):
             isolation: As for `read`.
         """
         return self.read(end=end, partition=partition, keys=keys, view="newest", isolation=isolation)
+
+    def check_serializers(self, saved: tuple[str | None, str | None]) -> None:
+        """Raise InvalidSettingError if the saved serializers are other ones than a reader or a state has."""
+        if self.schema.saved != saved:
+            before, now = (
+                f"{key or 'bytes'} and {value or 'bytes'}" for key, value in (saved, self.schema.saved)
+            )
+            raise InvalidSettingError(
+                f"topic {self.name!r}: the serializers of keys and values were changed: {before} to {now}",
+                remedy="open the state again, or read again from the reader's position",
+            )
 
     def record_at(
         self, offset: int, *, partition: int | None = None, isolation: Isolation = "read_committed"
@@ -484,7 +504,8 @@ class Topic(ProcessBound, Generic[K, V]):
 
         committed = check_isolation(isolation) == READ_COMMITTED
         log = self._readable(self._only(partition))
-        return record_at(log, offset, (self.schema.key, self.schema.value), committed=committed)
+        schema = self.schema
+        return record_at(log, offset, (schema.key, schema.value), committed=committed)
 
     def records_at(
         self, offsets: Iterable[int], *, partition: int | None = None, isolation: Isolation = "read_committed"
@@ -508,7 +529,8 @@ class Topic(ProcessBound, Generic[K, V]):
 
         committed = check_isolation(isolation) == READ_COMMITTED
         log = self._readable(self._only(partition))
-        return records_at(log, offsets, (self.schema.key, self.schema.value), committed=committed)
+        schema = self.schema
+        return records_at(log, offsets, (schema.key, schema.value), committed=committed)
 
     def _only(self, partition: int | None) -> int:
         """Return the partition, or that of a topic with one."""
@@ -522,11 +544,11 @@ class Topic(ProcessBound, Generic[K, V]):
         In mode "r" a view is kept until the names in the directory, the log end or the log start change.
         """
         dirs = self.dirs
-        if not dirs.holds_logs or partition not in self.schema.numbers or as_int(partition) is None:
+        if not dirs.holds_logs or partition not in self._schema.numbers or as_int(partition) is None:
             return self._view(partition)
         if dirs.mode == "a":
             return dirs.log(self.name, partition)
-        dirs.require_open()
+        dirs.refresh()
         kept = self._views.get(partition)
         if kept is not None:
             view, stamp = kept
@@ -785,10 +807,11 @@ def open_topic(
     numbers: Collection[int] | None = None,
 ) -> Topic[Any, Any]:
     """See `LogDir.topic`. `numbers`: its partitions, if the directory was listed already."""
-    config = dirs.config(name)
+    numbers = dirs.partitions(name) if numbers is None else numbers
+    config = dirs.config(name)  # read after the listing, which may have shown a new topic
     schema = TopicSchema.of(
         name,
-        dirs.partitions(name) if numbers is None else numbers,
+        numbers,
         config,
         key_serializer=key_serializer,
         value_serializer=value_serializer,
@@ -1059,6 +1082,12 @@ def open_state(
         from lastword.api.restore import SnapshotFile
 
         start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
+    saved_names = topic.schema.saved
+
+    def ttl_ms() -> int:
+        topic.check_serializers(saved_names)
+        return dirs.config(name).lastword_ttl_ms
+
     log: Any = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
     log = log if dirs.holds_logs else log.buffered()
     source = StateSource(
@@ -1070,7 +1099,7 @@ def open_state(
         first_dirty=lambda partition: dirs.first_dirty(name, partition),
         map_bytes=dirs.settings.instance.map_bytes,
         log_dir=dirs.directories[0],
-        ttl_ms=lambda: dirs.config(name).lastword_ttl_ms,
+        ttl_ms=ttl_ms,
         now_ms=dirs.clock.now_ms,
         on_refused=(lambda call: None) if dirs.holds_logs else log.on_refused,
     )

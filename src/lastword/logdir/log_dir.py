@@ -32,6 +32,7 @@ from lastword.config import (
 from lastword.errors import (
     CorruptFileError,
     DataError,
+    InconsistentTopicIdError,
     LastwordError,
     OfflineError,
     ReadOnlyError,
@@ -305,9 +306,16 @@ class LogDirectory:
     def _check_topic_id(self, tp: TopicPartition, directory: str) -> None:
         if tp in self._checked:
             return
-        if tp.topic not in self._topic_ids:
+        is_known = tp.topic in self._topic_ids
+        if not is_known:
             self._topic_ids[tp.topic] = self.shared_topic_id(tp.topic) or self.topic_id(tp.topic)
-        check_topic_id(self.files, directory, self._topic_ids[tp.topic])
+        try:
+            check_topic_id(self.files, directory, self._topic_ids[tp.topic])
+        except InconsistentTopicIdError:
+            if not is_known:
+                raise
+            del self._topic_ids[tp.topic]  # the topic may have been deleted and created again since
+            self._check_topic_id(tp, directory)
         self._checked.add(tp)
 
     def topic_config(self, topic: str) -> TopicConfig:
