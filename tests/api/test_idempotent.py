@@ -9,12 +9,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pyarrow as pa
 import pytest
 
 import lastword
 from lastword import metrics
-from lastword.api import producers
+from lastword.api import batches, producers
 from lastword.errors import DataError, DiskFullError, LastwordError, RecordTooLargeError, UsageError
 from lastword.files import DEFAULT
 from lastword.partition.producer_state import FIRST_NAMED_ID
@@ -235,10 +236,10 @@ def half_a_call(logs: lastword.LogDir, number: int) -> None:
     topic = topic_of(logs)
     real = producers.Share.append
 
-    def refusing(share: producers.Share, batches: list[Any]) -> Any:
+    def refusing(share: producers.Share, *given: Any) -> Any:
         if share.log.partition == 2:
             raise RecordTooLargeError("not today")
-        return real(share, batches)
+        return real(share, *given)
 
     producers.Share.append = refusing  # type: ignore[method-assign]
     try:
@@ -327,6 +328,56 @@ def test_cleaning_between_a_call_and_its_repetition(tmp_path: Path) -> None:
         assert topic.extend(keyed[2], producer="loader", sequence=2) == 40
         newest = {r.key: r.value for r in topic.read(view="newest")}
         assert newest == {b"k%d" % i: b"2/%d" % (35 + i) for i in range(5)}
+
+
+@pytest.mark.parametrize("same", ["sequence", "records", "neither"])
+@pytest.mark.parametrize("journal", ["sound", "older"])
+def test_records_of_an_interrupted_call_that_a_cleaning_removed(
+    tmp_path: Path, same: str, journal: str
+) -> None:
+    """They are compared by their digest. What cannot be compared is refused, and never counts as equal."""
+    first = [(b"k%d" % i, b"1/%d" % i) for i in range(20)]
+    other = [(b"other-%d" % i, b"2/%d" % i) for i in range(20)]
+
+    def interrupted() -> Any:
+        yield from first[:16]
+        raise RuntimeError
+
+    def open_log() -> lastword.LogDir:
+        return lastword.open(tmp_path / "d", "a", files=UNSYNCED, log_cleaner_enable=False)
+
+    with open_log() as logs, pytest.MonkeyPatch.context() as patch:
+        topic = logs.create_topic("users", cleanup_policy="compact")
+        patch.setattr("lastword.api.batches.GROUP_RECORDS", 4)
+        patch.setattr("lastword.api.batches.take_pairs", None)
+        patch.setattr(
+            batches.Packer, "_pair_groups", lambda packer, *given: packer._groups(*given[:3], given[5])
+        )
+        with pytest.raises(RuntimeError):
+            topic.extend(interrupted(), producer="loader", sequence=1)
+        topic.extend([(key, b"newer") for key, _ in first])
+        logs.dirs.log("users", 0).roll()
+        assert topic.clean()[0].records_kept == 20
+    path = tmp_path / "d" / "users-0" / "lastword" / "producers"
+    if journal == "older":  # as version 2: without digests
+        lines = [line for line in path.read_bytes().splitlines(keepends=True) if b'"ends"' not in line]
+        text = b'{"version": 2, "name": "", "id": -1}'
+        lines[0] = b"%08x %s\n" % (google_crc32c.value(text), text)
+        path.write_bytes(b"".join(lines))
+    with open_log() as logs:
+        topic = topic_of(logs)
+        ends = topic.bounds()
+        rows, sequence = (first if same == "records" else other), (1 if same == "sequence" else 2)
+        if same == "records" and journal == "sound":
+            assert topic.extend(rows, producer="loader", sequence=sequence) == 20
+            assert topic.bounds()[0][1] == ends[0][1] + 4
+            assert topic.last_sequence("loader") == sequence
+            return
+        for size in (20, 16, 3):
+            with pytest.raises(UsageError, match="a cleaning removed records of an interrupted call"):
+                topic.extend(rows[:size], producer="loader", sequence=sequence)
+            assert topic.bounds() == ends and topic.last_sequence("loader") is None
+        assert topic.extend(rows, producer="another", sequence=sequence) == 20
 
 
 def test_a_broker_that_forgot_the_producer(tmp_path: Path) -> None:

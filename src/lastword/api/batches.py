@@ -207,9 +207,13 @@ class Rows:
 
 @dataclass(slots=True)
 class PackedGroup:
-    """Encoded batches by partition, and their number of records."""
+    """Encoded batches by partition, the keys and values of their records, and the number of all records.
+
+    Records that were left out count.
+    """
 
     batches: dict[int, list[Any]]
+    columns: dict[int, tuple[Any, Any]]
     records: int
 
 
@@ -406,7 +410,9 @@ class Packer:
 
     def _group(self, rows: dict[int, Rows], number: int) -> PackedGroup:
         pack = self._built if number < _few() else self._packed
-        return self._checked(PackedGroup({partition: pack(part) for partition, part in rows.items()}, number))
+        batches = {partition: pack(part) for partition, part in rows.items()}
+        columns = {partition: (part.keys, part.values) for partition, part in rows.items()}
+        return self._checked(PackedGroup(batches, columns, number))
 
     def _checked(self, group: PackedGroup) -> PackedGroup:
         for batches in group.batches.values():
@@ -517,7 +523,7 @@ class Packer:
             call.turn(len(keys))
         if keys.null_count and self.compacts:
             raise KeyRequiredError.of(f"{self.topic}-{int(chosen[np.asarray(keys.is_null())][0])}")
-        batches = {}
+        batches, columns = {}, {}
         for number in np.unique(chosen).tolist():
             rows = np.flatnonzero(chosen == number)
             if call is not None:
@@ -525,13 +531,13 @@ class Packer:
                 if not rows.size:
                     continue
             whole = rows.size == len(keys)
+            columns[number] = (keys, values) if whole else (keys.take(rows), values.take(rows))
             batches[number] = self._pack(
-                keys if whole else keys.take(rows),
-                values if whole else values.take(rows),
+                *columns[number],
                 timestamps[rows],
                 None if headers is None else headers if whole else headers.take(rows),
             )
-        return self._checked(PackedGroup(batches, len(keys)))
+        return self._checked(PackedGroup(batches, columns, len(keys)))
 
 
 class _Nothing:

@@ -5,8 +5,9 @@ sequence is complete, and does nothing. A call above it may repeat a call that a
 then the partitions hold its first records, and only the missing records are appended. `partition.named` keeps
 the state of named producers.
 
-Skipped records are compared with the repeated records, unless a cleaning removed them: repeating a call with
-other records is an error, and no record is lost.
+Skipped records are compared with the repeated records. If a cleaning removed some of them, the journal has a
+digest of the records of the interrupted call. Repeating a call with other records is an error, and so is a
+repetition that cannot be compared: no record is lost.
 
 On disk a named producer is a Kafka producer: an id of 2^62 or more, epoch 0, and in each partition sequences
 that rise by one for each record.
@@ -19,6 +20,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -64,11 +66,19 @@ class Producers:
         with self._alone(name):
             producer = self._journal.name(name)
             self._settle(producer, log_of)
+            if self._journal.is_old:
+                self._rewrite(log_of)
             last = producer.last_sequence
-            yield None if last is not None and sequence <= last else ProducerCall(producer, sequence, log_of)
+            is_done = last is not None and sequence <= last
+            yield None if is_done else ProducerCall(producer, sequence, log_of, self._journal)
 
     def finish(self, call: ProducerCall, log_of: LogOf, *, sync: bool) -> None:
-        """Record that a call is complete: its records are in the log, and durable if `sync`."""
+        """Record that a call is complete: its records are in the log, and durable if `sync`.
+
+        Raises:
+            UsageError: The log has, or had, more records of an interrupted call, which differ.
+        """
+        call.check_skipped()
         self._journal.add(call.producer, WholeCall(call.sequence, call.parts()), sync=sync)
         if self._journal.size_bytes > COMPACT_BYTES:
             self._rewrite(log_of)
@@ -119,10 +129,43 @@ class Leftover(NamedTuple):
     value: bytes | None
 
 
+class RecordsDigest:
+    """A digest of records that does not depend on how they are divided into calls of `add`."""
+
+    def __init__(self) -> None:
+        self._parts = [blake2b() for _ in range(4)]
+
+    def add(self, keys: Any, values: Any) -> None:
+        """Add records: lists of bytes or None, or Arrow arrays."""
+        for part, data in zip(self._parts, (*_flat(keys), *_flat(values)), strict=True):
+            part.update(data)
+
+    def text(self) -> str:
+        """Return the digest of the records so far."""
+        return blake2b(b"".join(part.digest() for part in self._parts), digest_size=8).hexdigest()
+
+
+def _flat(column: Any) -> tuple[Any, Any]:
+    """Return the lengths of byte strings, -1 for None, and the strings in one."""
+    if isinstance(column, list):
+        lengths = [-1 if item is None else len(item) for item in column]
+        return struct.pack(f"<{len(lengths)}i", *lengths), b"".join(filter(None, column))
+    import numpy as np
+    import pyarrow.compute as pc
+
+    lengths = np.asarray(pc.fill_null(pc.binary_length(column), -1), "<i4").tobytes()
+    present = column.drop_null()
+    if not len(present):
+        return lengths, b""
+    _, edges, data = present.buffers()
+    ends = np.frombuffer(edges, np.int32)[present.offset : present.offset + len(present) + 1]
+    return lengths, memoryview(data)[ends[0] : ends[-1]] if data is not None else b""
+
+
 class Share:
     """The records of one call in one partition."""
 
-    def __init__(self, producer: NamedProducer, log: PartitionLog, number: int) -> None:
+    def __init__(self, producer: NamedProducer, log: PartitionLog, number: int, journal: Journal) -> None:
         known = producer.parts.get(number, Part(0, -1))
         state = log.producer(producer.producer_id)
         ahead = 0
@@ -134,9 +177,14 @@ class Share:
         self.written = known.written
         self.last_offset = known.last_offset
         self.ahead_to = known.written + ahead
-        self._producer_id = producer.producer_id
+        self._producer, self._number, self._journal = producer, number, journal
         self._leftovers: Iterator[Leftover] | None = None
         self._next: Leftover | None = None
+        self._digest = RecordsDigest()
+        self._ends = producer.ends.get(number, {})
+        self._has_gone = (
+            False  # a record was skipped that is gone, and no digest has shown yet that it was this
+        )
 
     def skips(self, sequence: int, key: bytes | None, value: bytes | None) -> bool:
         """Return whether the next record of the call is in the log.
@@ -160,13 +208,28 @@ class Share:
                     offset=leftover.offset,
                 )
             self.last_offset = leftover.offset
+        else:
+            self._has_gone = True
+        self._digest.add([key], [value])
         self.written += 1
+        if self._has_gone and (self.written in self._ends or self.written == self.ahead_to):
+            self.check_skipped(sequence)
+            self._has_gone = False
         return True
+
+    def check_skipped(self, sequence: int) -> None:
+        """Raise UsageError if skipped records are gone and were not those of the call, as far as is known."""
+        if self._has_gone and self._ends.get(self.written) != self._digest.text():
+            raise UsageError(
+                f"{self.log.name}: a cleaning removed records of an interrupted call, and no digest shows "
+                f"that they were the first records of the call with sequence {sequence}",
+                remedy="repeat the failed call with its own records, or use another producer name",
+            )
 
     def _read(self) -> Iterator[Leftover]:
         start = max(self.last_offset + 1, self.log.log_start)
         for segment, header, data in self.log.batches(start, self.log.log_end):
-            if header.producer_id != self._producer_id or header.control:
+            if header.producer_id != self._producer.producer_id or header.control:
                 continue
             check_crc(data, header, segment.file, position=0)
             for record in read_records(data, header, segment.file, position=0):
@@ -174,14 +237,22 @@ class Share:
                 number = self.before + ((sequence - self.before) & INT32_MAX)
                 yield Leftover(number, record.offset, record.key, record.value)
 
-    def append(self, batches: list[Any]) -> list[AppendedBatch]:
-        """Stamp batches with id and sequence of the producer, and append them."""
-        stamped = []
+    def append(self, batches: list[Any], keys: Any, values: Any) -> list[AppendedBatch]:
+        """Stamp batches with id and sequence of the producer, and append them.
+
+        The digests of their records, `keys` and `values`, are written before: what a cleaning removes of a
+        call that is interrupted can then be compared with the call that repeats it.
+        """
+        stamped: list[bytearray] = []
+        ends: list[tuple[int, str]] = []
         at = self.written
         for batch in batches:
-            data = bytearray(batch)
-            at += stamp(data, self._producer_id, at & INT32_MAX)
+            data, first = bytearray(batch), at - self.written
+            at += stamp(data, self._producer.producer_id, at & INT32_MAX)
+            self._digest.add(keys[first : at - self.written], values[first : at - self.written])
             stamped.append(data)
+            ends.append((at, self._digest.text()))
+        self._journal.note(self._producer, self._number, self.written, ends)
         done = self.log.append_batches(stamped)
         self.written, self.last_offset = at, done[-1].last_offset
         return done
@@ -190,8 +261,9 @@ class Share:
 class ProducerCall:
     """A running call of a named producer."""
 
-    def __init__(self, producer: NamedProducer, sequence: int, log_of: LogOf) -> None:
+    def __init__(self, producer: NamedProducer, sequence: int, log_of: LogOf, journal: Journal) -> None:
         self.producer = producer
+        self._journal = journal
         self.sequence = sequence
         self._log_of = log_of
         self._shares: dict[int, Share] = {}
@@ -212,7 +284,8 @@ class ProducerCall:
         """Return the share of a partition."""
         share = self._shares.get(partition)
         if share is None:
-            share = self._shares[partition] = Share(self.producer, self._log_of(partition), partition)
+            log = self._log_of(partition)
+            share = self._shares[partition] = Share(self.producer, log, partition, self._journal)
         return share
 
     def skips(self, partition: int, key: bytes | None, value: bytes | None) -> bool:
@@ -223,6 +296,11 @@ class ProducerCall:
         """Return how many of the next records of a partition may be in the log already."""
         share = self.share(partition)
         return share.ahead_to - share.written
+
+    def check_skipped(self) -> None:
+        """Raise UsageError if a share has skipped records that are gone and cannot be compared."""
+        for share in self._shares.values():
+            share.check_skipped(self.sequence)
 
     def parts(self) -> dict[int, Part]:
         """Return the end position in each partition that got records."""

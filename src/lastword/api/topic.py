@@ -239,7 +239,7 @@ class Topic(ProcessBound, Generic[K, V]):
             if call is None or call.skips(partition, *data):
                 done = None
             else:
-                (done,) = call.share(partition).append([batch])
+                (done,) = call.share(partition).append([batch], [data[0]], [data[1]])
             if call is not None:
                 self._finish(call, level)
         size = 0 if done is None else len(batch)
@@ -323,7 +323,7 @@ class Topic(ProcessBound, Generic[K, V]):
                         log = self.dirs.log(self.name, number)
                         log.append_batches(batches, sync_follows=level == "disk")
                     else:
-                        call.share(number).append(batches)
+                        call.share(number).append(batches, *group.columns[number])
                     touched.add(number)
                     size += sum(len(batch) for batch in batches)
                 appended += group.records

@@ -2,13 +2,20 @@ r"""The journal of named producers: `<topic>-<lowest partition>/lastword/produce
 
 ```
 <CRC-32C of the rest, 8 hex digits> <JSON>\n
-{"version": 2, "name": "", "id": -1}                                   the first line
+{"version": 3, "name": "", "id": -1}                                   the first line
 {"name": "loader", "id": 4611686018427387999}                          before the producer's first record
+{"id": 4611686018427387999, "partition": 0, "from": 100, "ends": [[110, "93f5..."], [120, "0c1e..."]]}
+                                                                       before records of a call
 {"id": 4611686018427387999, "sequence": 42, "parts": {"0": [120, 4711]}}      after a call's last record
 ```
 
-Version 1 lacks the first line and is otherwise equal. It is read, and becomes version 2 when the journal is
-rewritten. An older lastword reads the first line as a producer without a name.
+Versions 1 and 2 lack the lines with `ends`, version 1 the first line too. They are read, and become version 3
+before the next call.
+
+`ends`: the number of the producer's records in the partition after each batch, and a digest of the records of
+the call up to there. When a call is repeated, and a cleaning has removed some of its records, the digest
+shows that they were those of this call. Numbers above `from` that were noted before are of records that are
+not in the log.
 
 `parts`: for each partition that the call wrote to, the total number of the producer's records there, and the
 offset of the last one. The first number is also the Kafka sequence of the producer's next record there
@@ -33,7 +40,8 @@ from __future__ import annotations
 import json
 import os
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import google_crc32c
@@ -46,8 +54,12 @@ from lastword.segment import names
 
 COMPACT_BYTES = 1 << 20
 """From this size on the journal is rewritten with only the newest call of each producer."""
-VERSION = 2
+VERSION = 3
 _FIRST_LINE = {"version": VERSION, "name": "", "id": -1}
+
+
+Ends = dict[int, dict[int, str]]
+"""By partition: digests of the records of a call, by the number of the producer's records up to their end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +72,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WholeCall:
-    """A completed call: its sequence, and the producer's share so far of each partition written to."""
+    """A completed call.
+
+    Attributes:
+        sequence: Its sequence.
+        parts: The producer's share so far of each partition written to.
+        ends: The digests of its records; see `NamedProducer`.
+    """
 
     sequence: int
     parts: dict[int, Part]
+    ends: Ends = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -75,12 +94,14 @@ class NamedProducer:
         producer_id: The id of its batches.
         calls: The completed calls in the journal, oldest first.
         parts: The shares after all of these calls, by partition.
+        ends: The digests of the call that is not complete.
     """
 
     name: str
     producer_id: int
     calls: list[WholeCall] = field(default_factory=list)
     parts: dict[int, Part] = field(default_factory=dict)
+    ends: Ends = field(default_factory=dict)
 
     @property
     def last_sequence(self) -> int | None:
@@ -89,14 +110,22 @@ class NamedProducer:
 
     def add(self, call: WholeCall) -> None:
         """Add a completed call."""
-        self.calls.append(call)
+        self.calls.append(replace(call, ends=self.ends))
         self.parts.update(call.parts)
+        self.ends = {}
 
     def keep(self, count: int) -> None:
-        """Keep only the oldest `count` calls."""
-        kept, self.calls, self.parts = self.calls[:count], [], {}
+        """Keep only the oldest `count` calls. The next one is not complete any more."""
+        kept, left, self.calls, self.parts = self.calls[:count], self.calls[count:], [], {}
         for call in kept:
             self.add(call)
+        self.ends = left[0].ends if left else {}
+
+    def note(self, partition: int, start: int, ends: Iterable[tuple[int, str]]) -> None:
+        """Note the digests of records behind the first `start` ones of a partition."""
+        known = self.ends.get(partition, {})
+        below = {number: digest for number, digest in known.items() if number <= start}
+        self.ends[partition] = below | dict(ends)
 
 
 def read_journal(files: Files, directory: str) -> tuple[dict[str, NamedProducer], int]:
@@ -120,10 +149,12 @@ def read_journal(files: Files, directory: str) -> tuple[dict[str, NamedProducer]
                 raise ValueError("no end of line")
             line = _decode(data[sound:end])
             if "version" in line:
-                if line["version"] != VERSION:
-                    raise _damaged(path, sound, f"version {line['version']}, known are 1 and {VERSION}")
+                if line["version"] not in (2, VERSION):
+                    raise _damaged(path, sound, f"version {line['version']}, known are 1 to {VERSION}")
             elif "name" in line:
                 by_id[line["id"]] = NamedProducer(line["name"], line["id"])
+            elif "ends" in line:
+                by_id[line["id"]].note(line["partition"], line["from"], line["ends"])
             else:
                 parts = {int(number): Part(*part) for number, part in line["parts"].items()}
                 by_id[line["id"]].add(WholeCall(line["sequence"], parts))
@@ -175,6 +206,9 @@ class Journal:
         self._handle: Handle | None = None
         self._synced = 0
         self.producers, self.size_bytes = read_journal(files, directory)
+        first = _encode(_FIRST_LINE)
+        self.is_old = self.size_bytes > 0 and not files.read_bytes(journal_path(directory)).startswith(first)
+        """The file is of an earlier version, and has to be rewritten before it gets another line."""
 
     def name(self, name: str) -> NamedProducer:
         """Return the producer of that name. A new producer gets its id, durably."""
@@ -191,6 +225,12 @@ class Journal:
                     self._files.fsync_dir(os.path.join(self._directory, names.PRIVATE))
                     self.producers[name] = known
         return known
+
+    def note(self, producer: NamedProducer, partition: int, start: int, ends: list[tuple[int, str]]) -> None:
+        """Write the digests of records that are appended next; see `NamedProducer.note`."""
+        with self._group_commit.turn():
+            self._append(_ends_line(producer.producer_id, partition, start, ends))
+            producer.note(partition, start, ends)
 
     def add(self, producer: NamedProducer, call: WholeCall, *, sync: bool) -> None:
         """Write a completed call, whose records are in the log; durable if `sync`.
@@ -223,9 +263,12 @@ class Journal:
                     parts = {str(n): [part.written, part.last_offset] for n, part in producer.parts.items()}
                     sequence = producer.calls[-1].sequence
                     lines += _encode({"id": producer.producer_id, "sequence": sequence, "parts": parts})
+                for partition, ends in producer.ends.items():
+                    lines += _encode(_ends_line(producer.producer_id, partition, 0, list(ends.items())))
             self._close()
             self._files.write_atomic(journal_path(self._directory), lines)
             self.size_bytes = self._synced = len(lines)
+            self.is_old = False
 
     def _append(self, line: dict[str, Any]) -> None:
         data = _encode(line)
@@ -253,6 +296,10 @@ class Journal:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
+
+
+def _ends_line(producer_id: int, partition: int, start: int, ends: list[tuple[int, str]]) -> dict[str, Any]:
+    return {"id": producer_id, "partition": partition, "from": start, "ends": ends}
 
 
 def _encode(line: dict[str, Any]) -> bytes:
