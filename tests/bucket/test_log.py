@@ -17,6 +17,7 @@ import pytest
 import lastword
 from lastword.api import bucket_dirs
 from lastword.api.bucket_cleaner import CHECK_AGAIN_SECONDS, GROWN_SEGMENTS, BucketWork
+from lastword.api.open_dirs import OpenDirs
 from lastword.background.scheduler import Scheduler
 from lastword.background.states import States
 from lastword.bucket import scratch
@@ -944,3 +945,45 @@ def test_a_state_refuses_a_record_that_is_too_large_at_the_call(opened: Open) ->
     packed["k"] = "v" * 5000  # its batch is small enough
     packed.sync()
     assert dict(opened("r").state("packed")) == {"k": "v" * 5000}
+
+
+def test_a_cleaning_removes_values_whose_time_to_live_has_passed(opened: Open) -> None:
+    """Their tombstones are appended by the transaction that cleans."""
+    clock = ManualClock(1_700_000_000_000)
+    logs = opened(clock=clock)
+    state = logs.state("visits", lastword_ttl_ms=100)
+    state["a"], state["b"] = 1, 2
+    state.sync()
+    clock.advance(50)
+    state["b"] = 3
+    state.sync()
+    clock.advance(60)
+    (done,) = logs.clean()
+    assert done.removed.superseded == 2
+    assert [(record.key, record.value) for record in logs["visits"].read()] == [("b", 3), ("a", None)]
+    assert not logs.verify().problems
+
+
+def test_an_open_file_of_a_private_copy_has_what_is_written_through_another_handle(opened: Open) -> None:
+    logs = opened()
+    logs.create_topic("users", **JSON).append("a", {"n": 1})
+
+    def work(dirs: OpenDirs) -> None:
+        files = dirs.files
+        path = f"{files.root}/users-0/{1:020}.log"
+        size = files.stat(path).size
+        with files.open_read(path) as reading, files.open_append(path) as one, files.open_append(path) as two:
+            one.append(b"abc")
+            two.append(b"def")
+            assert reading.pread(10, size) == one.pread(10, size) == two.pread(10, size) == b"abcdef"
+            assert reading.size() == size + 6
+        path = f"{files.root}/users-0/{0:020}.log"
+        with files.open_read(path) as reading, files.open_append(path) as one, files.open_append(path) as two:
+            one.pwrite(b"xy", 3)
+            assert reading.pread(2, 3) == two.pread(2, 3) == b"xy"
+            two.pwrite(b"z", 3)
+            assert reading.pread(2, 3) == one.pread(2, 3) == b"zy"
+        raise KeyError("nothing is committed")
+
+    with pytest.raises(KeyError):
+        logs.dirs.transaction(work)

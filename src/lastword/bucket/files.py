@@ -169,6 +169,8 @@ class BucketFiles(Files):
                 raise _vanished(os.fspath(path))
             if isinstance(node, LocalFile):
                 return node.open(os.fspath(path))
+            if self._scratch is not None:
+                return _StoredHandle(self, os.fspath(path), self._key(path), node)
         return self._open_stored(os.fspath(path), node)
 
     def read_bytes(self, path: Path) -> bytes:
@@ -463,7 +465,10 @@ class _NoLock:
 
 
 class _StoredHandle(Handle):
-    """A stored file that is open to change. It becomes a local file when more than a few bytes change."""
+    """A stored file of a private copy. It becomes a local file when more than a few bytes change.
+
+    As with a file of a drive, each open handle has the changes that are made through another one.
+    """
 
     def __init__(self, files: BucketFiles, path: str, key: str, file: Entry | PatchedFile) -> None:
         self.path = path
@@ -473,13 +478,26 @@ class _StoredHandle(Handle):
         self._handle = files._open_stored(path, file)
         self._patched = False  # since the handle was opened
 
+    def _take_changes(self) -> None:
+        stored = self._stored
+        now = None if stored is None else self._files.file(self.path)
+        if now is stored or now is None or stored is None or now.number != stored.number:
+            return  # of another file, if it was renamed or replaced
+        if isinstance(now, LocalFile):
+            self._handle.close()
+            self._handle, self._stored = now.open(self.path), None
+        else:
+            self._stored, self._patched = now, True
+
     def _reading(self) -> Handle:
+        self._take_changes()
         if self._patched and self._stored is not None:
             self._handle.close()
             self._handle, self._patched = self._files._open_stored(self.path, self._stored), False
         return self._handle
 
     def _local(self) -> Handle:
+        self._take_changes()
         if self._stored is not None:
             local = self._files.local_copy(self._key, self._stored)
             self._handle.close()
@@ -495,6 +513,14 @@ class _StoredHandle(Handle):
         """As `Handle.pread_into`."""
         return self._reading().pread_into(buffer, position)
 
+    def will_read(self, start: int, end: int) -> None:
+        """As `Handle.will_read`."""
+        self._reading().will_read(start, end)
+
+    def ends_scan(self) -> None:
+        """As `Handle.ends_scan`."""
+        self._reading().ends_scan()
+
     def append(self, data: Buffer) -> int:
         """As `Handle.append`."""
         return self._local().append(data)
@@ -502,6 +528,7 @@ class _StoredHandle(Handle):
     def pwrite(self, data: Buffer, position: int) -> None:
         """As `Handle.pwrite`."""
         part = bytes(data)
+        self._take_changes()
         if self._stored is None or len(part) > _PATCH_BYTES or position + len(part) > self.size():
             self._local().pwrite(data, position)
             return
