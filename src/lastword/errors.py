@@ -1040,7 +1040,11 @@ class ClockSkewError(StorageError):
 
 
 class UnconditionalStoreError(StorageError):
-    """An object store does not enforce conditional writes: two writers could overwrite each other."""
+    """An object store does not do what a log needs.
+
+    It does not enforce conditional writes, so that two writers could overwrite each other; or it does not
+    answer reads of ranges, or reads with a condition.
+    """
 
     @classmethod
     def of(cls, url: str, why: str) -> UnconditionalStoreError:
@@ -1049,6 +1053,16 @@ class UnconditionalStoreError(StorageError):
             f"{url}: the store does not enforce conditional writes: {why}; nothing was changed",
             remedy="use a store, or a newer version of this one, that supports If-None-Match and If-Match on "
             "writes; such a store can be read",
+            file=url,
+        )
+
+    @classmethod
+    def reads(cls, url: str, why: str) -> UnconditionalStoreError:
+        """Return the error for a store whose reads cannot be relied on."""
+        return cls(
+            f"{url}: the store cannot hold a log: {why}",
+            remedy="use a store, or a newer version of this one, that supports Range and If-None-Match on "
+            "reads",
             file=url,
         )
 

@@ -25,7 +25,7 @@ from lastword.bucket.manifest import (
 )
 from lastword.bucket.merge import ChangedMeanwhile, merged
 from lastword.clock import ManualClock
-from lastword.errors import BusyError, CorruptFileError, UncertainCommitError
+from lastword.errors import BusyError, CorruptFileError, UncertainCommitError, UncertainRequestError
 from lastword.partition.checkpoint_file import format_lines
 from lastword.segment import names
 from tests.fakes.objects import Bucket as Store
@@ -305,3 +305,63 @@ def test_a_directory_of_a_page_is_decoded_when_it_is_used() -> None:
         with pytest.raises(CorruptFileError) as raised:
             layer.files(directory)
         assert raised.value.file == "memory://x/objects/1"
+
+
+# ---------------------------------------------------------------- reads that fail, and torn reads
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.THROTTLED, Fault.TORN])
+def test_a_read_that_fails_stops_no_change(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that breaks off, a server error, bytes of two versions: a read has no effect and is repeated."""
+    reads = 0
+    for number in range(1, 12):
+        store = Store()
+        monkeypatch.setattr(commit, "CHANGES_BYTES", 0)
+        write(opened(store), "first", b"1" * 20_000)
+        other = opened(store)
+
+        def faults(request: Request, number: int = number, other: Bucket = other) -> Fault | None:
+            if request.number != number or request.kind not in ("get", "range"):
+                return None
+            if fault is Fault.TORN and request.kind == "range":
+                return None
+            if request.key == MANIFEST:  # the commit of another process is why the body breaks
+                write(other, "other", b"%d" % number)
+            return fault
+
+        bucket = opened(store, faults=faults)
+        bucket.load()
+        write(bucket, "mine", b"1" * 20_000)
+        write(bucket, "mine", b"2" * 20_000)
+        files = opened(store).files(opened(store).load().snapshot)
+        assert files.read_bytes(f"{bucket.url}/mine") == b"2" * 20_000
+        reads += sum(request.outcome == fault.name for request in store.log)
+    assert reads >= 4
+
+
+def test_a_read_that_always_fails_is_an_error() -> None:
+    store = Store()
+    write(opened(store), "a", b"1")
+    for fault, raised in ((Fault.REFUSED, UncertainRequestError), (Fault.TORN, UncertainRequestError)):
+        other = opened(store)
+
+        def faults(request: Request, fault: Fault = fault, other: Bucket = other) -> Fault | None:
+            if fault is Fault.TORN and request.kind == "get":
+                write(other, "a", b"n%d" % request.number)  # each read has other bytes
+            return fault if request.kind == "get" else None
+
+        before = len(store.log)
+        with pytest.raises(raised):
+            opened(store, faults=faults).load()
+        assert len(store.log) - before < 200
+
+
+def test_damage_is_the_same_bytes_of_the_same_version_twice() -> None:
+    store = Store()
+    bucket = opened(store)
+    write(bucket, "a", b"1")
+    store.write(MANIFEST, store.objects[MANIFEST].data[:-3])
+    before = store.requests["get"]
+    with pytest.raises(CorruptFileError):
+        bucket.load()
+    assert store.requests["get"] == before + 2

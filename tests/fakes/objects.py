@@ -46,6 +46,7 @@ class Fault(Enum):
     LATE = "no reply, and the effect when the store's clock has moved on; its condition is checked then"
     REPEATED = "the effect, then the refusal that a repetition of the same write gets"
     SHORT = "a range with too few bytes"
+    TORN = "the first half of the object as it was before, then bytes of now; with the version of now"
     STOP_BEFORE = "the process ends; no effect"
     STOP_AFTER = "the effect, then the process ends"
     STOP_LATE = "the process ends, and the effect is late"
@@ -57,7 +58,7 @@ _NO_EFFECT = frozenset({Fault.REFUSED, Fault.THROTTLED, Fault.STOP_BEFORE})
 _READ = (Fault.REFUSED, Fault.THROTTLED, Fault.STOP_BEFORE)
 _WRITE = (*_READ, Fault.LOST, Fault.LATE, Fault.STOP_AFTER, Fault.STOP_LATE)
 POSSIBLE: Mapping[str, tuple[Fault, ...]] = {
-    "get": _READ,
+    "get": (*_READ, Fault.TORN),
     "range": (*_READ, Fault.SHORT),
     "facts": _READ,
     "list": _READ,
@@ -74,6 +75,7 @@ class Weakness(Enum):
 
     IGNORES_CREATE = "a create replaces an object"
     IGNORES_SWAP = "a swap replaces every version, and writes an object that is missing"
+    TWO_STEPS = "a condition is checked before the requests that others send until the write"
     DIGEST_ETAGS = "equal content has an equal version, so that an older version can be current again"
 
 
@@ -127,6 +129,7 @@ class _Object(NamedTuple):
     data: bytes
     etag: str
     modified_ms: int
+    before: bytes = b""
 
 
 class Bucket:
@@ -164,7 +167,8 @@ class Bucket:
         self._writes += 1
         weak = Weakness.DIGEST_ETAGS in self.weaknesses
         etag = hashlib.md5(data).hexdigest() if weak else str(self._writes)
-        self.objects[key] = _Object(data, f'"{etag}"', self.now_ms())
+        before = self.objects[key].data if key in self.objects else b""
+        self.objects[key] = _Object(data, f'"{etag}"', self.now_ms(), before)
         return ObjectVersion(f'"{etag}"', None)
 
     def postpone(self, request: Request, effect: Callable[[], object]) -> None:
@@ -235,11 +239,21 @@ class FakeStore(ObjectStore):
         if fault in _STOPS:
             self.stopped = True
             raise Stopped(self.name)
+        if fault is Fault.TORN:
+            return self._torn(result)
         if fault is not None:
             error = self._answer(fault, request, error)
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
+
+    def _torn(self, result: Any) -> Any:
+        """Return a read with bytes of two versions; a version that is whole is returned as it is."""
+        before = self.bucket.objects[self.bucket.log[-1].key].before
+        if result is None or not before:
+            return result
+        half = len(before) // 2
+        return result._replace(data=before[:half] + result.data[half:])
 
     def _answer(self, fault: Fault, request: Request, error: LastwordError | None) -> LastwordError:
         """Return the error of a request with a fault; `error` is the one without it."""
@@ -300,9 +314,13 @@ class FakeStore(ObjectStore):
 
     def create(self, key: str, data: Buffer) -> ObjectVersion:
         content = bytes(data)
+        was_free = key not in self.bucket.objects
 
         def effect() -> ObjectVersion:
-            if key in self.bucket.objects and Weakness.IGNORES_CREATE not in self.bucket.weaknesses:
+            is_free = (
+                was_free if Weakness.TWO_STEPS in self.bucket.weaknesses else key not in self.bucket.objects
+            )
+            if not is_free and Weakness.IGNORES_CREATE not in self.bucket.weaknesses:
                 raise ObjectTakenError.of(f"{self.url}/{key}")
             return self.bucket.write(key, content)
 
@@ -310,9 +328,12 @@ class FakeStore(ObjectStore):
 
     def swap(self, key: str, data: Buffer, version: ObjectVersion) -> ObjectVersion:
         content = bytes(data)
+        checked = self.bucket.objects.get(key)
 
         def effect() -> ObjectVersion:
             stored = self.bucket.objects.get(key)
+            if Weakness.TWO_STEPS in self.bucket.weaknesses:
+                stored = checked
             current = stored is not None and stored.etag == version.etag
             if not current and Weakness.IGNORES_SWAP not in self.bucket.weaknesses:
                 raise SwapRefusedError.of(f"{self.url}/{key}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,18 @@ from lastword.errors import (
     UncertainRequestError,
     UnconditionalStoreError,
 )
-from lastword.objects import ObjectStore, ObjectVersion, open_store, probe
-from tests.fakes.objects import POSSIBLE, Bucket, Fault, Planned, Request, Seeded, Stopped, Weakness
+from lastword.objects import ObjectStore, ObjectVersion, StoredObject, open_store, probe
+from tests.fakes.objects import (
+    POSSIBLE,
+    Bucket,
+    FakeStore,
+    Fault,
+    Planned,
+    Request,
+    Seeded,
+    Stopped,
+    Weakness,
+)
 
 NAMES = itertools.count()
 
@@ -288,7 +299,59 @@ def test_the_probe_refuses_a_store_that_writes_what_it_refuses() -> None:
         probe(bucket.process(faults=Planned({4: Fault.REPEATED})), bucket.clock)
 
 
-@pytest.mark.parametrize("number", range(1, 7))
+def test_the_probe_refuses_a_store_that_checks_and_writes_in_two_steps() -> None:
+    """All its other requests come one after the other, and such a store answers them as it should."""
+    bucket = Bucket(weaknesses=[Weakness.TWO_STEPS])
+    together = threading.Barrier(4)
+
+    def before(request: Request) -> None:
+        if request.kind == "create" and request.key.endswith("-shared"):
+            together.wait(10)
+
+    with pytest.raises(UnconditionalStoreError, match="4 of 4 writes of one new name at the same time"):
+        probe(bucket.process(before=before), bucket.clock)
+    assert not bucket.objects
+    bucket.weaknesses = frozenset()
+    probe(bucket.process(before=before), bucket.clock)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_probe_accepts_a_refusal_that_its_own_repeated_write_gets(number: int) -> None:
+    """A proxy has sent the request twice. The object is read, and has the bytes of this write."""
+    bucket = Bucket()
+    probe(bucket.process(faults=Planned({number: Fault.REPEATED})), bucket.clock)
+    assert not bucket.objects
+
+
+class Careless(FakeStore):
+    """A store that ignores Range, or fails on If-None-Match of a read."""
+
+    fault = "range"
+
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        return super().get_range(key, 0 if self.fault == "range" else start, size)
+
+    def get(self, key: str, *, unless: ObjectVersion | None = None) -> StoredObject | None:
+        if self.fault == "condition" and unless is not None:
+            raise UncertainRequestError.of(f"{self.url}/{key}", "read", "500 InternalError", write=False)
+        return super().get(key, unless=unless)
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [("range", "a read with Range has other bytes"), ("condition", "fails on a read with If")],
+)
+def test_the_probe_names_a_store_whose_reads_cannot_be_relied_on(fault: str, named: str) -> None:
+    bucket = Bucket()
+    store = Careless(bucket, "process", None, None)
+    store.fault = fault
+    with pytest.raises(UnconditionalStoreError, match=named) as raised:
+        probe(store, bucket.clock)
+    assert "s3://double: the store cannot hold a log" in raised.value.message
+    assert not bucket.objects
+
+
+@pytest.mark.parametrize("number", range(1, 14))
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST, Fault.LATE])
 def test_the_probe_outlasts_one_fault(fault: Fault, number: int) -> None:
     bucket = Bucket()

@@ -60,6 +60,7 @@ from lastword.bucket.scratch import LocalFile, ScratchSpace
 from lastword.clock import Clock, SystemClock
 from lastword.errors import (
     BusyError,
+    CorruptFileError,
     FileVanishedError,
     LastwordError,
     ObjectTakenError,
@@ -70,7 +71,7 @@ from lastword.errors import (
     UploadsGoneError,
 )
 from lastword.files.interface import Buffer
-from lastword.objects.interface import ObjectStore, ObjectVersion
+from lastword.objects.interface import ObjectStore, ObjectVersion, StoredObject
 from lastword.segment import names
 
 T = TypeVar("T")
@@ -81,6 +82,12 @@ UPLOADS = 8
 """Objects that are uploaded at the same time."""
 SWAP_ATTEMPTS = 12
 """Attempts of one swap while the manifest does not change."""
+READ_ATTEMPTS = 5
+READ_AGAIN_SECONDS = 10.0
+"""A read that has failed for this long is not repeated."""
+TORN_READS = 20
+"""Reads of the manifest with different bytes that are no manifest: some stores answer a read beside a write
+with bytes of two versions. The same bytes of the same version twice are damage."""
 RUN_ATTEMPTS = 64
 """How often a transaction runs, or a swap is tried on newer versions, unless the store states a number."""
 ENTRY_BYTES = 64
@@ -138,6 +145,7 @@ class Bucket:
         self.attempts = store.commit_attempts or RUN_ATTEMPTS
         self.reads = reads or ObjectReads(store)
         self.reads.on_vanished = self.names
+        self.reads.again = self._again
         self._scratch = scratch
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
@@ -172,9 +180,11 @@ class Bucket:
     def _newest(self, known: Loaded | None) -> Loaded:
         """Return the newest version; `known`: the one that was loaded last."""
         incomplete: ObjectVersion | None = None
+        torn: list[StoredObject] = []
         while True:
             try:
-                stored = self.store.get(MANIFEST, unless=known.version if known is not None else None)
+                unless = known.version if known is not None else None
+                stored = self._again(lambda unless=unless: self.store.get(MANIFEST, unless=unless))
             except ObjectVanishedError as error:
                 if known is not None and known.version is not None:
                     raise lost_manifest(self.url) from error
@@ -182,7 +192,17 @@ class Bucket:
             if stored is None:
                 assert known is not None
                 return known
-            manifest = Manifest.decode(stored.data, f"{self.url}/{MANIFEST}")
+            try:
+                manifest = Manifest.decode(stored.data, f"{self.url}/{MANIFEST}")
+            except CorruptFileError as error:
+                if any((stored.version, stored.data) == (other.version, other.data) for other in torn):
+                    raise
+                if len(torn) == TORN_READS:
+                    why = f"{TORN_READS} reads gave bytes of several versions"
+                    raise UncertainRequestError.of(str(error.file), "read", why, write=False) from error
+                torn.append(stored)
+                self.wait(len(torn))
+                continue
             try:
                 pages = tuple(map(self._page, manifest.pages))
             except ObjectVanishedError as error:
@@ -195,10 +215,26 @@ class Bucket:
             self._pages = {key: layer for key, layer in self._pages.items() if key in kept}
             return Loaded(ManifestVersion(manifest, pages), stored.version, stored.modified_ms)
 
+    def _again(self, read: Callable[[], T]) -> T:
+        """Return the result of a read, which is repeated as a whole if it fails: it has no effect.
+
+        The client goes on in an answer that broke off, which cannot be if another commit came meanwhile. A
+        store that does not answer for a longer time is an error: the client has repeated its request already.
+        """
+        began = self.clock.monotonic()
+        for attempt in range(READ_ATTEMPTS - 1):
+            try:
+                return read()
+            except UncertainRequestError:
+                if self.clock.monotonic() - began > READ_AGAIN_SECONDS:
+                    raise
+            self.wait(attempt)
+        return read()
+
     def _page(self, page: PageRef) -> Layer:
         layer = self._pages.get(page.object)
         if layer is None:
-            stored = self.store.get(page.object)
+            stored = self._again(lambda: self.store.get(page.object))
             assert stored is not None
             layer = self._pages[page.object] = decode_page(stored.data, f"{self.url}/{page.object}", page)
         return layer

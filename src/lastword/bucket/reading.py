@@ -105,6 +105,8 @@ class ObjectReads:
         self.on_vanished: Callable[[str], bool] = lambda key: False
         """Called with the key of an object that is gone. Returns whether the newest version names it: then
         the object is lost. Otherwise the version that was read is too old."""
+        self.again: Callable[[Callable[[], Buffer]], Buffer] = lambda read: read()
+        """Returns the result of a read, which it repeats if the read fails."""
         self.vanished = 0
         """Number of requests for objects of versions that were too old."""
         self._pool: ThreadPoolExecutor | None = None
@@ -153,7 +155,7 @@ class ObjectReads:
 
     def _range(self, key: str, start: int, size: int) -> Buffer:
         try:
-            return self._store.get_range(key, start, size)
+            return self.again(lambda: self._store.get_range(key, start, size))
         except ObjectVanishedError as error:
             if self.on_vanished(key):
                 raise lost_object(f"{self._store.url}/{key}", "the newest version of the log") from error

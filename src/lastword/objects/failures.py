@@ -112,7 +112,9 @@ def translate(
         return NotPermittedError.verb(url, verb)
     if status == 429 or code in _THROTTLED:
         return ThrottledError.of(url, verb, why, write=write)
-    if conditional and (status == 501 or kind in ("NotImplementedError", "NotSupportedError")):
+    if code == "RequestTimeout":  # S3's 400 for a body that did not arrive
+        return UncertainRequestError.of(url, verb, why, write=write)
+    if conditional and (status in (400, 405, 501) or kind in ("NotImplementedError", "NotSupportedError")):
         return UnconditionalStoreError.of(url, f"it answers {why or 'that it cannot'}")
     if status == 409 and code not in _TAKEN:
         # S3 answers 409 if two conditional writes of one object meet. It is no statement on the object.
