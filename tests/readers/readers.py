@@ -13,7 +13,7 @@ import lastword
 from lastword.api.logs import LogDir
 from lastword.api.record import Record
 from lastword.config import Settings
-from lastword.errors import LastwordError, OffsetOutOfRangeError
+from lastword.errors import LastwordError, OffsetOutOfRangeError, PartialFailure
 from lastword.partition import scan
 from tests.crash.memory import ROOT
 from tests.readers.history import TOPIC, History
@@ -369,6 +369,36 @@ def verify(journey: Journey) -> None:
         raise Violation("false alarm", "; ".join(str(problem) for problem in verification.problems[:3]))
 
 
+def figures(journey: Journey) -> None:
+    """Compute a plan, an explanation or a count over the whole log: of some moment, and never an error."""
+    verb = journey.rng.choice(
+        ("plan", "due", "explain", "key", "describe", "quick", "segments", "simulate", "duplication")
+    )
+    partition = journey.rng.choice(sorted(journey.history.partitions))
+    with journey.open() as logs:
+        topic = logs.topic(TOPIC)
+        try:
+            if verb in ("plan", "due"):
+                topic.plan(due=verb == "due")
+            elif verb in ("explain", "key"):
+                topic.explain(partition, key=b"k1" if verb == "key" else None)
+            elif verb in ("describe", "quick"):
+                for info in topic.describe(quick=verb == "quick"):
+                    if not info.log_start <= info.first_dirty <= info.stable <= info.log_end:
+                        raise Violation("no moment", f"{info}: offsets of two moments")
+                    if info.exact and not 0 <= info.garbage_bytes <= info.size_bytes:
+                        raise Violation("no moment", f"{info}")
+            elif verb == "segments":
+                topic.segments(partition)
+            elif verb == "simulate":
+                topic.simulate(partition)
+            else:
+                topic.duplication(partition, exact=True)
+        except PartialFailure as error:
+            for each in error.errors:
+                journey.check_error(each)
+
+
 # ---------------------------------------------------------------- Spark's Python side
 
 
@@ -491,6 +521,7 @@ KINDS: dict[str, tuple[Callable[[Journey], None], int]] = {
     "time": (at_time, 2),
     "offsets": (at_offsets, 2),
     "verify": (verify, 2),
+    "figures": (figures, 4),
     "spark": (spark_batch, 3),
     "stream": (spark_stream, 2),
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lastword.api import cleaning, inspections, open_dirs
 from lastword.api.reader import Reader
 from lastword.api.restore import SnapshotFile
 from lastword.errors import FileVanishedError
@@ -163,6 +164,17 @@ def test_aborted_records_that_are_shown(monkeypatch: Patch) -> None:
 def test_records_that_are_not_decided_yet(monkeypatch: Patch) -> None:
     monkeypatch.setattr(PartitionView, "stable_offset", property(lambda view: view.log_end))
     caught(("log", "newest"), "above the end", "aborted", seeds=(2, 3, 10, 11))
+
+
+def test_a_figure_that_does_not_begin_again(monkeypatch: Patch) -> None:
+    """Plans, explanations and counts raised FileVanishedError beside a cleaner."""
+
+    def once(read: Any, renew: Any = None) -> Any:
+        return read()
+
+    for module in (cleaning, inspections, open_dirs):
+        monkeypatch.setattr(module, "read_again", once)
+    caught(("figures",), "FileVanishedError")
 
 
 # ---------------------------------------------------------------- verify, shared memory

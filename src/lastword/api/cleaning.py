@@ -16,6 +16,7 @@ from lastword.cleaner.policy.choose import by_accounts
 from lastword.errors import (
     CapacityError,
     DataError,
+    FileVanishedError,
     LastwordError,
     NoPolicyError,
     PartialFailure,
@@ -24,6 +25,7 @@ from lastword.errors import (
 )
 from lastword.files import OVERLAP_FROM, overlapped
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition.moment import read_again
 from lastword.values import Meter, ProgressLike, plural
 
 if TYPE_CHECKING:
@@ -84,24 +86,32 @@ def plan_chosen(
     for (name, number), view in views.items():
         if (name, number) in unseen:
             continue
-        config = dirs.config(name)
-        retention = outlook(view, config, dirs.clock.now_ms())
-        if retention.removes:
-            plans.append(_plan_of(retention, view))
-        if (name, number) in planned:
-            plans.append(planned[name, number])
-            continue
-        try:
+        latest = [view]
+
+        def plan_one(
+            tp: tuple[str, int] = (name, number), latest: list[PartitionView] = latest
+        ) -> list[Plan]:
+            view, config = latest[-1], dirs.config(tp[0])
+            retention = outlook(view, config, dirs.clock.now_ms())
+            found = [_plan_of(retention, view)] if retention.removes else []
+            if tp in planned:
+                return [*found, planned[tp]]
             with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
                 request = CleanRequest(
-                    dirs.first_dirty(name, number),
+                    dirs.first_dirty(*tp),
                     due,
                     strategy or config.lastword_strategy,
                     dirs.settings.instance.map_bytes,
                 )
                 context = CleanContext(dirs.files, dirs.clock, progress=part, dry=True)
-                held = dirs.log_dir(name, number).ledgers.held(TopicPartition(name, number))
-                plans.append(plan_partition(view, config, request, context, held=held))
+                held = dirs.log_dir(*tp).ledgers.held(TopicPartition(*tp))
+                return [*found, plan_partition(view, config, request, context, held=held)]
+
+        def renew(tp: tuple[str, int] = (name, number), latest: list[PartitionView] = latest) -> None:
+            latest.append(dirs.checked_view(*tp))
+
+        try:
+            plans += read_again(plan_one, renew)
         except (DataError, StorageError) as error:
             failed.append(error)
     if failed:
@@ -249,9 +259,26 @@ def plan_due(
     errors: dict[TopicPartition, LastwordError] = {}
     for drive, partitions in _drives(dirs, wanted, strategy):
         held = {partition.tp for partition in partitions if partition.tp not in wanted}
-        cleaner = _drive_cleaner(dirs, drive, dry_partitions(partitions), InlineExecutor())
-        plans += cleaner.plan(held, only)
-        errors.update(cleaner.errors)
+        dry = dry_partitions(partitions)
+
+        def plan_drive(
+            drive: str = drive, held: set[TopicPartition] = held, dry: Sequence[DrivePartition] = dry
+        ) -> tuple[list[Plan], dict[TopicPartition, LastwordError]]:
+            cleaner = _drive_cleaner(dirs, drive, dry, InlineExecutor())
+            found = list(cleaner.plan(held, only))
+            for error in cleaner.errors.values():
+                if isinstance(error, FileVanishedError):
+                    raise error
+            return found, cleaner.errors
+
+        def renew(dry: Sequence[DrivePartition] = dry) -> None:
+            for partition in dry:
+                if partition.views is not None:
+                    partition.views.clear()  # the scans of unchanged partitions stay
+
+        found, failed = read_again(plan_drive, renew)
+        plans += found
+        errors.update(failed)
     return plans, errors
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lastword.api.schema import PartitionerLike, choose, partitioner_of
@@ -28,6 +29,7 @@ from lastword.errors import (
 )
 from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition.moment import read_again
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.units import format_bytes
@@ -135,10 +137,6 @@ class SegmentInfo(Value):
 Row = TypeVar("Row")
 
 
-_COUNT_ATTEMPTS = 100  # a count, or a trace for `simulate`, starts again if a cleaning replaces files
-_TRACE_ATTEMPTS = 20
-
-
 # ---------------------------------------------------------------- live bytes and garbage
 
 
@@ -193,18 +191,18 @@ def count_each(
         if isinstance(view, LastwordError):
             yield tp, view
             continue
+        latest = [view]
+
+        def row(latest: list[PartitionView] = latest) -> Row:
+            return row_of(dirs, latest[-1], _count_segments(dirs, latest[-1], meter, quick))
+
+        def renew(tp: tuple[str, int] = tp, latest: list[PartitionView] = latest) -> None:
+            latest.append(dirs.checked_view(*tp))
+
         try:
-            yield tp, row_of(dirs, view, _count_segments(dirs, view, meter, quick))
+            yield tp, read_again(row, renew)
         except (DataError, StorageError) as error:
             yield tp, error
-
-
-def view_row(
-    dirs: OpenDirs, view: PartitionView, row_of: Callable[[OpenDirs, PartitionView, list[_Count]], Row]
-) -> Row:
-    """Count one partition in a view that was made already. `row_of` is as of `count_each`."""
-    size_bytes = sum(segment.size for segment in view.segments)
-    return row_of(dirs, view, _count_segments(dirs, view, Meter("count", None, size_bytes), False))
 
 
 def _raised(row: Row | LastwordError) -> Row:
@@ -360,31 +358,19 @@ def _counts(view: PartitionView, account: PartitionAccount, exact: bool) -> list
 
 
 def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
-    """Scan a whole log. Records of an undecided transaction count as live and supersede nothing.
-
-    A file that vanishes was rewritten: the view is listed again, and the count starts again.
-    """
+    """Scan a whole log. Records of an undecided transaction count as live and supersede nothing."""
     from lastword.resolve import ScratchPlace, resolve
 
-    size = sum(segment.size for segment in view.segments)
-    attempt = 0
-    while True:
-        try:
-            with meter.part(size) as done:
-                return resolve(
-                    view.segments,
-                    map_bytes=dirs.settings.instance.map_bytes,
-                    salt=os.urandom(16),
-                    now_ms=None,
-                    outcomes=Outcomes(view, view.log_end),
-                    progress=done,
-                    place=ScratchPlace.for_read(view.directory),
-                )
-        except FileVanishedError:
-            attempt += 1
-            if attempt == _COUNT_ATTEMPTS:
-                raise
-            view.refresh()
+    with meter.part(sum(segment.size for segment in view.segments)) as done:
+        return resolve(
+            view.segments,
+            map_bytes=dirs.settings.instance.map_bytes,
+            salt=os.urandom(16),
+            now_ms=None,
+            outcomes=Outcomes(view, view.log_end),
+            progress=done,
+            place=ScratchPlace.for_read(view.directory),
+        )
 
 
 # ---------------------------------------------------------------- duplication
@@ -510,7 +496,7 @@ def explain_each(
         try:
             if isinstance(plan, LastwordError):
                 raise plan
-            yield _explanation(dirs, *tp, plan, None)
+            yield read_again(partial(_explanation, dirs, *tp, plan, None))
         except (DataError, StorageError, UsageError) as error:
             failed.append(error)
 
@@ -519,7 +505,7 @@ def _explain_partition(dirs: OpenDirs, topic: str, partition: int, key: bytes | 
     plan = _plans(dirs, [(topic, partition)])[topic, partition]
     if isinstance(plan, LastwordError):
         raise plan
-    return _explanation(dirs, topic, partition, plan, key)
+    return read_again(lambda: _explanation(dirs, topic, partition, plan, key))
 
 
 def _explanation(dirs: OpenDirs, topic: str, partition: int, plan: Plan, key: bytes | None) -> Explanation:
@@ -543,8 +529,11 @@ def _counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
     """Return the bytes of a partition as `describe` counts them; None if they cannot all be read."""
     from lastword.tools.explain import Counted
 
+    meter = Meter("count", None, sum(segment.size for segment in view.segments))
     try:
-        rows = view_row(dirs, view, segment_infos)
+        rows = segment_infos(dirs, view, _count_segments(dirs, view, meter, False))
+    except FileVanishedError:
+        raise
     except (DataError, StorageError):
         return None
     return Counted(
@@ -625,9 +614,7 @@ def simulations(
     chosen, sizes, trace = [], [], []
     for tp, size in of_view.items():
         try:
-            trace.append(_trace(dirs, *tp, meter, size))
-        except FileVanishedError:
-            raise
+            trace.append(read_again(partial(_trace, dirs, *tp, meter, size)))
         except (DataError, StorageError) as error:
             failed.append(error)
             continue
@@ -675,24 +662,17 @@ def _one_drive(
 
 
 def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes: int) -> OverwriteTrace:
-    """Trace the overwrites of a partition; if a file vanishes, list the view again and repeat."""
+    """Trace the overwrites of a partition."""
     from lastword.cleaner.policy.choose import corrected_first_dirty
     from lastword.tools.overwrites import trace_log
 
     view = dirs.checked_view(topic, partition)
+    first_dirty = dirs.first_dirty(topic, partition)
     with meter.part(size_bytes) as update:
-        for attempt in range(_TRACE_ATTEMPTS):
-            first_dirty = dirs.first_dirty(topic, partition)
-            try:
-                return trace_log(
-                    view.segments,
-                    salt=os.urandom(16),
-                    loaded_below=corrected_first_dirty(first_dirty, view.log_start, view.log_end),
-                    outcomes=Outcomes(view, view.log_end),
-                    progress=update,
-                )
-            except FileVanishedError:
-                if attempt == _TRACE_ATTEMPTS - 1:
-                    raise
-                view.refresh()
-    raise AssertionError("every attempt returns or raises")
+        return trace_log(
+            view.segments,
+            salt=os.urandom(16),
+            loaded_below=corrected_first_dirty(first_dirty, view.log_start, view.log_end),
+            outcomes=Outcomes(view, view.log_end),
+            progress=update,
+        )

@@ -39,6 +39,7 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.parse import as_int
 from lastword.partition import leases
+from lastword.partition.moment import read_again
 from lastword.segment import names
 from lastword.values import ProcessBound
 
@@ -327,9 +328,13 @@ class OpenDirs(ProcessBound):
 
     def checked_view(self, topic: str, partition: int) -> PartitionView:
         """Return the view for a figure over the whole log. CorruptBatchError if its end is missing."""
-        view = self.view(topic, partition)
-        view.check_end()
-        return view
+
+        def check() -> PartitionView:
+            view = self.view(topic, partition)
+            view.check_end()
+            return view
+
+        return read_again(check)
 
     def checked_views(
         self, selected: Iterable[tuple[str, int]]

@@ -12,13 +12,14 @@ newer record is above the end of a read, the key would be missing. So a read of 
    descriptors.
 
 A read of all records (`view="log"`) needs none of this: it continues in the segments of now (`reads`).
+A count, a plan or another figure over a whole log begins again with a view of now (`read_again`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -140,6 +141,24 @@ def at_one_moment(range_: Range, read: Callable[[PartitionView, int, int], Itera
             _close(items)
         return
     raise _overtaken(range_)
+
+
+def read_again(read: Callable[[], T], renew: Callable[[], object] = lambda: None) -> T:
+    """Return the result of `read`, which begins again if a cleaning replaced a file that it had listed.
+
+    Args:
+        read: Reads one or more logs, and changes nothing. It makes its views, or uses those of `renew`.
+        renew: Called before each repetition.
+
+    Raises:
+        FileVanishedError: Files were replaced again and again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(FileVanishedError):
+            return read()
+        with suppress(FileVanishedError):
+            renew()
+    return read()
 
 
 def _close(items: Iterator[T]) -> None:

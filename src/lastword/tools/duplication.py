@@ -40,10 +40,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.errors import CorruptFileError, FileVanishedError
+from lastword.errors import CorruptFileError
 from lastword.kernels import table as fields
 from lastword.kernels.hashing import hash_spans, seeds
 from lastword.kernels.pages import PAGE_BITS
+from lastword.partition.moment import read_again
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
@@ -380,7 +381,6 @@ BY = ("topic", "partition", "segment")
 Stage = Callable[[int], AbstractContextManager[Callable[[int, int], None] | None]]
 """Starts a stage of a number of bytes; returns a function of (bytes done, total bytes), or None."""
 
-_ATTEMPTS = 100
 T = TypeVar("T")
 
 
@@ -724,13 +724,9 @@ class _CountingSegment:
 
 def _repeated(views: Sequence[PartitionView], work: Callable[[], T]) -> T:
     """Run `work`, and run it again with a new listing if a file was rewritten meanwhile."""
-    attempt = 0
-    while True:
-        try:
-            return work()
-        except FileVanishedError:
-            attempt += 1
-            if attempt == _ATTEMPTS:
-                raise
-            for view in views:
-                view.refresh()
+
+    def renew() -> None:
+        for view in views:
+            view.refresh()
+
+    return read_again(work, renew)

@@ -31,7 +31,6 @@ from lastword.cleaner.policy.plan import (
 )
 from lastword.cleaner.policy.quarantine import Quarantine
 from lastword.config import TopicConfig
-from lastword.errors import FileVanishedError
 from lastword.partition import leases, scan
 from lastword.partition.leases import HORIZON, MAY_GO, OLDER_RECORD, Leases, TombstoneFacts, held_by
 from lastword.partition.reads import read_batches, read_chunks
@@ -177,16 +176,7 @@ def explain(
     versions: tuple[Version, ...] = ()
     quarantined = quarantine.load(view.files, view.directory)
     if key is not None:
-        attempt = 0
-        while True:
-            try:
-                versions = _Explainer(view, config, plan, quarantined, now_ms, due_ms).versions(key)
-                break
-            except FileVanishedError:  # rewritten meanwhile: list the files and repeat
-                attempt += 1
-                if attempt == _ATTEMPTS:
-                    raise
-                view.refresh()
+        versions = _Explainer(view, config, plan, quarantined, now_ms, due_ms).versions(key)
     held = leases.load(view.files, view.directory, now_ms)
     return Explanation(view.topic, view.partition, plan, versions, key, held, quarantined)
 
