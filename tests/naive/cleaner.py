@@ -43,10 +43,12 @@ def clean(
     *,
     last: dict[bytes, int] | None = None,
     old_due: bool = False,
+    stays: int = -1,
 ) -> list[NaiveBatch]:
     """Return every batch with its remaining records and its horizon; an emptied batch stays, without any.
 
-    `last`: key to the newest offset, if `batches` are not all; `old_due`: tombstones of magic 0 and 1 go.
+    `last`: key to the newest offset, if `batches` are not all; `old_due`: tombstones of magic 0 and 1 go;
+    `stays`: the offset of the newest record of the log.
     """
     if last is None:
         last = newest(batches)
@@ -59,7 +61,7 @@ def clean(
             if not batch.aborted
             and r.key is not None
             and last[r.key] == r.offset
-            and not (r.value is None and due)
+            and not (r.value is None and due and r.offset != stays)
         )
         horizon_ms = batch.horizon_ms
         if batch.magic == 2 and horizon_ms is None and any(r.value is None for r in kept):
@@ -75,10 +77,13 @@ def clean_log(
     below = [segment for segment in segments if segment.base_offset < limit]
     last = newest(batch for segment in below for batch in segment.batches)
     due = old_due(below, start, delete_retention_ms)
+    stays = segments[-1].next_offset - 1
     cleaned = [
         replace(
             segment,
-            batches=tuple(clean(segment.batches, now_ms, delete_retention_ms, last=last, old_due=old)),
+            batches=tuple(
+                clean(segment.batches, now_ms, delete_retention_ms, last=last, old_due=old, stays=stays)
+            ),
         )
         for segment, old in zip(below, due, strict=True)
     ]

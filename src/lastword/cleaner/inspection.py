@@ -106,10 +106,13 @@ class CachedStats:
     time: SavedTime | None = None
     largest_bytes: int = -1
 
-    def holds(self, files: Files, directory: str, present: tuple[object, ...], now_ms: int) -> bool:
+    def holds(
+        self, files: Files, log: PartitionLog | PartitionView, present: tuple[object, ...], now_ms: int
+    ) -> bool:
         """Return whether the statistics are valid. Reads leases only if a tombstone depends on them."""
-        depends = self.tombstones.depends_on_leases
-        floor = leases.load(files, directory, now_ms).floor if depends else leases.NO_FLOOR
+        floor = leases.NO_FLOOR
+        if self.tombstones.depends_on_leases:
+            floor = leases.due_below(files, log.directory, log.log_end, now_ms)
         known = digest_of(present) if isinstance(self.files, str) else present
         return self.files == known and self.tombstones.holds(now_ms, floor)
 
@@ -199,7 +202,7 @@ def _inspect_partition(
     if stats.time is not None:
         ledgers.advance(tp, segments, stats.time)  # a ledger that is made again takes no old bytes for new
     is_stale = not stats.holds(
-        files, log.directory, _files_below(plan.limit, plan.delete_retention_ms, segments), now_ms
+        files, log, _files_below(plan.limit, plan.delete_retention_ms, segments), now_ms
     )
     if not is_stale and stats.time is None:
         ledgers.advance(tp, segments)
@@ -246,7 +249,7 @@ def worst_account(
         return None
     plan = limit_plan(partition, log, now_ms, dead_bytes)
     segments, limit = log.segments, stats.account.limit
-    if not stats.holds(files, log.directory, _files_below(limit, plan.delete_retention_ms, segments), now_ms):
+    if not stats.holds(files, log, _files_below(limit, plan.delete_retention_ms, segments), now_ms):
         return None
     account = _account_of(stats, partition, drive, sum(segment.size for segment in segments), held=held)
     superseded_bytes = min(

@@ -46,7 +46,8 @@ order that holds keeps it:
     3 NO_HORIZON     no delete horizon was set yet: the cleaning that meets this reason sets it
     4 HORIZON        the delete horizon has not passed
     5 LEASE          a reader with a lease has yet to read it (markers: never)
-    6 PLACE          it holds the end of the log or of a file, and no empty batch can take its place
+    6 PLACE          it holds the end of the log or of a file, and no empty batch can take its place: many
+                     clients pass over an empty batch, and never reach the end of a log that ends with one
 
 A delete horizon is `delete.retention.ms` after the first cleaning that found no older record: written into
 the batch (Kafka's way), kept as a clock by the garbage accounts, or, for magic 0 and 1, computed from file
@@ -571,6 +572,14 @@ class TombstoneFacts:
     has_older: Any = False
     last_of_producer: Any = False
     ends_file: Any = False
+
+
+def due_below(files: Files, directory: str, log_end: int, now_ms: int) -> int:
+    """Return the offset from which on no tombstone may go: that of a lease, or of the newest record.
+
+    Kafka's cleaner leaves the active segment alone, and with it the newest record of a partition.
+    """
+    return min(load(files, directory, now_ms).floor, log_end - 1)
 
 
 def held_by(facts: TombstoneFacts, now_ms: int, floor: int = NO_FLOOR) -> Any:

@@ -44,6 +44,7 @@ from lastword.units import NEVER, format_bytes, format_duration, format_time, to
 from lastword.values import Value
 
 LEASE = "lease"
+LOG_END = "log-end"
 OLDER_SEGMENT = "older-segment-not-clean"
 NEXT_ROUND = "next-round"
 ABORTED = "aborted-transaction"
@@ -355,6 +356,9 @@ class _Explainer:
         if reason == leases.LEASE and lowest is not None:
             text = f"{LEASE}: {lowest.name} is at {lowest.position}, lapses {_minute(lowest.lapses_ms)}"
             return rule(True, LEASE, f"{NEWEST}; {text}", lowest.lapses_ms)
+        if reason == leases.PLACE:
+            text = f"{LOG_END}: it is the newest record of the partition, which stays"
+            return rule(True, LOG_END, f"{NEWEST}; {text}")
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{TOMBSTONE_HORIZON} passed; {code}, {text}", until)
@@ -367,7 +371,8 @@ class _Explainer:
     def _held_by(self, offset: int, may_go_ms: int | None, *, has_older: bool = False) -> int:
         """Return the reason that keeps a tombstone (`leases.held_by`)."""
         horizon_ms, has_horizon = (0, False) if may_go_ms is None else (may_go_ms, True)
-        facts = TombstoneFacts(offset, horizon_ms, has_horizon, has_older)
+        newest = offset == self.view.log_end - 1
+        facts = TombstoneFacts(offset, horizon_ms, has_horizon, has_older, ends_file=newest)
         return int(held_by(facts, self.now_ms, self.leases.floor))
 
     def _held(self, number: int) -> tuple[str, str, int | None] | None:

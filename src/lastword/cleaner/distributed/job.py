@@ -73,7 +73,7 @@ class ShardedJob(Value):
         scratch: Directory of the files of its steps.
         partition: Directory of the log.
         salt: Salt of the maps, hexadecimal.
-        due_below: Tombstones from there on wait for a lease.
+        due_below: Tombstones from there on stay (`leases.due_below`).
         units: (first, end) as indexes of `sources`.
         shards: Number of parts of the key map.
         rewrites: False: outputs are only counted, for a plan.
@@ -131,7 +131,7 @@ def start(
         partition=partition,
         plan=plan,
         salt=(os.urandom(16) if salt is None else salt).hex(),
-        due_below=leases.load(files, partition, plan.now_ms).floor,
+        due_below=leases.due_below(files, partition, segments[-1].next_offset, plan.now_ms),
         sources=tuple(
             JobSource(segment.base_offset, segment.next_offset, segment.size, segment.id.number, due)
             for segment, due in zip(sources, old_due(sources, plan), strict=True)

@@ -34,7 +34,7 @@ from lastword.cleaner.policy.generational import Choice, SegmentRun, all_garbage
 from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup, cut, group, needs_rewrite
 from lastword.cleaner.policy.plan import KEYS_IN_PASSES, KEYS_IN_SHARDS, NOT_WORTH_IT, Plan, Reason
 from lastword.config.tables import DEFAULT_SURVIVORSHIP_ALPHA
-from lastword.errors import CertificateError, LastwordError
+from lastword.errors import CertificateError, FileVanishedError, LastwordError
 from lastword.files import Files, Handle
 from lastword.partition import leases
 from lastword.partition.leases import MAY_GO, Leases, TombstoneFacts, held_by
@@ -93,7 +93,7 @@ class FullScan:
             context.scratch,
             map_bytes=plan.map_bytes,
             salt=os.urandom(16) if context.salt is None else context.salt,
-            rules=Rules.of(plan.now_ms, held.floor),
+            rules=Rules.of(plan.now_ms, min(held.floor, segments[-1].next_offset - 1)),
             outcomes=transactions,
             old_due=old_due(sources, plan),
             threads=threads_for(sum(segment.size for segment in sources), context.threads),
@@ -248,7 +248,10 @@ class KeptAccounts:
         if [segment.base_offset for segment in sources] != [
             segment.base_offset for segment in resolution.segments
         ]:
-            raise AssertionError("accounts of other segments than those below the limit")
+            why = "accounts of other segments than those below the limit"
+            if context.dry:  # a cleaning has saved them since the view was made
+                raise FileVanishedError(f"{log.directory}: {why}", remedy="plan again", file=log.directory)
+            raise AssertionError(why)
         held = leases.load(context.files, log.directory, plan.now_ms) if context.dry else Leases()
         if not context.dry:
             sources = ledger.sources(sources, resolution.dead)
@@ -362,7 +365,8 @@ def refresh(
         ledger.reset("min.compaction.lag.ms was raised: younger records do not supersede any more")
     transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     above = sum(segment.size for segment in segments if segment.base_offset >= plan.limit)
-    floor = leases.load(context.files, log.directory, plan.now_ms).floor
+    log_end = segments[-1].next_offset if segments else 0
+    floor = leases.due_below(context.files, log.directory, log_end, plan.now_ms)
     ledger.hold_back(floor)
     with quarantine.on_damage(context.files, log.directory, plan, dry=context.dry):
         read_bytes = ledger.add_segments(
