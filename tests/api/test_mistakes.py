@@ -4,6 +4,7 @@ import math
 import os
 import re
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -265,3 +266,12 @@ def test_a_home_directory_is_a_path(users, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     users.restore(to="~/users.jsonl")
     assert (tmp_path / "users.jsonl").exists()
+
+
+@pytest.mark.parametrize("given", [Path("s3://bucket/log"), "gs:/bucket", ["az:/container/log"]])
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_a_url_with_one_slash_is_named(given: object, mode: str) -> None:
+    """`pathlib` takes a slash away; the directory `s3:` is nobody's wish."""
+    with pytest.raises(UsageError, match="has one slash") as caught:
+        lastword.open(given, mode)  # type: ignore[arg-type]
+    assert "://" in (caught.value.remedy or "")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOCK_POLL_SECONDS = 0.1
+SCHEMES = ("s3", "gs", "az", "memory")
 
 
 def open(
@@ -268,6 +269,13 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
             raise UsageError("an empty path names no directory", remedy='lastword.open("data")')
         if "://" in path:
             raise UsageError(f"{path} is a URL", remedy="give a directory of a file system: /srv/log")
+        scheme, slash, rest = path.partition(":/")
+        if slash and scheme in SCHEMES:
+            raise UsageError(
+                f"{path} is a path, and no URL: it has one slash",
+                remedy=f"give {scheme}://{rest} as a str (pathlib takes a slash away), or a directory of "
+                f"that name as ./{path}",
+            )
     paths = [os.path.expanduser(path) for path in paths]  # noqa: PTH111  paths are strings here
     for path in paths:
         if path.startswith("~"):

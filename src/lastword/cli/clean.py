@@ -320,11 +320,13 @@ def gc(
         with out.change(target) as logs:
             result = logs.collect(retention=retention)
     verb = "would remove" if dry_run else "removed"
-    out.line(f"{verb} {_objects(result.removed_objects, result.removed_bytes)}")
+    if result.removed_objects or not result.waiting_objects:
+        out.line(f"{verb} {_objects(result.removed_objects, result.removed_bytes)}")
     if result.waiting_objects:
         pinned = f", {result.pinned_objects} of them for pinned readers" if result.pinned_objects else ""
         waiting = _objects(result.waiting_objects, result.waiting_bytes)
-        out.line(f"kept for readers: {waiting}{pinned}, the first until {format_time(result.next_due_ms)}")
+        until = f"a gc from {format_time(result.next_due_ms)} on removes the first"
+        out.line(f"not needed any more, kept for readers: {waiting}{pinned}; {until}")
     used = f"in use: {_objects(result.named_objects, result.named_bytes)}"
     out.summary(used + ("; nothing was changed" if dry_run else ""), **result.to_dict())
 
