@@ -608,6 +608,9 @@ class _Objects(dict[str, Any]):
         return super().pop(key, *default)
 
 
+READ_FAULTS = (Fault.REFUSED.name, Fault.THROTTLED.name, Fault.TORN.name)
+
+
 class World(objects.Bucket):
     """The store of one history, with its judge.
 
@@ -769,14 +772,17 @@ class Actor:
         """Run a step; return "done", "refused" or "uncertain". A repeatable step is tried three times."""
         outcome = "refused"
         for _ in range(3 if repeatable else 1):
+            requests, began = len(self.world.log), self.world.clock.monotonic()
             try:
                 step()
                 return "done"
             except UncertainCommitError:
                 self.world.counts["uncertain commits"] += 1
                 outcome = "uncertain"
-            except (UncertainRequestError, TruncatedObjectError):
+            except (UncertainRequestError, TruncatedObjectError) as error:
                 self.world.counts["refused steps"] += 1
+                if self.world.clock.monotonic() - began <= commit.READ_AGAIN_SECONDS:
+                    self._check_reads(error, self.world.log[requests:])
             except UploadsGoneError:
                 self.world.counts["uploads that are gone"] += 1
             except BusyError:
@@ -790,6 +796,15 @@ class Actor:
             except LastwordError as error:
                 raise Violation("error", f"{self.process.name}: {error!r}") from error
         return outcome
+
+    def _check_reads(self, error: LastwordError, log: Sequence[Request]) -> None:
+        """Raise Violation if a step failed because of a few reads: they have no effect, and are repeated."""
+        own = [request for request in log if request.process == self.process.name]
+        failed = [request for request in own if request.outcome in READ_FAULTS]
+        if failed and own[-1] is failed[-1] and own[-1].kind in ("get", "range"):
+            same = [request for request in failed if request.keys == own[-1].keys]
+            if len(same) < commit.READ_ATTEMPTS:
+                raise Violation("a read stops a step", f"{self.process.name}: {error!r} after {len(same)}")
 
     def transaction(self, work: Callable[[BucketFiles], Any], *, uploads: str | None = None) -> Any:
         runs = 0

@@ -285,3 +285,22 @@ def test_a_time_that_is_kept_although_the_object_got_a_name(monkeypatch: Patch) 
     only = ["writer", "cleaner", "collector", "collector"] * 2
     given = {"retention_ms": HOUR_MS // 2, "pause_rate": 0.12, "only": only}
     caught("retention", "pin", first=4500, **given)
+
+
+# ---------------------------------------------------------------- reads, and stores that are not as they say
+
+
+def test_a_read_that_is_not_repeated(monkeypatch: Patch) -> None:
+    """The body of a manifest breaks off while another process commits, and the append fails for good."""
+    monkeypatch.setattr(Bucket, "again", lambda bucket, read: read())
+    caught("a read stops a step")
+
+
+def test_a_torn_read_that_is_called_damage(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(commit, "TORN_READS", 0)
+    caught("a read stops a step", faults=[Fault.TORN])
+
+
+def test_a_store_that_checks_and_writes_in_two_steps() -> None:
+    """The probe refuses such a store (tests/objects/test_double.py): the protocol cannot withstand it."""
+    caught("lost record", "lost commit", "twice", weaknesses=[Weakness.TWO_STEPS], only=["writer"] * 3)

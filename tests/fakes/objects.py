@@ -206,6 +206,7 @@ class FakeStore(ObjectStore):
         self.before = before
         self.number = 0
         self.stopped = False
+        self.torn: ObjectVersion | None = None  # the version of the last torn read
 
     def _request(
         self, kind: str, keys: Sequence[str], effect: Callable[[], T], *, sent: int = 0, requests: int = 1
@@ -239,19 +240,20 @@ class FakeStore(ObjectStore):
         if fault in _STOPS:
             self.stopped = True
             raise Stopped(self.name)
-        if fault is Fault.TORN:
+        if fault is Fault.TORN and error is None:
             return self._torn(result)
-        if fault is not None:
+        if fault is not None and fault is not Fault.TORN:
             error = self._answer(fault, request, error)
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
 
     def _torn(self, result: Any) -> Any:
-        """Return a read with bytes of two versions; a version that is whole is returned as it is."""
+        """Return a read with bytes of two versions, once for each: the write is over at the next read."""
         before = self.bucket.objects[self.bucket.log[-1].key].before
-        if result is None or not before:
+        if result is None or not before or result.version == self.torn:
             return result
+        self.torn = result.version
         half = len(before) // 2
         return result._replace(data=before[:half] + result.data[half:])
 

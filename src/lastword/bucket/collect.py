@@ -189,7 +189,7 @@ def _condemned(bucket: Bucket, loaded: Loaded) -> dict[str, int]:
     if key is None:
         return {}
     try:
-        stored = bucket.store.get(key)
+        stored = bucket.again(lambda: bucket.store.get(key))
         assert stored is not None
         return decode_condemned(stored.data, f"{bucket.url}/{key}")
     except (ObjectVanishedError, CorruptFileError):

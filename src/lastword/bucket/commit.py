@@ -145,7 +145,7 @@ class Bucket:
         self.attempts = store.commit_attempts or RUN_ATTEMPTS
         self.reads = reads or ObjectReads(store)
         self.reads.on_vanished = self.names
-        self.reads.again = self._again
+        self.reads.again = self.again
         self._scratch = scratch
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
@@ -184,7 +184,7 @@ class Bucket:
         while True:
             try:
                 unless = known.version if known is not None else None
-                stored = self._again(lambda unless=unless: self.store.get(MANIFEST, unless=unless))
+                stored = self.again(lambda unless=unless: self.store.get(MANIFEST, unless=unless))
             except ObjectVanishedError as error:
                 if known is not None and known.version is not None:
                     raise lost_manifest(self.url) from error
@@ -215,7 +215,7 @@ class Bucket:
             self._pages = {key: layer for key, layer in self._pages.items() if key in kept}
             return Loaded(ManifestVersion(manifest, pages), stored.version, stored.modified_ms)
 
-    def _again(self, read: Callable[[], T]) -> T:
+    def again(self, read: Callable[[], T]) -> T:
         """Return the result of a read, which is repeated as a whole if it fails: it has no effect.
 
         The client goes on in an answer that broke off, which cannot be if another commit came meanwhile. A
@@ -234,7 +234,7 @@ class Bucket:
     def _page(self, page: PageRef) -> Layer:
         layer = self._pages.get(page.object)
         if layer is None:
-            stored = self._again(lambda: self.store.get(page.object))
+            stored = self.again(lambda: self.store.get(page.object))
             assert stored is not None
             layer = self._pages[page.object] = decode_page(stored.data, f"{self.url}/{page.object}", page)
         return layer
