@@ -351,7 +351,7 @@ def test_the_probe_names_a_store_whose_reads_cannot_be_relied_on(fault: str, nam
     assert not bucket.objects
 
 
-@pytest.mark.parametrize("number", range(1, 14))
+@pytest.mark.parametrize("number", range(1, 13))
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST, Fault.LATE])
 def test_the_probe_outlasts_one_fault(fault: Fault, number: int) -> None:
     bucket = Bucket()

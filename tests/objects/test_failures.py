@@ -169,7 +169,7 @@ def test_replies_of_s3(replies: Replies, reply: tuple[int, str] | str, expected:
     replies.reply = reply
     store = replies.s3()
     for name, request in REQUESTS.items():
-        if name == "facts" and reply in ((404, "NoSuchBucket"), (400, "ExpiredToken")):
+        if name == "facts" and reply[1:] in (("NoSuchBucket",), ("ExpiredToken",), ("RequestTimeout",)):
             continue  # the reply to HEAD has no body, so no code
         error = failure(lambda request=request: request(store))
         known = NotPermittedError if name == "facts" and reply[0] == 403 else expected

@@ -114,10 +114,11 @@ def test_a_tombstone_from_its_horizon_to_its_end(logs, clock):
     assert (version.kept, version.reason, version.until) == (True, "lease", BEGIN_MS + 4 * HOUR)
     assert "replica is at 1" in version.text
     clock.advance(HOUR + 1)
+    assert rules(topic.explain(key="a")) == [(1, True, "log-end")]
+    topic.append("b", b"1")
     explanation = topic.explain(key="a")
     assert rules(explanation) == [(1, False, "next-round")]
     assert [lease.name for lease in explanation.leases.lapsed] == ["replica"]
-    topic.append("b", b"1")
     topic.clean()
     assert topic.explain(key="a").versions == ()
 

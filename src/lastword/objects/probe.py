@@ -22,7 +22,7 @@ from lastword.errors import (
     UncertainRequestError,
     UnconditionalStoreError,
 )
-from lastword.objects.interface import ObjectStore, ObjectVersion
+from lastword.objects.interface import ObjectStore, ObjectVersion, StoredObject
 from lastword.units import format_duration
 
 FOLDER = ".probe"
@@ -80,15 +80,16 @@ def _probe_once(store: ObjectStore, clock: Clock, key: str) -> Probe:
     if first is None:
         raise UnconditionalStoreError.of(store.url, "the first write of a new name is refused")
     try:
-        ahead_ms = _check(store, clock, key, first)
+        stored, now_ms = _check(store, clock, key, first)
         _check_together(store, shared)
-        _check_reads(store, key)
+        _check_reads(store, stored, key)
     except LastwordError:
         with contextlib.suppress(LastwordError):  # the first error is the one to report
             store.delete([key, shared])
         raise
     with contextlib.suppress(NotPermittedError):  # who may not delete may still append and read
         store.delete([key, shared])
+    ahead_ms = stored.modified_ms - now_ms
     if abs(ahead_ms) > MAX_SKEW_MS:
         side = "ahead of" if ahead_ms > 0 else "behind"
         raise ClockSkewError.of(
@@ -97,8 +98,8 @@ def _probe_once(store: ObjectStore, clock: Clock, key: str) -> Probe:
     return Probe(ahead_ms)
 
 
-def _check(store: ObjectStore, clock: Clock, key: str, first: ObjectVersion) -> int:
-    """Raise if a condition is not enforced; return the store's clock minus this machine's."""
+def _check(store: ObjectStore, clock: Clock, key: str, first: ObjectVersion) -> tuple[StoredObject, int]:
+    """Raise if a condition is not enforced; return the object, and when it was written by this machine."""
     try:
         store.create(key, b"2")
     except ObjectTakenError:
@@ -123,7 +124,7 @@ def _check(store: ObjectStore, clock: Clock, key: str, first: ObjectVersion) -> 
     stored = store.get(key)
     if stored is None or not stored.data.startswith(b"3"):
         raise UnconditionalStoreError.of(store.url, "a write that was refused has replaced the object")
-    return stored.modified_ms - (before_ms + after_ms) // 2
+    return stored, (before_ms + after_ms) // 2
 
 
 def _written(
@@ -174,10 +175,8 @@ def _check_together(store: ObjectStore, key: str) -> None:
                 raise error
 
 
-def _check_reads(store: ObjectStore, key: str) -> None:
+def _check_reads(store: ObjectStore, stored: StoredObject, key: str) -> None:
     """Raise if reads of ranges, and reads with If-None-Match, are not answered as a log needs it."""
-    stored = store.get(key)
-    assert stored is not None
     if bytes(store.get_range(key, 1, 2)) != stored.data[1:3]:
         raise UnconditionalStoreError.reads(store.url, "a read with Range has other bytes than the object")
     failure: StorageError | None = None
