@@ -39,9 +39,13 @@ APIS = (
     *("DescribeConfigs", "IncrementalAlterConfigs", "AlterConfigs", "CreatePartitions", "DescribeLogDirs"),
     *("DeleteGroups", "OffsetDelete", "DescribeCluster", "DescribeProducers", "DescribeTransactions"),
     *("ListTransactions", "ConsumerGroupHeartbeat", "ConsumerGroupDescribe", "DescribeTopicPartitions"),
+    *("DescribeAcls", "CreateAcls", "DeleteAcls", "CreateDelegationToken", "RenewDelegationToken"),
+    *("ExpireDelegationToken", "DescribeDelegationToken", "DescribeUserScramCredentials"),
+    *("DescribeClientQuotas", "AlterClientQuotas", "AlterReplicaLogDirs", "ElectLeaders", "DescribeQuorum"),
+    *("ListPartitionReassignments", "AlterPartitionReassignments", "ListConfigResources", "WriteTxnMarkers"),
 )
 OTHERS = ("RequestHeader", "ResponseHeader", "ConsumerProtocolSubscription", "ConsumerProtocolAssignment")
-RECORDS = re.compile(r"(Legacy)?OffsetCommit|GroupMetadata|ConsumerGroup|TransactionLog")
+RECORDS = re.compile(r"(Legacy)?OffsetCommit|GroupMetadata|(Consumer|Share|Streams)Group|TransactionLog")
 DROPPED = ("about", "entityType", "listeners", "mapKey", "zeroCopy")
 
 PYTHON = {"string": "str", "bytes": "Buffer", "bool": "bool", "float64": "float", "uuid": "bytes"}

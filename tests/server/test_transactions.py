@@ -513,8 +513,8 @@ def test_a_transactional_id_is_forgotten(client: Client, clock: ManualClock, ser
     clock.advance(coordinator.EXPIRATION_CHECK_MS)
     wait_for(lambda: described(client, "idle").error_code == codes.TRANSACTIONAL_ID_NOT_FOUND)
     assert described(client, "busy").error_code == 0
-    keys = [record.key for record in server.node.transactions.topic.newest()]
-    assert [b"busy" in key for key in keys] == [True]
+    records = server.node.transactions.topic.load({0: "TransactionLogKey"})
+    assert [record.key.transactional_id for record in records] == ["busy"]
     assert idle.send(b"v") == codes.INVALID_PRODUCER_ID_MAPPING
 
 

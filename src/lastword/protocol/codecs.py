@@ -195,7 +195,7 @@ def encode_stored(message: Message, version: int = 0) -> bytes:
 
 
 def decode_stored(name: str, data: Buffer) -> Any:
-    """Return the message of bytes that `encode_stored` writes.
+    """Return the message of bytes that `encode_stored` writes. Bytes behind it are ignored, as by Kafka.
 
     Args:
         name: Kafka's name, e.g. "OffsetCommitValue". The first two bytes of a key are its record type.
@@ -211,14 +211,14 @@ def decode_stored(name: str, data: Buffer) -> Any:
         )
     (prefix,) = struct.unpack_from(">h", data)
     if not name.endswith("Key"):
-        return codec(name, prefix).decode(data, 2)
+        return codec(name, prefix).decode(data, 2, whole=False)
     if prefix != schema_of(name).key:
         raise MalformedMessageError(
             f"{name}: a key of record type {prefix}, not {schema_of(name).key}",
             remedy="choose the message by the first two bytes of the key",
             position=0,
         )
-    return codec(name, 0).decode(data, 2)
+    return codec(name, 0).decode(data, 2, whole=False)
 
 
 def _has_records(fields: list[Field], version: int) -> bool:

@@ -207,6 +207,12 @@ def schema_of(name: str) -> Schema:
     return schema
 
 
+def stored_keys() -> dict[str, int]:
+    """Return the type of each record of the coordinators, by the name of its key."""
+    found = re.findall(r'^{"name":"(\w+)","apiKey":(\d+),"type":"coordinator-key"', _table(), re.MULTILINE)
+    return {name: int(kind) for name, kind in found}
+
+
 def _source(name: str) -> dict[str, Any]:
     start = f"\n{_table()}".find(f'\n{{"name":"{name}",')
     if start < 0 or not name.isalnum():

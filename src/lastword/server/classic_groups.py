@@ -188,10 +188,9 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- load and store
 
-    def take(self, key: bytes, value: bytes) -> None:
+    def take(self, group_id: str, stored: Any) -> None:
         """Take a group that was read from the topic."""
-        stored = decode_stored("GroupMetadataValue", value)
-        group = self._group(decode_stored("GroupMetadataKey", key).group)
+        group = self._group(group_id)
         group.protocol_type, group.generation = stored.protocol_type, stored.generation
         group.protocol, group.leader = stored.protocol, stored.leader
         group.changed_ms = stored.current_state_timestamp
@@ -690,11 +689,15 @@ class ClassicGroups:
         body = request.body
         groups = []
         for group_id in body.groups:
-            group = self._known(group_id)
             described = messages.DescribeGroupsResponse.DescribedGroup(
                 group_id=group_id, error_message=None, members=[]
             )
             groups.append(described)
+            try:
+                group = self._known(group_id)
+            except Refused as refused:
+                described.error_code = refused.code
+                continue
             if body.include_authorized_operations:
                 described.authorized_operations = GROUP_OPERATIONS
             if group is None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError
-from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
+from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.server.assignors import ASSIGNORS, Partition, Partitions
 from lastword.server.coordinator import Timer
@@ -327,11 +327,11 @@ class ConsumerGroups:
             _check(body, request.version)
             if body.member_epoch < 0:
                 return self._leave(body)
+            stale = self._stale_regexes(body)
         except Refused as refused:
             return _refusal(refused)
         except LastwordError as error:
             return _refusal(Refused(error.kafka_code, error.message))
-        stale = self._stale_regexes(body)
         if not stale:
             return self._handle(request, connection, {})
         version, names = self._node.topics.version, [topic.name for topic in self._node.topics.all()]
@@ -434,9 +434,9 @@ class ConsumerGroups:
             if not joins:
                 raise Refused(codes.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
             return ConsumerGroup(group_id), []
-        if not joins:
+        if not joins or group.kind == "share" or (group.kind == "streams" and not group.is_empty):
             raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
-        if not group.is_over:
+        if not group.is_over and group.kind != "streams":
             raise Refused(
                 codes.GROUP_ID_NOT_FOUND,
                 f"Cannot upgrade classic group {group_id} to consumer group because the online upgrade is "
@@ -598,13 +598,11 @@ class ConsumerGroups:
 
     # -------------------------------------------------------------- load
 
-    def take(self, kind: int, key: bytes, value: bytes) -> None:
+    def take(self, kind: int, of: Any, stored: Any) -> None:
         """Take a record of a group that was read from the topic."""
-        of = decode_stored(KEYS[kind], key)
         group = self._groups.get(of.group_id)
         if not isinstance(group, ConsumerGroup):
             group = self._groups.add(ConsumerGroup(of.group_id))
-        stored = decode_stored(KEYS[kind].removesuffix("Key") + "Value", value)
         if kind == 3:
             group.epoch, group.digest = stored.epoch, stored.metadata_hash
         elif kind == 5:
@@ -689,11 +687,15 @@ class ConsumerGroups:
     def _describe(self, request: Request, connection: Any) -> Message:
         described = []
         for group_id in request.body.group_ids:
-            group = self._groups.get(group_id)
             result = messages.ConsumerGroupDescribeResponse.DescribedGroup(
                 group_id=group_id, authorized_operations=NO_OPERATIONS
             )
             described.append(result)
+            try:
+                group = self._groups.get(group_id)
+            except Refused as refused:
+                result.error_code = refused.code
+                continue
             if not group_id:
                 result.error_code = codes.INVALID_GROUP_ID
             elif not isinstance(group, ConsumerGroup):
@@ -996,7 +998,7 @@ def _tombstones_of(group_id: str, member_id: str) -> Records:
 def _refusal(refused: Refused) -> Message:
     return messages.ConsumerGroupHeartbeatResponse(
         error_code=refused.code,
-        error_message=refused.message,
+        error_message=refused.message or None,
         member_id=None,
         member_epoch=0,
         heartbeat_interval_ms=0,

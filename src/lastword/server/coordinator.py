@@ -11,15 +11,16 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.clock import Clock, SystemClock
-from lastword.errors import LastwordError
+from lastword.errors import DataError, LastwordError, MalformedMessageError, UnsupportedVersionError
 from lastword.partition.producer_state import NO_PRODUCER, add_sequence
 from lastword.partition.reads import read_batches
 from lastword.partition.transactions import control_of
-from lastword.protocol import codes
+from lastword.protocol import codes, decode_stored
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
 from lastword.server.topics import Refused
@@ -40,19 +41,26 @@ POLL_SECONDS = 0.01
 
 
 class StoredRecord(NamedTuple):
-    """The newest record of a key.
+    """The newest record of a key, as bytes or decoded.
 
     Attributes:
-        partition: Its partition of the coordinator's topic.
+        offset: Its offset.
         key: The key.
-        value: The value; None if a later record supersedes the record of an open transaction.
+        value: The value; None for a tombstone, or if a later record supersedes the record of an open
+            transaction.
         producer_id: Its producer if its transaction is open, else -1.
+        kind: The type of the record, decoded.
     """
 
-    partition: int
-    key: bytes
-    value: bytes | None
+    offset: int
+    key: Any
+    value: Any
     producer_id: int
+    kind: int = -1
+
+
+class UndecodableRecordError(DataError):
+    """A record of a coordinator's topic has no form that is known."""
 
 
 class CoordinatorTopic:
@@ -68,6 +76,7 @@ class CoordinatorTopic:
         self._node = node
         self.name = name
         self._partitions = partitions
+        self._damaged: set[int] = set()
 
     def open(self) -> int:
         """Create the topic if there is none, recover its logs, and return the number of partitions."""
@@ -91,46 +100,103 @@ class CoordinatorTopic:
         assert topic is not None
         return topic.log(partition)
 
-    def newest(self) -> Iterator[StoredRecord]:
-        """Yield the newest committed record of each key that has a value, then those of open transactions.
+    def load(
+        self, kinds: Mapping[int, str], convert: Callable[[Any], Any] = lambda value: value
+    ) -> list[StoredRecord]:
+        """Return the decoded records of the topic, but for tombstones; see `_newest`.
+
+        Records of a type that is not in `kinds` are passed over, as by Kafka: a newer version wrote them. Any
+        other record that cannot be decoded makes its partition unavailable: an answer without it would be
+        "there is none" for what is there. `check` refuses the requests for such a partition.
+
+        Args:
+            kinds: The name of the key of each type, as in Kafka's schemas.
+            convert: Returns what is kept of a value. It may raise MalformedMessageError, too.
+        """
+        self.open()
+        self._damaged.clear()
+        topic = self._node.topics.get(self.name)
+        loaded: list[StoredRecord] = []
+        for number in () if topic is None else topic.directories:
+            try:
+                loaded += list(self._decoded(number, kinds, convert))
+            except UndecodableRecordError as error:
+                self._damaged.add(number)
+                _log.error("%s; its partition is not served. Remedy: %s", error.message, error.remedy)
+        return loaded
+
+    def check(self, key: str) -> None:
+        """Raise Refused if the partition of a group or a transactional id has an undecodable record."""
+        if self._damaged:
+            self._check_partition(self.partition_of(key))
+
+    def _check_partition(self, partition: int) -> None:
+        if partition in self._damaged:
+            raise Refused(codes.NOT_COORDINATOR, "")
+
+    def _decoded(
+        self, number: int, kinds: Mapping[int, str], convert: Callable[[Any], Any]
+    ) -> Iterator[StoredRecord]:
+        unknown: Counter[int] = Counter()
+        for record in self._newest(number):
+            kind = int.from_bytes(record.key[:2], "big", signed=True)
+            if len(record.key) > 1 and kind not in kinds:
+                unknown[kind] += 1
+                continue
+            try:
+                name = kinds.get(kind, "a key")
+                key, value = decode_stored(name, record.key), record.value
+                if value is not None:
+                    name = name.removeprefix("Legacy").removesuffix("Key") + "Value"
+                    value = convert(decode_stored(name, value))
+            except (MalformedMessageError, UnsupportedVersionError) as error:
+                raise UndecodableRecordError(
+                    f"{self.name}-{number} offset {record.offset}: {error.message}",
+                    remedy="serve the directory with the Kafka that wrote the record",
+                ) from error
+            if value is not None or record.producer_id >= 0:
+                yield record._replace(key=key, value=value, kind=kind)
+        for kind, count in unknown.items():
+            text = "%s-%d: %d records of unknown type %d are passed over: a newer Kafka wrote them"
+            _log.warning(text, self.name, number, count, kind)
+
+    def _newest(self, number: int) -> Iterator[StoredRecord]:
+        """Yield the newest committed record of each key of a partition, then those of open transactions.
 
         The newest record is the one with the largest offset, as for the cleaner: a transaction that commits
         later does not supersede the records behind its own. Records of open transactions are in the order of
         their offsets. A tombstone also deletes those that are before it.
         """
-        topic = self._node.topics.get(self.name)
-        for number in () if topic is None else topic.directories:
-            newest: dict[bytes, tuple[int, bytes | None]] = {}
-            undecided: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
-            log = self.log(number)
-            for segment, header, data in read_batches(log, log.log_start):
-                check_crc(data, header, segment.file, 0)
-                if header.control:
-                    marker = control_of(data, header, segment.file, position=0)
-                    ended = undecided.pop(header.producer_id, {}) if marker is not None else {}
-                    if marker is not None and marker.type == "commit":
-                        for key, stored in ended.items():
-                            if stored[0] > newest.get(key, (-1, None))[0]:
-                                newest[key] = stored
-                    continue
-                records = undecided.setdefault(header.producer_id, {}) if header.transactional else newest
-                for record in read_records(data, header, segment.file, position=0):
-                    if record.key is not None:
-                        records[record.key] = record.offset, record.value
-                        if record.value is None:
-                            for others in undecided.values():
-                                others.pop(record.key, None)
-            for key, (_, value) in newest.items():
-                if value is not None:
-                    yield StoredRecord(number, key, value, NO_PRODUCER)
-            behind = [
-                (offset, producer_id, key, value)
-                for producer_id, records in undecided.items()
-                for key, (offset, value) in records.items()
-            ]
-            for offset, producer_id, key, value in sorted(behind):
-                is_newest = offset > newest.get(key, (-1, None))[0]
-                yield StoredRecord(number, key, value if is_newest else None, producer_id)
+        newest: dict[bytes, tuple[int, bytes | None]] = {}
+        undecided: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
+        log = self.log(number)
+        for segment, header, data in read_batches(log, log.log_start):
+            check_crc(data, header, segment.file, 0)
+            if header.control:
+                marker = control_of(data, header, segment.file, position=0)
+                ended = undecided.pop(header.producer_id, {}) if marker is not None else {}
+                if marker is not None and marker.type == "commit":
+                    for key, stored in ended.items():
+                        if stored[0] > newest.get(key, (-1, None))[0]:
+                            newest[key] = stored
+                continue
+            records = undecided.setdefault(header.producer_id, {}) if header.transactional else newest
+            for record in read_records(data, header, segment.file, position=0):
+                key = record.key or b""
+                records[key] = record.offset, record.value
+                if record.value is None:
+                    for others in undecided.values():
+                        others.pop(key, None)
+        for key, (offset, value) in newest.items():
+            yield StoredRecord(offset, key, value, NO_PRODUCER)
+        behind = [
+            (offset, producer_id, key, value)
+            for producer_id, records in undecided.items()
+            for key, (offset, value) in records.items()
+        ]
+        for offset, producer_id, key, value in sorted(behind):
+            is_newest = offset > newest.get(key, (-1, None))[0]
+            yield StoredRecord(offset, key, value if is_newest else None, producer_id)
 
     def append(
         self,
@@ -151,6 +217,7 @@ class CoordinatorTopic:
         Raises:
             Refused: The records cannot be stored.
         """
+        self._check_partition(partition)
         try:
             return self._append(partition, records, producer)
         except LastwordError as error:

@@ -19,15 +19,15 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError
+from lastword.errors import LastwordError
 from lastword.protocol import Request, codes, messages
-from lastword.protocol.schemas import Message
+from lastword.protocol.schemas import Message, stored_keys
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_groups import KEYS as CONSUMER_KEYS
 from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
 from lastword.server.coordinator import CoordinatorTopic, StoredRecord, sync_stored
 from lastword.server.group_leases import GroupLeases
-from lastword.server.offsets import Group, Offsets, offset_key
+from lastword.server.offsets import Group, Offsets, OtherGroup, offset_key
 from lastword.server.topics import GROUPS_TOPIC, Refused
 
 if TYPE_CHECKING:
@@ -73,7 +73,12 @@ class Groups:
         return {"FindCoordinator": self._find, **waiting}
 
     def get(self, group_id: str) -> Group | None:
-        """Return a group."""
+        """Return a group.
+
+        Raises:
+            Refused: Its partition of the topic has a record that cannot be decoded.
+        """
+        self.topic.check(group_id)
         return self._groups.get(group_id)
 
     def all(self) -> Iterable[Group]:
@@ -102,6 +107,8 @@ class Groups:
             return self.consumers.check_commit(group, body, version)
         if isinstance(group, ClassicGroup):
             self.classic.check_commit(group, body)
+        if isinstance(group, OtherGroup):
+            group.check_commit(body.generation_id_or_member_epoch)
         return None
 
     def check_transactional_commit(
@@ -121,6 +128,8 @@ class Groups:
             return self.consumers.check_transactional_commit(group, body, stale)
         if isinstance(group, ClassicGroup):
             self.classic.check_transactional_commit(group, body)
+        if isinstance(group, OtherGroup):
+            group.check_commit(body.generation_id)
         return None
 
     def check_fetch(self, body: Any) -> None:
@@ -166,8 +175,9 @@ class Groups:
 
     def _read_topic(self) -> list[StoredRecord]:
         try:
-            self.topic.open()
-            return list(self.topic.newest())
+            return self.topic.load(
+                {kind: name for name, kind in stored_keys().items() if name != "TransactionLogKey"}
+            )
         except LastwordError as error:  # a partition is offline or damaged
             raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
 
@@ -191,25 +201,33 @@ class Groups:
         return True
 
     def _take(self, records: list[StoredRecord]) -> None:
-        topic = self.node.topics.get(GROUPS_TOPIC)
-        self._is_loaded, self._topic_id = True, None if topic is None else topic.id
         for record in records:
-            kind = int.from_bytes(record.key[:2], "big")
-            try:
-                if kind in (0, 1):
-                    self.offsets.take(record)
-                elif record.value is None:
-                    continue
-                elif kind == 2:
-                    self.classic.take(record.key, record.value)
-                elif kind in CONSUMER_KEYS:
-                    self.consumers.take(kind, record.key, record.value)
-            except (MalformedMessageError, UnsupportedVersionError):
-                continue  # of another program, or of a kind of group that is not served
+            if record.kind in (0, 1):
+                self.offsets.take(record)
+            elif record.value is None:
+                continue
+            elif record.kind == 2:
+                self.classic.take(record.key.group, record.value)
+            elif record.kind in CONSUMER_KEYS:
+                self.consumers.take(record.kind, record.key, record.value)
+            else:
+                self._take_other(record.key)
         for decided in self._decided:
             self.offsets.decide(*decided)
         self.consumers.loaded()
+        topic = self.node.topics.get(GROUPS_TOPIC)
+        self._is_loaded, self._topic_id = True, None if topic is None else topic.id
         self._renew_leases()
+
+    def _take_other(self, key: Any) -> None:
+        """Take a record of a group of another protocol, by the name of its key."""
+        kind = next((kind for kind in ("share", "streams") if kind in type(key).__name__.lower()), None)
+        if kind is None:
+            return
+        group = self._groups.get(key.group_id)
+        if not isinstance(group, OtherGroup):
+            group = self.add(OtherGroup(key.group_id, kind=kind))
+        group.take(key)
 
     def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
         """End a transaction whose marker was appended to a partition of the topic."""
@@ -374,20 +392,19 @@ class Groups:
         for group_id in request.body.groups_names:
             result = messages.DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
             results.append(result)
-            group = self._groups.get(group_id)
-            if group is None:
-                result.error_code = codes.GROUP_ID_NOT_FOUND
-            elif not group.is_empty:
-                result.error_code = codes.NON_EMPTY_GROUP
-            else:
+            try:
+                group = self.get(group_id)
+                if group is None:
+                    raise Refused(codes.GROUP_ID_NOT_FOUND, "")
+                if not group.is_empty:
+                    raise Refused(codes.NON_EMPTY_GROUP, "")
                 gone = self.offsets.partitions_of(group)
-                try:
-                    records = [(offset_key(group_id, *at), None) for at in gone]
-                    stored.append(self.store(group_id, [*records, *group.tombstones()]))
-                    self.offsets.deleted(group, gone)
-                    del self._groups[group_id]
-                except Refused as refused:
-                    result.error_code = refused.code
+                records = [(offset_key(group_id, *at), None) for at in gone]
+                stored.append(self.store(group_id, [*records, *group.tombstones()]))
+                self.offsets.deleted(group, gone)
+                del self._groups[group_id]
+            except Refused as refused:
+                result.error_code = refused.code
         syncs = [sync for sync in stored if sync is not None]
         durable = asyncio.gather(*syncs) if syncs else None
         return self.answer_after(durable, messages.DeleteGroupsResponse(results=results))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
+from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.coordinator import StoredRecord
 from lastword.server.topics import Refused, ServedTopic
@@ -103,6 +103,60 @@ class Group:
         raise NotImplementedError
 
 
+@dataclass(eq=False)
+class OtherGroup(Group):
+    """A share group or a streams group. Only its id and its records are known: no other kind may replace it.
+
+    Clients of the other protocols get Kafka's answers. A streams group without members gives its id away.
+    """
+
+    kind: str = ""
+    keys: set[bytes] = field(default_factory=set)
+    members: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.protocol_type = self.kind
+
+    @property
+    def state(self) -> str:  # type: ignore[override]
+        """Return the state as ListGroups has it."""
+        return ("NotReady" if self.kind == "streams" else "Stable") if self.members else "Empty"
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether another group may have the id."""
+        return self.kind == "streams" and not self.members
+
+    @property
+    def is_over(self) -> bool:
+        """Return that the group is deleted by a Kafka that has its protocol."""
+        return False
+
+    def subscribed(self) -> set[str] | None:
+        """Return None: the topics are not known, so no offset of the group expires."""
+        return None
+
+    def retained_from(self, committed: Committed, subscribed: set[str] | None) -> int | None:
+        """Return None: no offset of the group expires."""
+        return None
+
+    def take(self, key: Message) -> None:
+        """Take the key of a record of the group."""
+        self.keys.add(encode_stored(key))
+        self.members |= {getattr(key, "member_id", "")} - {""}
+
+    def tombstones(self) -> list[tuple[bytes, bytes | None]]:
+        """Return the records that delete the group without its offsets."""
+        return [(key, None) for key in sorted(self.keys)]
+
+    def check_commit(self, generation: int) -> None:
+        """Refuse offsets of a share group, which has none, and those of a member, which is not known here."""
+        if self.kind == "share":
+            raise Refused(codes.GROUP_ID_NOT_FOUND, "")
+        if generation >= 0 or self.members:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+
+
 class Offsets:
     """The handlers of the APIs for committed offsets."""
 
@@ -131,11 +185,8 @@ class Offsets:
 
     def take(self, record: StoredRecord) -> None:
         """Take a committed offset that was read from the topic."""
-        name = "OffsetCommitKey" if record.key[1] else "LegacyOffsetCommitKey"
-        of = decode_stored(name, record.key)
-        committed = None
-        if record.value is not None:
-            stored = decode_stored("OffsetCommitValue", record.value)
+        of, stored, committed = record.key, record.value, None
+        if stored is not None:
             committed = Committed(
                 stored.offset,
                 stored.leader_epoch,
@@ -431,6 +482,8 @@ class Offsets:
             return messages.OffsetDeleteResponse(
                 error_code=codes.GROUP_ID_NOT_FOUND if body.group_id else codes.INVALID_GROUP_ID
             )
+        if group.kind == "share":
+            return messages.OffsetDeleteResponse(error_code=codes.GROUP_ID_NOT_FOUND)
         subscribed, are_consumers = group.subscribed(), group.protocol_type == "consumer"
         if not group.is_empty and not are_consumers:
             return messages.OffsetDeleteResponse(error_code=codes.NON_EMPTY_GROUP)

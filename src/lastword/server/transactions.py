@@ -35,9 +35,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lastword.errors import LastwordError, MalformedMessageError, ProducerFencedError, UnsupportedVersionError
+from lastword.errors import LastwordError, MalformedMessageError, ProducerFencedError
 from lastword.logdir.identity import PRODUCER_IDS
-from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
+from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, BatchBuilder
 from lastword.records.internal import TRANSACTION_STATES
@@ -139,13 +139,12 @@ class TransactionState:
         return encode_stored(value, VALUE_VERSION)
 
     @classmethod
-    def of_value(cls, data: bytes) -> TransactionState:
-        """Return the state that a record has.
+    def of_value(cls, value: Any) -> TransactionState:
+        """Return the state that the value of a record has.
 
         Raises:
-            MalformedMessageError, UnsupportedVersionError: Another program wrote the record.
+            MalformedMessageError: Another program wrote the record.
         """
-        value = decode_stored("TransactionLogValue", data)
         if not 0 <= value.transaction_status < len(TRANSACTION_STATES):
             raise MalformedMessageError(
                 f"a transaction in state {value.transaction_status}",
@@ -288,12 +287,8 @@ class TransactionCoordinator:
 
     async def _read(self) -> None:
         for record in await self._node.in_turn(self._read_topic):
-            try:
-                transactional_id = decode_stored("TransactionLogKey", record.key).transactional_id
-                stored = TransactionState.of_value(record.value or b"")
-            except (MalformedMessageError, UnsupportedVersionError):
-                continue  # of another program
-            self._transactional_ids[transactional_id] = TransactionalId(transactional_id, stored)
+            transactional_id = record.key.transactional_id
+            self._transactional_ids[transactional_id] = TransactionalId(transactional_id, record.value)
         for transaction in self._transactional_ids.values():
             if transaction.stored.state in DECIDED:
                 self._spawn(self._complete(transaction)).add_done_callback(_log_failure)
@@ -303,8 +298,7 @@ class TransactionCoordinator:
             self._node.timers.after(EXPIRATION_CHECK_MS, self._expire)
 
     def _read_topic(self) -> list[StoredRecord]:
-        self.topic.open()
-        return list(self.topic.newest())
+        return self.topic.load({0: "TransactionLogKey"}, TransactionState.of_value)
 
     async def _change(self, transaction: TransactionalId, *, has_effect: bool = True, **fields: Any) -> None:
         """Store another state. Other changes are refused until it is durable.
@@ -401,7 +395,7 @@ class TransactionCoordinator:
             raise Refused(codes.INVALID_TRANSACTION_TIMEOUT, "")
         expected = None if body.producer_id == -1 else (body.producer_id, body.producer_epoch)
         await self._loaded()
-        if body.transactional_id not in self._transactional_ids:
+        if self._get(body.transactional_id) is None:
             stored = TransactionState(await self._new_id(), -1, body.transaction_timeout_ms)
             transaction = TransactionalId(body.transactional_id, stored)
             self._transactional_ids.setdefault(body.transactional_id, transaction)
@@ -442,10 +436,15 @@ class TransactionCoordinator:
 
     # -------------------------------------------------------------- partitions
 
+    def _get(self, transactional_id: str) -> TransactionalId | None:
+        """Return a transactional id; raise Refused if its partition has a record that cannot be decoded."""
+        self.topic.check(transactional_id)
+        return self._transactional_ids.get(transactional_id)
+
     def _known(self, transactional_id: str) -> TransactionalId:
         if not transactional_id:
             raise Refused(codes.INVALID_REQUEST, "")
-        transaction = self._transactional_ids.get(transactional_id)
+        transaction = self._get(transactional_id)
         if transaction is None:
             raise Refused(codes.INVALID_PRODUCER_ID_MAPPING, "The transactional id has no producer id.")
         self._check_synced(transaction)
@@ -933,7 +932,7 @@ class TransactionCoordinator:
         if not transactional_id:
             raise Refused(codes.INVALID_REQUEST, "")
         await self._loaded_if_any()
-        transaction = self._transactional_ids.get(transactional_id)
+        transaction = self._get(transactional_id)
         if transaction is None:
             raise Refused(codes.TRANSACTIONAL_ID_NOT_FOUND, "")
         return transaction
