@@ -282,6 +282,10 @@ IDENTITIES = (
         "member_id",
         "key",
         "config_operation",
+        "topic_name",
+        "user",
+        "partition_id",
+        "replica_id",
     ),
 )
 """Fields by which the elements of a list are paired."""
@@ -1331,6 +1335,96 @@ SERVED_ALONE = (
 )
 """APIs without a coordinator."""
 
+
+def _administration() -> Iterator[Step]:
+    """Yield requests for what a node without an authorizer does not have. They change nothing."""
+    acl = {"resource_type": 2, "resource_name": "users", "principal": "User:ada", "host": "*"}
+    acl |= {"operation": 3, "permission_type": 3}
+    wanted = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    yield Step("DescribeAcls", "all", wanted)
+    yield Step("CreateAcls", "two", {"creations": [acl, acl]})
+    yield Step("CreateAcls", "none", {"creations": []})
+    yield Step("DeleteAcls", "all", {"filters": [wanted, wanted]})
+    yield Step("CreateDelegationToken", "one", {"renewers": [], "max_lifetime_ms": 1000})
+    yield Step("RenewDelegationToken", "one", {"hmac": b"x", "renew_period_ms": 1000})
+    yield Step("ExpireDelegationToken", "one", {"hmac": b"x", "expiry_time_period_ms": 1000})
+    yield Step("DescribeDelegationToken", "all", {"owners": None})
+    for label, names in (("unknown", ["nobody"]), ("twice", ["x", "y", "x"]), ("empty", [""])):
+        yield Step("DescribeUserScramCredentials", label, {"users": [{"name": name} for name in names]})
+    users = {"entity_type": "user", "match_type": 2, "match": None}
+    yield Step("DescribeClientQuotas", "all", {"components": []})
+    yield Step("DescribeClientQuotas", "users", {"components": [users], "strict": True})
+    for label, changed in (
+        ("named", {"match_type": 0, "match": "x"}),
+        ("wrong type", {"entity_type": "other"}),
+        ("empty type", {"entity_type": ""}),
+        ("wrong match", {"match_type": 7}),
+        ("no name", {"match_type": 0, "match": None}),
+        ("a name too many", {"match": "x"}),
+    ):
+        yield Step("DescribeClientQuotas", label, {"components": [users | changed]})
+    yield Step("DescribeClientQuotas", "twice", {"components": [users, users]})
+    entity = [{"entity_type": "user", "entity_name": "x"}]
+    limit = {"key": "producer_byte_rate", "value": 1e9, "remove": False}
+    for label, given, change, fields in (
+        ("removed", entity, limit | {"remove": True}, {}),
+        ("tried", entity, limit, {"validate_only": True}),
+        ("unknown quota", entity, limit | {"key": "other"}, {"validate_only": True}),
+        ("negative", entity, limit | {"value": -1.0}, {"validate_only": True}),
+        ("wrong type", [{"entity_type": "other", "entity_name": "x"}], limit, {"validate_only": True}),
+        ("no entity", [], limit, {"validate_only": True}),
+    ):
+        entries = [{"entity": given, "ops": [change]}]
+        yield Step("AlterClientQuotas", label, {"entries": entries} | fields)
+    yield Step("ListPartitionReassignments", "all", {"topics": None})
+    some = [{"name": "users", "partition_indexes": [0]}, {"name": "missing", "partition_indexes": [0]}]
+    yield Step("ListPartitionReassignments", "some", {"topics": some})
+    for label, topic, number, replicas in (
+        ("the same", "users", 0, [1]),
+        ("cancelled", "users", 0, None),
+        ("another broker", "users", 0, [2]),
+        ("twice", "users", 0, [1, 1]),
+        ("no replicas", "users", 0, []),
+        ("unknown partition", "users", 77, [1]),
+        ("unknown topic", "missing", 0, [1]),
+    ):
+        given = [{"name": topic, "partitions": [{"partition_index": number, "replicas": replicas}]}]
+        yield Step("AlterPartitionReassignments", label, {"topics": given})
+    for label, path in (("unknown", "/nowhere"), ("relative", "x")):
+        where = [{"name": "users", "partitions": [0]}, {"name": "missing", "partitions": [0]}]
+        yield Step("AlterReplicaLogDirs", label, {"dirs": [{"path": path, "topics": where}]})
+    for label, kind in (("preferred", 0), ("unclean", 1)):
+        given = [{"topic": "users", "partitions": [0, 77]}, {"topic": "missing", "partitions": [0]}]
+        yield Step("ElectLeaders", label, {"election_type": kind, "topic_partitions": given})
+        yield Step("ElectLeaders", f"all {label}", {"election_type": kind, "topic_partitions": None})
+        yield Step("ElectLeaders", f"none {label}", {"election_type": kind, "topic_partitions": []})
+    quorum = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
+    yield Step("DescribeQuorum", "one", {"topics": [quorum]})
+    yield Step("DescribeQuorum", "another topic", {"topics": [quorum | {"topic_name": "users"}]})
+    yield Step(
+        "DescribeQuorum", "another partition", {"topics": [quorum | {"partitions": [{"partition_index": 1}]}]}
+    )
+    yield Step("DescribeQuorum", "nothing", {"topics": []})
+    for label, changed in (
+        ("new producer", {}),
+        ("again", {}),
+        ("newer coordinator", {"coordinator_epoch": 5}),
+        ("older coordinator", {"coordinator_epoch": 4}),
+        ("newer epoch", {"coordinator_epoch": 5, "producer_epoch": 3, "transaction_result": True}),
+        ("older epoch", {"coordinator_epoch": 5, "producer_epoch": 2}),
+        ("version 2", {"coordinator_epoch": 5, "producer_epoch": 3, "transaction_version": 2}),
+        ("missing", {"topics": [{"name": "missing", "partition_indexes": [0]}]}),
+        ("several", {"topics": [{"name": "users", "partition_indexes": [0, 77]}], "coordinator_epoch": 9}),
+        ("no topics", {"topics": []}),
+    ):
+        marker = {"producer_id": 1 << 50, "producer_epoch": 1, "transaction_result": False}
+        marker |= {"topics": [{"name": "users", "partition_indexes": [0]}], "coordinator_epoch": 1}
+        yield Step("WriteTxnMarkers", label, {"markers": [marker | changed]})
+    yield Step("WriteTxnMarkers", "none", {"markers": []})
+    for types in ([], [2], [4], [8], [16], [32], [4, 32], [99]):
+        yield Step("ListConfigResources", f"types {types}", {"resource_types": types})
+
+
 SCRIPT = [
     *SET_UP,
     *_metadata(),
@@ -1345,6 +1439,7 @@ SCRIPT = [
     *_groups(),
     *_transactions(),
     *_consumer_groups(),
+    *_administration(),
     *_change_topics(),
     *_hostile(),
 ]

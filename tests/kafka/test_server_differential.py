@@ -134,6 +134,7 @@ DIFFERENCES = [
     ),
     (r"ApiVersions/unknown version/answer", "answered in version 0, with or without a body"),
     (r"DescribeProducers/users/.*", "the producers of the odd batches"),
+    (r"DescribeQuorum/one/.*\.(high_watermark|log_end_offset)", "there is no log of the cluster's metadata"),
     (r"DescribeProducers/unknown/.*\.error_message", "a broker sends no text for a missing partition"),
     (
         r"DescribeTransactions/ongoing/transaction_states\[(nobody)?\]\.producer_id"

@@ -13,7 +13,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import StorageError
 from lastword.partition import PartitionLog
-from lastword.protocol import codes
+from lastword.protocol import codes, decode_stored
 from lastword.protocol.messages import (
     AddPartitionsToTxnRequest,
     DeleteGroupsRequest,
@@ -856,5 +856,5 @@ def test_states_are_stored_as_kafka_stores_them() -> None:
     stored = TransactionState(
         7, 3, 1000, "Ongoing", frozenset({("b", 1), ("a", 0), ("b", 0)}), 5, 6, 7, -1, -1, client_version=2
     )
-    assert TransactionState.of_value(stored.value()) == stored
-    assert TransactionState.of_value(TransactionState(7, 3, 1000).value()) == TransactionState(7, 3, 1000)
+    for state in (stored, TransactionState(7, 3, 1000)):
+        assert TransactionState.of_value(decode_stored("TransactionLogValue", state.value())) == state

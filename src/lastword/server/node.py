@@ -29,12 +29,14 @@ from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
 from lastword.server.budget import DecompressionBudget
 from lastword.server.configs import Configs
+from lastword.server.constants import Constants
 from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic, Timers
 from lastword.server.fetch import Fetches
 from lastword.server.produce import Producing
 from lastword.server.topics import (
     GROUPS_TOPIC,
     INTERNAL,
+    NOT_HOSTED,
     Refused,
     ServedTopic,
     Topics,
@@ -55,7 +57,6 @@ CREATED_TOGETHER = 200
 
 CREATED = {"cleanup.policy": "delete"}
 """Settings of a topic whose creator gives none: without a policy, the log would keep everything."""
-NOT_HOSTED = "This server does not host this topic-partition."
 if TYPE_CHECKING:
     from ssl import SSLContext
 
@@ -148,7 +149,7 @@ class ClusterNode:
         self._producing = Producing(self)
         self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
             KEYS[name]: handler
-            for part in (self, self._configs, self._producing, self._fetches)
+            for part in (self, self._configs, self._producing, self._fetches, Constants(self))
             for name, handler in part.handlers().items()
         }
         # A coordinator with a state starts with the server: leases and transactions end without a request.
@@ -636,7 +637,8 @@ class ClusterNode:
                     codes.INVALID_REPLICA_ASSIGNMENT,
                     "partitions should be a consecutive 0-based integer sequence",
                 )
-            self._check_replicas(topic.assignments)
+            for assignment in topic.assignments:
+                self.check_replicas(assignment.broker_ids)
             return len(numbers)
         count = self.options.partitions if topic.num_partitions == -1 else topic.num_partitions
         if count < 1:
@@ -661,20 +663,18 @@ class ClusterNode:
             )
         return int(count)
 
-    def _check_replicas(self, assignments: list[Any]) -> None:
-        """Raise Refused unless each assignment names the only broker, once."""
-        for assignment in assignments:
-            ids = assignment.broker_ids
-            if not ids:
-                text = "includes an empty replica list."
-            elif len(set(ids)) < len(ids):
-                text = f"includes the broker {next(id for id in ids if ids.count(id) > 1)} more than once."
-            elif ids != [self.node_id]:
-                other = next(id for id in ids if id != self.node_id)
-                text = f"includes broker {other}, but no such broker is registered."
-            else:
-                continue
-            raise Refused(codes.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {text}")
+    def check_replicas(self, ids: list[int]) -> None:
+        """Raise Refused unless the replicas of a partition are the only broker, once."""
+        if not ids:
+            text = "includes an empty replica list."
+        elif len(set(ids)) < len(ids):
+            text = f"includes the broker {next(id for id in ids if ids.count(id) > 1)} more than once."
+        elif ids != [self.node_id]:
+            other = next(id for id in ids if id != self.node_id)
+            text = f"includes broker {other}, but no such broker is registered."
+        else:
+            return
+        raise Refused(codes.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {text}")
 
     def _delete_topics(self, request: Request, connection: Any) -> Answer:
         return self.in_turn(self._deleted_topics, request)
@@ -768,7 +768,8 @@ class ClusterNode:
                     f"Attempted to add {topic.count - count} additional partition(s), but only "
                     f"{len(topic.assignments)} assignment(s) were specified.",
                 )
-            self._check_replicas(topic.assignments)
+            for assignment in topic.assignments:
+                self.check_replicas(assignment.broker_ids)
         if validate_only:
             return
         topic_id = self.dirs.topic_id(topic.name)

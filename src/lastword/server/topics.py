@@ -28,6 +28,7 @@ NAMED_BEFORE = "@latest"
 
 _log = logging.getLogger("lastword.server")
 
+NOT_HOSTED = "This server does not host this topic-partition."
 MOST_CHARACTERS = 249
 """Most characters of a topic's name."""
 

@@ -31,9 +31,9 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.errors import LastwordError, MalformedMessageError, ProducerFencedError
 from lastword.logdir.identity import PRODUCER_IDS
@@ -76,6 +76,15 @@ IDS_RESERVED = 1000
 _log = logging.getLogger("lastword.server")
 
 Partition = tuple[str, int]
+
+
+class Marker(NamedTuple):
+    """What a marker has: the producer, whether it commits, and the epoch of its coordinator."""
+
+    producer_id: int
+    epoch: int
+    is_commit: bool
+    coordinator_epoch: int
 
 
 @dataclass(frozen=True)
@@ -248,6 +257,7 @@ class TransactionCoordinator:
             "TxnOffsetCommit": self._commit_offsets,
             "DescribeTransactions": self._describe,
             "ListTransactions": self._list,
+            "WriteTxnMarkers": self._write_markers,
         }
         return {name: self._as_task(handler) for name, handler in handlers.items()}
 
@@ -804,46 +814,90 @@ class TransactionCoordinator:
             LastwordError: A marker could not be appended. The partitions in `marked` have theirs.
         """
         stored = transaction.stored
+        epoch = self.topic.log(self.topic.partition_of(transaction.id)).epochs.latest or 0
+        marker = Marker(stored.producer_id, stored.epoch, stored.state == PREPARE_COMMIT, epoch)
+        failures = await self._append_marker(marker, stored.partitions - transaction.marked)
+        for partition, failure in failures.items():
+            # A newer epoch has ended the transaction in a partition that is fenced.
+            if failure is None or isinstance(failure, ProducerFencedError):
+                transaction.marked.add(partition)
+        failed = [failures[partition] for partition in failures if partition not in transaction.marked]
+        if failed and failed[0] is not None:
+            raise failed[0]
+
+    async def _append_marker(
+        self, marker: Marker, partitions: Iterable[Partition]
+    ) -> dict[Partition, LastwordError | None]:
+        """Append a marker to partitions, and sync those that acknowledge with `disk`.
+
+        Returns:
+            The failure of each partition that exists; None where the marker is.
+        """
         logs: list[tuple[ServedTopic, int]] = []
-        for name, number in sorted(stored.partitions - transaction.marked):
+        for name, number in sorted(partitions):
             served = self._node.topics.get(name)
             if served is not None and number in served.directories:  # else the topic was deleted
                 logs.append((served, number))
         if not all(served.is_open(number) for served, number in logs):
             await self._node.in_pool(_open_logs, logs)
-        is_commit = stored.state == PREPARE_COMMIT
-        epoch = self.topic.log(self.topic.partition_of(transaction.id)).epochs.latest or 0
         builder = BatchBuilder(
-            producer_id=stored.producer_id, producer_epoch=stored.epoch, transactional=True, control=True
+            producer_id=marker.producer_id, producer_epoch=marker.epoch, transactional=True, control=True
         )
-        builder.append(self._node.clock.now_ms(), *marker_record(commit=is_commit, coordinator_epoch=epoch))
-        marker = builder.build()
+        key, value = marker_record(commit=marker.is_commit, coordinator_epoch=marker.coordinator_epoch)
+        builder.append(self._node.clock.now_ms(), key, value)
+        batch = builder.build()
         syncs: list[tuple[Partition, asyncio.Future[Any]]] = []
-        failed: LastwordError | None = None
+        failures: dict[Partition, LastwordError | None] = {}
         for served, number in logs:
+            failures[served.name, number] = None
             try:
                 log = served.log(number)
-                log.append_batch(marker)
+                log.append_batch(batch)
                 if log.config.lastword_ack == "disk":
                     syncs.append(((served.name, number), self._node.in_pool(log.sync)))
-                else:
-                    transaction.marked.add((served.name, number))
-            except ProducerFencedError:
-                transaction.marked.add((served.name, number))
-                continue  # a newer epoch has ended the transaction in this partition
             except LastwordError as error:
-                failed = error
+                failures[served.name, number] = error
                 continue
             if served.name == self._node.groups.topic.name:
-                self._node.groups.decide(number, stored.producer_id, is_commit)
+                self._node.groups.decide(number, marker.producer_id, marker.is_commit)
         for partition, sync in syncs:
             try:
                 await sync
-                transaction.marked.add(partition)
             except LastwordError as error:
-                failed = error
-        if failed is not None:
-            raise failed
+                failures[partition] = error
+        return failures
+
+    async def _write_markers(self, request: Request) -> Message:
+        """Append the markers of WriteTxnMarkers: a tool ends a transaction that no coordinator knows."""
+        kind = messages.WriteTxnMarkersResponse
+        results = []
+        for given in request.body.markers:
+            marker = Marker(
+                given.producer_id, given.producer_epoch, given.transaction_result, given.coordinator_epoch
+            )
+            wanted = [(topic.name, number) for topic in given.topics for number in topic.partition_indexes]
+            if not wanted:
+                continue
+            failures = await self._append_marker(marker, set(wanted))
+            topics: dict[str, list[Any]] = {}
+            for name, number in wanted:
+                code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                if (name, number) in failures:
+                    failure = failures[name, number]
+                    code = codes.NONE if failure is None else failure.kafka_code
+                topics.setdefault(name, []).append(
+                    kind.WritableTxnMarkerPartitionResult(partition_index=number, error_code=code)
+                )
+            results.append(
+                kind.WritableTxnMarkerResult(
+                    producer_id=given.producer_id,
+                    topics=[
+                        kind.WritableTxnMarkerTopicResult(name=name, partitions=partitions)
+                        for name, partitions in topics.items()
+                    ],
+                )
+            )
+        return kind(markers=results)
 
     # -------------------------------------------------------------- time
 

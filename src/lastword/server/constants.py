@@ -1,0 +1,325 @@
+"""Answers that a cluster of one node without an authorizer gives to the tools of administrators.
+
+No request here changes anything. There are no ACLs, tokens, quotas or credentials of the cluster, no
+partition moves to another broker or log directory, each partition has its only leader, and the quorum of the
+controllers is this node. A request for a quota, or for another log directory, is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from lastword.protocol import Request, codes, messages
+from lastword.protocol.schemas import Message
+from lastword.server.topics import NOT_HOSTED, Refused
+
+if TYPE_CHECKING:
+    from lastword.server.node import ClusterNode
+
+NO_ACLS = {"error_code": codes.SECURITY_DISABLED, "error_message": "No Authorizer is configured."}
+NO_TOKENS = {"error_code": codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED}
+ANONYMOUS = ("User", "ANONYMOUS")
+METADATA_TOPIC = "__cluster_metadata"
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+QUOTAS = {
+    "user": ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate"),
+    "ip": ("connection_creation_rate",),
+}
+QUOTAS["client-id"] = QUOTAS["user"]
+"""The quotas of each type of entity."""
+EXACT, DEFAULT, ANY = 0, 1, 2
+"""How a filter of quotas matches the name of an entity."""
+
+
+class Constants:
+    """The handlers of the APIs for what a single node does not have."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
+
+    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+        """Return the handlers by the name of the API."""
+        return {
+            "DescribeAcls": self._describe_acls,
+            "CreateAcls": self._create_acls,
+            "DeleteAcls": self._delete_acls,
+            "CreateDelegationToken": self._create_token,
+            "RenewDelegationToken": self._renew_token,
+            "ExpireDelegationToken": self._expire_token,
+            "DescribeDelegationToken": self._describe_tokens,
+            "DescribeUserScramCredentials": self._describe_credentials,
+            "DescribeClientQuotas": self._describe_quotas,
+            "AlterClientQuotas": self._alter_quotas,
+            "ListPartitionReassignments": self._list_reassignments,
+            "AlterPartitionReassignments": self._reassign,
+            "AlterReplicaLogDirs": self._move,
+            "ElectLeaders": self._elect,
+            "DescribeQuorum": self._describe_quorum,
+            "ListConfigResources": self._list_resources,
+        }
+
+    # -------------------------------------------------------------- ACLs and tokens
+
+    def _describe_acls(self, request: Request, connection: Any) -> Message:
+        answer = messages.DescribeAclsResponse(**NO_ACLS)
+        answer.error_message = "No Authorizer is configured on the broker"
+        return answer
+
+    def _create_acls(self, request: Request, connection: Any) -> Message:
+        kind = messages.CreateAclsResponse
+        return kind(results=[kind.AclCreationResult(**NO_ACLS) for _ in request.body.creations])
+
+    def _delete_acls(self, request: Request, connection: Any) -> Message:
+        kind = messages.DeleteAclsResponse
+        return kind(filter_results=[kind.DeleteAclsFilterResult(**NO_ACLS) for _ in request.body.filters])
+
+    def _create_token(self, request: Request, connection: Any) -> Message:
+        kind, name = ANONYMOUS
+        return messages.CreateDelegationTokenResponse(
+            **NO_TOKENS,
+            principal_type=kind,
+            principal_name=name,
+            token_requester_principal_type=kind if request.version >= 3 else "",
+            token_requester_principal_name=name if request.version >= 3 else "",
+            issue_timestamp_ms=-1,
+            expiry_timestamp_ms=-1,
+            max_timestamp_ms=-1,
+        )
+
+    def _renew_token(self, request: Request, connection: Any) -> Message:
+        return messages.RenewDelegationTokenResponse(**NO_TOKENS, expiry_timestamp_ms=-1)
+
+    def _expire_token(self, request: Request, connection: Any) -> Message:
+        return messages.ExpireDelegationTokenResponse(**NO_TOKENS, expiry_timestamp_ms=-1)
+
+    def _describe_tokens(self, request: Request, connection: Any) -> Message:
+        return messages.DescribeDelegationTokenResponse(**NO_TOKENS)
+
+    # -------------------------------------------------------------- users and quotas
+
+    def _describe_credentials(self, request: Request, connection: Any) -> Message:
+        kind = messages.DescribeUserScramCredentialsResponse
+        results = []
+        names = [user.name for user in request.body.users or ()]
+        for name in dict.fromkeys(names):
+            result = kind.DescribeUserScramCredentialsResult(user=name)
+            if names.count(name) > 1:
+                result.error_code = codes.DUPLICATE_RESOURCE
+                result.error_message = (
+                    f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
+                )
+            else:
+                result.error_code = codes.RESOURCE_NOT_FOUND
+                result.error_message = f"Attempt to describe a user credential that does not exist: {name}"
+            results.append(result)
+        return kind(results=results)
+
+    def _describe_quotas(self, request: Request, connection: Any) -> Message:
+        kind = messages.DescribeClientQuotasResponse
+        types = [component.entity_type for component in request.body.components]
+        for component in request.body.components:
+            code, text = _filter_error(component)
+            if not code and types.count(component.entity_type) > 1:
+                code, text = (
+                    codes.INVALID_REQUEST,
+                    (f"Entity type {component.entity_type} cannot appear more than once in the filter."),
+                )
+            if code:
+                return kind(error_code=code, error_message=text, entries=None)
+        return kind(entries=[])
+
+    def _alter_quotas(self, request: Request, connection: Any) -> Message:
+        kind = messages.AlterClientQuotasResponse
+        entries = []
+        for entry in request.body.entries:
+            entity = [
+                kind.EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity
+            ]
+            text = _quota_error(entry)
+            if text is None and not request.body.validate_only and not all(op.remove for op in entry.ops):
+                text = "This server has no quotas."
+            code = codes.NONE if text is None else codes.INVALID_REQUEST
+            answer = kind.EntryData(entity=entity, error_code=code, error_message=text)
+            entries.append(answer)
+        return kind(entries=entries)
+
+    # -------------------------------------------------------------- partitions
+
+    def _text_of_missing(self, topic: str, number: int, no_topic: str, no_partition: str) -> str | None:
+        """Return the sentence for a topic or a partition that does not exist; None if there are both."""
+        served = self._node.topics.get(topic)
+        if served is None:
+            return no_topic.format(topic)
+        return None if number in served.directories else no_partition.format(topic, number)
+
+    def _list_reassignments(self, request: Request, connection: Any) -> Message:
+        return messages.ListPartitionReassignmentsResponse(error_message=None)
+
+    def _reassign(self, request: Request, connection: Any) -> Message:
+        kind = messages.AlterPartitionReassignmentsResponse
+        responses = []
+        for topic in request.body.topics:
+            partitions = []
+            for given in topic.partitions:
+                code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                text = self._text_of_missing(
+                    topic.name,
+                    given.partition_index,
+                    "Unable to find a topic named {}.",
+                    "Unable to find partition {}:{}.",
+                )
+                if text is None:
+                    code, text = self._reassigned(given.replicas)
+                partitions.append(
+                    kind.ReassignablePartitionResponse(
+                        partition_index=given.partition_index, error_code=code, error_message=text
+                    )
+                )
+            responses.append(kind.ReassignableTopicResponse(name=topic.name, partitions=partitions))
+        return kind(
+            error_message=None,
+            allow_replication_factor_change=request.body.allow_replication_factor_change,
+            responses=responses,
+        )
+
+    def _reassigned(self, replicas: list[int] | None) -> tuple[int, str | None]:
+        if replicas is None:
+            return codes.NO_REASSIGNMENT_IN_PROGRESS, None
+        try:
+            self._node.check_replicas(replicas)
+        except Refused as refused:
+            return refused.code, refused.message
+        return 0, None
+
+    def _move(self, request: Request, connection: Any) -> Message:
+        """Answer whether each partition is in the given log directory: no request moves one."""
+        kind = messages.AlterReplicaLogDirsResponse
+        directories = {os.path.realpath(log_dir.path) for log_dir in self._node.dirs.directories}
+        topics: dict[str, list[Any]] = {}
+        for wanted in request.body.dirs:
+            for topic in wanted.topics:
+                served = self._node.topics.get(topic.name)
+                for number in topic.partitions:
+                    there = None if served is None else served.directories.get(number)
+                    code = codes.LOG_DIR_NOT_FOUND
+                    if wanted.path in directories:
+                        code = codes.REPLICA_NOT_AVAILABLE
+                        if there is not None:
+                            is_there = os.path.realpath(there.path) == wanted.path
+                            code = 0 if is_there else codes.INVALID_REQUEST
+                    topics.setdefault(topic.name, []).append(
+                        kind.AlterReplicaLogDirPartitionResult(partition_index=number, error_code=code)
+                    )
+        return kind(
+            results=[
+                kind.AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions)
+                for name, partitions in topics.items()
+            ]
+        )
+
+    def _elect(self, request: Request, connection: Any) -> Message:
+        kind = messages.ElectLeadersResponse
+        wanted = request.body.topic_partitions
+        if wanted is None:  # a partition whose leader stays is left out
+            results = [kind.ReplicaElectionResult(topic=topic.name) for topic in self._node.topics.all()]
+            return kind(replica_election_results=results)
+        results = []
+        for topic in wanted:
+            partitions = []
+            for number in topic.partitions:
+                code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                text = self._text_of_missing(
+                    topic.topic, number, "No such topic as {}", "No such partition as {}-{}"
+                )
+                if text is None:
+                    code, text = (
+                        codes.ELECTION_NOT_NEEDED,
+                        "Leader election not needed for topic partition.",
+                    )
+                partitions.append(
+                    kind.PartitionResult(partition_id=number, error_code=code, error_message=text)
+                )
+            results.append(kind.ReplicaElectionResult(topic=topic.topic, partition_result=partitions))
+        return kind(replica_election_results=results)
+
+    # -------------------------------------------------------------- cluster
+
+    def _describe_quorum(self, request: Request, connection: Any) -> Message:
+        kind, node = messages.DescribeQuorumResponse, self._node
+        has_nodes = request.version >= 2 and bool(request.body.topics)
+        now_ms = node.clock.now_ms()
+        topics = []
+        for topic in request.body.topics:
+            partitions = []
+            for wanted in topic.partitions:
+                partition = kind.PartitionData(partition_index=wanted.partition_index)
+                partitions.append(partition)
+                if (topic.topic_name, wanted.partition_index) != (METADATA_TOPIC, 0):
+                    partition.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                    partition.error_message = NOT_HOSTED if has_nodes else ""
+                    has_nodes = False
+                    continue
+                partition.leader_id, partition.leader_epoch, partition.high_watermark = node.node_id, 1, 1
+                voter = kind.ReplicaState(replica_id=node.node_id, log_end_offset=1)
+                if request.version >= 1:
+                    voter.last_fetch_timestamp = voter.last_caught_up_timestamp = now_ms
+                partition.current_voters = [voter]
+            topics.append(kind.TopicData(topic_name=topic.topic_name, partitions=partitions))
+        listener = kind.Listener(name="CONTROLLER", host=node.host, port=node.port)
+        nodes = [kind.Node(node_id=node.node_id, listeners=[listener])]
+        return kind(topics=topics, nodes=nodes if has_nodes else [])
+
+    def _list_resources(self, request: Request, connection: Any) -> Message:
+        kind = messages.ListConfigResourcesResponse
+        given = request.body.resource_types if request.version >= 1 else [CLIENT_METRICS]
+        wanted = set(given) or {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
+        listed: dict[int, Iterable[str]] = {
+            TOPIC: [topic.name for topic in self._node.topics.all()] if TOPIC in wanted else [],
+            BROKER_LOGGER: [str(self._node.node_id)],
+            BROKER: [str(self._node.node_id)],
+        }
+        if not wanted <= {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}:
+            return kind(error_code=codes.UNSUPPORTED_VERSION, config_resources=[])
+        return kind(
+            config_resources=[
+                kind.ConfigResource(resource_name=name, resource_type=number)
+                for number, names in listed.items()
+                if number in wanted
+                for name in names
+            ]
+        )
+
+
+def _filter_error(component: Any) -> tuple[int, str]:
+    """Return the error of a part of a filter of quotas; 0 without one."""
+    kind, match = component.entity_type, component.match
+    if not kind:
+        return codes.INVALID_REQUEST, "Invalid empty entity type."
+    if component.match_type not in (EXACT, DEFAULT, ANY):
+        return codes.INVALID_REQUEST, f"Unknown match type {component.match_type}"
+    if component.match_type == EXACT and match is None:
+        return codes.INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match string to null."
+    if component.match_type != EXACT and match is not None:
+        name = "DEFAULT" if component.match_type == DEFAULT else "SPECIFIED"
+        text = f"Request specified MATCH_TYPE_{name}, but also specified a match string."
+        return codes.INVALID_REQUEST, text
+    if kind not in QUOTAS:
+        return codes.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}"
+    return 0, ""
+
+
+def _quota_error(entry: Any) -> str | None:
+    """Return what is wrong with a change of quotas; None if nothing is."""
+    if not entry.entity:
+        return "Invalid empty client quota entity"
+    for entity in entry.entity:
+        if entity.entity_type not in QUOTAS:
+            return f"Unhandled client quota entity type: {entity.entity_type}"
+    for change in entry.ops:
+        if change.key not in QUOTAS[entry.entity[0].entity_type]:
+            return f"Invalid configuration key {change.key}"
+        if not change.remove and change.value <= 0:
+            return f"Quota {change.key} must be greater than 0"
+    return None
