@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lastword.api.reader import Reader
     from lastword.api.record import Appended, Record
     from lastword.api.topic import Topic
+    from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
@@ -61,6 +62,7 @@ __all__ = [
     "Lease",
     "LeaseInfo",
     "LogDir",
+    "OpenTransaction",
     "PartitionInfo",
     "Plan",
     "Progress",
@@ -103,6 +105,7 @@ _HOMES = {
     "Lease": "api.lease",
     "LeaseInfo": "api.lease",
     "LogDir": "api.logs",
+    "OpenTransaction": "api.transactions",
     "PartitionInfo": "api.inspections",
     "Plan": "cleaner.policy.plan",
     "Progress": "values",

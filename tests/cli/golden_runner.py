@@ -9,7 +9,8 @@
 
 The clock starts at 2026-11-20 10:00:00Z and advances by a second before each command; `$ advance 1d` advances
 it further. `$ flip FILE POSITION` inverts all bits of a byte; `$ cut FILE BYTES` removes bytes from the end
-of a file. Lines before the first command, and lines that begin with #, are comments. LASTWORD_REWRITE=1
+of a file; `$ begin DIR TOPIC PRODUCER` appends a record of a transaction that stays open. Lines before the
+first command, and lines that begin with #, are comments. LASTWORD_REWRITE=1
 writes the actual output into the script.
 """
 
@@ -25,11 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lastword
 from lastword.cli.command import CONTEXT
 from lastword.cli.main import run
 from lastword.clock import ManualClock
 from lastword.objects import remote
 from lastword.parse import parse_duration_ms
+from tests.server.client import batch
 
 BEGIN_MS = 1_795_168_800_000  # 2026-11-20 10:00:00Z
 
@@ -118,6 +121,12 @@ def execute(block: Block, clock: ManualClock) -> list[str]:
         data = bytearray(path.read_bytes())
         data[position] ^= 0xFF
         path.write_bytes(data)
+        return []
+    if words[0] == "begin":
+        with lastword.open(words[1], "a", clock=clock) as logs:
+            producer = int(words[3]), 0, 0
+            data = batch((b"k", b"v"), attributes=0x10, producer=producer, timestamp=clock.now_ms())
+            logs.dirs.log(words[2], 0).append_batch(data)
         return []
     if words[0] == "cut":
         path = Path(words[1])

@@ -17,6 +17,7 @@ import lastword
 from lastword.cli import main
 from lastword.cli.command import CONTEXT
 from lastword.clock import ManualClock
+from tests.server.client import batch
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/kafka.md", "docs/cleaning.md", "docs/bucket.md")
@@ -57,6 +58,9 @@ def examples_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for partition, count in ((0, 4800), (3, 200)):
             users.extend(((keys[n % 3], {"n": n}) for n in range(count)), partition=partition)
         events.extend((b"%d" % number, b"x") for number in range(4500))
+        logs.create_topic("orders")
+        open_one = batch((b"k", b"v"), attributes=0x10, producer=(4100, 0, 0), timestamp=clock.now_ms())
+        logs.dirs.log("orders", 0).append_batch(open_one)
         users.restore(to=root / "consumer.parquet")
         users.restore(to=root / "delivered.parquet")
         users.restore(to=root / "delivered.jsonl")

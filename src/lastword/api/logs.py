@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lastword.api.reader import Bounds
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
+    from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
@@ -667,6 +668,50 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """
         for error in delete_topics(self.dirs, [name]).values():
             raise error
+
+    def transactions(self, topic: str | None = None, partition: int | None = None) -> list[OpenTransaction]:
+        """Return the open transactions, with the transactional id and the age of each.
+
+        Committed readers stay at the first offset of an open transaction, and nothing behind it is cleaned.
+
+        Args:
+            topic: None: every topic.
+            partition: None: every partition.
+        """
+        from lastword.api.transactions import open_transactions
+
+        return open_transactions(self.dirs, topic, partition)
+
+    def abort(
+        self,
+        producer: int | str,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> list[OpenTransaction]:
+        """End the open transaction of a producer: its records are never read.
+
+        For a transaction that hangs: its producer is gone, and no coordinator ends it. If the coordinator
+        still has it, its producer is fenced. Do not abort a transaction that its producer may yet commit.
+
+        Args:
+            producer: The producer id, or the transactional id.
+            topic: None: in every partition in which the transaction is open.
+            partition: None: every partition of the topic.
+            dry_run: Change nothing.
+
+        Returns:
+            The transaction in each partition, as it was.
+
+        Raises:
+            UsageError: The producer has no open transaction, or its commit is decided.
+        """
+        from lastword.api.transactions import abort
+
+        if dry_run:
+            return abort(self.dirs, topic, partition, producer, dry_run=True)
+        return self.dirs.transaction(lambda dirs: abort(dirs, topic, partition, producer))
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
         """Move one partition into another of the directories. Reads and appends continue meanwhile.

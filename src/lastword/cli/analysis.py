@@ -24,6 +24,7 @@ from lastword.cli.target import (
     what_if,
 )
 from lastword.cli.text import field_text, key_candidates, key_text
+from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, NoPolicyError, StorageError, UsageError
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
@@ -91,8 +92,11 @@ def explain(
                     break
             key = field_text(explanations[0].key, serializer, key_text)
         configs = [logs.dirs.config(explanation.topic) for explanation in explanations]
+        held = held_texts(logs, target, {explanation.topic for explanation in explanations})
     for explanation, config in zip(explanations, configs, strict=True):
         _show_explanation(out, explanation, config, target, key, assumed=bool(sets))
+    for text in held:
+        out.say(text)
     out.summary(
         None if explanations or failed else "no topics",
         ok=not failed,
@@ -154,6 +158,8 @@ def _show_verdict(
         else:
             fix = target.command("config", explanation.topic, "--set", "cleanup.policy=compact,delete")
             out.line(f"{verdict}. To have it cleaned: {fix}")
+    elif plan.reasons and plan.reasons[0].code == "undecided-transaction":
+        out.line(f"{verdict}. To see and end it: {target.command('transactions', explanation.topic)}")
     elif assumed:
         out.line(f"{verdict}. This assumes --set, which is not saved")
     else:

@@ -22,6 +22,7 @@ from lastword.cli.command import Session, command
 from lastword.cli.output import split_failure
 from lastword.cli.remedies import no_policy_lines
 from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicName, what_if
+from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
 from lastword.objects import is_url
 from lastword.parse import parse_bytes, parse_duration_ms
@@ -126,9 +127,13 @@ def clean(
                 )
             except (DataError, StorageError) as error:
                 plans, unplanned = split_failure(error)  # plans are shown before errors
+            compacted = {plan.topic for plan in plans if logs.dirs.config(plan.topic).compacts}
+            held = held_texts(logs, target, compacted)
             plans = [plan for plan in plans if plan.action != "delete"]  # `lastword expire` shows deletions
             unread = unread_topics(logs.dirs, dict.fromkeys(plan.topic for plan in plans))
         _show_plans(out, plans, target, unread, ok=not unplanned)
+        for text in held:
+            out.say(text)
         out.raise_all(unplanned)
         return
     failed: list[LastwordError] = []
@@ -149,6 +154,8 @@ def clean(
             )
         except LastwordError as error:
             results, failed = split_failure(error)  # results are shown before errors
+        topics = [target.topic] if target.topic is not None else list(logs.dirs.topics())
+        held = held_texts(logs, target, [name for name in topics if logs.dirs.config(name).compacts])
         messages = [error.message for error in failed]
         failed += [error for error in aside if not any(text.startswith(error.message) for text in messages)]
     for result in results:
@@ -180,6 +187,8 @@ def clean(
         written_bytes=written,
         freed_bytes=freed,
     )
+    for text in held:
+        out.say(text)
     out.raise_all(failed)
 
 

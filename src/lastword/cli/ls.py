@@ -12,6 +12,7 @@ import typer
 
 from lastword.cli.command import Session, command
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, NotAPartitionError, StorageError, UsageError
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
@@ -30,6 +31,8 @@ lastword ls data --quick
 
 BY = ("topic", "partition", "segment")
 SORTS = ("name", "size", "garbage")
+HANGS_MS = 900_000
+"""A coordinator ends a transaction after this time: the default of `transaction.max.timeout.ms`."""
 
 
 def register(app: typer.Typer) -> None:
@@ -96,6 +99,8 @@ def ls(
         unknown = {name for name in chosen if dirs.config(name).unread is not None}
         unread = unread_topics(dirs, chosen)
         log_dirs = {tp: dirs.log_dir(*tp).path for tp in pairs} if len(logs.paths) > 1 else {}
+        open_ones = [row for row in rows if getattr(row, "stable", -1) < getattr(row, "log_end", -1)]
+        held = held_texts(logs, target, {row.topic for row in open_ones}, HANGS_MS)
     counted = [row for row in rows if not isinstance(row, Uncounted)]
     totals = {
         "size_bytes": sum(row.size_bytes for row in rows),
@@ -117,6 +122,8 @@ def ls(
         out.row("set-aside", {"dir": path, **aside._asdict()})
         out.say(f"not served: {os.path.join(path, aside.name)}")
     numbers = {"segments" if by == "segment" else "partitions": len(rows)}
+    for text in held:
+        out.say(text)
     out.summary(
         _totals(rows, counted, compacted, log_dirs)
         if len(rows) > 1

@@ -48,6 +48,7 @@ CHANGE = {
     "trim": "topics",
     "drop": "topics",
     "lease": "topics",
+    "transactions": "transactions",
     "copy": "copy",
     "pull": "pull",
     "serve": "serve",

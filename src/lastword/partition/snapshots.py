@@ -363,6 +363,13 @@ class Stability:
                 log.refresh()
         raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
 
+    def open(self, log: GrowingLog) -> list[Producer]:
+        """Return the producers with an open transaction, the oldest transaction first."""
+        if self.offset(log) >= log.log_end or self._state is None:
+            return []
+        found = (self._state.get(producer_id) for producer_id in self._state.open_transactions())
+        return [producer for producer in found if producer is not None]
+
     def _at_end(self, log: GrowingLog) -> ProducerState:
         state = self._state
         if state is None or state.end_offset > log.log_end:

@@ -22,7 +22,7 @@ from lastword.segment import names
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
-    pass
+    from lastword.partition.producer_state import Producer
 
 
 class PartitionView(Reads):
@@ -76,6 +76,11 @@ class PartitionView(Reads):
         if self._stable_offset is None:
             self._stable_offset = self._stability.offset(self)
         return self._stable_offset
+
+    @property
+    def open_transactions(self) -> list[Producer]:
+        """The producers with an open transaction, the oldest transaction first."""
+        return self._stability.open(self)
 
     @property
     def incomplete_commit_offset(self) -> int | None:

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from lastword.protocol import codes
 from lastword.protocol.connection import Request
 from lastword.protocol.schemas import Field, Message, schema_of, within
 
 KEYS = {"name", "topic", "topic_id", "index", "partition", "partition_index", "group_id"}
 KEYS |= {"resource_type", "resource_name"}
 """Fields that say which part of a request a part of its answer is for."""
+KEYS_OF_ROWS = KEYS | {"member_id", "group_instance_id"}
+OF_TOPICS = {codes.UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID, codes.TOPIC_AUTHORIZATION_FAILED}
+OF_PARTS: dict[str, set[int]] = {
+    "OffsetFetch": {codes.UNSTABLE_OFFSET_COMMIT, *OF_TOPICS},
+    "OffsetDelete": {codes.GROUP_SUBSCRIBED_TO_TOPIC, *OF_TOPICS},
+    "LeaveGroup": {codes.UNKNOWN_MEMBER_ID, codes.FENCED_INSTANCE_ID},
+    "AlterPartitionReassignments": {
+        codes.INVALID_REPLICA_ASSIGNMENT,
+        codes.NO_REASSIGNMENT_IN_PROGRESS,
+        codes.REASSIGNMENT_IN_PROGRESS,
+        *OF_TOPICS,
+    },
+    "ElectLeaders": {
+        codes.ELECTION_NOT_NEEDED,
+        codes.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        codes.PREFERRED_LEADER_NOT_AVAILABLE,
+        *OF_TOPICS,
+    },
+    "DescribeQuorum": OF_TOPICS,
+}
+"""Errors that a broker gives to the single parts of a request, though its answer has room for one of all."""
 UNKNOWN = ("node_id", "port", "low_watermark", "producer_epoch", "committed_offset")
 """Fields that are -1 in an answer with an error. The schemas give 0 as their default."""
+
+
+class Refusal(NamedTuple):
+    """An error, and whether the single parts of the request have it."""
+
+    code: int
+    message: str
+    is_of_parts: bool
 
 
 def error_answer(request: Request, code: int, message: str) -> Message:
@@ -25,7 +55,8 @@ def error_answer(request: Request, code: int, message: str) -> Message:
     name, version = request.api.name, request.version
     response = schema_of(f"{name}Response").structs[f"{name}Response"]
     request_fields = schema_of(f"{name}Request").fields
-    return _refusal(response[1], response[0], request.body, request_fields, version, (code, message))
+    error = Refusal(code, message, is_of_parts=code in OF_PARTS.get(name, ()))
+    return _refusal(response[1], response[0], request.body, request_fields, version, error)
 
 
 def _refusal(
@@ -34,19 +65,22 @@ def _refusal(
     row: Any,
     request_fields: list[Field],
     version: int,
-    error: tuple[int, str],
+    error: Refusal,
+    keys: set[str] = KEYS,
 ) -> Message:
     """Return a struct with the error, or with rows for those of the request if only its rows have errors."""
     fields = [field for field in fields if within(field.versions, version)]
     request_fields = [field for field in request_fields if within(field.versions, version)]
     values: dict[str, Any] = {name: -1 for name in UNKNOWN if any(field.name == name for field in fields)}
     errors = [field for field in fields if field.name.endswith("error_code") and not field.is_array]
+    if error.is_of_parts and any(field.struct is not None and _has_error(field, version) for field in fields):
+        errors = []
     for field in fields:
         if field in errors[:1]:
-            values[field.name] = error[0]
-        elif field.name == "error_message":
-            values[field.name] = error[1]
-        elif field.name in KEYS and any(field.name == key.name for key in request_fields):
+            values[field.name] = error.code
+        elif field.name == "error_message" and (errors or not error.is_of_parts):
+            values[field.name] = error.message
+        elif field.name in keys and any(field.name == key.name for key in request_fields):
             value = getattr(row, field.name)
             if value is not None or within(field.nullable, version):
                 values[field.name] = value
@@ -58,7 +92,7 @@ def _refusal(
 
 
 def _rows(
-    response: Field, row: Any, request_fields: list[Field], version: int, error: tuple[int, str]
+    response: Field, row: Any, request_fields: list[Field], version: int, error: Refusal
 ) -> list[Message]:
     """Return an answer for each element of the first list of a request, if both are of the same things."""
     assert response.struct is not None
@@ -67,7 +101,7 @@ def _rows(
         return []
     answers: list[Any] = []
     for part in getattr(row, listed.name) or ():
-        answer = _refusal(response.struct, response.fields, part, listed.fields, version, error)
+        answer = _refusal(response.struct, response.fields, part, listed.fields, version, error, KEYS_OF_ROWS)
         if listed.struct is None:  # a list of names or numbers
             key = next(f for f in response.fields if f.kind == listed.kind and f.name != "error_message")
             setattr(answer, key.name, part)

@@ -189,8 +189,9 @@ class Broker:
     def fail(self, api: str, error: str, *, times: int | None = 1, topic: str | None = None) -> None:
         """Answer the next requests of an API with an error. They change nothing.
 
-        Produce and Fetch have the error in each partition, as from a real broker; other APIs where their
-        answers have an error. Metadata has it in each topic.
+        The error stands where a broker gives it: of Produce and Fetch in each partition, of Metadata in each
+        topic, of OffsetFetch UNSTABLE_OFFSET_COMMIT in each partition and NOT_COORDINATOR in each group. A
+        member that gets UNKNOWN_MEMBER_ID has left its group.
 
         Args:
             api: Kafka's name: "Produce", "Fetch", "OffsetCommit", "JoinGroup".

@@ -16,7 +16,7 @@ from lastword.errors import UsageError, nearest
 from lastword.parse import Duration, parse_seconds
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
-from lastword.protocol.refusals import error_answer
+from lastword.protocol.refusals import OF_PARTS, error_answer
 from lastword.server import Server
 from lastword.server.topics import Refused, ServedTopic
 
@@ -182,11 +182,17 @@ class Interceptor:
     def _answer(self, request: Request, connection: Any) -> Any:
         api, node = request.api.name, self._server.node
         fault = self._fault(request, None)
-        if fault is not None and api != "Metadata":
-            return error_answer(request, fault.code, f"{fault.error}, by the test")
-        answer = node.handle(request if fault is None else _without_creation(request), connection)
-        if fault is not None:
+        if fault is not None and fault.code == codes.UNKNOWN_MEMBER_ID:
+            self._forget_member(request, connection)
+        if fault is not None and api == "Metadata":
+            answer = node.handle(_without_creation(request), connection)
             return self._changed(answer, lambda metadata: _refuse_topics(metadata, fault.code))
+        if fault is not None and api == "OffsetFetch" and fault.code in OF_PARTS[api]:
+            answer = node.handle(request, connection)  # a request may be for all partitions
+            return self._changed(answer, lambda offsets: _refuse_offsets(offsets, fault.code))
+        if fault is not None:
+            return error_answer(request, fault.code, f"{fault.error}, by the test")
+        answer = node.handle(request, connection)
         if api in ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat"):
             return self._changed(answer, lambda done: self._keep_heartbeat(request, connection, done))
         return answer
@@ -226,6 +232,18 @@ class Interceptor:
             members[body.group_id, member_id] = Request(api, api.stable, 0, request.client_id, heartbeat, 0)
         return answer
 
+    def _forget_member(self, request: Request, connection: Any) -> None:
+        """Remove the member that is told that it is unknown, so that its group goes on without it."""
+        body = request.body
+        member_id, group_id = getattr(body, "member_id", ""), getattr(body, "group_id", "")
+        if not member_id or request.api.name == "LeaveGroup":
+            return
+        self._members.get(connection, {}).pop((group_id, member_id), None)
+        api, kind = NAMES["LeaveGroup"], messages.LeaveGroupRequest
+        member = kind.MemberIdentity(member_id=member_id, group_instance_id=None)
+        leave = kind(group_id=group_id, members=[member])
+        self._server.node.handle(Request(api, api.stable, 0, request.client_id, leave, 0), connection)
+
     def send_heartbeats(self) -> None:
         """Handle a heartbeat of each member whose connection is open. In the thread of the event loop."""
         for connection, members in list(self._members.items()):
@@ -259,6 +277,15 @@ def _without_creation(request: Request) -> Request:
     body.allow_auto_topic_creation = False
     version = max(request.version, FIRST_WITHOUT_CREATION) if body.topics else request.version
     return request._replace(body=body, version=version)
+
+
+def _refuse_offsets(answer: Any, code: int) -> Any:
+    """Give each partition of an OffsetFetch the error."""
+    for topic in [*answer.topics, *(topic for group in answer.groups for topic in group.topics)]:
+        for partition in topic.partitions:
+            partition.error_code, partition.committed_offset, partition.metadata = code, -1, ""
+            partition.committed_leader_epoch = -1
+    return answer
 
 
 def _refuse_topics(metadata: Any, code: int) -> Any:

@@ -1,0 +1,199 @@
+"""Open transactions of a log directory: `LogDir.transactions`, and `LogDir.abort` ends one.
+
+A transaction that no coordinator ends holds the log from its first offset on: committed readers stay there,
+and nothing behind it is cleaned. Its partition has the producer id; the newest record of the producer in
+`__transaction_state` has the transactional id and the state.
+
+`abort` appends an ABORT marker to each partition in which the transaction is open. If the coordinator still
+has the transaction, `abort` also stores that it ended, with the next epoch: its producer is fenced, and
+cannot commit the rest. A transaction whose commit is decided is not aborted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import LastwordError, UsageError
+from lastword.partition.reads import read_batches
+from lastword.protocol import decode_stored, encode_stored
+from lastword.records.batch import BatchBuilder
+from lastword.records.formats import check_crc, read_records
+from lastword.records.record import marker_record
+from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.api.open_dirs import OpenDirs
+    from lastword.partition.producer_state import Producer
+    from lastword.partition.view import PartitionView
+
+STATES_TOPIC = "__transaction_state"
+STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
+"""Names of a transaction's states, by the number that a record has."""
+LAST_EPOCH = 0x7FFE
+VALUE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction(Value):
+    """A transaction of one partition that has neither a commit nor an abort.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        first_offset: Its first offset. Committed readers read up to here, and nothing behind it is cleaned.
+        producer_id: Its producer.
+        epoch: The epoch of the producer.
+        timestamp: The time of its first batch, in ms.
+        transactional_id: The transactional id; None if no coordinator has the producer.
+        state: The state of the transactional id: a transaction that is not "Ongoing" there hangs.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    producer_id: int
+    epoch: int
+    timestamp: int
+    transactional_id: str | None
+    state: str | None
+
+    def __str__(self) -> str:
+        known = "" if self.transactional_id is None else f" (transactional id {self.transactional_id!r})"
+        return (
+            f"{self.topic}-{self.partition}: the transaction of producer {self.producer_id}{known} is open "
+            f"since offset {self.first_offset}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The newest state of a producer in `__transaction_state`."""
+
+    partition: int
+    key: bytes
+    transactional_id: str
+    value: Any
+
+
+def open_transactions(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[OpenTransaction]:
+    """See `LogDir.transactions`."""
+    found = [
+        (view, producer)
+        for name, number in dirs.select(topic, partition)
+        if (view := dirs.view(name, number)).stable_offset < view.log_end
+        for producer in view.open_transactions
+    ]
+    stored = _states(dirs) if found else {}
+    return [_transaction(view, producer, stored.get(producer.producer_id)) for view, producer in found]
+
+
+def _transaction(view: PartitionView, producer: Producer, stored: _Stored | None) -> OpenTransaction:
+    first = max(producer.transaction_start or 0, view.log_start)
+    number = view.segment_set.floor(first)
+    segment = view.segments[max(number, 0)]
+    header = next((h for h in segment.headers(segment.position_of(first)) if h.last_offset >= first), None)
+    return OpenTransaction(
+        view.topic,
+        view.partition,
+        first,
+        producer.producer_id,
+        producer.epoch,
+        producer.last_timestamp if header is None else header.base_timestamp,
+        None if stored is None else stored.transactional_id,
+        None if stored is None else STATES[stored.value.transaction_status],
+    )
+
+
+def _states(dirs: OpenDirs) -> dict[int, _Stored]:
+    """Return the newest state of each producer id. Records that cannot be decoded name no producer."""
+    newest: dict[bytes, _Stored | None] = {}
+    for number in dirs.topics().get(STATES_TOPIC, ()):
+        view = dirs.view(STATES_TOPIC, number)
+        for key, value in _records(view):
+            newest[key] = None if value is None else _stored(number, key, value)
+    return {stored.value.producer_id: stored for stored in newest.values() if stored is not None}
+
+
+def _records(view: PartitionView) -> Iterator[tuple[bytes, bytes | None]]:
+    for segment, header, data in read_batches(view, view.log_start):
+        check_crc(data, header, segment.file, 0)
+        if not header.control:
+            for record in read_records(data, header, segment.file, position=0):
+                yield record.key or b"", record.value
+
+
+def _stored(partition: int, key: bytes, value: bytes) -> _Stored | None:
+    try:
+        name = decode_stored("TransactionLogKey", key).transactional_id
+        decoded = decode_stored("TransactionLogValue", value)
+    except LastwordError:
+        return None
+    return _Stored(partition, key, name, decoded) if 0 <= decoded.transaction_status < len(STATES) else None
+
+
+def abort(
+    dirs: OpenDirs, topic: str | None, partition: int | None, producer: int | str, *, dry_run: bool = False
+) -> list[OpenTransaction]:
+    """See `LogDir.abort`."""
+    found = open_transactions(dirs, None, None)
+    chosen = [t for t in found if producer in (t.producer_id, t.transactional_id)]
+    if topic is not None:
+        chosen = [t for t in chosen if t.topic == topic and partition in (None, t.partition)]
+    if not chosen:
+        raise UsageError(
+            f"no open transaction of {producer!r}", remedy="see the open ones: `lastword transactions DIR`"
+        )
+    decided = next((t for t in chosen if t.state == "PrepareCommit"), None)
+    if decided is not None:
+        raise UsageError(
+            f"{decided}, but its commit is decided",
+            remedy="let the coordinator finish it: start the broker, or `lastword serve DIR`",
+        )
+    if dry_run:
+        return chosen
+    dirs.require_writable()
+    stored = _states(dirs)
+    epochs: dict[int, int] = {}
+    for transaction in chosen:
+        producer_id, state = transaction.producer_id, stored.get(transaction.producer_id)
+        is_known = state is not None and transaction.state in ("Ongoing", "PrepareAbort")
+        if is_known and state is not None and producer_id not in epochs:
+            epochs[producer_id] = _store_end(dirs, state)
+        _append_abort(dirs, transaction, max(transaction.epoch, epochs.get(producer_id, 0)))
+    return chosen
+
+
+def _append_abort(dirs: OpenDirs, transaction: OpenTransaction, epoch: int) -> None:
+    log = dirs.log(transaction.topic, transaction.partition)
+    known = log.producer(transaction.producer_id)
+    coordinator = 0 if known is None else max(known.coordinator_epoch, 0)
+    builder = BatchBuilder(
+        producer_id=transaction.producer_id, producer_epoch=epoch, transactional=True, control=True
+    )
+    builder.append(dirs.clock.now_ms(), *marker_record(commit=False, coordinator_epoch=coordinator))
+    log.append_batch(builder.build())
+    log.sync()
+
+
+def _store_end(dirs: OpenDirs, stored: _Stored) -> int:
+    """Store that a transaction was aborted; return the epoch that fences its producer."""
+    value, log = stored.value, dirs.log(STATES_TOPIC, stored.partition)
+    value.transaction_status = STATES.index("CompleteAbort")
+    value.producer_epoch = min(value.producer_epoch + 1, LAST_EPOCH + 1)
+    value.transaction_partitions, value.transaction_last_update_timestamp_ms = [], dirs.clock.now_ms()
+    builder = BatchBuilder()
+    builder.append(dirs.clock.now_ms(), stored.key, encode_stored(value, VALUE_VERSION))
+    log.append_batch(builder.build())
+    log.sync()
+    return int(value.producer_epoch)

@@ -1,0 +1,127 @@
+"""`lastword transactions`: the open transactions of a log, which hold committed readers and the cleaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli.command import Session, Yes, command, confirm, now_ms
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.errors import LastwordError, UsageError
+from lastword.units import format_duration
+from lastword.values import plural
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.api.transactions import OpenTransaction
+
+SHOWN = 3
+"""Most open transactions that another command names."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `transactions`."""
+    command(app, "transactions", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(transactions)
+
+
+EXAMPLES = """
+lastword transactions data
+lastword transactions data orders --abort 4100 --dry-run
+lastword transactions data orders --abort 4100 --yes
+"""
+
+
+def transactions(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    abort: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="abort the transaction of this producer id or transactional id"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would be aborted; change nothing")
+    ] = False,
+    yes: Yes = False,
+    more: MoreDirs = None,
+) -> None:
+    """List open transactions, or abort one.
+
+    Committed readers stay at the first offset of an open transaction, and nothing behind it is cleaned. A
+    broker or `lastword serve` ends a transaction whose coordinator has it when its time is up; --abort ends
+    one that hangs, with a marker in each partition. Its records are then never read.
+    """
+    target = Target.of(directory, topic, partition, more)
+    if abort is None:
+        if dry_run or yes:
+            raise UsageError("--dry-run and --yes are for --abort", remedy="--abort ID names the transaction")
+        with out.open(target) as logs:
+            found = logs.transactions(target.topic, target.partition)
+            at_ms = now_ms()
+        _show(out, found, at_ms)
+        out.summary(None if found else "no open transactions", transactions=len(found))
+        return
+    producer = int(abort) if abort.isdecimal() else abort
+    with out.open(target) as logs:
+        chosen = logs.abort(producer, target.topic, target.partition, dry_run=True)
+        at_ms = now_ms()
+    _show(out, chosen, at_ms)
+    extent = f"the transaction of {abort} in {plural(len(chosen), 'partition')}"
+    if dry_run:
+        out.summary(f"would abort {extent}; nothing was changed", transactions=len(chosen))
+        return
+    confirm(f"abort {extent}", yes)
+    with out.change(target) as logs:
+        done = logs.abort(producer, target.topic, target.partition)
+    out.summary(f"aborted {extent}", transactions=len(done))
+
+
+def _show(out: Session, found: list[OpenTransaction], at_ms: int) -> None:
+    for transaction in found:
+        out.row("transaction", {**transaction.to_dict(), "age_ms": at_ms - transaction.timestamp})
+    out.table(
+        ("PARTITION", "FROM", "PRODUCER", "EPOCH", "TRANSACTIONAL ID", "STATE", "AGE"),
+        [
+            (
+                f"{transaction.topic}-{transaction.partition}",
+                str(transaction.first_offset),
+                str(transaction.producer_id),
+                str(transaction.epoch),
+                transaction.transactional_id or "-",
+                transaction.state or "-",
+                format_duration(max(0, at_ms - transaction.timestamp)),
+            )
+            for transaction in found
+        ],
+        "lrrrlll",
+        spare=("EPOCH", "STATE"),
+    )
+
+
+def held_texts(logs: LogDir, target: Target, topics: Iterable[str], least_ms: int = 0) -> list[str]:
+    """Return a sentence for each open transaction of topics, with the command that ends it.
+
+    Args:
+        logs: The open directory.
+        target: The directories and the partition of the command.
+        topics: The topics.
+        least_ms: Leave out younger transactions.
+    """
+    texts, at_ms = [], now_ms()
+    for topic in sorted(topics):
+        found: list[OpenTransaction] = []
+        with suppress(LastwordError):  # a partition that cannot be read is the command's own error
+            found = logs.transactions(topic, target.partition)
+        found = [transaction for transaction in found if at_ms - transaction.timestamp >= least_ms]
+        for transaction in found[:SHOWN]:
+            age = format_duration(max(0, at_ms - transaction.timestamp))
+            fix = target.command("transactions", topic, "--abort", str(transaction.producer_id))
+            texts.append(f"{transaction}, for {age}: nothing behind it is cleaned; if it hangs: {fix}")
+        if len(found) > SHOWN:
+            all_of_them = target.command("transactions", topic)
+            texts.append(f"{topic}: {len(found) - SHOWN} more open transactions: {all_of_them}")
+    return texts
