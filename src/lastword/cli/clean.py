@@ -132,8 +132,8 @@ def clean(
             plans = [plan for plan in plans if plan.action != "delete"]  # `lastword expire` shows deletions
             unread = unread_topics(logs.dirs, dict.fromkeys(plan.topic for plan in plans))
         _show_plans(out, plans, target, unread, ok=not unplanned)
-        for text in held:
-            out.say(text)
+        for sentence in held:
+            out.say(sentence)
         out.raise_all(unplanned)
         return
     failed: list[LastwordError] = []
@@ -187,8 +187,8 @@ def clean(
         written_bytes=written,
         freed_bytes=freed,
     )
-    for text in held:
-        out.say(text)
+    for sentence in held:
+        out.say(sentence)
     out.raise_all(failed)
 
 

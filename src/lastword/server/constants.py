@@ -18,8 +18,11 @@ from lastword.server.topics import NOT_HOSTED, Refused
 if TYPE_CHECKING:
     from lastword.server.node import ClusterNode
 
-NO_ACLS = {"error_code": codes.SECURITY_DISABLED, "error_message": "No Authorizer is configured."}
-NO_TOKENS = {"error_code": codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED}
+NO_ACLS: dict[str, Any] = {
+    "error_code": codes.SECURITY_DISABLED,
+    "error_message": "No Authorizer is configured.",
+}
+NO_TOKENS: dict[str, Any] = {"error_code": codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED}
 ANONYMOUS = ("User", "ANONYMOUS")
 METADATA_TOPIC = "__cluster_metadata"
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
