@@ -69,3 +69,23 @@ def test_an_unreadable_open_transaction_gets_no_new_producer_id(
     case = Case(TRANSACTIONS, "newer", "x1", (transactional("x1"), (key, newer)), REFUSED)
     assert answers_of(tmp_path / "data", [case]) == {"newer": REFUSED}
     assert f"{TRANSACTIONS}-0 offset 1: " in caplog.text and "77" in caplog.text
+    with lastword.open(tmp_path / "data") as logs:
+        (problem,) = logs.verify().problems
+    assert (problem.code, problem.offset) == ("undecodable-record", 1)
+
+
+def test_verify_finds_what_a_coordinator_cannot_read(tmp_path: Path) -> None:
+    for topic in (GROUPS, TRANSACTIONS):
+        cases = mutations(topic, SEED, 3)
+        with lastword.open(tmp_path / topic, "a") as logs:
+            logs.create_topic(topic, len(cases), cleanup_policy="compact")
+        write(tmp_path / topic, topic, [case.records for case in cases])
+        with lastword.open(tmp_path / topic) as logs:
+            problems = [p for p in logs.verify().problems if p.code == "undecodable-record"]
+        found = {Path(problem.file).parent.name for problem in problems}
+        odd = [
+            f"{topic}-{n}"
+            for n, case in enumerate(cases)
+            if case.right == REFUSED or case.name.startswith("superseded")
+        ]
+        assert found == set(odd)

@@ -20,6 +20,7 @@ from lastword.partition.reads import read_batches
 from lastword.protocol import decode_stored, encode_stored
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
+from lastword.records.internal import STATES
 from lastword.records.record import marker_record
 from lastword.values import Value
 
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
 
 STATES_TOPIC = "__transaction_state"
-STATES = (
-    "Empty",
-    "Ongoing",
-    "PrepareCommit",
-    "PrepareAbort",
-    "CompleteCommit",
-    "CompleteAbort",
-    "Dead",
-    "PrepareEpochFence",
-)
-"""Names of a transaction's states, by the number that a record has."""
 LAST_EPOCH = 0x7FFE
 VALUE_VERSION = 1
 

@@ -112,6 +112,7 @@ def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord
         value: The record's value, or None.
 
     Raises:
+        UnknownTypeError: The record is of a type that these schemas do not have.
         UndecodableError: The bytes fit no schema.
     """
     if topic == METADATA:
@@ -124,8 +125,7 @@ def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord
     schema = kinds["key"].get(kind)
     if schema is None:
         raise UnknownTypeError(f"a key of unknown type {kind}")
-    fields = reader.struct(schema["fields"], 0, flexible=False)
-    reader.finish()
+    fields = reader.struct(schema["fields"], 0, flexible=False)  # Kafka ignores bytes behind it
     name = schema["name"].removesuffix("Key")
     if value is None:
         return InternalRecord(name, fields, None)
@@ -151,15 +151,15 @@ def _decode_metadata(value: bytes | None) -> InternalRecord:
     schema = _schemas()[METADATA]["record"].get(str(kind))
     if schema is None:
         raise UnknownTypeError(f"a record of unknown type {kind}")
-    return InternalRecord(schema["name"], {}, _message(reader, [schema], version))
+    decoded = InternalRecord(schema["name"], {}, _message(reader, [schema], version))
+    reader.finish()
+    return decoded
 
 
 def _message(reader: _FieldReader, candidates: list[dict[str, Any]], version: int) -> dict[str, Any]:
     for schema in candidates:
         if _covers(schema["versions"], version):
-            fields = reader.struct(schema["fields"], version, flexible=_covers(schema["flexible"], version))
-            reader.finish()
-            return fields
+            return reader.struct(schema["fields"], version, flexible=_covers(schema["flexible"], version))
     raise UndecodableError(f"{candidates[-1]['name']} of unknown version {version}")
 
 

@@ -44,7 +44,8 @@ class Problem(Value):
         position: Byte in the file; None for the file as a whole.
         offset: Offset of the record; None if unknown.
         code: A short stable name. Kafka's files: bad-crc incomplete-batch bad-length bad-header bad-codec
-            bad-payload bad-records bad-record bad-control decompression-limit unknown-magic offsets-fall
+            bad-payload bad-records bad-record bad-control undecodable-record decompression-limit
+            unknown-magic offsets-fall
             missing-log missing-index bad-index bad-time-index bad-txn-index bad-checkpoint
             checkpoint-out-of-range bad-epochs bad-snapshot bad-properties topic-id wrong-log-end
             not-a-partition unreadable. Private files (docs/formats.md): bad-lease bad-removal-log

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from lastword.errors import CorruptFileError, DataError, FileVanishedError
 from lastword.partition.transactions import OpenTransactions, control_of
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
-from lastword.records.formats import UNKNOWN_COUNT
+from lastword.records.formats import UNKNOWN_COUNT, read_records
+from lastword.records.internal import METADATA, UndecodableError, UnknownTypeError, decode, is_internal
 from lastword.segment import names
 from lastword.segment.indexes import (
     TXN_ENTRY,
@@ -20,7 +22,14 @@ from lastword.segment.indexes import (
     decode_aborted,
 )
 from lastword.segment.segment import Segment
-from lastword.tools.findings import BatchPositions, EpochRun, Findings, LenientWalk, bad_records
+from lastword.tools.findings import (
+    BatchPositions,
+    EpochRun,
+    Findings,
+    LenientWalk,
+    Problem,
+    bad_records,
+)
 
 NO_LEADER_EPOCH = -1
 KERNEL_BYTES = 4 << 20  # above this size, loading the kernels costs less than decoding records in Python
@@ -92,7 +101,7 @@ def _verify_segment(
     walked = (
         _quick_headers(segment, findings)
         if quick
-        else _valid_headers(segment, findings, transactions, aborted, is_last=following is None)
+        else _valid_headers(view.topic, segment, findings, transactions, aborted, is_last=following is None)
     )
     for header in walked:
         if header.base_offset < next_offset or header.last_offset < header.base_offset:
@@ -152,6 +161,7 @@ def _quick_headers(segment: Segment, findings: Findings) -> Iterable[BatchHeader
 
 
 def _valid_headers(
+    topic: str,
     segment: Segment,
     findings: Findings,
     transactions: OpenTransactions,
@@ -164,6 +174,7 @@ def _valid_headers(
         segment.handle, segment.file, segment.size, segment.base_offset, findings.report, is_last=is_last
     )
     large = segment.size > KERNEL_BYTES
+    is_coordinated = topic != METADATA and is_internal(topic)
     for step in walk:
         if step.valid:
             count = _decoded(step.data, segment.file) if large else None
@@ -171,11 +182,36 @@ def _valid_headers(
                 count = _verify_records(step.data, step.header, segment.file, findings)
             if step.header.count == UNKNOWN_COUNT:
                 findings.records += count
+            if is_coordinated and not step.header.control:
+                _verify_coordinated(topic, step.data, step.header, segment.file, findings)
             entry = _decided(step.data, step.header, segment.file, transactions)
             if entry is not None:
                 aborted.append(entry)
         yield step.header
     findings.read_bytes += walk.read_bytes
+
+
+def _verify_coordinated(topic: str, data: bytes, header: BatchHeader, file: str, findings: Findings) -> None:
+    """Check that a coordinator can read each record of its topic. Unknown types are of a newer Kafka."""
+    with suppress(DataError):  # `_verify_records` reports it
+        for record in read_records(data, header, file, position=0):
+            try:
+                decode(topic, record.key, record.value)
+            except UnknownTypeError:
+                continue
+            except UndecodableError as error:
+                text = f"a coordinator cannot read this record, and does not serve the partition: {error}"
+                findings.report(
+                    Problem(
+                        file,
+                        header.position,
+                        record.offset,
+                        "undecodable-record",
+                        text,
+                        False,
+                        "serve the directory with the Kafka that wrote the record",
+                    )
+                )
 
 
 def _decided(
@@ -209,8 +245,6 @@ def _decoded(data: bytes, file: str) -> int | None:
 
 def _verify_records(data: bytes, header: BatchHeader, file: str, findings: Findings) -> int:
     """Check every record of a batch and return their number."""
-    from lastword.records.formats import read_records
-
     count = 0
     try:
         last = header.base_offset - 1 if header.count != UNKNOWN_COUNT else -1
