@@ -1,0 +1,88 @@
+"""Hanging transactions: ended by Kafka's tool, and by `LogDir.abort` for a broker; tools of administrators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import lastword
+from lastword.clock import SystemClock
+from lastword.testing.unsynced import UNSYNCED
+from tests.server.client import Client, batch
+from tests.server.writer import Writer
+from tests.support.kafka import Broker, Clients, Tools
+
+OPTIONS = {"files": UNSYNCED, "log_cleaner_enable": False}
+
+
+def values(logs: lastword.LogDir, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in logs[topic].read(end="latest")]
+
+
+def test_kafkas_tool_aborts_a_hanging_transaction(tools: Tools, tmp_path: Path) -> None:
+    """Trial A4: the node did not support WRITE_TXN_MARKERS."""
+    with lastword.open(tmp_path, "a", **OPTIONS) as logs:  # type: ignore[arg-type]
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.append(b"n", b"5")
+        open_one = batch((b"m", b"1"), attributes=0x10, producer=(7, 0, 0))
+        logs.dirs.log("t", 0).append_batch(open_one)
+        topic.append(b"n", b"6")
+        assert values(logs) == [b"5"]
+        with lastword.serve(logs, "127.0.0.1:0") as server:
+            java = Clients(tools, server.bootstrap_servers)
+            of = ("--topic", "t", "--partition", "0")
+            assert "\t7 " in java.run("TransactionsCommand", "describe-producers", *of).replace("\n", "\n\t")
+            java.run("TransactionsCommand", "abort", *of, "--start-offset", "1")
+            assert logs.transactions() == []
+            assert values(logs) == [b"5", b"6"]
+
+
+def test_kafkas_tools_for_administrators_get_their_answers(tools: Tools, tmp_path: Path) -> None:
+    with lastword.open(tmp_path, "a", **OPTIONS) as logs:  # type: ignore[arg-type]
+        logs.create_topic("t", cleanup_policy="compact")
+        with lastword.serve(logs, "127.0.0.1:0") as server:
+            java = Clients(tools, server.bootstrap_servers)
+            assert "No partition reassignments found" in java.run(
+                "reassign.ReassignPartitionsCommand", "--list"
+            )
+            assert "LeaderId:" in java.run("MetadataQuorumCommand", "describe", "--status").replace("\t", "")
+            java.run("LeaderElectionCommand", "--election-type", "preferred", "--all-topic-partitions")
+            with pytest.raises(RuntimeError, match="No Authorizer is configured"):
+                java.run("AclCommand", "--list")
+
+
+def test_a_broker_takes_over_a_transaction_that_was_aborted(tools: Tools, tmp_path: Path) -> None:
+    broker = Broker(tools, tmp_path / "logs")
+    writer = Writer(Client, SystemClock(), "x1")  # type: ignore[arg-type]
+
+    def connected() -> Client:
+        host, _, port = broker.bootstrap.partition(":")
+        return Client(SimpleNamespace(host=host, port=int(port)), timeout=30)
+
+    def insist(call: object) -> None:
+        for _ in range(200):
+            if not call():  # type: ignore[operator]
+                return
+        raise AssertionError
+
+    with broker:
+        broker.create_topic("t")
+        broker.create_topic("__transaction_state", cleanup_policy="compact")
+        with connected() as client:
+            writer.client = client
+            insist(lambda: writer.init().error_code)
+            insist(lambda: writer.send(b"lost", "t"))
+    with lastword.open(broker.directory, "a", **OPTIONS) as logs:  # type: ignore[arg-type]
+        (aborted,) = logs.abort("x1")
+        assert (aborted.state, aborted.producer_id) == ("Ongoing", writer.producer_id)
+    with broker:
+        with connected() as client:
+            again = Writer(client, SystemClock(), "x1")
+            insist(lambda: again.init().error_code)
+            assert (again.producer_id, again.epoch) == (writer.producer_id, writer.epoch + 2)
+            insist(lambda: again.send(b"kept", "t"))
+            insist(again.end)
+        read = broker.consume("t", isolation="read_committed")["t-0"].records
+        assert [record.value for record in read] == [b"kept"]
