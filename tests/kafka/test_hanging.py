@@ -1,4 +1,4 @@
-"""Hanging transactions: ended by Kafka's tool, and by `LogDir.abort` for a broker; tools of administrators."""
+"""Hanging transactions, ended by Kafka's tool and by `LogDir.abort`; and the tools of administrators."""
 
 from __future__ import annotations
 

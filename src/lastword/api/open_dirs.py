@@ -468,6 +468,7 @@ class OpenDirs(ProcessBound):
             for call in self._deletion_listeners:
                 call(name, partitions)
         self.settings_changed()
+        self.settings.forget(topics)
 
     def partitions_added(self) -> None:
         """Let open topics count their partitions again: they do when `settings` is another object."""

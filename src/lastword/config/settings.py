@@ -348,6 +348,11 @@ class Settings:
         self._topic_configs[name] = layers, config
         return config
 
+    def forget(self, topics: Iterable[str]) -> None:
+        """Drop what is kept for topics that were deleted."""
+        for name in topics:
+            self._topic_configs.pop(name, None)
+
     def rows(self, topic: str | None = None, *, saved: bool = False) -> list[tuple[str, str, str]]:
         """Return (name, value as text, source) of every setting of the process, or of a topic.
 

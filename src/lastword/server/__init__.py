@@ -12,6 +12,7 @@ assignors.py  which member of such a group reads which partitions
 group_leases.py     leases at committed offsets, which keep tombstones
 coordinator.py  the topic that holds a coordinator's state; timers by the clock of the log
 topics.py    the topics by name and by id
+constants.py answers for what a single node does not have: ACLs, quotas, reassignments, elections
 configs.py   DescribeConfigs and the three ways to change settings, with Kafka's names and defaults
 produce.py   Produce: a batch is verified and appended as it is
 transactions.py  the transaction coordinator: InitProducerId, transactional ids, markers

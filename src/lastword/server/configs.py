@@ -355,6 +355,9 @@ class Configs:
                 raise Refused(codes.INVALID_REQUEST, text)
             text = f"Cannot update these configs dynamically: [{', '.join(settings)}]"
             raise Refused(codes.INVALID_REQUEST, text)
+        if kind == GROUP:
+            text = "Settings of groups are those of the directory: `lastword config DIR --set ...`"
+            raise Refused(codes.INVALID_REQUEST, text)
         if kind != TOPIC:
             raise Refused(codes.INVALID_REQUEST, f"Unknown resource type {kind}")
         if not name:

@@ -6,9 +6,11 @@ import asyncio
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,17 +20,19 @@ from lastword.api.opening import open
 from lastword.api.topic import Topic
 from lastword.clock import SystemClock
 from lastword.errors import UsageError
-from lastword.parse import Duration, check_count, check_path, parse_duration_ms
+from lastword.parse import Duration, check_count, check_path, parse_duration_ms, parse_seconds
 from lastword.protocol import Request
 from lastword.server import serve
 from lastword.testing.interceptor import Interceptor
 from lastword.testing.unsynced import UNSYNCED
 
 if TYPE_CHECKING:
+    from lastword.api.record import Record
     from lastword.cleaner.engine.report import CleanRound
 
 T = TypeVar("T")
 WAIT_SECONDS = 30.0
+WAIT_STEP_SECONDS = 0.01
 MOST_RESERVED = 100
 """How many ports of brokers that were stopped stay bound."""
 RESERVED: deque[int] = deque()
@@ -89,12 +93,18 @@ class Broker:
         port: 0: the system chooses the port.
         partitions: Number of partitions of a topic whose creator gives none.
         auto_create_topics: Create a topic when a client that allows it requests the topic's metadata.
+        users: Passwords by name: clients have to log in with SASL (PLAIN or SCRAM).
+        tls: Clients connect with TLS. True: with a certificate for 127.0.0.1 and localhost that the command
+            `openssl` makes, in the file `ca`; or what `lastword.serve` takes.
+        eventual: Be late as a cluster is: the request that creates a topic does not find it yet, and a
+            producer that has ended a transaction gets CONCURRENT_TRANSACTIONS once.
 
     Raises:
         UsageError: The directory is not empty, or the port cannot be used.
 
     Attributes:
         directory: The log directory.
+        ca: The file of the certificate that clients trust; None without `tls=True`.
         clock: The broker's time: the real time plus what `clock.advance` added.
         logs: The log, as `lastword.open` returns it.
         server: The server, as `lastword.serve` returns it.
@@ -107,11 +117,18 @@ class Broker:
         port: int = 0,
         partitions: int = 1,
         auto_create_topics: bool = True,
+        users: Mapping[str, str] | None = None,
+        tls: Any = False,
+        eventual: bool = False,
     ) -> None:
         partitions = check_count("partitions", partitions, "partitions", least=1)
         self._is_temporary = directory is None
         self._partitions, self._auto_create = partitions, auto_create_topics
+        self._users, self._tls, self._eventual = users, tls, eventual
+        self.ca: str | None = None
         self._is_stopped = self._is_closed = False
+        if tls is True:
+            self._tls, self.ca, self._certificates = _certificate()
         if directory is None:
             directory = tempfile.mkdtemp(prefix="lastword-")
         path = Path(check_path("directory", directory))
@@ -119,7 +136,7 @@ class Broker:
         if path.is_dir() and any(path.iterdir()):
             raise UsageError(f"{self.directory} is not empty", remedy="give an empty or a new directory")
         self.clock = BrokerClock(self._advance)
-        self._interceptor = Interceptor()
+        self._interceptor = Interceptor(eventual)
         try:
             self._serve(port)
         except BaseException:
@@ -183,6 +200,50 @@ class Broker:
         if topic is not None and not self.logs.dirs.config(topic).compacts:
             return []
         return self.logs.clean(topic)
+
+    # -------------------------------------------------------------- groups and records
+
+    def wait_for(self, topic: str, count: int, timeout: Duration = 10) -> list[Record[Any, Any]]:
+        """Return the committed records of a topic when there are `count` of them.
+
+        Raises:
+            TimeoutError: There are fewer after `timeout`.
+        """
+        end = time.monotonic() + parse_seconds("timeout", timeout)
+        while True:
+            records = list(self.logs[topic].read()) if topic in self.logs else []
+            if len(records) >= count:
+                return records
+            if time.monotonic() > end:
+                raise TimeoutError(f"{topic} has {len(records)} of {count} records after {timeout}")
+            time.sleep(WAIT_STEP_SECONDS)
+
+    def groups(self) -> dict[str, str]:
+        """Return the state of each group, as Kafka names it: "Stable", "Empty", "PreparingRebalance"."""
+
+        async def states() -> dict[str, str]:
+            await self.server.node.groups.loaded()
+            return {group.id: group.state for group in self.server.node.groups.all()}
+
+        return self._in_loop(states)
+
+    def lag(self, group: str) -> dict[tuple[str, int], int]:
+        """Return how many offsets each partition has behind the committed offset of a group.
+
+        Partitions without a committed offset are not in the result.
+        """
+
+        async def committed() -> dict[tuple[str, int], int]:
+            await self.server.node.groups.loaded()
+            known = self.server.node.groups.get(group)
+            return {} if known is None else {at: new.offset for at, new in known.offsets.items()}
+
+        offsets = self._in_loop(committed)
+        return {
+            (name, number): max(0, self.logs.dirs.view(name, number).stable_offset - offset)
+            for (name, number), offset in offsets.items()
+            if name in self.logs
+        }
 
     # -------------------------------------------------------------- clients
 
@@ -273,7 +334,7 @@ class Broker:
             else:
                 path.unlink()
         self.clock = BrokerClock(self._advance)
-        self._interceptor = Interceptor()
+        self._interceptor = Interceptor(self._eventual)
         self.start()
 
     def close(self) -> None:
@@ -299,6 +360,8 @@ class Broker:
                 f"127.0.0.1:{port}",
                 partitions=self._partitions,
                 auto_create_topics=self._auto_create,
+                users=self._users,
+                tls=self._tls or None,
             )
         except BaseException:
             self.logs.close()
@@ -350,5 +413,25 @@ class Broker:
             os.close(RESERVED.popleft())
 
     def _remove(self) -> None:
+        if self.ca is not None:
+            shutil.rmtree(self._certificates, ignore_errors=True)
         if self._is_temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _certificate() -> tuple[tuple[str, str], str, str]:
+    """Return a new certificate with its key, the file that clients trust, and their directory."""
+    directory = tempfile.mkdtemp(prefix="lastword-tls-")
+    certificate, key = os.path.join(directory, "cert.pem"), os.path.join(directory, "key.pem")
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", "2", "-keyout", key, "-out", certificate, *names]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise UsageError(
+            f"tls=True: openssl made no certificate: {error}",
+            remedy="install openssl, or give the files of a certificate: tls=(certificate, key)",
+        ) from error
+    return (certificate, key), certificate, directory

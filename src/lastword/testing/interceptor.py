@@ -25,6 +25,8 @@ MOST_BYTES = 64 << 20
 """Bounds of the requests that are kept; the oldest are dropped first."""
 BY_TOPIC = ("Produce", "Fetch")
 """APIs that refuse each partition by itself."""
+OF_TRANSACTIONS = ("EndTxn", "AddPartitionsToTxn", "AddOffsetsToTxn", "InitProducerId")
+"""APIs that a producer calls again while its last transaction is completed."""
 OF_SESSIONS = (
     codes.FETCH_SESSION_ID_NOT_FOUND,
     codes.INVALID_FETCH_SESSION_EPOCH,
@@ -77,7 +79,10 @@ class Interceptor:
 
     _server: Server
 
-    def __init__(self) -> None:
+    def __init__(self, eventual: bool = False) -> None:
+        self._eventual = eventual
+        self._ended: set[str] = set()
+        """The transactional ids whose next transaction is refused once, if the broker is eventual."""
         self._requests: deque[Request] = deque()
         self._bytes = 0
         self._faults: list[Fault] = []
@@ -192,9 +197,34 @@ class Interceptor:
             return self._changed(answer, lambda offsets: _refuse_offsets(offsets, fault.code))
         if fault is not None:
             return error_answer(request, fault.code, f"{fault.error}, by the test")
+        if self._eventual and api in ("Metadata", *OF_TRANSACTIONS):
+            return self._late(request, connection)
         answer = node.handle(request, connection)
         if api in ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat"):
             return self._changed(answer, lambda done: self._keep_heartbeat(request, connection, done))
+        return answer
+
+    def _late(self, request: Request, connection: Any) -> Any:
+        """Answer as a cluster does whose nodes do not know the newest change yet."""
+        node, body = self._server.node, request.body
+        if request.api.name == "Metadata":
+            named = [topic.name for topic in body.topics or () if topic.name]
+            new = [name for name in named if node.topics.get(name) is None]
+            answer = node.handle(request, connection)
+            return self._changed(answer, lambda metadata: _without(metadata, new))
+        transactional_id = getattr(body, "v3_and_below_transactional_id", "") or getattr(
+            body, "transactional_id", None
+        )
+        if request.api.name == "EndTxn":
+            return self._changed(node.handle(request, connection), lambda done: self._end(body, done))
+        if transactional_id in self._ended:
+            self._ended.discard(transactional_id)
+            return error_answer(request, codes.CONCURRENT_TRANSACTIONS, "")
+        return node.handle(request, connection)
+
+    def _end(self, body: Any, answer: Any) -> Any:
+        if not answer.error_code:
+            self._ended.add(body.transactional_id)
         return answer
 
     def _changed(self, answer: Any, change: Any) -> Any:
@@ -277,6 +307,14 @@ def _without_creation(request: Request) -> Request:
     body.allow_auto_topic_creation = False
     version = max(request.version, FIRST_WITHOUT_CREATION) if body.topics else request.version
     return request._replace(body=body, version=version)
+
+
+def _without(metadata: Any, names: list[str]) -> Any:
+    """Answer topics that the request has just created as topics that are not known yet."""
+    for topic in metadata.topics:
+        if topic.name in names:
+            topic.error_code, topic.partitions = codes.UNKNOWN_TOPIC_OR_PARTITION, []
+    return metadata
 
 
 def _refuse_offsets(answer: Any, code: int) -> Any:

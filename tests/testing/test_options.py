@@ -1,0 +1,85 @@
+"""Options of the test broker: users, TLS, late topics and transactions; and its readers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from lastword.protocol import codes
+from lastword.protocol.messages import MetadataRequest, OffsetCommitRequest
+from lastword.testing import Broker
+from tests.server.client import Client
+from tests.server.writer import Writer
+
+
+def wanted(name: str) -> MetadataRequest:
+    return MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name)])
+
+
+def test_a_client_with_a_password_and_tls() -> None:
+    with Broker(users={"ada": "secret"}, tls=True) as broker:
+        settings = {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": "ada",
+            "sasl.password": "secret",
+            "ssl.ca.location": broker.ca,
+        }
+        producer = confluent_kafka.Producer(settings)
+        producer.produce("users", b"1")
+        assert producer.flush(10) == 0
+        assert [record.value for record in broker.wait_for("users", 1)] == [b"1"]
+        wrong = confluent_kafka.Producer(settings | {"sasl.password": "other"})
+        wrong.produce("users", b"2")
+        assert wrong.flush(0.5) == 1
+
+
+def test_records_are_waited_for(kafka_broker: Broker) -> None:
+    with pytest.raises(TimeoutError, match="users has 0 of 1 records after"):
+        kafka_broker.wait_for("users", 1, timeout=0.05)
+    kafka_broker.create_topic("users").append(b"a", b"1")
+    assert [record.value for record in kafka_broker.wait_for("users", 1)] == [b"1"]
+
+
+def test_groups_and_their_lag(kafka_broker: Broker) -> None:
+    users = kafka_broker.create_topic("users", 2)
+    users.extend([(b"a", b"1")] * 3, partition=1)
+    kind = OffsetCommitRequest
+    part = kind.OffsetCommitRequestPartition(partition_index=1, committed_offset=1)
+    topic = kind.OffsetCommitRequestTopic(name="users", partitions=[part])
+    with Client(kafka_broker.server) as client:
+        body = kind(group_id="g", generation_id_or_member_epoch=-1, group_instance_id=None, topics=[topic])
+        client.ask(body, 9)
+    assert kafka_broker.groups() == {"g": "Empty"}
+    assert kafka_broker.lag("g") == {("users", 1): 2} and kafka_broker.lag("other") == {}
+
+
+@pytest.mark.parametrize("kafka_broker", [{"eventual": True}], indirect=True)
+def test_topics_and_transactions_are_late(kafka_broker: Broker) -> None:
+    with Client(kafka_broker.server) as client:
+        answers: list[Any] = [client.ask(wanted("users"), 12).topics[0] for _ in range(2)]
+        assert [answer.error_code for answer in answers] == [codes.UNKNOWN_TOPIC_OR_PARTITION, 0]
+        writer = Writer(client, kafka_broker.clock, version=1)
+        writer.init()
+        assert [writer.send(b"1"), writer.end()] == [0, 0]
+        assert [writer.add("users"), writer.add("users")] == [codes.CONCURRENT_TRANSACTIONS, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kafka_broker", [{"eventual": True}], indirect=True)
+def test_a_producer_of_confluent_goes_on(kafka_broker: Broker) -> None:
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": "t"}
+    )
+    producer.init_transactions(10)
+    began = time.monotonic()
+    for number in range(3):
+        producer.begin_transaction()
+        producer.produce("users", b"%d" % number)
+        producer.commit_transaction(10)
+    assert time.monotonic() - began < 10
+    assert [record.value for record in kafka_broker.wait_for("users", 3)] == [b"0", b"1", b"2"]
