@@ -34,6 +34,8 @@ CHANGES = {
     "IncrementalAlterConfigs",
     "Metadata",
 }
+MARKED_PRODUCER = 1 << 50
+"""A producer that no coordinator knows, for WriteTxnMarkers."""
 ANSWER_SECONDS = 3
 SETTLE_SECONDS = 0.01
 """A real broker answers a change before it is in the metadata that its other handlers use."""
@@ -224,7 +226,7 @@ class Side:
             return ERROR_NAMES.get(value, value)
         if f.name in ("host", "port", "cluster_id", "log_dir", "total_bytes", "usable_bytes"):
             return f"<{f.name}>" if value not in (None, "", -1) else value
-        if f.name == "producer_id" and value != -1:
+        if f.name == "producer_id" and value not in (-1, MARKED_PRODUCER):
             return self.name(f.name, value)
         if f.name in ("member_id", "leader", "session_id") and value not in (0, "", None):
             return self.name(f.name.replace("leader", "member_id"), value)
@@ -1417,7 +1419,7 @@ def _administration() -> Iterator[Step]:
         ("several", {"topics": [{"name": "users", "partition_indexes": [0, 77]}], "coordinator_epoch": 9}),
         ("no topics", {"topics": []}),
     ):
-        marker = {"producer_id": 1 << 50, "producer_epoch": 1, "transaction_result": False}
+        marker = {"producer_id": MARKED_PRODUCER, "producer_epoch": 1, "transaction_result": False}
         marker |= {"topics": [{"name": "users", "partition_indexes": [0]}], "coordinator_epoch": 1}
         yield Step("WriteTxnMarkers", label, {"markers": [marker | changed]})
     yield Step("WriteTxnMarkers", "none", {"markers": []})
