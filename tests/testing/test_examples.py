@@ -41,7 +41,7 @@ def test_the_printed_tests_pass(tmp_path: Path) -> None:
     pytest.importorskip("aiokafka")
     (tmp_path / "test_readme.py").write_text(printed("README.md"))
     (tmp_path / "test_page.py").write_text(printed("docs/testing.md"))
-    assert "8 passed" in run_pytest(".", cwd=tmp_path)
+    assert "9 passed" in run_pytest(".", cwd=tmp_path)
 
 
 @pytest.mark.slow
