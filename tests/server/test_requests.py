@@ -802,6 +802,26 @@ def test_the_topics_of_a_request_are_made_together_but_those_that_are_refused(
         assert "u2" not in logs and "u2" not in Path(logs.dirs.settings_file).read_text()
 
 
+def test_settings_of_a_newer_broker_are_accepted_with_their_defaults(client: Client) -> None:
+    """The settings that 4.4.0 adds; `max.decompressed.message.bytes` may have an effect."""
+    kind = CreateTopicsRequest
+    topics = []
+    for name, value in (
+        ("max.decompressed.message.bytes", "2147483639"),
+        ("errors.deadletterqueue.group.enable", "false"),
+        ("remote.copy.lag.ms", "0"),
+        ("remote.copy.lag.bytes", "-1"),
+    ):
+        configs = [kind.CreatableTopicConfig(name=name, value=value)]
+        topics.append(
+            kind.CreatableTopic(
+                name=name, num_partitions=1, replication_factor=1, assignments=[], configs=configs
+            )
+        )
+    answer = client.ask(kind(topics=topics, timeout_ms=1000))
+    assert [topic.error_code for topic in answer.topics] == [0] * 4
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_a_creation_reads_the_id_of_no_other_topic(
     client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch, together: bool
