@@ -28,6 +28,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from google_crc32c import value as crc32c
 
@@ -76,6 +77,10 @@ SYNC_AHEAD_BYTES = 2 << 20
 """If a sync follows, the drive begins with each part of this size while more is appended."""
 
 
+class Changed(set[int]):
+    """The partitions that have changed since the owner of the set looked; see `PartitionLog.watch`."""
+
+
 class PartitionLog(Reads):
     """Append, roll, sync, replace, read. Made by `partition.open.open_log`."""
 
@@ -107,6 +112,7 @@ class PartitionLog(Reads):
         self.private_names = private_names
         """The names that the private directory had when the log was opened."""
         self._on_append: Callable[[], None] | None = None
+        self._watchers: tuple[ref[Changed], ...] = ()
         self._local = local
         self._log_start = log_start
         self._epochs = epochs
@@ -160,6 +166,20 @@ class PartitionLog(Reads):
         with self.lock:
             self._lane = None
             self._on_append = call
+
+    def watch(self, changed: Changed) -> None:
+        """Add the partition to `changed` after each change of the log start or log end.
+
+        A log that was cut or moved adds `~partition`. A reference to `changed` is not kept.
+        """
+        with self.lock:
+            self._watchers = (*(known for known in self._watchers if known() is not None), ref(changed))
+
+    def _notify(self, number: int) -> None:
+        for watcher in self._watchers:
+            changed = watcher()
+            if changed is not None:
+                changed.add(number)
 
     @property
     def segment_set(self) -> SegmentSet:
@@ -216,6 +236,12 @@ class PartitionLog(Reads):
         `read_committed` ends here, and nothing at or above it may be cleaned.
         """
         return self._stable_offset
+
+    @property
+    def open_transactions(self) -> dict[int, int]:
+        """Producer id -> first offset of its undecided transaction, oldest first."""
+        with self.lock:
+            return self._producers.open_transactions()
 
     @property
     def incomplete_commit_offset(self) -> int | None:
@@ -433,6 +459,8 @@ class PartitionLog(Reads):
                 local.failure.latch_if_offline(error)
                 raise
             self._stable_offset = self._producers.end_offset = offset + 1
+            if self._watchers:
+                self._notify(self.partition)
             return offset, size
         finally:
             self.lock.release()
@@ -560,6 +588,7 @@ class PartitionLog(Reads):
         log_end, producers = self._local.appender.end.next_offset, self._producers
         producers.end_offset = log_end
         self._stable_offset = producers.last_stable_offset(log_end, self._log_start)
+        self._notify(self.partition)
 
     @property
     def _leader_epoch(self) -> int:
@@ -752,6 +781,7 @@ class PartitionLog(Reads):
                 return False
             self._log_start = offset
             self._stable_offset = max(self._stable_offset, offset)
+            self._notify(self.partition)
             with suppress(DiskFullError):  # done at the next opening: a prefix is removed to make room
                 self._epochs.truncate_from_start(offset)
             return True
@@ -805,6 +835,7 @@ class PartitionLog(Reads):
         removal_log.note_cut(files, directory, offset)
         self._log_start = min(self._log_start, offset)
         self._update_stable_offset()
+        self._notify(~self.partition)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything; leave an empty log that starts at `offset`.
@@ -832,6 +863,7 @@ class PartitionLog(Reads):
         self._producers = ProducerState(offset)
         self._log_start = offset
         self._update_stable_offset()
+        self._notify(~self.partition)
 
     # -------------------------------------------------------------- replace
 
@@ -865,6 +897,7 @@ class PartitionLog(Reads):
                 self.store,
                 LogVersion(segments, self.log_start, self.log_end, topic=self._topic),
                 stable_offset=self._stable_offset,
+                open_transactions=self._producers.open_transactions(),
                 incomplete_commit_offset=self._incomplete_commit_offset,
                 trusted=True,
                 producer_expiration_ms=self.producer_expiration_ms,
@@ -920,3 +953,4 @@ class PartitionLog(Reads):
         """Raise `why` in every further call: the partition has moved."""
         with self.lock:
             self._local.failure.error = why
+            self._notify(~self.partition)

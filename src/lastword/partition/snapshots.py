@@ -370,6 +370,11 @@ class Stability:
         found = (self._state.get(producer_id) for producer_id in self._state.open_transactions())
         return [producer for producer in found if producer is not None]
 
+    def undecided(self, log: GrowingLog) -> dict[int, int]:
+        """Return producer id -> first offset of its undecided transaction; refreshes as `offset`."""
+        self.offset(log)
+        return {} if self._state is None else self._state.open_transactions()
+
     def _at_end(self, log: GrowingLog) -> ProducerState:
         state = self._state
         if state is None or state.end_offset > log.log_end:

@@ -34,6 +34,7 @@ class PartitionView(Reads):
         version: LogVersion,
         *,
         stable_offset: int | None = None,
+        open_transactions: dict[int, int] | None = None,
         incomplete_commit_offset: int | None = None,
         trusted: bool = False,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
@@ -45,6 +46,7 @@ class PartitionView(Reads):
         self.topic, self.partition = names.topic_partition(store.directory)
         self._take(version)
         self._stable_offset = stable_offset
+        self._undecided = open_transactions
         self._incomplete_commit_offset = incomplete_commit_offset
         self._stability = Stability()
         self.producer_expiration_ms = producer_expiration_ms
@@ -81,6 +83,13 @@ class PartitionView(Reads):
     def open_transactions(self) -> list[Producer]:
         """The producers with an open transaction, the oldest transaction first."""
         return self._stability.open(self)
+
+    @property
+    def undecided(self) -> dict[int, int]:
+        """Producer id -> first offset of its undecided transaction, oldest first."""
+        if self._undecided is None:
+            self._undecided = self._stability.undecided(self)
+        return self._undecided
 
     @property
     def incomplete_commit_offset(self) -> int | None:
@@ -131,7 +140,7 @@ class PartitionView(Reads):
         new = PartitionView.load(self.store) if load_again is None else load_again()
         self.check_same_topic(new)
         self._take(new._version)
-        self._stable_offset = new._stable_offset
+        self._stable_offset, self._undecided = new._stable_offset, new._undecided
         self._incomplete_commit_offset, self.trusted = new._incomplete_commit_offset, new.trusted
 
     def check_same_topic(self, newer: PartitionView) -> None:
