@@ -20,7 +20,7 @@ from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from lastword.segment.segment import Segment
-from lastword.state.state import State
+from lastword.state.contents import Contents
 from lastword.tools import verify
 from tests.readers import shared
 from tests.readers.history import make
@@ -122,18 +122,13 @@ def test_a_snapshot_that_the_log_does_not_continue(monkeypatch: Patch) -> None:
 
 
 def test_a_tail_without_its_deletes(monkeypatch: Patch) -> None:
-    real = State._put_all
+    real = Contents._put_all
 
-    def put_all(state: Any, pairs: Any) -> None:
-        real(state, type(pairs).of(*_values_only(pairs)))
+    def put_all(contents: Any, values: Any) -> None:
+        real(contents, {key: value for key, value in values.items() if value is not None})
 
-    monkeypatch.setattr(State, "_put_all", put_all)
+    monkeypatch.setattr(Contents, "_put_all", put_all)
     caught(("refresh", "snapshot"), "no moment")
-
-
-def _values_only(pairs: Any) -> tuple[list[bytes], list[bytes | None]]:
-    kept = [(key, value) for key, value in zip(pairs.keys, pairs.values, strict=True) if value is not None]
-    return [key for key, _ in kept], [value for _, value in kept]
 
 
 def test_a_position_on_the_record_that_was_given(monkeypatch: Patch) -> None:

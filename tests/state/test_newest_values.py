@@ -116,6 +116,8 @@ def test_what_was_replaced_does_not_count_against_the_limit(logs, monkeypatch):
     for _ in range(20):
         users.update({b"%03d" % n: b"w" * 97 for n in range(20)})
     monkeypatch.setattr(newest, "_MOSTLY_CLEAN", 0)
+    users.close()
+    del users
     assert logs.state("users", max_bytes=10_000)[b"000"] == b"w" * 97
     with pytest.raises(errors.StateTooLargeError):
         logs.state("users", max_bytes=9_999)

@@ -13,7 +13,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import StorageError, UsageError
 from lastword.state import ttl as engine
-from lastword.state.state import State
+from lastword.state.contents import Contents
 from lastword.state.ttl import ExpiryWatch, expire_values, expires_at, header_of
 from lastword.units import NEVER
 
@@ -97,7 +97,7 @@ def test_an_open_state_follows_a_change_of_the_time_to_live(
         state["new"] = 3
         logs.set_config("s", lastword_ttl_ms="1h")
         with monkeypatch.context() as failing, pytest.raises(StorageError):
-            failing.setattr(State, "_restore", lambda *given: (_ for _ in ()).throw(StorageError("no")))
+            failing.setattr(Contents, "_restore", lambda *given: (_ for _ in ()).throw(StorageError("no")))
             len(state)
         assert dict(state) == {"new": 3}, "a restore that failed is repeated"
 

@@ -13,10 +13,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import ref
 
 from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike
-from lastword.api.record import Appended, check_records, header_pairs
+from lastword.api.record import Appended, Record, check_records, header_pairs
 from lastword.api.topic import Topic
 from lastword.bucket.collect import Collection, collect, missing_objects
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from lastword.background.states import States
     from lastword.bucket.commit import Loaded
     from lastword.bucket.manifest import Changes, ManifestVersion
+    from lastword.partition.log import Changed, PartitionLog
 
 T = TypeVar("T")
 
@@ -89,6 +91,7 @@ class BucketDirs(OpenDirs):
         )
         self._settings_entry = self._read_files.snapshot.entry(names.SETTINGS)
         self._queue = _CommitQueue(self)
+        self._watchers: list[tuple[str, ref[Changed]]] = []
 
     def _require_no_objects(self) -> None:
         """Raise CorruptFileError if there are objects without a manifest: it is lost, and they are needed.
@@ -166,35 +169,60 @@ class BucketDirs(OpenDirs):
         result = self._in_private(work)
         self._queue.wait()
         self._take(self._bucket.committed)
+        self.notify(None)
         return result
 
     def _in_private(self, work: Callable[[OpenDirs], T]) -> T:
         return in_private(self._bucket, self._load, self.clock, work, ledgers=self._ledgers)
 
-    def append(self, work: Callable[[OpenDirs], T], size_bytes: int) -> T:
+    def append(
+        self, topic: str, work: Callable[[OpenDirs], T], size_bytes: int, *, own: Changed | None = None
+    ) -> T:
         """Run `work`, which appends about `size_bytes`, in a commit that it shares with other threads.
 
-        Returns when the commit is in the store.
+        Returns when the commit is in the store. `own`: the watcher whose owner makes the call.
         """
-        return self.begin_append(work, size_bytes).result()
+        return self.begin_append(topic, work, size_bytes, own=own).result()
 
-    def begin_append(self, work: Callable[[OpenDirs], T], size_bytes: int) -> Future[T]:
+    def begin_append(
+        self, topic: str, work: Callable[[OpenDirs], T], size_bytes: int, *, own: Changed | None = None
+    ) -> Future[T]:
         """As `append`, but return now; the result is there when the commit is in the store."""
         self.require_writable()
-        return self._queue.begin(work, size_bytes)
+        return self._queue.begin(_Append(topic, work, size_bytes, Future(), own=own))
 
     def append_later(
         self,
+        topic: str,
         work: Callable[[OpenDirs], object],
         size_bytes: int,
         on_refused: Callable[[BaseException], object],
+        *,
+        own: Changed | None = None,
     ) -> None:
         """Run `work`, which appends, in a later commit. `sync` waits for it and raises its error.
 
         `on_refused` is called with the error, in another thread, if a part of `work` is never stored.
         """
         self.require_writable()
-        self._queue.add(work, size_bytes, on_refused)
+        self._queue.add(_Append(topic, work, size_bytes, None, on_refused, own=own))
+
+    def watch(self, topic: str, changed: Changed) -> None:
+        """Add a number to `changed` when a commit of this process has appended to a topic.
+
+        Commits of the owner of `changed` do not count. A reference to `changed` is not kept.
+        """
+        self._watchers = [*((n, known) for n, known in self._watchers if known() is not None)]
+        self._watchers.append((topic, ref(changed)))
+
+    def notify(self, calls: Iterable[_Append] | None) -> None:
+        """Notify the watchers of a commit with these calls; None: of any change."""
+        for topic, watcher in self._watchers:
+            changed = watcher()
+            if changed is not None and (
+                calls is None or any(call.topic == topic and call.own is not changed for call in calls)
+            ):
+                changed.add(0)
 
     def sync(self) -> None:
         """Wait until everything that was appended is in the store."""
@@ -342,15 +370,20 @@ class _Partly(Exception):
 class _Append:
     """One call that is part of a commit. `done`: the result, once it is stored; None: of `add`."""
 
-    __slots__ = ("done", "error", "on_refused", "refused", "result", "size_bytes", "work")
+    __slots__ = ("done", "error", "on_refused", "own", "refused", "result", "size_bytes", "topic", "work")
 
     def __init__(
         self,
+        topic: str,
         work: Callable[[OpenDirs], Any],
         size_bytes: int,
         done: Future[Any] | None,
         on_refused: Callable[[BaseException], object] = lambda error: None,
+        *,
+        own: Changed | None = None,
     ) -> None:
+        self.topic = topic
+        self.own = own
         self.work = work
         self.size_bytes = size_bytes
         self.done = done
@@ -403,23 +436,18 @@ class _CommitQueue:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def begin(self, work: Callable[[OpenDirs], T], size_bytes: int) -> Future[T]:
-        """Run `work` in the next commit; return its result when the commit is in the store."""
-        done: Future[T] = Future()
-        done.set_running_or_notify_cancel()  # a call cannot be taken back
+    def begin(self, call: _Append) -> Future[Any]:
+        """Run a call in the next commit; return its `done`, which has the result when it is in the store."""
+        assert call.done is not None
+        call.done.set_running_or_notify_cancel()  # a call cannot be taken back
         with self._changed:
-            self._add(_Append(work, size_bytes, done))
-        return done
+            self._add(call)
+        return call.done
 
-    def add(
-        self,
-        work: Callable[[OpenDirs], object],
-        size_bytes: int,
-        on_refused: Callable[[BaseException], object],
-    ) -> None:
-        """Run `work` in a later commit. Raises the error of a failed commit, whose calls are handed in again.
+    def add(self, call: _Append) -> None:
+        """Run a call in a later commit. Raises the error of a failed commit, whose calls are handed in again.
 
-        `on_refused` is called with the error of this call, before a `flush` that waits for it returns.
+        Its `on_refused` is called with its error, before a `flush` that waits for it returns.
         """
         with self._changed:
             self._taken.wait_for(self._has_room)
@@ -427,7 +455,7 @@ class _CommitQueue:
                 self._raise_held()
             finally:
                 self._add_held()
-            self._last_later = self._add(_Append(work, size_bytes, None, on_refused))
+            self._last_later = self._add(call)
 
     def flush(self) -> None:
         """Wait until all calls are committed; raise the first error of the calls of `add`."""
@@ -537,6 +565,7 @@ class _CommitQueue:
         while left:
             try:
                 self._dirs._in_private(partial(_apply, left))
+                self._dirs.notify(left)
                 break
             except _Refused:
                 left = [call for call in left if not call.refused]
@@ -587,7 +616,7 @@ class BucketTopic(Topic[Any, Any]):
         if "headers" in options:  # a transaction may run again, and an iterator is read once
             options["headers"] = header_pairs(options["headers"])
         return self.dirs.begin_append(
-            lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
+            self.name, lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
         )
 
     def extend(self, records: Any, **options: Any) -> int:
@@ -602,7 +631,7 @@ class BucketTopic(Topic[Any, Any]):
         for group, size_bytes in [_whole(records)] if is_one else _groups(records):
             extend = partial(self._extended, group, options)
             try:
-                appended += self.dirs.append(extend, size_bytes)
+                appended += self.dirs.append(self.name, extend, size_bytes)
             except LastwordError as error:
                 if not appended:
                     raise
@@ -640,6 +669,7 @@ class BufferedTopic(BucketTopic):
     """
 
     _refused: Callable[[BaseException], object] = staticmethod(lambda error: None)
+    _changed: Changed | None = None
 
     def __init__(self, dirs: OpenDirs, schema: TopicSchema, config: TopicConfig) -> None:
         super().__init__(dirs, schema, config)
@@ -654,21 +684,50 @@ class BufferedTopic(BucketTopic):
         """Call `call` with the error of each append that its commit refuses, in another thread."""
         self._refused = call
 
+    def watch(self, changed: Changed) -> None:
+        """As `BucketDirs.watch`; the appends of this object do not count."""
+        self._changed = changed
+        self.dirs.watch(self.name, changed)
+
+    def append_if(
+        self,
+        key: bytes,
+        value: bytes | None,
+        headers: Any,
+        check: Callable[[PartitionLog], bool],
+    ) -> Appended | None:
+        """Append one record if `check` of its log in the newest version is true. Return when it is stored.
+
+        Raises:
+            RecordTooLargeError: As `append`.
+        """
+        self._check_fits([(key, value)], headers)
+
+        def work(dirs: OpenDirs) -> Appended | None:
+            if not check(dirs.log(self.name, self.partition_of(key))):
+                return None
+            return self._on(dirs).append(key, value, headers=headers)
+
+        return self.dirs.append(self.name, work, _size(key) + _size(value), own=self._changed)
+
     def append(self, key: Any, value: Any, **options: Any) -> Appended:
         """Append one record in a later commit. Its offset is not known yet: it is -1."""
         self._check_fits([(key, value)], options.get("headers", ()))
         self.dirs.append_later(
+            self.name,
             lambda dirs: self._on(dirs).append(key, value, **options),
             _size(key) + _size(value),
             self._refused,
+            own=self._changed,
         )
         return Appended(-1, -1, -1)
 
     def extend(self, records: Any, **options: Any) -> int:
         """Append many records in a later commit."""
         group, size_bytes = _whole(records)
-        self._check_fits(group)
-        self.dirs.append_later(partial(self._extended, group, options), size_bytes, self._refused)
+        self._check_fits((r.key, r.value) if isinstance(r, Record) else r for r in group)
+        extend = partial(self._extended, group, options)
+        self.dirs.append_later(self.name, extend, size_bytes, self._refused, own=self._changed)
         return len(group)
 
     def _check_fits(self, records: Iterable[tuple[bytes, bytes | None]], headers: Any = ()) -> None:

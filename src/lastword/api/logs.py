@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
-from lastword.api.topic import Topic, create_topic, delete_topics, open_state, open_topic
+from lastword.api.topic import Topic, create_topic, delete_topics, open_topic
 from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         end: Bounds
         snapshot: PathLike | None
         max_bytes: int | str | None
+        ttl: Duration | None
         progress: ProgressLike | bool | None
 
 
@@ -611,10 +612,15 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         end: Bounds = "latest",
         snapshot: PathLike | None = None,
         max_bytes: int | str | None = None,
+        ttl: Duration | None = None,
         progress: ProgressLike | bool | None = None,
         **config: Any,
     ) -> State[Any, Any]:
         """Restore a compacted topic and return it as a dict; each change of the dict is a record.
+
+        In mode "a" the states of one topic share their values and the arguments `key_serializer`,
+        `value_serializer`, `default` and `max_bytes` of the first one: a later call may leave them out, and
+        is refused with others, until all are closed. A state with `end` or `snapshot` has values of its own.
 
         Args:
             name: The topic. In mode "a" a missing topic is created, with `cleanup_policy="compact"`.
@@ -627,6 +633,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             snapshot: A file that `restore` wrote. It is loaded, and the log is read from its end offsets on.
             max_bytes: Limit on the bytes of keys and values, such as "1GiB"; above it StateTooLargeError is
                 raised.
+            ttl: Time to live of the values that this state sets, as for `State.set`; a new topic gets
+                `lastword_ttl_ms=0`. None: the topic's `lastword.ttl.ms`.
             progress: True, or a function of `Progress`.
             **config: Settings of a new topic: `segment_bytes="16MiB"`. For an existing topic they must match
                 its settings; `LogDir.set_config` changes them.
@@ -634,11 +642,14 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         Raises:
             UnknownTopicError: In mode "r", there is no such topic.
             InvalidSettingError: Serializers, partitions or settings contradict the topic.
-            UsageError: In mode "a", the topic has no cleanup.policy, or its policy would delete keys.
+            UsageError: In mode "a", the topic has no cleanup.policy, or its policy would delete keys; or a
+                state of the topic is open with other arguments.
             OffsetOutOfRangeError: The log was cleaned or trimmed beyond `end`.
             SnapshotRefusedError: The result could differ from that of a full restore.
             StateTooLargeError: Keys and values are larger than `max_bytes`.
         """
+        from lastword.api.states import open_state
+
         check_arguments(config, self.state)
         return open_state(
             self.dirs,
@@ -649,6 +660,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             end=end,
             snapshot=snapshot,
             max_bytes=max_bytes,
+            ttl=ttl,
             progress=progress,
             config=config,
         )
@@ -739,6 +751,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         self.dirs.select(topic, partition)
         move(self.dirs.log_dir(topic, partition), target, topic, partition)
         self.dirs.dir_set.write_list()
+        self.dirs.partitions_added()
 
     def set_config(self, topic: str | None = None, **config: Unpack[Keywords]) -> None:
         """Change settings in lastword.toml, of one topic or (None) of all.

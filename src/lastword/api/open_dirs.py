@@ -11,13 +11,16 @@ import atexit
 import copy
 import json
 import os
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cached_property
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from lastword.clock import Clock
 from lastword.config import (
@@ -45,6 +48,7 @@ from lastword.values import ProcessBound
 
 if TYPE_CHECKING:
     from lastword.api.bucket_cleaner import BucketWork
+    from lastword.api.states import SharedContents
     from lastword.background.states import States
     from lastword.background.work import DirectoryWork
     from lastword.bucket.collect import Collection
@@ -64,6 +68,14 @@ SAVED_DEFAULTS = {
 """The values that apply if a topic has saved none. A new topic saves them."""
 
 
+def caller() -> str:
+    """Return file and line of the first caller outside this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "lastword":
+        frame = frame.f_back
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 class OpenDirs(ProcessBound):
     """Directories that are open in one mode, with their settings, files and clock.
 
@@ -74,6 +86,9 @@ class OpenDirs(ProcessBound):
         opened_at: File and line of the caller that opened them.
         topics_lock: Held while a topic is created or deleted: several directories share its settings. It is
             taken after the claims of partitions, and before the lock of a directory.
+        states: The values of each topic that has an open state, in mode "a".
+        states_lock: Held while a lock is added to `state_locks`.
+        state_locks: A lock of each topic; held while a state of the topic is opened.
         holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
     """
 
@@ -98,6 +113,9 @@ class OpenDirs(ProcessBound):
         self.opened_at = opened_at
         self.topics_lock = threading.RLock()
         self.closed = False
+        self.states: WeakValueDictionary[str, SharedContents] = WeakValueDictionary()
+        self.states_lock = threading.Lock()
+        self.state_locks: dict[str, threading.RLock] = {}
         self._config_file = config_file
         self._forked = False
         self._warned = False
@@ -465,6 +483,7 @@ class OpenDirs(ProcessBound):
     def topics_deleted(self, topics: Mapping[str, Iterable[int]]) -> None:
         """Notify the listeners of the deletion of topics with these partitions; read the settings again."""
         for name, partitions in topics.items():
+            self.states.pop(name, None)
             for call in self._deletion_listeners:
                 call(name, partitions)
         self.settings_changed()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lastword import files as storage
 from lastword.api.logs import LogDir
-from lastword.api.open_dirs import Mode, OpenDirs, PathLike, writers
+from lastword.api.open_dirs import Mode, OpenDirs, PathLike, caller, writers
 from lastword.clock import Clock, ShiftedClock, SystemClock
 from lastword.config import Settings, check_arguments
 from lastword.config.settings import FILE_NAME
@@ -140,7 +138,7 @@ def open(
         if not opened:
             raise next(iter(offline.values()))
         dirs = OpenDirs(
-            LogDirSet(opened, offline), mode, files, clock, config_file=config, opened_at=_caller()
+            LogDirSet(opened, offline), mode, files, clock, config_file=config, opened_at=caller()
         )
     except BaseException:
         for directory in opened:
@@ -180,7 +178,7 @@ def _open_bucket(
     bucket = Bucket(store, clock=clock)
     load = merged_settings(bucket.url, config, settings)
     try:
-        dirs = BucketDirs(bucket, mode, load, clock, config_file=config, opened_at=_caller())
+        dirs = BucketDirs(bucket, mode, load, clock, config_file=config, opened_at=caller())
     except BaseException:
         bucket.close()
         raise
@@ -246,14 +244,6 @@ def _directory(
 
 def _among(path: str, paths: Sequence[str]) -> bool:
     return os.path.realpath(path) in {os.path.realpath(each) for each in paths}
-
-
-def _caller() -> str:
-    """Return file and line of the first caller outside this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "lastword":
-        frame = frame.f_back
-    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:

@@ -7,14 +7,14 @@ power cut. There is no buffer, and nothing to flush.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
-from lastword.api.open_dirs import SAVED_DEFAULTS, By, OpenDirs, PathLike
+from lastword.api.open_dirs import SAVED_DEFAULTS, By, OpenDirs
 from lastword.api.record import Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import PartitionerLike, TopicSchema, partitioner_of
 from lastword.api.serializers import SerializerLike, contradicts, serializer_of
@@ -36,10 +36,10 @@ from lastword.errors import (
 )
 from lastword.logdir import LogDirectory
 from lastword.metrics import count_append
-from lastword.parse import Duration, as_int, check_count, check_path, parse_bytes
+from lastword.parse import Duration, as_int, check_count, check_path
 from lastword.partition.directory_segments import read_log_start
 from lastword.segment import names
-from lastword.values import ProcessBound, ProgressLike, Results, listener, table_html
+from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
     from lastword.api.batches import Packer
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lastword.partition import PartitionLog
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
-    from lastword.state.state import Restored, State
+    from lastword.state.state import Restored
     from lastword.tools.audit import Audit
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation
@@ -371,6 +371,11 @@ class Topic(ProcessBound, Generic[K, V]):
             for number in call.partitions:
                 self._log_of(number).sync()
         self._producers().finish(call, self._log_of, sync=level == "disk")
+
+    def partition_of(self, key: bytes) -> int:
+        """Return the partition of a record with this encoded key."""
+        self._take_settings()
+        return self._packer.assigner.of(key, None)
 
     def _ack(self, given: str | None) -> str:
         level = self.config.lastword_ack if given is None else given
@@ -869,11 +874,11 @@ def create_topic(
         )
     if isinstance(partitioner, str):
         config = {"lastword_partitioner": partitioner, **config}
-    _refuse_contradictions(dirs, name, partitions, (key_serializer, value_serializer), config)
+    refuse_contradictions(dirs, name, partitions, (key_serializer, value_serializer), config)
     return open_topic(dirs, name, **given)
 
 
-def _refuse_contradictions(
+def refuse_contradictions(
     dirs: OpenDirs,
     name: str,
     partitions: int | None,
@@ -1022,130 +1027,3 @@ def _delete_claimed(
     restore_topic_settings(dirs.files, dirs.settings_file, settings, kept)
     dirs.dir_set.write_list()
     return errors
-
-
-def open_state(
-    dirs: OpenDirs,
-    name: str,
-    serializers: tuple[SerializerLike | None, SerializerLike | None],
-    *,
-    partitions: int | None,
-    default: Callable[[], Any] | None,
-    end: Bounds,
-    snapshot: PathLike | None,
-    max_bytes: int | str | None,
-    progress: ProgressLike | bool | None,
-    config: Mapping[str, Any],
-) -> State[Any, Any]:
-    """See `LogDir.state`."""
-    from lastword.api.reader import ranges
-    from lastword.state.state import State, StateSource
-
-    if default is not None and not callable(default):
-        raise UsageError(
-            f"default={default!r} is not a function", remedy="default=int gives 0 for a missing key"
-        )
-    limit = None if max_bytes is None else parse_bytes(max_bytes)
-    if limit is not None and limit < 0:
-        raise UsageError(f"max_bytes={max_bytes!r} is not a size", remedy='give 0 or more: max_bytes="1GiB"')
-    key_serializer, value_serializer = serializers
-    if dirs.mode == "a" and not dirs.has_topic(name):
-        config = {"cleanup_policy": "compact", **config}
-        given = {TOPIC_SETTINGS[n].keyword: v for n, v in parse_topic_settings(config).items()}
-        check_keeps_keys(name, dirs.config(name).replace(**given))
-        topic = create_topic(
-            dirs,
-            name,
-            partitions,
-            key_serializer=key_serializer or "str",
-            value_serializer=value_serializer or "json",
-            config=config,
-        )
-    else:
-        if dirs.mode == "a":
-            _refuse_contradictions(dirs, name, partitions, serializers, config)
-            if end == "latest":
-                check_keeps_keys(name, dirs.config(name))
-        else:
-            dirs.partitions(name)
-            if partitions is not None or config:
-                _refuse_contradictions(dirs, name, partitions, (None, None), config)
-        saved = dirs.config(name)
-        topic = open_topic(
-            dirs,
-            name,
-            key_serializer=key_serializer or (None if saved.lastword_key_serializer else "str"),
-            value_serializer=value_serializer or (None if saved.lastword_value_serializer else "json"),
-        )
-    start = None
-    if snapshot is not None:
-        from lastword.api.restore import SnapshotFile
-
-        start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
-    saved_names = topic.schema.saved
-
-    def ttl_ms() -> int:
-        topic.check_serializers(saved_names)
-        return dirs.config(name).lastword_ttl_ms
-
-    log: Any = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
-    log = log if dirs.holds_logs else log.buffered()
-    source = StateSource(
-        log=log,
-        views=lambda: dirs.views(name),
-        topic_id=lambda: _topic_id(dirs, name),
-        ranges=None if end == "latest" else lambda views: ranges(views, "earliest", end),
-        sync=dirs.sync,
-        first_dirty=lambda partition: dirs.first_dirty(name, partition),
-        map_bytes=dirs.settings.instance.map_bytes,
-        log_dir=dirs.directories[0],
-        ttl_ms=ttl_ms,
-        now_ms=dirs.clock.now_ms,
-        on_refused=(lambda call: None) if dirs.holds_logs else log.on_refused,
-    )
-    return State(
-        topic,
-        source,
-        (topic.schema.key, topic.schema.value),
-        default=default,
-        max_bytes=limit,
-        snapshot=start,
-        progress=listener(progress),
-    )
-
-
-def _topic_id(dirs: OpenDirs, name: str) -> str | None:
-    return next(
-        (log_dir.topic_id(name) for log_dir in dirs.dir_set.log_dirs(name).values()),
-        None,
-    )
-
-
-def check_keeps_keys(topic: str, config: TopicConfig) -> None:
-    """Raise UsageError if the topic's policy deletes keys of a state, or is unknown."""
-    policy = config.policy
-    retains = config.retention_ms < 0 and config.retention_bytes < 0
-    if policy is not None and "compact" in policy and ("delete" not in policy or retains):
-        return
-    if not policy:
-        why = "its cleanup.policy is none" if policy is not None else "it has no cleanup.policy"
-        why = f"{why}, so its log grows without end"
-    else:
-        limits = [
-            f"{name} = {TOPIC_SETTINGS[name].show(value)}"
-            for name, value in (
-                ("retention.ms", config.retention_ms),
-                ("retention.bytes", config.retention_bytes),
-            )
-            if value >= 0
-        ]
-        named = ",".join(sorted(policy))
-        ends = f" ({' and '.join(limits)})" if limits else ""
-        why = f"its cleanup.policy is {named}: retention{ends} deletes keys without a tombstone"
-        if "compact" not in policy and not limits:
-            why = f"its cleanup.policy is {named}: superseded values are never removed"
-    raise UsageError(
-        f"topic {topic!r} cannot hold a state: {why}",
-        remedy=f'logs.set_config({topic!r}, cleanup_policy="compact"); '
-        f'to read only, open the directory with mode "r"',
-    )

@@ -48,11 +48,18 @@ def expires_at(timestamp: int, headers: Sequence[Header], topic_ttl_ms: int) -> 
     """Return the expiry of a value in ms since 1970, or NEVER. A header that is not a number is ignored."""
     if topic_ttl_ms < 0 or timestamp < 0:
         return NEVER
-    ttl_ms = topic_ttl_ms or -1
+    own_ms = own_ttl(headers)
+    ttl_ms = (topic_ttl_ms or -1) if own_ms is None else own_ms
+    return timestamp + ttl_ms if ttl_ms >= 0 else NEVER
+
+
+def own_ttl(headers: Sequence[Header]) -> int | None:
+    """Return the time to live in the headers of a value; None if there is none."""
+    own_ms = None
     for name, value in headers:
         if name == HEADER and value is not None and value.removeprefix(b"-").isdigit() and len(value) < 19:
-            ttl_ms = int(value)
-    return timestamp + ttl_ms if ttl_ms >= 0 else NEVER
+            own_ms = int(value)
+    return own_ms
 
 
 @dataclass(slots=True)

@@ -1,0 +1,313 @@
+"""`LogDir.state`: open the state of a topic. The states of one topic share their values.
+
+`OpenDirs.states` has the values of each topic with an open state in mode "a", as long as one of its states is
+open. A state as of an earlier end, one from a snapshot, and those of mode "r" have values of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lastword.api.open_dirs import OpenDirs, PathLike, caller
+from lastword.api.record import Record
+from lastword.api.serializers import SerializerLike
+from lastword.api.topic import Topic, create_topic, open_topic, refuse_contradictions
+from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
+from lastword.errors import TopicExistsError, UsageError
+from lastword.parse import Duration, check_path, parse_bytes
+from lastword.partition.log import Changed, PartitionLog
+from lastword.state.contents import Contents, StateSource
+from lastword.state.state import State
+from lastword.values import ProgressLike, listener
+
+if TYPE_CHECKING:
+    from lastword.api.bucket_dirs import BufferedTopic
+    from lastword.api.reader import Bounds
+    from lastword.api.record import Appended
+    from lastword.api.serializers import Serializer
+    from lastword.records.record import Header
+
+
+class SharedContents(Contents):
+    """Values that several states share, with the arguments of the first of them."""
+
+    given: dict[str, Any]
+    opened_at: str
+
+    def check_same(self, given: Mapping[str, Any]) -> None:
+        """Raise UsageError if another state was opened with other arguments. None: not given."""
+        for name, value in given.items():
+            first = self.given[name]
+            if value is not None and not _is_same(first, value):
+                raise UsageError(
+                    f"a state of {self.topic} is open with {name}={_shown(first)}, since {self.opened_at}: "
+                    f"all states of a topic share their values",
+                    remedy=f"leave {name} out, or close the first state before",
+                )
+
+
+def _is_same(first: Any, value: Any) -> bool:
+    if callable(first) and callable(value):  # a lambda is another object each time
+        code = getattr(value, "__code__", None)
+        closed = getattr(first, "__closure__", None) or getattr(value, "__closure__", None)
+        if code is not None and code is getattr(first, "__code__", None) and not closed:
+            return True
+    return bool(first == value)
+
+
+def _shown(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
+
+
+def open_state(
+    dirs: OpenDirs,
+    name: str,
+    serializers: tuple[SerializerLike | None, SerializerLike | None],
+    *,
+    partitions: int | None,
+    default: Callable[[], Any] | None,
+    end: Bounds,
+    snapshot: PathLike | None,
+    max_bytes: int | str | None,
+    ttl: Duration | None,
+    progress: ProgressLike | bool | None,
+    config: Mapping[str, Any],
+) -> State[Any, Any]:
+    """See `LogDir.state`."""
+    if default is not None and not callable(default):
+        raise UsageError(
+            f"default={default!r} is not a function", remedy="default=int gives 0 for a missing key"
+        )
+    limit = None if max_bytes is None else parse_bytes(max_bytes)
+    if limit is not None and limit < 0:
+        raise UsageError(f"max_bytes={max_bytes!r} is not a size", remedy='give 0 or more: max_bytes="1GiB"')
+    dirs.require_open()
+    shares = dirs.mode == "a" and end == "latest" and snapshot is None
+    with dirs.states_lock:
+        lock = dirs.state_locks.setdefault(name, threading.RLock())
+    with lock:  # a topic is created once, and read once
+        topic = _topic(dirs, name, serializers, partitions, end, ttl, config)
+        coders: tuple[Serializer, Serializer] = topic.schema.key, topic.schema.value
+        given = {
+            "key_serializer": coders[0] if serializers[0] is not None else None,
+            "value_serializer": coders[1] if serializers[1] is not None else None,
+            "default": default,
+            "max_bytes": limit,
+        }
+        contents = dirs.states.get(name) if shares else None
+        if contents is not None:
+            contents.check_same(given)
+            coders = contents.given["key_serializer"], contents.given["value_serializer"]
+            default = contents.given["default"]
+        else:
+            start = None
+            if snapshot is not None:
+                from lastword.api.restore import SnapshotFile
+
+                start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
+            contents = SharedContents(
+                _source(dirs, topic, end), max_bytes=limit, snapshot=start, progress=listener(progress)
+            )
+            contents.given = given | {"key_serializer": coders[0], "value_serializer": coders[1]}
+            contents.opened_at = caller()
+            if shares:
+                dirs.states[name] = contents
+    return State(topic, contents, coders, default=default, ttl=ttl)
+
+
+def _topic(
+    dirs: OpenDirs,
+    name: str,
+    serializers: tuple[SerializerLike | None, SerializerLike | None],
+    partitions: int | None,
+    end: Bounds,
+    ttl: Duration | None,
+    config: Mapping[str, Any],
+) -> Topic[Any, Any]:
+    """Return the topic of a state; a missing topic is created."""
+    key_serializer, value_serializer = serializers
+    if dirs.mode == "a" and not dirs.has_topic(name):
+        new = {"cleanup_policy": "compact", **({} if ttl is None else {"lastword_ttl_ms": 0}), **config}
+        settings = {TOPIC_SETTINGS[n].keyword: v for n, v in parse_topic_settings(new).items()}
+        check_keeps_keys(name, dirs.config(name).replace(**settings))
+        try:
+            return create_topic(
+                dirs,
+                name,
+                partitions,
+                key_serializer=key_serializer or "str",
+                value_serializer=value_serializer or "json",
+                config=new,
+            )
+        except TopicExistsError:
+            pass  # another thread or process created it
+    if dirs.mode == "a":
+        refuse_contradictions(dirs, name, partitions, serializers, config)
+        if end == "latest":
+            check_keeps_keys(name, dirs.config(name))
+    else:
+        dirs.partitions(name)
+        if partitions is not None or config:
+            refuse_contradictions(dirs, name, partitions, (None, None), config)
+    saved = dirs.config(name)
+    return open_topic(
+        dirs,
+        name,
+        key_serializer=key_serializer or (None if saved.lastword_key_serializer else "str"),
+        value_serializer=value_serializer or (None if saved.lastword_value_serializer else "json"),
+    )
+
+
+def _source(dirs: OpenDirs, topic: Topic[Any, Any], end: Bounds) -> StateSource:
+    from lastword.api.reader import ranges
+
+    name, saved = topic.name, topic.schema.saved
+
+    def ttl_ms() -> int:
+        topic.check_serializers(saved)
+        return dirs.config(name).lastword_ttl_ms
+
+    log: Any = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
+    log = _DirectoryLog(dirs, log) if dirs.holds_logs else _BucketLog(log.buffered())
+    return StateSource(
+        log=log,
+        dirs=dirs,
+        views=lambda: dirs.views(name),
+        topic_id=lambda: next(
+            (log_dir.topic_id(name) for log_dir in dirs.dir_set.log_dirs(name).values()), None
+        ),
+        ranges=None if end == "latest" else lambda views: ranges(views, "earliest", end),
+        first_dirty=lambda partition: dirs.first_dirty(name, partition),
+        map_bytes=dirs.settings.instance.map_bytes,
+        log_dir=dirs.directories[0],
+        ttl_ms=ttl_ms,
+        now_ms=dirs.clock.now_ms,
+        on_refused=(lambda call: None) if dirs.holds_logs else log.topic.on_refused,
+        is_bucket=not dirs.holds_logs,
+    )
+
+
+class _DirectoryLog:
+    """The topic below a state, in a directory."""
+
+    def __init__(self, dirs: OpenDirs, topic: Topic[bytes, bytes]) -> None:
+        self._dirs = dirs
+        self._topic = topic
+        self.name = topic.name
+
+    def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
+        return self._topic.append(key, value, headers=headers, ack="os")
+
+    def append_if(
+        self,
+        key: bytes,
+        value: bytes | None,
+        headers: tuple[Header, ...],
+        check: Callable[[PartitionLog], bool],
+    ) -> Appended | None:
+        self._dirs.require_writable()
+        log = self._log_of(key)
+        with log.lock:
+            return self.append(key, value, headers) if check(log) else None
+
+    def extend(self, records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]) -> object:
+        return self._topic.extend(_with_headers(self._topic, records, headers), ack="os")
+
+    def acknowledge(self, key: bytes | None) -> None:
+        if self._topic.config.lastword_ack == "disk":
+            for log in self._logs().values() if key is None else (self._log_of(key),):
+                log.sync()
+
+    def sync(self) -> None:
+        self._dirs.sync()
+
+    def watched(self, changed: Changed) -> Mapping[int, PartitionLog] | None:
+        if self._dirs.mode == "r":
+            return None
+        logs = self._logs()
+        for log in logs.values():
+            log.watch(changed)
+        return logs
+
+    def _log_of(self, key: bytes) -> PartitionLog:
+        return self._dirs.log(self.name, self._topic.partition_of(key))
+
+    def _logs(self) -> dict[int, PartitionLog]:
+        return {n: self._dirs.log(self.name, n) for n in self._dirs.dir_set.log_dirs(self.name)}
+
+
+class _BucketLog:
+    """The topic below a state, in a bucket."""
+
+    def __init__(self, topic: BufferedTopic) -> None:
+        self.topic = topic
+        self.name = topic.name
+
+    def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
+        return self.topic.append(key, value, **({"headers": headers} if headers else {}))
+
+    def append_if(
+        self,
+        key: bytes,
+        value: bytes | None,
+        headers: tuple[Header, ...],
+        check: Callable[[PartitionLog], bool],
+    ) -> Appended | None:
+        return self.topic.append_if(key, value, headers, check)
+
+    def extend(self, records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]) -> object:
+        return self.topic.extend(_with_headers(self.topic, records, headers))
+
+    def acknowledge(self, key: bytes | None) -> None:
+        """Do nothing: a change is acknowledged by its commit."""
+
+    def sync(self) -> None:
+        self.topic.dirs.sync()
+
+    def watched(self, changed: Changed) -> None:
+        if self.topic.dirs.mode == "a":
+            self.topic.watch(changed)
+
+
+def _with_headers(
+    topic: Topic[bytes, bytes], records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]
+) -> list[Any]:
+    if not headers:
+        return list(records)
+    now_ms = topic.dirs.clock.now_ms()
+    return [
+        Record(topic.name, 0, 0, now_ms, "create", key, value, headers, is_tombstone=value is None)
+        for key, value in records
+    ]
+
+
+def check_keeps_keys(topic: str, config: TopicConfig) -> None:
+    """Raise UsageError if the topic's policy deletes keys of a state, or is unknown."""
+    policy = config.policy
+    retains = config.retention_ms < 0 and config.retention_bytes < 0
+    if policy is not None and "compact" in policy and ("delete" not in policy or retains):
+        return
+    if not policy:
+        why = "its cleanup.policy is none" if policy is not None else "it has no cleanup.policy"
+        why = f"{why}, so its log grows without end"
+    else:
+        limits = [
+            f"{name} = {TOPIC_SETTINGS[name].show(value)}"
+            for name, value in (
+                ("retention.ms", config.retention_ms),
+                ("retention.bytes", config.retention_bytes),
+            )
+            if value >= 0
+        ]
+        named = ",".join(sorted(policy))
+        ends = f" ({' and '.join(limits)})" if limits else ""
+        why = f"its cleanup.policy is {named}: retention{ends} deletes keys without a tombstone"
+        if "compact" not in policy and not limits:
+            why = f"its cleanup.policy is {named}: superseded values are never removed"
+    raise UsageError(
+        f"topic {topic!r} cannot hold a state: {why}",
+        remedy=f'logs.set_config({topic!r}, cleanup_policy="compact"); '
+        f'to read only, open the directory with mode "r"',
+    )

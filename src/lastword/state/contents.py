@@ -1,0 +1,785 @@
+"""`Contents`: the newest value of every key of a topic, as bytes; what the states of one topic share.
+
+The log is the source of truth. `Contents` restores the values from it, and takes in every record that is
+appended later: its own directly, those of others in its process before the next call (`Changed` names the
+partitions), those of other processes by `refresh`, and in a bucket also when a change finds them.
+
+A range is read up to the log end, without the records of undecided transactions. When a transaction is
+committed, the range is read again from the first offset of the transaction: all committed records from there
+on, in order, give the newest value of each of their keys, whether or not they were applied before.
+
+Two locks. `turn` is held by a caller that must not be interrupted by another caller, for as long as the
+caller's function takes. `_reading` is held while records are read or appended. Order: `turn`, `_reading`, the
+lock of a partition's log. In a bucket both are one lock, which the thread of the commits never takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from lastword.errors import (
+    FileVanishedError,
+    ReadOnlyError,
+    ReadOvertakenError,
+    StateTooLargeError,
+    UsageError,
+)
+from lastword.metrics import STATE_RESTORE_SECONDS
+from lastword.partition import removal_log
+from lastword.partition.log import Changed, PartitionLog
+from lastword.partition.moment import Range
+from lastword.partition.removal_log import RemovalLog
+from lastword.partition.view import PartitionView
+from lastword.records.record import Header
+from lastword.state.newest import Pairs, ValueBuffer, newest, newest_pairs
+from lastword.state.ttl import expires_at, own_ttl
+from lastword.units import NEVER, format_bytes
+from lastword.values import Progress, ProgressLike, Value, plural
+
+if TYPE_CHECKING:
+    from lastword.logdir import LogDirectory
+
+_ATTEMPTS = 10  # an attempt fails only if a cleaning runs and there are more segments than descriptors
+
+
+class AppendResult(Protocol):
+    """Partition and offset of an appended record."""
+
+    @property
+    def partition(self) -> int:
+        """The partition."""
+        ...
+
+    @property
+    def offset(self) -> int:
+        """The offset."""
+        ...
+
+
+class OpenDirectories(Protocol):
+    """The open directories of a `LogDir`."""
+
+    closed: bool
+
+    def require_open(self) -> None:
+        """Raise UsageError if they are closed."""
+        ...
+
+
+class ByteTopic(Protocol):
+    """The topic below a state, with keys and values as bytes. Its appends are acknowledged at "os"."""
+
+    @property
+    def name(self) -> str:
+        """The name of the topic."""
+        ...
+
+    def append(self, key: bytes, value: bytes | None, /, headers: tuple[Header, ...]) -> AppendResult:
+        """Append one record."""
+        ...
+
+    def append_if(
+        self,
+        key: bytes,
+        value: bytes | None,
+        /,
+        headers: tuple[Header, ...],
+        check: Callable[[PartitionLog], bool],
+    ) -> AppendResult | None:
+        """Append one record if `check` of its log is true, with nothing appended in between.
+
+        In a bucket `check` may be called several times; the last call counts.
+        """
+        ...
+
+    def extend(self, records: list[tuple[bytes, bytes | None]], /, headers: tuple[Header, ...]) -> object:
+        """Append many records."""
+        ...
+
+    def acknowledge(self, key: bytes | None, /) -> None:
+        """Sync the partition of a key (None: all), if the topic's `lastword.ack` is "disk"."""
+        ...
+
+    def sync(self) -> None:
+        """Sync the log."""
+        ...
+
+    def watched(self, changed: Changed) -> Mapping[int, PartitionLog] | None:
+        """Return the logs, which note their changes in `changed` from now on.
+
+        None: in a bucket `changed` gets a number when this process has committed appends of others. In mode
+        "r" nothing is noted.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _LoadStats:
+    """Keys, bytes and seconds of one partition's part of a snapshot."""
+
+    keys: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Value):
+    """The restore of one partition: keys and bytes (of keys and values) in memory, and its duration."""
+
+    topic: str
+    partition: int
+    end_offset: int
+    keys: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}: {plural(self.keys, 'key')}, {format_bytes(self.bytes)}, "
+            f"up to offset {self.end_offset} in {self.seconds:.2f} s"
+        )
+
+
+class Snapshot(Protocol):
+    """Newest values from an earlier restore.
+
+    `ends` are the end offsets of each partition. `check` raises if a range does not continue the snapshot;
+    the files of the ranges are open by then. `pairs` yields (partition, keys and values) of the records from
+    the given offset of each partition.
+    """
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        """The end offset of each partition."""
+        ...
+
+    def check(self, ranges: Mapping[int, Range]) -> None:
+        """Raise an error if a range does not continue the snapshot."""
+        ...
+
+    def pairs(self, starts: Mapping[int, int]) -> Iterator[tuple[int, Pairs]]:
+        """Yield (partition, keys and values) of the records from `starts` on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateSource:
+    """Access of a state to the topic below it.
+
+    Attributes:
+        log: The topic with keys and values as bytes.
+        dirs: The open directories.
+        views: Lists the partitions.
+        topic_id: Returns the id of the topic, or None; it lists nothing again.
+        ranges: Computes the ranges to read for a state as of an earlier end; None: up to the log end.
+        first_dirty: Returns the first offset of a partition that is not clean, or None.
+        map_bytes: Memory of the key map of a restore.
+        log_dir: A log directory; its `settings` are another object after a change of settings.
+        ttl_ms: Returns the topic's `lastword.ttl.ms`.
+        now_ms: Returns the current time.
+        on_refused: Registers a function that takes the error of a change which the log refuses after the call
+            that made it has returned: in a bucket.
+    """
+
+    log: ByteTopic
+    dirs: OpenDirectories
+    views: Callable[[], Mapping[int, PartitionView]]
+    topic_id: Callable[[], str | None]
+    ranges: Callable[[Mapping[int, PartitionView]], list[Range]] | None
+    first_dirty: Callable[[int], int | None]
+    map_bytes: int
+    log_dir: LogDirectory
+    ttl_ms: Callable[[], int]
+    now_ms: Callable[[], int]
+    on_refused: Callable[[Callable[[BaseException], None]], None]
+    is_bucket: bool
+
+
+@dataclass(slots=True)
+class _Reached:
+    """How far a partition is in the mapping.
+
+    Attributes:
+        end: All committed records below it are in the mapping.
+        log_start: The log start then.
+        undecided: Producer id -> first offset of a transaction that was undecided then.
+        removals: The removal log then.
+    """
+
+    end: int
+    log_start: int
+    undecided: dict[int, int]
+    removals: RemovalLog
+
+    @property
+    def position(self) -> int:
+        """The offset up to which every record is decided and in the mapping."""
+        return min((self.end, *self.undecided.values()))
+
+
+@dataclass(slots=True)
+class _Tail:
+    """Records of a partition that are not in the mapping yet.
+
+    Attributes:
+        partition: The partition.
+        reached: How far the partition is in the mapping with them.
+        values: The newest value of each key; None: it was deleted.
+        expiry: Time at which a value expires, and its own time to live, for the keys of `values`.
+    """
+
+    partition: int
+    reached: _Reached
+    values: dict[bytes, bytes | None] = field(default_factory=dict)
+    expiry: dict[bytes, tuple[int, int | None]] = field(default_factory=dict)
+
+
+class Contents:
+    """The newest value of every key of a topic, as bytes.
+
+    Attributes:
+        topic: The name of the topic.
+        data: Key to value. It may be replaced at any call.
+        restored: A `Restored` for each partition.
+        turn: Held by a caller that must not be interrupted by another one.
+        own_ttl_ms: The time to live of the values that have their own.
+        ttl_ms: The topic's `lastword.ttl.ms`; -1: nothing expires.
+    """
+
+    def __init__(
+        self,
+        source: StateSource,
+        *,
+        max_bytes: int | None = None,
+        snapshot: Snapshot | None = None,
+        progress: ProgressLike | None = None,
+    ) -> None:
+        self._source = source
+        self._log = source.log
+        self.topic = source.log.name
+        self._dirs, self._log_dir = source.dirs, source.log_dir
+        self.data: dict[bytes, bytes] = {}
+        self.restored: tuple[Restored, ...] = ()
+        self._reached: dict[int, _Reached] = {}
+        self._bytes = 0
+        self._max_bytes = max_bytes
+        self._topic_id: str | None = None  # as of the restore
+        self.turn = threading.RLock()
+        self._reading = self.turn if source.is_bucket else threading.RLock()
+        self._refused: BaseException | None = None  # the error of a change that is in the mapping only
+        source.on_refused(self._note_refused)
+        self._is_unsynced = False  # in a bucket: a change may not be committed yet
+        self._settings = self._log_dir.settings  # before the time to live: older ones only compare again
+        self.ttl_ms = -1 if source.ranges is not None else source.ttl_ms()
+        self._expiry: dict[bytes, int] = {}  # for keys whose value expires
+        self._expiring: list[
+            tuple[int, bytes]
+        ] = []  # a heap; an entry is valid if `_expiry` has the same time
+        self.own_ttl_ms: dict[bytes, int] = {}
+        self._changed = Changed()
+        self._logs: Mapping[int, PartitionLog] = {}
+        self._watch()
+        self._restore(progress, snapshot)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def position(self) -> dict[int, int]:
+        """The offset of each partition up to which its records are in the mapping."""
+        return {number: reached.position for number, reached in sorted(self._reached.items())}
+
+    def snapshot(self) -> dict[bytes, bytes]:
+        """Return a copy of all values, as of one moment."""
+        with self._reading:
+            self.check()
+            return dict(self.data)
+
+    def check(self) -> None:
+        """Take in what this process has appended otherwise; UsageError if the log is closed."""
+        if self._dirs.closed:
+            self._dirs.require_open()
+        if self._log_dir.settings is not self._settings:
+            self._take_settings()
+        if self._changed:
+            self._take_changed()
+        if self._expiring and self._expiring[0][0] <= self._source.now_ms():
+            self._drop_expired()
+
+    # -------------------------------------------------------------- restoring
+
+    def _restore(self, progress: ProgressLike | None, snapshot: Snapshot | None = None) -> None:
+        """Read all partitions; start again if a cleaning replaced files that could not be held open."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._restore_once(progress, snapshot)
+                return
+            except (FileVanishedError, ReadOvertakenError):
+                if attempt == _ATTEMPTS:
+                    raise
+                self.data, self._bytes = {}, 0
+                self._expiry, self._expiring, self.own_ttl_ms = {}, [], {}
+
+    def _restore_once(self, progress: ProgressLike | None, snapshot: Snapshot | None) -> None:
+        self._topic_id = self._source.topic_id()  # before the views: an older id only restores once more
+        ranges = {range_.partition: range_ for range_ in self._ranges_of(self._source.views())}
+        removals = {number: self._removals_of(range_.view) for number, range_ in ranges.items()}
+        for number, range_ in ranges.items():
+            if removals[number].cut_count:  # list the files after the note was read: a cut may be in between
+                range_.renew()
+        total = sum(segment.size for range_ in ranges.values() for segment in range_.view.segments)
+        began = time.monotonic()
+        done = 0
+        restored = []
+        loaded = {} if snapshot is None else self._load(snapshot, ranges)
+        for number, range_ in sorted(ranges.items()):
+            size = sum(segment.size for segment in range_.view.segments)
+
+            def report(part: int, parts: int, before: int = done, size: int = size) -> None:
+                if progress is not None:
+                    at = before + (size * part // parts if parts else size)
+                    progress(Progress.at("restore", at, total, time.monotonic() - began))
+
+            started = time.monotonic()
+            keys, held = len(self.data), self._bytes
+            if number in loaded:
+                self._apply_newer(range_, progress=report)
+                keys, held = keys - loaded[number].keys, held - loaded[number].bytes
+            else:
+                self._fill(range_, report)
+            view, end = range_.view, range_.end
+            self._note_expiry(view, view.log_start, end)
+            reached = self._reached[number] = _Reached(end, view.log_start, {}, removals[number])
+            if self._source.ranges is None and end < view.log_end:  # a transaction is open
+                self._take(self._read_tail(view, reached, end))
+            report(1, 1)
+            done += size
+            restored.append(
+                Restored(
+                    self.topic,
+                    number,
+                    range_.end,
+                    len(self.data) - keys,
+                    self._bytes - held,
+                    time.monotonic() - started + (loaded[number].seconds if number in loaded else 0.0),
+                )
+            )
+        self.restored = tuple(restored)
+        STATE_RESTORE_SECONDS.set(time.monotonic() - began, self.topic)
+
+    def _ranges_of(self, views: Mapping[int, PartitionView]) -> list[Range]:
+        if self._source.ranges is not None:
+            return self._source.ranges(views)
+        return [Range.of(view, lambda view: (view.log_start, view.stable_offset)) for view in views.values()]
+
+    def _removals_of(self, view: PartitionView) -> RemovalLog:
+        return removal_log.load(view.files, view.directory)
+
+    def _load(self, snapshot: Snapshot, ranges: dict[int, Range]) -> dict[int, _LoadStats]:
+        """Put the values of a snapshot into the mapping, and return the statistics of each partition.
+
+        Changes the ranges of its partitions to the records that are not in the snapshot, as of the moment for
+        which the snapshot was checked.
+        """
+        for number in snapshot.ends.keys() & ranges.keys():
+            ranges[number] = ranges[number].settled()
+        snapshot.check(ranges)
+        starts = {number: ranges[number].start for number in snapshot.ends}
+        for number, end in snapshot.ends.items():
+            ranges[number].start = max(end, starts[number])
+        loaded = {number: _LoadStats() for number in snapshot.ends}
+        buffers = {number: ValueBuffer() for number in snapshot.ends}
+        began = time.monotonic()
+        for number, pairs in snapshot.pairs(starts):
+            buffers[number].put(pairs)
+            self._check_buffers(*buffers.values())
+            now = time.monotonic()
+            loaded[number].seconds += now - began
+            began = now
+        for number, buffer in buffers.items():
+            keys, held = len(self.data), self._bytes
+            self._merge(buffer)
+            loaded[number].keys, loaded[number].bytes = len(self.data) - keys, self._bytes - held
+        return loaded
+
+    def _check_buffers(self, *buffers: ValueBuffer) -> None:
+        """Check the size limit, buffers included. They are counted exactly only near the limit."""
+        limit = self._max_bytes
+        if limit is not None and self._bytes + sum(buffer.size_bytes for buffer in buffers) > limit:
+            self._check_size(self._bytes + sum(buffer.recount() for buffer in buffers))
+
+    def _check_size(self, size_bytes: int) -> None:
+        limit = self._max_bytes
+        if limit is not None and size_bytes > limit:
+            raise StateTooLargeError(
+                f"{self.topic}: the live data is larger than max_bytes = {limit}",
+                remedy="more max_bytes, or read what you need: topic.read(view='newest', keys=[...])",
+            )
+
+    def _fill(self, range_: Range, progress: Callable[[int, int], None] | None) -> None:
+        """Put the newest values of a whole partition into the mapping, which has no value of it yet."""
+        buffer = ValueBuffer()
+        newest_values = newest_pairs(
+            range_,
+            tombstones=False,
+            map_bytes=self._source.map_bytes,
+            first_dirty=self._source.first_dirty(range_.partition),
+            progress=progress,
+        )
+        with closing(newest_values) as parts:
+            for pairs in parts:
+                buffer.put(pairs)
+                self._check_buffers(buffer)
+        self._merge(buffer)
+
+    def _merge(self, buffer: ValueBuffer) -> None:
+        self._bytes += buffer.recount()
+        if not self.data:
+            self.data = buffer.data
+            return
+        known = len(self.data)
+        self.data.update(buffer.data)
+        if len(self.data) - known < len(buffer.data):  # a key that was written to two partitions
+            self._bytes = sum(map(len, self.data)) + sum(map(len, self.data.values()))
+
+    def _apply_newer(self, range_: Range, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Apply the newest records of a range that follows the mapping; return the number of records."""
+        taken = 0
+        newest_values = newest_pairs(
+            range_, tombstones=True, map_bytes=self._source.map_bytes, progress=progress
+        )
+        with closing(newest_values) as parts:
+            for pairs in parts:
+                taken += len(pairs.keys)
+                self._put_all(dict(zip(pairs.keys, pairs.values, strict=True)))
+                self._check_size(self._bytes)
+        return taken
+
+    def _put_all(self, values: Mapping[bytes, bytes | None]) -> None:
+        for key, value in values.items():
+            self._put(self.data, key, value)
+
+    def _put(self, data: dict[bytes, bytes], key: bytes, value: bytes | None) -> None:
+        old = data.get(key)
+        if old is not None:
+            self._bytes -= len(key) + len(old)
+        if value is None:
+            data.pop(key, None)
+        else:
+            data[key] = value
+            self._bytes += len(key) + len(value)
+
+    def refresh(self) -> int:
+        """Apply records that other writers have appended; return the number of keys that they changed."""
+        self.check()
+        if self._source.ranges is not None:
+            raise UsageError("this state was opened as of an earlier end", remedy='open it with end="latest"')
+        with self._reading:
+            self._take_back_refused()
+            return self._refresh()
+
+    def _refresh(self) -> int:
+        try:
+            changed = self._refresh_once()
+        except (FileVanishedError, ReadOvertakenError):
+            changed = None  # a part of the new records may be in the mapping
+        if changed is None:
+            self._restore_again(self.ttl_ms)
+            return len(self.data)
+        return changed
+
+    def _restore_again(self, ttl_ms: int) -> None:
+        new: Contents = object.__new__(type(self))  # `self` shows the old values meanwhile
+        new.__dict__.update(self.__dict__, data={}, _bytes=0, _reached={})
+        new._expiry, new._expiring, new.own_ttl_ms, new.ttl_ms = {}, [], {}, ttl_ms
+        new._restore(None)
+        self.data, self._bytes, self.restored = new.data, new._bytes, new.restored
+        self._reached, self._topic_id = new._reached, new._topic_id
+        self._expiry, self._expiring, self.own_ttl_ms = new._expiry, new._expiring, new.own_ttl_ms
+        self.ttl_ms = ttl_ms
+
+    def _refresh_once(self) -> int | None:
+        """Apply new records; None if the log no longer continues the mapping."""
+        changed = 0
+        for _, view in sorted(self._source.views().items()):
+            tail = self._tail(view)
+            if tail is None:
+                return None
+            self._take(tail)
+            changed += len(tail.values)
+        # After the last view was made: all of them are of the topic that was restored.
+        return changed if self._source.topic_id() in (None, self._topic_id) else None
+
+    def _watch(self) -> None:
+        """Look at the logs of now. A log that was not watched before counts as changed."""
+        if self._source.ranges is not None:
+            return
+        known, self._logs = self._logs, self._log.watched(self._changed) or {}
+        self._changed.update(number for number, log in self._logs.items() if known.get(number) is not log)
+
+    def _take_changed(self) -> None:
+        """Take in the records of the partitions that have changed."""
+        with self._reading:
+            while self._changed:
+                number = self._changed.pop()
+                try:
+                    log = self._logs.get(number)
+                    tail = None if log is None else self._tail(log)
+                    if tail is not None:
+                        self._take(tail)
+                        continue
+                    if log is None and number >= 0:  # in a bucket: some partition
+                        self._changed.clear()
+                    self._watch()
+                    self._changed.discard(number)
+                    self._refresh()
+                except BaseException:
+                    self._changed.add(number)
+                    raise
+
+    def _tail(self, log: PartitionLog | PartitionView) -> _Tail | None:
+        """Read the records that are not in the mapping; None if the log does not continue the mapping."""
+        reached = self._reached.get(log.partition)
+        if isinstance(log, PartitionLog):
+            end = log.log_end
+            if (
+                reached is not None
+                and reached.position == end == reached.end == log.stable_offset
+                and log.log_start == reached.log_start
+            ):
+                return _Tail(log.partition, reached)
+            log = log.view()
+        known = removal_log.load(log.files, log.directory)
+        if reached is None:
+            reached = _Reached(log.log_start, log.log_start, {}, known)
+        for _ in range(_ATTEMPTS):
+            opened = log.open_transactions
+            decided = [first for id_, first in reached.undecided.items() if opened.get(id_) != first]
+            start, end = min((reached.end, *decided)), log.log_end
+            highest = min(end, known.cut_since(reached.removals.cut_count))
+            if log.log_start > reached.log_start or not known.up_to <= start <= reached.end <= end <= highest:
+                return None
+            try:
+                return self._read_tail(
+                    log.held(start), _Reached(reached.end, reached.log_start, {}, known), start
+                )
+            except FileVanishedError:
+                log.refresh()
+        raise ReadOvertakenError.of(self.topic, log.directory)
+
+    def _read_tail(self, view: PartitionView, reached: _Reached, start: int) -> _Tail:
+        """Read the committed records of a view from `start` on."""
+        tail = _Tail(
+            view.partition,
+            _Reached(view.log_end, reached.log_start, view.open_transactions, reached.removals),
+        )
+        range_ = Range(view, start, view.log_end)
+        if self.ttl_ms < 0 and view.log_end <= view.stable_offset:
+            with closing(newest_pairs(range_, tombstones=True, map_bytes=self._source.map_bytes)) as parts:
+                for pairs in parts:
+                    tail.values.update(zip(pairs.keys, pairs.values, strict=True))
+            return tail
+        plain = True if view.log_end > view.stable_offset else None  # a resolution takes no undecided batch
+        for record in newest(range_, tombstones=True, map_bytes=self._source.map_bytes, plain=plain):
+            assert record.key is not None
+            tail.values[record.key] = record.value
+            if self.ttl_ms >= 0:
+                at = expires_at(record.timestamp, record.headers, self.ttl_ms)
+                tail.expiry[record.key] = at, own_ttl(record.headers)
+        return tail
+
+    def _take(self, tail: _Tail) -> None:
+        """Put the records of a partition into the mapping."""
+        self._put_all(tail.values)
+        for key, (at, own_ms) in tail.expiry.items():
+            self._expires(key, *((NEVER, None) if tail.values[key] is None else (at, own_ms)))
+        self._check_size(self._bytes)
+        self._reached[tail.partition] = tail.reached
+
+    # -------------------------------------------------------------- writing
+
+    def write(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
+        """Set a value, or delete a key (None)."""
+        self.check_writable()
+        with self.turn, self._reading:
+            if self._refused is not None:
+                self._take_back_refused()
+            self._is_unsynced = True
+            appended = self._log.append(key, value, headers)
+            self._note_own(appended, key, value, headers)
+        self._log.acknowledge(key)
+
+    def write_all(self, written: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...] = ()) -> None:
+        """Set many values and delete many keys."""
+        self.check_writable()
+        if not written:
+            return
+        with self.turn, self._reading:
+            self._take_back_refused()
+            if self._changed:
+                self._take_changed()
+            self._is_unsynced = True
+            before = {number: log.log_end for number, log in self._logs.items()}
+            self._log.extend(written, headers)
+            after = {number: log.log_end for number, log in self._logs.items()}
+            alone = not self._logs or sum(after.values()) - sum(before.values()) == len(written)
+            if alone and all(self._reached[number].end == end for number, end in before.items()):
+                for key, value in written:
+                    self._put(self.data, key, value)
+                    self._note_written(key, value, headers)
+                for number, end in after.items():
+                    self._reached[number].end = end
+        self._log.acknowledge(None)
+
+    def replace(
+        self, key: bytes, old: bytes | None, new: bytes | None, headers: tuple[Header, ...] = ()
+    ) -> bool:
+        """Replace a value if the log still has `old`, and return whether it had.
+
+        The caller holds `turn`, and calls `acknowledge` later. If the log has another value, it is in the
+        mapping when the call returns.
+        """
+        self.check_writable()
+        tail: _Tail | None = None
+
+        def check(log: PartitionLog) -> bool:
+            nonlocal tail
+            tail = self._tail(log)
+            return tail is not None and tail.values.get(key, self.data.get(key)) == old
+
+        with self._reading:
+            if self._source.is_bucket and self._is_unsynced:
+                self.sync()  # the changes before this one, in their order
+                if self.data.get(key) != old:
+                    return False
+            appended = self._log.append_if(key, new, headers, check)
+            if tail is None:
+                self._restore_again(self.ttl_ms)
+                return False
+            self._take(tail)
+            if appended is not None:
+                self._note_own(appended, key, new, headers)
+        return appended is not None
+
+    def acknowledge(self, key: bytes) -> None:
+        """Sync the partition of a key, if the topic's `lastword.ack` is "disk"."""
+        self._log.acknowledge(key)
+
+    def _note_own(
+        self, appended: AppendResult, key: bytes, value: bytes | None, headers: tuple[Header, ...]
+    ) -> None:
+        """Put an own record into the mapping if it follows directly; else it is read with those before."""
+        number, end = appended.partition, appended.offset + 1
+        reached = self._reached.get(number)
+        if number >= 0 and (reached is None or reached.end + 1 != end):
+            self._changed.add(number)
+            return
+        self._put(self.data, key, value)
+        self._note_written(key, value, headers)
+        if reached is not None:
+            reached.end = end
+            log = self._logs.get(number)
+            if log is not None:
+                self._changed.discard(number)
+                if log.log_end != end:  # read after the mark was removed: a later append marks again
+                    self._changed.add(number)
+
+    def _note_written(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> None:
+        if self.ttl_ms >= 0:
+            at = NEVER if value is None else expires_at(self._source.now_ms(), headers, self.ttl_ms)
+            self._expires(key, at, None if value is None else own_ttl(headers))
+
+    def sync(self) -> None:
+        """Sync: changes acknowledged with "os" survive a power cut when the call returns.
+
+        In a bucket, a commit may refuse a change that the mapping shows already: another process has lowered
+        `max.message.bytes`, for example. Then this, or the next change, restores the mapping from the log and
+        raises the error.
+        """
+        self.check()
+        try:
+            self._log.sync()
+            self._is_unsynced = False
+        finally:
+            self._take_back_refused()
+
+    def _note_refused(self, error: BaseException) -> None:
+        """Note that the log will never have a change that the mapping shows. For another thread."""
+        self._refused = self._refused or error
+
+    def _take_back_refused(self) -> None:
+        """Restore the mapping from the log if a change was refused, and raise the error of the change."""
+        if self._refused is None:
+            return
+        with self._reading:
+            with suppress(Exception):
+                self._log.sync()  # raises errors of refused changes once
+            self._log.sync()  # all other changes are in the log now
+            refused = self._refused
+            if refused is not None:
+                self._restore_again(self.ttl_ms)
+                self._refused = None
+                raise refused
+
+    def check_writable(self) -> None:
+        """Raise ReadOnlyError if the values are those of an earlier end; else as `check`."""
+        self.check()
+        if self._source.ranges is not None:
+            raise ReadOnlyError(
+                f"the state of {self.topic} was opened as of an earlier end",
+                remedy='open it with end="latest" to change it',
+            )
+
+    # -------------------------------------------------------------- time to live
+
+    def _take_settings(self) -> None:
+        """Take the time to live of now. If it has changed, restore again: hidden values may be back."""
+        with self._reading:
+            settings, ttl_ms = self._log_dir.settings, self._source.ttl_ms()
+            if self._source.ranges is None and ttl_ms != self.ttl_ms:
+                self._restore_again(ttl_ms)
+            self._watch()
+            self._settings = settings
+
+    def _note_expiry(self, view: PartitionView, start: int, end: int) -> None:
+        """Read the expiry of the newest values of a range. Costs one more read, if values may expire."""
+        if self.ttl_ms < 0 or start >= end:
+            return
+        for record in newest(Range(view, start, end), tombstones=True, map_bytes=self._source.map_bytes):
+            assert record.key is not None
+            at = expires_at(record.timestamp, record.headers, self.ttl_ms)
+            self._expires(
+                record.key, *((NEVER, None) if record.value is None else (at, own_ttl(record.headers)))
+            )
+
+    def _expires(self, key: bytes, at: int, own_ms: int | None) -> None:
+        if own_ms is None:
+            self.own_ttl_ms.pop(key, None)
+        else:
+            self.own_ttl_ms[key] = own_ms
+        if at == NEVER:
+            self._expiry.pop(key, None)
+        else:
+            self._expiry[key] = at
+            heapq.heappush(self._expiring, (at, key))
+
+    def _drop_expired(self) -> None:
+        with self._reading:
+            now_ms = self._source.now_ms()
+            while self._expiring and self._expiring[0][0] <= now_ms:
+                at, key = heapq.heappop(self._expiring)
+                if self._expiry.get(key) == at:
+                    del self._expiry[key]
+                    self.own_ttl_ms.pop(key, None)
+                    self._put(self.data, key, None)
+
+    def remaining_ms(self, key: bytes) -> int | None:
+        """Return the time until a value expires; None: never."""
+        at = self._expiry.get(key)
+        return None if at is None else max(0, at - self._source.now_ms())
