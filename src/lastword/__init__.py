@@ -19,7 +19,7 @@ from lastword.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
-    from lastword.api.aio import AsyncLogDir, AsyncReader, AsyncTopic, aopen
+    from lastword.api.aio import AsyncLogDir, AsyncReader, AsyncState, AsyncTopic, aopen
     from lastword.api.cleaner import Cleaner
     from lastword.api.copying import CopyResult, copy
     from lastword.api.inspections import PartitionInfo, SegmentInfo
@@ -50,6 +50,7 @@ __all__ = [
     "Appended",
     "AsyncLogDir",
     "AsyncReader",
+    "AsyncState",
     "AsyncTopic",
     "Audit",
     "CleanRound",
@@ -93,6 +94,7 @@ _HOMES = {
     "Appended": "api.record",
     "AsyncLogDir": "api.aio",
     "AsyncReader": "api.aio",
+    "AsyncState": "api.aio",
     "AsyncTopic": "api.aio",
     "Audit": "tools.audit",
     "CleanRound": "cleaner.engine.report",

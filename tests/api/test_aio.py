@@ -343,3 +343,32 @@ def test_appends_to_a_bucket_that_were_started_together_share_a_commit() -> None
             assert [record.key async for record in users.read()] == [*(f"k{n}" for n in range(40)), "last"]
 
     run(main)
+
+
+def test_a_state(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            carts = await logs.state("carts")
+            await carts.set("ada", ["book"])
+            assert await carts.change("ada", lambda items: [*items, "pen"], default=[]) == ["book", "pen"]
+            assert await asyncio.gather(*(carts.incr("n") for _ in range(20))) == list(range(1, 21))
+            await carts.update({"bob": [], "eve": []})
+            assert await carts.setdefault("bob", ["x"]) == [] and await carts.pop("eve") == []
+            await carts.delete("bob")
+            assert await carts.get("bob") is None and await carts.get("n") == 20
+            with pytest.raises(KeyError):
+                await carts.delete("bob")
+            assert await carts.copy() == dict(carts.state) == {"ada": ["book", "pen"], "n": 20}
+            assert await carts.refresh() == 0
+            await carts.sync()
+            async with await logs.state("carts") as again:
+                assert await again.get("n") == 20
+            topic = await logs.topic("carts")
+            reader = topic.read(prefetch=2)
+            await anext(reader)
+            position = reader.position
+            assert len([record async for record in reader]) == 25 and position == {0: 1}
+        with pytest.raises(UsageError, match="is closed"):
+            len(carts.state)
+
+    run(main)

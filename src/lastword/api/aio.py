@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BucketTopic
     from lastword.api.logs import LogDir
     from lastword.api.topic import Topic
+    from lastword.parse import Duration
     from lastword.partition.log import PartitionLog
+    from lastword.state.state import State
 
 T = TypeVar("T")
 
@@ -74,7 +76,12 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
         self._next: list[Record[K, V]] = []
         self._taking: asyncio.Future[list[Record[K, V]]] | None = None
         self._is_closed = False
-        self.position: dict[int, int] = {}
+        self._position: dict[int, int] = {}
+
+    @property
+    def position(self) -> dict[int, int]:
+        """The next offset of each partition, as of now: the value does not change with the reader."""
+        return dict(self._position)
 
     def __aiter__(self) -> Self:
         return self
@@ -87,7 +94,7 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
                 self._next = []
                 raise StopAsyncIteration
         record = self._next.pop()
-        self.position[record.partition] = record.offset + 1
+        self._position[record.partition] = record.offset + 1
         return record
 
     async def __aenter__(self) -> Self:
@@ -145,7 +152,7 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
     def _taken(self) -> list[Record[K, V]]:
         if self._reader is None:
             self._reader = self._make()
-            self.position = self._reader.position | self.position
+            self._position = self._reader.position | self._position
         return self._reader.take(self._prefetch)
 
 
@@ -215,6 +222,77 @@ class AsyncTopic(Generic[K, V]):
         return self.read(keys=keys, view="newest", **options)
 
 
+class AsyncState(Generic[K, V]):
+    """The asyncio twin of a `State`. Its changes are in the log in the order in which they were started.
+
+    Attributes:
+        state: The state. A call of it may read or sync: use `AsyncLogDir.run`, or the methods here.
+    """
+
+    def __init__(self, logs: AsyncLogDir, state: State[K, V]) -> None:
+        self._logs = logs
+        self.state = state
+
+    def __repr__(self) -> str:
+        return f"Async{self.state!r}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.state.close()
+
+    async def get(self, key: K, default: Any = None) -> Any:
+        """Return the value of a key, as `State.get`."""
+        return await self._logs.in_pool(self.state.get, key, default)
+
+    async def copy(self) -> dict[K, V]:
+        """Return a dict of all keys and values."""
+        return await self._logs.in_pool(self.state.copy)
+
+    async def set(self, key: K, value: V, *, ttl: Duration | None = None) -> None:
+        """Set a value, as `State.set`."""
+        await self._logs.in_turn(self.state.set, key, value, ttl=ttl)
+
+    async def delete(self, key: K) -> None:
+        """Delete a key; KeyError if it is absent."""
+        await self._logs.in_turn(self.state.__delitem__, key)
+
+    async def update(self, other: Any = (), /, **more: Any) -> None:
+        """Set many values, as `State.update`."""
+        await self._logs.in_turn(self.state.update, other, **more)
+
+    async def change(self, key: K, function: Callable[[V], Any], **options: Any) -> V:
+        """Replace a value by the result of a function, which runs in a thread; as `State.change`."""
+        return await self._logs.in_turn(self.state.change, key, function, **options)
+
+    async def incr(self, key: K, by: Any = 1) -> V:
+        """Add to a number, as `State.incr`."""
+        return await self._logs.in_turn(self.state.incr, key, by)
+
+    async def setdefault(self, key: K, default: Any = None) -> Any:
+        """Return the value of a key; an absent one gets `default` first."""
+        return await self._logs.in_turn(self.state.setdefault, key, default)
+
+    async def pop(self, key: K, *default: Any) -> Any:
+        """Delete a key and return its value, as `State.pop`."""
+        return await self._logs.in_turn(self.state.pop, key, *default)
+
+    async def touch(self, key: K, *, ttl: Duration | None = None) -> None:
+        """Begin the time to live of a value again, as `State.touch`."""
+        await self._logs.in_turn(self.state.touch, key, ttl=ttl)
+
+    async def refresh(self) -> int:
+        """Apply what other processes have appended, as `State.refresh`."""
+        return await self._logs.in_turn(self.state.refresh)
+
+    async def sync(self) -> None:
+        """Sync the log, as `State.sync`."""
+        await self._logs.in_pool(self.state.sync)
+
+
 class _Sync:
     """One sync of a partition that several appends wait for."""
 
@@ -279,6 +357,11 @@ class AsyncLogDir:
         """Create a topic, as `LogDir.create_topic`."""
         self._require_open()
         return AsyncTopic(self, await self.run(self.logs.create_topic, name, **options))
+
+    async def state(self, name: str, **options: Any) -> AsyncState[Any, Any]:
+        """Open the state of a topic, as `LogDir.state`: `carts = await logs.state("carts")`."""
+        self._require_open()
+        return AsyncState(self, await self.run(self.logs.state, name, **options))
 
     async def run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Run a call of `logs` or of a topic in a thread: `await logs.run(logs.logs.clean, "users")`."""

@@ -352,11 +352,6 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     later, if a cleaning replaced files. A reader that follows continues. After any interruption, also Ctrl-C,
     `position` is the offset after the last record that was returned. After an error, the next step reads from
     there again: it raises the same error, unless its cause is gone.
-
-    Attributes:
-        position: The next offset of each partition; it also passes gaps and a cleaned end of the log. Save
-            it, and pass it as `start=` to continue. It does not name the topic: after the topic was deleted
-            and created again, start from "earliest". The position of a lease is deleted with its topic.
     """
 
     def __init__(
@@ -371,7 +366,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         committed: bool = True,
         follow: Callable[[dict[int, int]], Follow] | None = None,
     ) -> None:
-        self.position: dict[int, int] = {range_.partition: range_.start for range_ in ranges}
+        self._position: dict[int, int] = {range_.partition: range_.start for range_ in ranges}
         self._topic = topic
         self._ranges = ranges
         self._key, self._value = serializers
@@ -379,7 +374,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         self._keys = keys
         self._map_bytes = map_bytes
         self._committed = committed
-        self._follow = None if follow is None else follow(self.position)
+        self._follow = None if follow is None else follow(self._position)
         self._records = self._each()
 
     def __iter__(self) -> Reader[K, V]:
@@ -414,7 +409,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         except BaseException:  # Ctrl-C: the caller does not get the records
             self._records = self._each()
             for record in reversed(records):
-                self.position[record.partition] = record.offset
+                self._position[record.partition] = record.offset
             raise
         if not records and self._follow is not None and not self._follow.is_stopped:
             self._records = self._each()
@@ -444,8 +439,17 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     ) -> None:
         self.close()
 
+    @property
+    def position(self) -> dict[int, int]:
+        """The next offset of each partition, as of now; it also passes gaps and a cleaned end of the log.
+
+        Save it, and pass it as `start=` to continue. It does not name the topic: after the topic was deleted
+        and created again, start from "earliest". The position of a lease is deleted with its topic.
+        """
+        return dict(self._position)
+
     def __repr__(self) -> str:
-        return f"Reader({self._topic!r}, view={self._view!r}, position={self.position})"
+        return f"Reader({self._topic!r}, view={self._view!r}, position={self._position})"
 
     def _each(self) -> Iterator[Record[K, V]]:
         for range_ in self._turns():
@@ -465,18 +469,18 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     def _unread(self, range_: Range) -> Range:
         """Return the range from the position on."""
-        position = self.position[range_.partition]
+        position = self._position[range_.partition]
         return range_ if position <= range_.start else Range(range_.view, position, range_.end)
 
     def _done(self, range_: Range) -> None:
-        if self._follow is not None and self.position[range_.partition] != range_.start:
+        if self._follow is not None and self._position[range_.partition] != range_.start:
             self._follow.restart_timeout()
-        self.position[range_.partition] = max(range_.start, range_.end)
+        self._position[range_.partition] = max(range_.start, range_.end)
 
     def _few(self, range_: Range) -> Iterator[Record[K, V]]:
         for raw in self._raw(range_):
             record = self._record(range_.partition, raw)
-            self.position[range_.partition] = raw.offset + 1
+            self._position[range_.partition] = raw.offset + 1
             yield record
 
     def _split(self, range_: Range) -> tuple[Range, Range]:
@@ -500,7 +504,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
         serializers = self._key, self._value
         for chunk, columns in scan.columns(range_.view, range_.start, range_.end, committed=self._committed):
-            yield from records_of(columns, chunk, self._topic, range_.partition, serializers, self.position)
+            yield from records_of(columns, chunk, self._topic, range_.partition, serializers, self._position)
 
     def _raw(self, range_: Range) -> Iterator[RawRecord]:
         if range_.start >= range_.end:
@@ -558,7 +562,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
                 ):
                     last = int(columns.offset[-1]) + 1
                     yield from form.of_columns(columns, chunk, rest.partition, batch_bytes)
-                    self.position[rest.partition] = last
+                    self._position[rest.partition] = last
             elif rest.start < rest.end:
                 if self._view == "log" or self._keys is not None:
                     batches = _of_records(form, self._raw(rest), rest.partition, batch_bytes)
@@ -566,7 +570,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
                     batches = self._newest_batches(form, rest, batch_bytes)
                 for batch in _joined(batches, batch_bytes):
                     yield batch
-                    self.position[range_.partition] = batch.column("offset")[-1].as_py() + 1
+                    self._position[range_.partition] = batch.column("offset")[-1].as_py() + 1
             self._done(range_)
 
     def _newest_batches(self, form: ArrowForm, range_: Range, batch_bytes: int) -> Iterator[pa.RecordBatch]:
