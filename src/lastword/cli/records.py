@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -314,6 +314,8 @@ def read(
         def end_with_summary() -> None:
             position = {str(number): offset for number, offset in records.position.items()}
             out.summary(topic=topic_name, records=shown, position=position)
+            if view != "log" and limit is None:
+                _warn_of_transactions(out, logs, topic_name, records.position)
 
         try:
             for record in records if limit != 0 else ():
@@ -327,6 +329,14 @@ def read(
             end_with_summary()
             raise
         end_with_summary()
+
+
+def _warn_of_transactions(out: Session, logs: LogDir, topic: str, ends: Mapping[int, int]) -> None:
+    """Warn if open transactions hold committed records back, above the `ends` of a read."""
+    for number, end in sorted(ends.items()):
+        held_back = logs.dirs.view(topic, number).held_back(end)
+        if held_back is not None:
+            out.warning(held_back)
 
 
 def _when(text: str) -> Any:
@@ -443,6 +453,7 @@ def restore(
         return
     with out.open(target) as logs, out.progress("restore") as progress:
         restored = logs.restore(known, target.partition, to=path, end=_when(end), progress=progress)
+        _warn_of_transactions(out, logs, known, {file.partition: file.end_offset for file in restored})
     for file in restored:
         out.row("restored", file.to_dict())
         out.line(
@@ -459,7 +470,8 @@ def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
     with TemporaryDirectory(prefix="lastword-restore-") as scratch:
         path = os.path.join(scratch, "rows.jsonl")
         with out.open(target) as logs, out.progress("restore") as progress:
-            logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
+            restored = logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
+            _warn_of_transactions(out, logs, topic, {file.partition: file.end_offset for file in restored})
         with open(path, encoding="utf-8", newline="\n") as lines:  # noqa: PTH123  # a temporary file
             row = ""
             for line in lines:  # the last line is the snapshot line, not a row

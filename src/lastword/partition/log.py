@@ -238,7 +238,7 @@ class PartitionLog(Reads):
         return self._stable_offset
 
     @property
-    def open_transactions(self) -> dict[int, int]:
+    def undecided(self) -> dict[int, int]:
         """Producer id -> first offset of its undecided transaction, oldest first."""
         with self.lock:
             return self._producers.open_transactions()
@@ -897,7 +897,7 @@ class PartitionLog(Reads):
                 self.store,
                 LogVersion(segments, self.log_start, self.log_end, topic=self._topic),
                 stable_offset=self._stable_offset,
-                open_transactions=self._producers.open_transactions(),
+                undecided=self._producers.open_transactions(),
                 incomplete_commit_offset=self._incomplete_commit_offset,
                 trusted=True,
                 producer_expiration_ms=self.producer_expiration_ms,

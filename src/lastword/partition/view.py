@@ -34,7 +34,7 @@ class PartitionView(Reads):
         version: LogVersion,
         *,
         stable_offset: int | None = None,
-        open_transactions: dict[int, int] | None = None,
+        undecided: dict[int, int] | None = None,
         incomplete_commit_offset: int | None = None,
         trusted: bool = False,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
@@ -46,7 +46,7 @@ class PartitionView(Reads):
         self.topic, self.partition = names.topic_partition(store.directory)
         self._take(version)
         self._stable_offset = stable_offset
-        self._undecided = open_transactions
+        self._undecided = undecided
         self._incomplete_commit_offset = incomplete_commit_offset
         self._stability = Stability()
         self.producer_expiration_ms = producer_expiration_ms
@@ -90,6 +90,16 @@ class PartitionView(Reads):
         if self._undecided is None:
             self._undecided = self._stability.undecided(self)
         return self._undecided
+
+    def held_back(self, end: int) -> str | None:
+        """Return a text on the transactions that hold a committed read back at `end`; None: none does."""
+        if not end == self.stable_offset < self.log_end:
+            return None
+        held = ", ".join(f"producer id {number} from offset {at} on" for number, at in self.undecided.items())
+        return (
+            f"{self.topic}-{self.partition}: offsets {end} to {self.log_end - 1} are held back until their "
+            f"transactions end: {held}"
+        )
 
     @property
     def incomplete_commit_offset(self) -> int | None:

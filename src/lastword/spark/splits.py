@@ -16,6 +16,7 @@ A cleaning may have swapped files since the view was loaded.
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ from lastword.wire import INT64_MAX
 # ---------------------------------------------------------------- partitions and offsets
 
 
+log = logging.getLogger(__name__)
 MAX_RELOADS = 100
 """The limit for listing files again. Each time, another cleaning must have been published in between."""
 
@@ -178,6 +180,9 @@ def _bounded(
                 raise
         else:
             if view.segment_set is listed:
+                held_back = None if options.view == "log" else view.held_back(range_.end)
+                if held_back is not None:
+                    log.warning(held_back)
                 return range_
     raise ReadOvertakenError.of(f"{topic}-{number}", view.directory)
 
