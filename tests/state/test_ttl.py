@@ -347,3 +347,47 @@ def test_as_a_dict_with_times_to_live(
     topic = logs.topic("s")
     assert {r.key: r.value for r in topic.read(view="newest")} == dict(state)
     logs.close()
+
+
+def test_a_change_keeps_the_own_time_to_live_of_a_value(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms=0)
+        state.set("n", 1, ttl="1h")
+        state.set("list", [], ttl="1h")
+        clock.advance(HOUR // 2)
+        assert state.incr("n") == 2 and state.change("n", lambda value: value + 1) == 3
+        with state.edit("list") as value:
+            value.append(1)
+        assert state.remaining("n") == 3600
+        clock.advance(HOUR - 1)
+        assert dict(state) == {"n": 3, "list": [1]} and state.remaining("n") == 0.001
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s")
+        assert state.incr("n") == 4 and state.remaining("n") == 3600 and state.remaining("list") == 0.001
+        state.touch("list")
+        assert state.remaining("list") == 3600
+        state.touch("list", ttl=5)
+        assert state.remaining("list") == 5
+        state["n"] = 0  # a new value, without a time of its own
+        assert state.remaining("n") is None
+        clock.advance(HOUR)
+        assert dict(state) == {"n": 0}
+        for call in (lambda: state.touch("list"), lambda: state.remaining("list")):
+            with pytest.raises(KeyError):
+                call()
+
+
+def test_a_time_to_live_for_every_value_of_a_state(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", ttl="1h")
+        state["a"] = 1
+        state.update(b=2, c=3)
+        state.set("d", 4, ttl="2h")
+        logs["s"].append("e", 5)
+        clock.advance(HOUR)
+        assert dict(state) == {"d": 4, "e": 5} and dict(logs.state("s", ttl=-1)) == {"d": 4, "e": 5}
+        logs.create_topic("forever", cleanup_policy="compact")
+        with pytest.raises(UsageError, match="do not expire"):
+            logs.state("forever", ttl="1h")

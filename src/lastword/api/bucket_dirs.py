@@ -441,7 +441,10 @@ class _CommitQueue:
         assert call.done is not None
         call.done.set_running_or_notify_cancel()  # a call cannot be taken back
         with self._changed:
-            self._add(call)
+            number = self._add(call)
+            if call.own is not None:  # a change of a state: the next one waits for it
+                self._awaited = max(self._awaited, number)
+                self._changed.notify()
         return call.done
 
     def add(self, call: _Append) -> None:

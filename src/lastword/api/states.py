@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.open_dirs import OpenDirs, PathLike, caller
 from lastword.api.record import Record
-from lastword.api.serializers import SerializerLike
+from lastword.api.serializers import Serializer, SerializerLike
 from lastword.api.topic import Topic, create_topic, open_topic, refuse_contradictions
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import TopicExistsError, UsageError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BufferedTopic
     from lastword.api.reader import Bounds
     from lastword.api.record import Appended
-    from lastword.api.serializers import Serializer
     from lastword.records.record import Header
 
 
@@ -54,6 +53,8 @@ def _is_same(first: Any, value: Any) -> bool:
         closed = getattr(first, "__closure__", None) or getattr(value, "__closure__", None)
         if code is not None and code is getattr(first, "__code__", None) and not closed:
             return True
+    if isinstance(first, Serializer) and isinstance(value, Serializer):
+        return first.name == value.name and (first.name is not None or first == value)
     return bool(first == value)
 
 
@@ -97,7 +98,7 @@ def open_state(
             "max_bytes": limit,
         }
         contents = dirs.states.get(name) if shares else None
-        if contents is not None:
+        if contents is not None and contents.users:
             contents.check_same(given)
             coders = contents.given["key_serializer"], contents.given["value_serializer"]
             default = contents.given["default"]

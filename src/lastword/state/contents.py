@@ -45,6 +45,7 @@ from lastword.values import Progress, ProgressLike, Value, plural
 if TYPE_CHECKING:
     from lastword.logdir import LogDirectory
 
+FEW = 100
 _ATTEMPTS = 10  # an attempt fails only if a cleaning runs and there are more segments than descriptors
 
 
@@ -220,7 +221,15 @@ class _Reached:
     @property
     def position(self) -> int:
         """The offset up to which every record is decided and in the mapping."""
-        return min((self.end, *self.undecided.values()))
+        return min(self.end, *self.undecided.values()) if self.undecided else self.end
+
+    def is_at(self, log: PartitionLog) -> bool:
+        """Return whether the log has no other records than then."""
+        return (
+            self.end == log.log_end == log.stable_offset
+            and not self.undecided
+            and self.log_start == log.log_start
+        )
 
 
 @dataclass(slots=True)
@@ -250,6 +259,7 @@ class Contents:
         turn: Held by a caller that must not be interrupted by another one.
         own_ttl_ms: The time to live of the values that have their own.
         ttl_ms: The topic's `lastword.ttl.ms`; -1: nothing expires.
+        users: The ids of the open states that show these values.
     """
 
     def __init__(
@@ -270,6 +280,7 @@ class Contents:
         self._bytes = 0
         self._max_bytes = max_bytes
         self._topic_id: str | None = None  # as of the restore
+        self.users: set[int] = set()
         self.turn = threading.RLock()
         self._reading = self.turn if source.is_bucket else threading.RLock()
         self._refused: BaseException | None = None  # the error of a change that is in the mapping only
@@ -488,7 +499,7 @@ class Contents:
         try:
             changed = self._refresh_once()
         except (FileVanishedError, ReadOvertakenError):
-            changed = None  # a part of the new records may be in the mapping
+            changed = None
         if changed is None:
             self._restore_again(self.ttl_ms)
             return len(self.data)
@@ -544,22 +555,22 @@ class Contents:
                     raise
 
     def _tail(self, log: PartitionLog | PartitionView) -> _Tail | None:
-        """Read the records that are not in the mapping; None if the log does not continue the mapping."""
-        reached = self._reached.get(log.partition)
+        """Read the records that are not in the mapping.
+
+        None if the log does not continue the mapping, or if cleanings replaced its files again and again.
+        """
+        reached, known = self._reached.get(log.partition), None
         if isinstance(log, PartitionLog):
-            end = log.log_end
-            if (
-                reached is not None
-                and reached.position == end == reached.end == log.stable_offset
-                and log.log_start == reached.log_start
-            ):
+            if reached is not None and reached.is_at(log):
                 return _Tail(log.partition, reached)
             log = log.view()
-        known = removal_log.load(log.files, log.directory)
+            if reached is not None and log.segments[-1].base_offset <= reached.position:
+                known = reached.removals  # no cleaner touches the active segment, and a cut is notified
+        known = known or removal_log.load(log.files, log.directory)
         if reached is None:
             reached = _Reached(log.log_start, log.log_start, {}, known)
         for _ in range(_ATTEMPTS):
-            opened = log.open_transactions
+            opened = log.undecided
             decided = [first for id_, first in reached.undecided.items() if opened.get(id_) != first]
             start, end = min((reached.end, *decided)), log.log_end
             highest = min(end, known.cut_since(reached.removals.cut_count))
@@ -571,21 +582,25 @@ class Contents:
                 )
             except FileVanishedError:
                 log.refresh()
-        raise ReadOvertakenError.of(self.topic, log.directory)
+            except ReadOvertakenError:
+                break
+        return None
 
     def _read_tail(self, view: PartitionView, reached: _Reached, start: int) -> _Tail:
         """Read the committed records of a view from `start` on."""
         tail = _Tail(
             view.partition,
-            _Reached(view.log_end, reached.log_start, view.open_transactions, reached.removals),
+            _Reached(view.log_end, reached.log_start, view.undecided, reached.removals),
         )
         range_ = Range(view, start, view.log_end)
-        if self.ttl_ms < 0 and view.log_end <= view.stable_offset:
+        few = view.log_end - start < FEW
+        if self.ttl_ms < 0 and view.log_end <= view.stable_offset and not few:
             with closing(newest_pairs(range_, tombstones=True, map_bytes=self._source.map_bytes)) as parts:
                 for pairs in parts:
                     tail.values.update(zip(pairs.keys, pairs.values, strict=True))
             return tail
-        plain = True if view.log_end > view.stable_offset else None  # a resolution takes no undecided batch
+        # A resolution takes no undecided batch. The size of a few records takes longer than to read them.
+        plain = True if few or view.log_end > view.stable_offset else None
         for record in newest(range_, tombstones=True, map_bytes=self._source.map_bytes, plain=plain):
             assert record.key is not None
             tail.values[record.key] = record.value
@@ -647,10 +662,16 @@ class Contents:
         """
         self.check_writable()
         tail: _Tail | None = None
+        is_lost = False
 
         def check(log: PartitionLog) -> bool:
-            nonlocal tail
+            nonlocal tail, is_lost
+            reached = self._reached.get(log.partition)
+            if reached is not None and reached.is_at(log):
+                tail, is_lost = None, False
+                return self.data.get(key) == old
             tail = self._tail(log)
+            is_lost = tail is None
             return tail is not None and tail.values.get(key, self.data.get(key)) == old
 
         with self._reading:
@@ -659,10 +680,11 @@ class Contents:
                 if self.data.get(key) != old:
                     return False
             appended = self._log.append_if(key, new, headers, check)
-            if tail is None:
+            if is_lost:
                 self._restore_again(self.ttl_ms)
                 return False
-            self._take(tail)
+            if tail is not None:
+                self._take(tail)
             if appended is not None:
                 self._note_own(appended, key, new, headers)
         return appended is not None

@@ -21,6 +21,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import finalize
 
 from lastword.errors import BusyError, SerializerError, UsageError
 from lastword.parse import Duration, parse_duration_ms
@@ -115,6 +116,9 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     ) -> None:
         self.topic = topic
         self._contents: Contents | None = contents
+        contents.users.add(id(self))
+        self._release = finalize(self, contents.users.discard, id(self))
+        self._release.atexit = False
         self._key, self._value = coders
         self._default = default
         self._headers: tuple[Header, ...] = () if ttl is None else self._ttl_header(ttl)
@@ -492,6 +496,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def close(self) -> None:
         """Close this state; the last state of the topic frees the memory. The log stays open."""
         self._contents = None
+        self._release()
 
     def _checked(self) -> Contents:
         """Return the values, with all that this process has appended; UsageError if this is closed."""
