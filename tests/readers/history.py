@@ -220,6 +220,7 @@ class Ends(NamedTuple):
     stable: int
     log_end: int
     lineage: int
+    undecided: frozenset[int] = frozenset()  # offsets of the records of open transactions
 
 
 class Removal(NamedTuple):
@@ -237,22 +238,35 @@ class Lineage:
 
     records: dict[int, Written] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
-    _newest: list[dict[bytes, int]] = field(default_factory=list)
+    _newest: dict[frozenset[int], list[dict[bytes, int]]] = field(default_factory=dict)
     _known: tuple[int, int] = (-1, -1)
 
-    def newest(self, end: int) -> dict[bytes, int]:
+    def newest(self, end: int, undecided: frozenset[int] = frozenset()) -> dict[bytes, int]:
         """Return the offset of the newest committed record per key, with tombstones, as of an offset."""
         known = len(self.records), len(self.aborted)
         if known != self._known:
-            self._newest, self._known = list(self._states()), known
-        return self._newest[min(end, len(self._newest) - 1)]
+            self._newest, self._known = {}, known
+        if undecided not in self._newest:
+            self._newest[undecided] = list(self._states(undecided))
+        newest = self._newest[undecided]
+        return newest[min(end, len(newest) - 1)]
 
-    def _states(self) -> Iterator[dict[bytes, int]]:
+    def undecided(self, opened: dict[int, int]) -> frozenset[int]:
+        """Return the offsets of open transactions, given by producer id and first offset."""
+        return frozenset(
+            offset
+            for offset, record in self.records.items()
+            if offset >= opened.get(record.producer_id, offset + 1)
+        )
+
+    def _states(self, undecided: frozenset[int]) -> Iterator[dict[bytes, int]]:
         state: dict[bytes, int] = {}
         for offset in range(max(self.records, default=-1) + 2):
             yield state
             record = self.records.get(offset)
-            if record is not None and record.key is not None and offset not in self.aborted:
+            if record is None or record.key is None or offset in undecided:
+                continue
+            if offset not in self.aborted:
                 state = state | {record.key: offset}
 
 
@@ -386,7 +400,8 @@ class Writer:
         assert self.logs is not None
         for number, partition in self.history.partitions.items():
             log = self.log(number)
-            ends = Ends(log.log_start, log.stable_offset, log.log_end, len(partition.lineages) - 1)
+            undecided = partition.lineages[-1].undecided(log.undecided)
+            ends = Ends(log.log_start, log.stable_offset, log.log_end, len(partition.lineages) - 1, undecided)
             # A cleaning may use every committed record to remove older ones.
             known = log.log_end if self.history.calls[-1][1].startswith("clean") else 0
             dirty = max(known, self.logs.dirs.first_dirty(TOPIC, number) or 0)

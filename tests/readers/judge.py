@@ -3,13 +3,13 @@
 A *moment* of a partition is a sequence of records, an offset E and a log start: the newest committed record
 of every key below E, among those at or above the log start. While a read runs, E is at least the stable
 offset acknowledged before the read began, and at most the stable offset left by the call in progress at its
-end.
+end. A state reads up to the log end, without the records that are undecided then: its E is a log end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from lastword.errors import (
@@ -86,6 +86,7 @@ class Window:
         end: int | None = None,
         forgotten: bool = False,
         start: int | None = None,
+        is_state: bool = False,
     ) -> None:
         """Check that `shown` is the state of one moment.
 
@@ -95,6 +96,7 @@ class Window:
             forgotten: The mapping was filled earlier. It may still have keys whose tombstone was removed
                 from the log, and keys that are below the log start now.
             start: The range began at this offset; records below it do not count.
+            is_state: The range ended at the log end, without the undecided records.
         """
         if not self.is_one_line:
             # During a truncation a reader may find an end between the two. The cleaning may have removed
@@ -105,14 +107,18 @@ class Window:
         for number, calls in self.lines.items():
             lineage = self.partition.lineages[number]
             lowest, highest = self.end_of(calls[0]), max(self.end_of(ends) for ends in calls)
+            hidden = {frozenset[int]()}
+            if is_state:
+                lowest, highest = calls[0].log_end, max(ends.log_end for ends in calls)
+                hidden = {ends.undecided for ends in calls}
             if end is not None:
                 lowest = highest = end
             gone = self.partition.removed_up_to(self.last, number)
             before: tuple[int, dict[bytes, int]] | None = None
             for log_start in {ends.log_start for ends in calls}:
                 floor = max(log_start, start or 0)
-                for moment in range(lowest, highest + 1):
-                    newest = lineage.newest(moment)
+                for undecided, moment in product(hidden, range(lowest, highest + 1)):
+                    newest = lineage.newest(moment, undecided)
                     if before is not None and before[0] == floor and before[1] is newest:
                         continue
                     before = floor, newest

@@ -230,7 +230,7 @@ def _values(journey: Journey, state: Any, first: int | None = None, *, forgotten
     windows = journey.windows(first)
     for number, window in windows.items():
         own = {key: value for key, value in shown.items() if int(key[1:]) % len(windows) == number}
-        window.check_moment(own, tombstones=False, values=True, forgotten=forgotten)
+        window.check_moment(own, tombstones=False, values=True, forgotten=forgotten, is_state=True)
 
 
 def state(journey: Journey) -> None:

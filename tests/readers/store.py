@@ -53,7 +53,9 @@ class StoreWriter(Writer):
 
     def noted(self, begin: int) -> None:
         log, partition = self._log, self.history.partitions[0]
-        partition.note(begin, self.files.version, Ends(log.log_start, log.stable_offset, log.log_end, 0), 0)
+        undecided = partition.lineages[0].undecided(log.undecided)
+        ends = Ends(log.log_start, log.stable_offset, log.log_end, 0, undecided)
+        partition.note(begin, self.files.version, ends, 0)
 
     def clean(self, strategy: str, *, due: bool) -> None:
         def record(offset: int) -> None:

@@ -136,7 +136,7 @@ def test_a_position_on_the_record_that_was_given(monkeypatch: Patch) -> None:
 
     def few(reader: Any, range_: Any) -> Any:
         for record in real(reader, range_):
-            reader.position[range_.partition] = record.offset
+            reader._position[range_.partition] = record.offset
             yield record
 
     monkeypatch.setattr(Reader, "_few", few)
