@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lastword.api.cleaning import warn_unread
 from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
 from lastword.background.states import Kind, PartitionState, States
 from lastword.cleaner.policy import quarantine
@@ -62,8 +61,6 @@ class Background:
         self.dirs.require_writable()
         if only is not None and self.dirs.config(only[0]).policy is None:
             raise NoPolicyError.of(only[0], self.dirs.paths[0], self.dirs.config(only[0]).unread)
-        if only is None:
-            warn_unread(self.dirs)
         self._work.only = only
         self._work.forget()
         self.scheduler.backoff_ms = backoff_ms

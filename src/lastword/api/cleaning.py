@@ -133,7 +133,7 @@ def clean(
     dirs.require_writable()
     chosen = dirs.select(topic, partition)
     if topic is None:
-        warn_unread(dirs)
+        _warn_unread(dirs)
     else:
         _check_policy(dirs, topic)
     compacted = [(name, number) for name, number in chosen if dirs.config(name).compacts]
@@ -393,7 +393,7 @@ def unread_topics(dirs: OpenDirs, topics: Iterable[str]) -> list[str]:
     return sentences
 
 
-def warn_unread(dirs: OpenDirs) -> None:
+def _warn_unread(dirs: OpenDirs) -> None:
     """Log why nothing is removed from topics whose settings cannot be read."""
     for sentence in unread_topics(dirs, dirs.topics()):
         _log.warning("lastword: %s", sentence)
@@ -461,7 +461,7 @@ def expire(
     dirs.require_writable()
     chosen = dirs.select(topic, partition)
     if topic is None:
-        warn_unread(dirs)
+        _warn_unread(dirs)
     elif dirs.config(topic).policy is None:
         raise NoPolicyError.of(topic, dirs.paths[0], dirs.config(topic).unread)
     known = [tp for tp in chosen if dirs.config(tp[0]).policy is not None]

@@ -423,6 +423,9 @@ class DirectoryWork:
             by_directory: dict[LogDirectory, dict[TopicPartition, TopicConfig]] = {}
             for tp, log_dir, config in self._partitions(drive):
                 inside = by_directory.setdefault(log_dir, {})
+                if config.unread is not None and config.unread.why not in self._warned:
+                    self._warned.add(config.unread.why)
+                    log.warning("lastword: nothing is removed from %s: %s", tp.topic, config.unread.why)
                 if tp not in held and config.policy is not None and self._wanted(tp):
                     inside[tp] = config
             for log_dir, inside in by_directory.items():
