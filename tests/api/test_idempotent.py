@@ -330,6 +330,28 @@ def test_cleaning_between_a_call_and_its_repetition(tmp_path: Path) -> None:
         assert newest == {b"k%d" % i: b"2/%d" % (35 + i) for i in range(5)}
 
 
+def test_a_digest_depends_on_the_records_only() -> None:
+    """Not on their form, nor on how they are divided."""
+    keys = [b"a", None, b"", b"bcd", None, b"e" * 300, b"f"]
+    record_values = [None, b"1", b"", b"22", b"3", None, b"4"]
+
+    def digest(*parts: tuple[Any, Any]) -> str:
+        digest = producers.RecordsDigest()
+        for part in parts:
+            digest.add(*part)
+        return digest.text()
+
+    whole = digest((keys, record_values))
+    arrays = pa.array(keys, pa.binary()), pa.array(record_values, pa.binary())
+    assert digest(arrays) == whole
+    for at in range(len(keys) + 1):
+        lists = (keys[:at], record_values[:at]), (keys[at:], record_values[at:])
+        first, second = [array[:at] for array in arrays], [array[at:] for array in arrays]
+        assert digest(*lists) == digest((first[0], first[1]), (second[0], second[1])) == whole
+    assert digest(([b"ab", b"c"], [b"1", b"2"])) != digest(([b"a", b"bc"], [b"1", b"2"]))
+    assert digest(([b"", b"a"], [b"1", b"2"])) != digest(([None, b"a"], [b"1", b"2"]))
+
+
 @pytest.mark.parametrize("same", ["sequence", "records", "neither"])
 @pytest.mark.parametrize("journal", ["sound", "older"])
 def test_records_of_an_interrupted_call_that_a_cleaning_removed(

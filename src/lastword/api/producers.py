@@ -148,8 +148,8 @@ class RecordsDigest:
 def _flat(column: Any) -> tuple[Any, Any]:
     """Return the lengths of byte strings, -1 for None, and the strings in one."""
     if isinstance(column, list):
-        lengths = [-1 if item is None else len(item) for item in column]
-        return struct.pack(f"<{len(lengths)}i", *lengths), b"".join(filter(None, column))
+        sizes = [-1 if item is None else len(item) for item in column]
+        return struct.pack(f"<{len(sizes)}i", *sizes), b"".join(filter(None, column))
     import numpy as np
     import pyarrow.compute as pc
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from lastword.bucket.commit import BUNDLE_BYTES, Bucket, Loaded
@@ -189,7 +190,7 @@ def _condemned(bucket: Bucket, loaded: Loaded) -> dict[str, int]:
     if key is None:
         return {}
     try:
-        stored = bucket.again(lambda: bucket.store.get(key))
+        stored = bucket.again(partial(bucket.store.get, key))
         assert stored is not None
         return decode_condemned(stored.data, f"{bucket.url}/{key}")
     except (ObjectVanishedError, CorruptFileError):

@@ -184,7 +184,7 @@ class Bucket:
         while True:
             try:
                 unless = known.version if known is not None else None
-                stored = self.again(lambda unless=unless: self.store.get(MANIFEST, unless=unless))
+                stored = self.again(partial(self.store.get, MANIFEST, unless=unless))
             except ObjectVanishedError as error:
                 if known is not None and known.version is not None:
                     raise lost_manifest(self.url) from error
@@ -234,7 +234,7 @@ class Bucket:
     def _page(self, page: PageRef) -> Layer:
         layer = self._pages.get(page.object)
         if layer is None:
-            stored = self.again(lambda: self.store.get(page.object))
+            stored = self.again(partial(self.store.get, page.object))
             assert stored is not None
             layer = self._pages[page.object] = decode_page(stored.data, f"{self.url}/{page.object}", page)
         return layer

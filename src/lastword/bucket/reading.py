@@ -18,6 +18,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from lastword.bucket.manifest import Entry, Patch, lost_object
@@ -155,7 +156,7 @@ class ObjectReads:
 
     def _range(self, key: str, start: int, size: int) -> Buffer:
         try:
-            return self.again(lambda: self._store.get_range(key, start, size))
+            return self.again(partial(self._store.get_range, key, start, size))
         except ObjectVanishedError as error:
             if self.on_vanished(key):
                 raise lost_object(f"{self._store.url}/{key}", "the newest version of the log") from error

@@ -334,8 +334,8 @@ def gc(
     if result.waiting_objects:
         pinned = f", {result.pinned_objects} of them for pinned readers" if result.pinned_objects else ""
         waiting = _objects(result.waiting_objects, result.waiting_bytes)
-        until = f"a gc from {format_time(result.next_due_ms)} on removes the first"
-        out.line(f"not needed any more, kept for readers: {waiting}{pinned}; {until}")
+        until = f"the first until {format_time(result.next_due_ms)}, then a gc removes it"
+        out.line(f"not needed any more, kept for readers: {waiting}{pinned}, {until}")
     used = f"in use: {_objects(result.named_objects, result.named_bytes)}"
     out.summary(used + ("; nothing was changed" if dry_run else ""), **result.to_dict())
 
