@@ -79,39 +79,34 @@ def plan_chosen(
     accounts = {name for name, _ in chosen if due and by_accounts(dirs.config(name), strategy)}
     wanted = {tp for tp in chosen if tp[0] in accounts}
     by_drive, unseen = plan_due(dirs, wanted, strategy) if wanted else ([], {})
-    planned = {(plan.topic, plan.partition): plan for plan in by_drive}
+    planned: dict[tuple[str, int], Plan] = {(plan.topic, plan.partition): plan for plan in by_drive}
     failed = [error for tp, error in unseen.items() if tp in wanted]
     failed += [error for tp, error in unviewed.items() if tp not in wanted]
     plans: list[Plan] = []
-    for (name, number), view in views.items():
-        if (name, number) in unseen:
+
+    def plan_one(view: PartitionView) -> list[Plan]:
+        tp = TopicPartition(view.topic, view.partition)
+        config = dirs.config(tp.topic)
+        retention = outlook(view, config, dirs.clock.now_ms())
+        found = [_plan_of(retention, view)] if retention.removes else []
+        if tp in planned:
+            return [*found, planned[tp]]
+        with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
+            request = CleanRequest(
+                dirs.first_dirty(*tp),
+                due,
+                strategy or config.lastword_strategy,
+                dirs.settings.instance.map_bytes,
+            )
+            context = CleanContext(dirs.files, dirs.clock, progress=part, dry=True)
+            held = dirs.log_dir(*tp).ledgers.held(tp)
+            return [*found, plan_partition(view, config, request, context, held=held)]
+
+    for tp, view in views.items():
+        if tp in unseen:
             continue
-        latest = [view]
-
-        def plan_one(
-            tp: tuple[str, int] = (name, number), latest: list[PartitionView] = latest
-        ) -> list[Plan]:
-            view, config = latest[-1], dirs.config(tp[0])
-            retention = outlook(view, config, dirs.clock.now_ms())
-            found = [_plan_of(retention, view)] if retention.removes else []
-            if tp in planned:
-                return [*found, planned[tp]]
-            with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
-                request = CleanRequest(
-                    dirs.first_dirty(*tp),
-                    due,
-                    strategy or config.lastword_strategy,
-                    dirs.settings.instance.map_bytes,
-                )
-                context = CleanContext(dirs.files, dirs.clock, progress=part, dry=True)
-                held = dirs.log_dir(*tp).ledgers.held(TopicPartition(*tp))
-                return [*found, plan_partition(view, config, request, context, held=held)]
-
-        def renew(tp: tuple[str, int] = (name, number), latest: list[PartitionView] = latest) -> None:
-            latest.append(dirs.checked_view(*tp))
-
         try:
-            plans += read_again(plan_one, renew)
+            plans += dirs.on_view(view, plan_one)
         except (DataError, StorageError) as error:
             failed.append(error)
     if failed:

@@ -187,20 +187,16 @@ def count_each(
             views[name, number] = error
     sound = [view for view in views.values() if not isinstance(view, LastwordError)]
     meter = Meter("count", progress, sum(segment.size for view in sound for segment in view.segments))
+
+    def row(view: PartitionView) -> Row:
+        return row_of(dirs, view, _count_segments(dirs, view, meter, quick))
+
     for tp, view in views.items():
         if isinstance(view, LastwordError):
             yield tp, view
             continue
-        latest = [view]
-
-        def row(latest: list[PartitionView] = latest) -> Row:
-            return row_of(dirs, latest[-1], _count_segments(dirs, latest[-1], meter, quick))
-
-        def renew(tp: tuple[str, int] = tp, latest: list[PartitionView] = latest) -> None:
-            latest.append(dirs.checked_view(*tp))
-
         try:
-            yield tp, read_again(row, renew)
+            yield tp, dirs.on_view(view, row)
         except (DataError, StorageError) as error:
             yield tp, error
 

@@ -354,6 +354,15 @@ class OpenDirs(ProcessBound):
 
         return read_again(check)
 
+    def on_view(self, view: PartitionView, read: Callable[[PartitionView], T]) -> T:
+        """Return `read(view)`, or that of a view of now if a cleaning replaced a file meanwhile."""
+        latest = [view]
+
+        def renew() -> None:
+            latest[0] = self.checked_view(view.topic, view.partition)
+
+        return read_again(lambda: read(latest[0]), renew)
+
     def checked_views(
         self, selected: Iterable[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], PartitionView], dict[tuple[str, int], LastwordError]]:
