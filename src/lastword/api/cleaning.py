@@ -16,6 +16,7 @@ from lastword.cleaner.policy.choose import by_accounts
 from lastword.errors import (
     CapacityError,
     DataError,
+    DiskFullError,
     FileVanishedError,
     LastwordError,
     NoPolicyError,
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from lastword.retention import Deletion
 
 _log = logging.getLogger("lastword.settings")
+
+ROLL_BYTES = 32 << 10
+"""Room for the small files of a cleaning and of a new active segment: eight blocks of the drive."""
 
 SMALL_BYTES = 1 << 20
 """Partitions up to this size are cleaned at the same time, if there are many: the memory of each is small."""
@@ -144,12 +148,12 @@ def clean(
     meter = Meter("clean", progress, sum(sizes.values()))
     accounts = {tp for tp in compacted if due and by_accounts(dirs.config(tp[0]), strategy)}
 
-    def clean_next(tp: tuple[str, int]) -> CleanRound | LastwordError | None:
+    def clean_next(tp: tuple[str, int], *, closed_only: bool = False) -> CleanRound | LastwordError | None:
         if stop is not None and stop():
             return None
         try:
             with meter.progress_part(sizes[tp]) as part:
-                done = _clean_one(dirs, *tp, due, strategy, part, stop)
+                done = _clean_one(dirs, *tp, due, strategy, part, stop, closed_only=closed_only)
             if done is None and topic is not None:
                 check_quarantine(dirs, *tp)
             return done
@@ -165,6 +169,12 @@ def clean(
             if topic is not None and not failed and not results:
                 for tp in sorted(accounts):
                     check_quarantine(dirs, *tp)
+        short = [] if due else _short_of_room(dirs, compacted, sizes)
+        if short:
+            done, errors = _clean_short(dirs, short, strategy, clean_next)
+            results += done
+            failed += errors
+            compacted = [tp for tp in compacted if tp not in short]
         small = [tp for tp in compacted if sizes[tp] <= SMALL_BYTES]
         if len(small) < OVERLAP_FROM:
             small = []
@@ -182,6 +192,72 @@ def clean(
             note = f"{plural(len(cleaned), 'other')} cleaned"
         raise PartialFailure.of(results, failed, note) from failed[0]
     return results
+
+
+def _short_of_room(
+    dirs: OpenDirs, chosen: Sequence[tuple[str, int]], sizes: dict[tuple[str, int], int]
+) -> list[tuple[str, int]]:
+    """Return the partitions on drives that may have too little room to clean them in any order.
+
+    There is enough for the largest output and for a new active segment of each partition.
+    """
+    by_dir: dict[LogDirectory, list[tuple[str, int]]] = {}
+    for tp in chosen:
+        by_dir.setdefault(dirs.log_dir(*tp), []).append(tp)
+    short = []
+    for log_dir, partitions in by_dir.items():
+        largest = max(min(sizes[tp], dirs.config(tp[0]).segment_bytes) for tp in partitions)
+        if log_dir.files.free_bytes(log_dir.path) < largest + ROLL_BYTES * len(partitions):
+            short += partitions
+    return short
+
+
+def _clean_short(
+    dirs: OpenDirs,
+    chosen: Sequence[tuple[str, int]],
+    strategy: str | None,
+    clean_next: Callable[..., CleanRound | LastwordError | None],
+) -> tuple[list[CleanRound], list[LastwordError]]:
+    """Clean partitions whose drives are short of room, one after another; return results and errors.
+
+    Each cleaning frees room for the next: those of closed segments come first, and the smallest output first.
+    A cleaning that cannot fit is not begun, because it would close the active segment for nothing.
+    """
+    needs = dict.fromkeys(chosen, 0)
+    try:
+        plans = plan_chosen(dirs, chosen, due=False, strategy=strategy, progress=False)
+    except PartialFailure as failure:
+        plans = failure.results  # the others fail below
+    for plan in plans:
+        if plan.action == "clean":
+            needs[plan.topic, plan.partition] = min(plan.write_bytes, plan.segment_bytes)
+    results: list[CleanRound] = []
+    errors: dict[tuple[str, int], LastwordError] = {}
+    cleaned: set[tuple[str, int]] = set()
+    pending = sorted(needs, key=needs.__getitem__)
+    for closed_only in (True, False):
+        for tp in pending:
+            log_dir = dirs.log_dir(*tp)
+            free = log_dir.files.free_bytes(log_dir.path)
+            if tp in cleaned and not log_dir.log(*tp).active.size:
+                continue
+            if not isinstance(errors.get(tp), DiskFullError | None):
+                continue
+            result: CleanRound | LastwordError | None = None
+            if needs[tp] <= free:
+                result = clean_next(tp, closed_only=closed_only)
+            if needs[tp] > free or isinstance(result, DiskFullError):
+                where = log_dir.directory(*tp)
+                needed = needs[tp] + ROLL_BYTES
+                errors[tp] = DiskFullError.of(f"{tp[0]}-{tp[1]}", log_dir.path, needed, free, where)
+            elif isinstance(result, LastwordError):
+                errors[tp] = result
+            else:
+                errors.pop(tp, None)
+                if result is not None:
+                    results.append(result)
+                    cleaned.add(tp)
+    return results, list(errors.values())
 
 
 def expire_old_values(dirs: OpenDirs, name: str, number: int) -> None:
@@ -204,6 +280,8 @@ def _clean_one(
     strategy: str | None,
     progress: ProgressLike | None,
     stop: Callable[[], bool] | None,
+    *,
+    closed_only: bool,
 ) -> CleanRound | None:
     from lastword.cleaner.drive import clean_one
     from lastword.cleaner.engine.cleaning import CleanContext
@@ -224,6 +302,7 @@ def _clean_one(
             context,
             strategy=strategy or dirs.config(name).lastword_strategy,
             due=due,
+            closed_only=closed_only,
         )
 
 

@@ -400,6 +400,7 @@ def clean_one(
     runs: Sequence[SegmentRun] | None = None,
     strategy: str = "generational",
     due: bool = True,
+    closed_only: bool = False,
 ) -> CleanRound | None:
     """Clean one partition, whose claim the caller holds.
 
@@ -410,10 +411,11 @@ def clean_one(
             `kafka` the request of `due`.
         strategy: Which segments are rewritten.
         due: Clean only if the settings make the partition due.
+        closed_only: Do not close the active segment first.
     """
     log_dir, tp = partition.log_dir, partition.tp
     log, settings, ledgers = log_dir.log(*tp), log_dir.settings.instance, partition.ledgers
-    request = partition.request(strategy, due=due)
+    request = replace(partition.request(strategy, due=due), closed_only=closed_only)
 
     def record_first_dirty(offset: int) -> None:
         log_dir.set_first_dirty(*tp, offset)

@@ -174,7 +174,7 @@ def choose(
     stable_offset = log.log_end if log.stable_offset is None else log.stable_offset
     cleanable_offset = stable_offset if log.cleanable_offset is None else log.cleanable_offset
     ends = _Ends(stable_offset, cleanable_offset)
-    rolls = not due or (log.may_roll and _rolls_by_age(segments, config, now_ms))
+    rolls = not (due or request.closed_only) or (log.may_roll and _rolls_by_age(segments, config, now_ms))
     outgrown = False
     if not rolls and log.may_roll:
         decided = ends.cleanable_offset >= log.log_end

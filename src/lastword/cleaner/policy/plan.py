@@ -43,12 +43,14 @@ class CleanRequest:
         due: Only what the settings make due; False: all garbage, now.
         strategy: Which segments are rewritten.
         map_bytes: Memory for the key map.
+        closed_only: Do not close the active segment first: its new files need room.
     """
 
     first_dirty: int | None = None
     due: bool = False
     strategy: str = "kafka"
     map_bytes: int = DEFAULT_MAP_BYTES
+    closed_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
