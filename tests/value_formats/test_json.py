@@ -114,7 +114,7 @@ def test_a_string_field_takes_the_text_of_any_value() -> None:
         (CITY, b'{"population":9223372036854775808}', "integer of 64 bits"),
         (CITY, b'{"population":true}', "true is no integer"),
         (CITY, b'{"population":' + b"1" * 5000 + b"}", "not JSON"),
-        (CITY, b'{"city":"\\ud800"}', "surrogates"),
+        (CITY, b'{"city":"\\ud800"}', "lone surrogate '\\ud800'"),
         (pa.struct([("a", pa.list_(CITY))]), b'{"a":[{},{"population":"x"}]}', 'a[1].population: "x" is no'),
         (pa.struct([pa.field("a", pa.int32(), False)]), b"{}", "field a: it is null or absent"),
         (pa.list_(pa.field("element", pa.int32(), False)), b"[1,null]", "[1]: it is null"),

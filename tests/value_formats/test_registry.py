@@ -97,7 +97,8 @@ def test_a_record_that_cannot_be_read_has_a_reason(registry: FakeRegistry) -> No
     assert kind is not None
     problems = reader.decode(pa.array(data), kind).problems
     assert list(problems) == list(range(7))
-    assert "begins with 01" in problems[0] and "begins with nothing" in problems[1]
+    assert "begins with 01" in problems[0] and "__value_schema_id" in problems[0]
+    assert "begins with nothing" in problems[1]
     assert "schema id 9 is not in the registry" in problems[2] and problems[3] == problems[2]
     assert (
         "of type XML; AVRO, JSON and PROTOBUF are read" in problems[4]

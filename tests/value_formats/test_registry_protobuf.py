@@ -230,7 +230,7 @@ def test_a_schema_that_cannot_be_read_has_a_reason(registry: FakeRegistry) -> No
         "it has no indexes of a message",
         "it has no indexes of a message",
         "its schema id 5 has no message with the indexes [3]",
-        "use.deprecated.format=true",
+        "its writer wrote no indexes in front of the message, or wrote them with use.deprecated.format=true",
         "it has no indexes of a message",
         "it is no p.Place: ",
     ]

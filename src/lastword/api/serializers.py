@@ -406,6 +406,11 @@ def bytes_json(data: bytes | None) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
+def name_json(name: str) -> Any:
+    """Return the name of a header as JSON: as `bytes_json` its bytes, which surrogate escapes stand for."""
+    return bytes_json(name.encode("utf-8", "surrogateescape"))
+
+
 def field_json(data: bytes | None, serializer: str | None) -> Any:
     """Return a key or value as JSON.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lastword.api.serializers import bytes_json, field_bytes, field_json
+from lastword.api.serializers import bytes_json, field_bytes, field_json, name_json
 from lastword.cli import signals
 from lastword.cli.command import Session, command, now_ms
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
@@ -161,6 +161,12 @@ def _delimited_records(names: tuple[str | None, str | None], delimiter: str) -> 
             raise UsageError(f"stdin line {number}: {error.message}", remedy=error.remedy) from None
 
 
+def _header_name(name: Any) -> str:
+    if isinstance(name, str):
+        return name
+    return (field_bytes(name, "bytes", "header name") or b"").decode("utf-8", "surrogateescape")
+
+
 def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
     """Yield the objects of type `record`, one per line; other types, such as `summary`, are skipped."""
     from lastword.api.record import Record
@@ -201,7 +207,7 @@ def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
                 field_bytes(fields["key"], names[0], "key"),
                 field_bytes(fields["value"], names[1], "value"),
                 tuple(
-                    (str(name), field_bytes(value, "bytes", "header"))
+                    (_header_name(name), field_bytes(value, "bytes", "header"))
                     for name, value in fields.get("headers", ())
                 ),
                 fields["key"] is not None,
@@ -385,7 +391,7 @@ def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | 
                 "timestamp_type": record.timestamp_type,
                 "key": field_json(record.key, names[0]),
                 "value": field_json(record.value, names[1]),
-                "headers": [[name, bytes_json(value)] for name, value in record.headers],
+                "headers": [[name_json(name), bytes_json(value)] for name, value in record.headers],
                 **fields,
             },
         )
@@ -583,7 +589,7 @@ def _entry_json(entry: Any) -> dict[str, Any]:
                 "key": bytes_json(record["key"]),
                 "value": "****" if shown.decoded and shown.decoded.is_secret else bytes_json(record["value"]),
                 "decoded": None if shown.decoded is None else shown.decoded.masked().to_dict(),
-                "headers": [[name, bytes_json(value)] for name, value in record["headers"]],
+                "headers": [[name_json(name), bytes_json(value)] for name, value in record["headers"]],
             }
             for record, shown in zip(fields["records"], entry.records, strict=True)
         ]

@@ -193,6 +193,14 @@ def read_topic_id(files: Files, partition_directory: str) -> str | None:
     return topic_id
 
 
+def known_topic_id(files: Files, partition_directory: str) -> str | None:
+    """Return the topic id of a partition; None if it has none, or a damaged file."""
+    try:
+        return read_topic_id(files, partition_directory)
+    except CorruptFileError:
+        return None
+
+
 @lru_cache(maxsize=64)  # the partitions of a topic have the same bytes
 def _topic_id_in(data: bytes) -> str | None:
     """Return the topic id in the bytes of a partition.metadata; None if they are damaged."""

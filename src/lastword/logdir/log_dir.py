@@ -654,7 +654,8 @@ class LogDirectory:
             return self.log(topic, partition).view()
         tp = TopicPartition(topic, partition)
         directory = self._own_directory(tp)
-        self._check_topic_id(tp, directory)
+        with suppress(CorruptFileError):  # a power cut leaves an empty file, and a read needs no id
+            self._check_topic_id(tp, directory)
         view = PartitionView.load(DirectorySegments(self.files, directory))
         view.producer_expiration_ms = self.settings.instance.producer_id_expiration_ms
         return view

@@ -34,7 +34,7 @@ from typing import Any
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import CorruptBatchError, DataError, LastwordError
+from lastword.errors import CorruptBatchError, DataError, LastwordError, NotAPartitionError
 from lastword.files import Files, Steps, run_steps
 from lastword.partition import leases
 from lastword.partition.checkpoint_file import LeaderEpochs
@@ -158,6 +158,9 @@ class _Opening:
         found = files.listdir(directory)  # this process has the lock: only the steps below change it
         listing = found
         loaded = self._load(listing)  # NotAPartitionError before anything is changed
+        folder = os.path.join(directory, names.PRIVATE)
+        if names.PRIVATE in found and files.is_link(folder):
+            raise NotAPartitionError.link(folder)  # what is written below would be elsewhere
         listing = finish_swaps(files, directory, listing, self.repairs)
         private = private_listing(files, directory)
         listing = remove_leftovers(files, directory, listing, private, self.repairs)

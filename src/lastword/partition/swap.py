@@ -44,7 +44,7 @@ from typing import NamedTuple
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Files
 from lastword.segment import names
-from lastword.segment.names import CLEANED, DELETED, LOG, SEGMENT_EXTENSIONS, SWAP, SegmentFile
+from lastword.segment.names import CLEANED, DELETED, LOG, SEGMENT_EXTENSIONS, SNAPSHOT, SWAP, SegmentFile
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
 
@@ -258,12 +258,16 @@ def recover(files: Files, directory: str) -> SwapRecovery:
     for start, end in decision.finish:
         remove([p for p in _finals(files, directory) if start <= p.base_offset < end])
     rest = [p for p in swaps if p not in waste]
-    for file in sorted(rest, key=lambda p: (p.base_offset, SEGMENT_EXTENSIONS.index(p.extension))):
+    for file in sorted(rest, key=lambda p: (p.base_offset, _FINISHED.index(p.extension))):
         _finish_name(files, directory, file, removed)
     if rest:
         files.fsync_dir(directory)
     remove([p for p in parsed if p.suffix == DELETED])
     return SwapRecovery(tuple(sorted(finished)), tuple(sorted(decision.undo)), tuple(removed))
+
+
+_FINISHED = (*SEGMENT_EXTENSIONS, SNAPSHOT)
+"""The log first. No program makes a `.snapshot.swap`, and Kafka gives such a file its final name too."""
 
 
 def _finals(files: Files, directory: str) -> list[SegmentFile]:

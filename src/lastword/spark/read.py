@@ -53,7 +53,7 @@ from lastword.errors import (
 from lastword.files import DEFAULT, Files
 from lastword.kernels import BAD_OFFSET
 from lastword.kernels import table as fields
-from lastword.logdir.identity import read_topic_id
+from lastword.logdir.identity import known_topic_id
 from lastword.logdir.topics import register_limits
 from lastword.partition.directory_segments import DirectorySegments, read_log_start
 from lastword.partition.moment import Range
@@ -397,7 +397,7 @@ def views_of(task: LogPartition, options: ReadOptions, files: Files) -> Iterator
     """
     planned = task.version
     if planned is not None and read_log_start(files, task.directory) <= planned.log_start:
-        own_id = None if task.topic_id is None else read_topic_id(files, task.directory)
+        own_id = None if task.topic_id is None else known_topic_id(files, task.directory)
         if own_id in (None, task.topic_id):
             store = DirectorySegments(files, task.directory)
             yield PartitionView(store, store.from_portable(planned))
@@ -421,7 +421,7 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
     else:
         check_seen(task.directory, files)
     view = PartitionView.load(DirectorySegments(files, task.directory))
-    if task.topic_id is None or read_topic_id(files, task.directory) in (None, task.topic_id):
+    if task.topic_id is None or known_topic_id(files, task.directory) in (None, task.topic_id):
         return view
     if not options.fail_on_data_loss:
         return None

@@ -144,6 +144,9 @@ def misfit(value: Any, kind: pa.DataType) -> ValueRefused | None:
 
     try:
         pa.array([value], kind)
+    except UnicodeEncodeError as error:
+        surrogate = error.object[error.start]
+        reason = f"its text has the lone surrogate {surrogate!r}, which UTF-8 cannot hold"
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         reason = str(error)
     else:

@@ -439,7 +439,8 @@ class ConfluentFormat(ValueFormat):
             if len(data) < HEADER_BYTES or data[0]:
                 raise ValueRefused(
                     f"it begins with {data[:1].hex() or 'nothing'}, not with 00 and the id of a schema; "
-                    "formats avro, protobuf and json have no id"
+                    "formats avro, protobuf and json have no id, and a GUID of a schema (01, or the header "
+                    "__value_schema_id or __key_schema_id) is not supported"
                 )
             number = int.from_bytes(data[1:HEADER_BYTES], "big")
             if number not in decoders:
@@ -529,7 +530,9 @@ def indexes_of(data: bytes) -> tuple[tuple[int, ...], int]:
         value = shift = 0
         while True:
             if position == len(data) or shift > 28:
-                raise ValueRefused("it has no indexes of a message behind the id of its schema")
+                raise ValueRefused(
+                    "it has no indexes of a message behind the id of its schema, or they are cut short"
+                )
             byte = data[position]
             position += 1
             value |= (byte & 127) << shift
@@ -538,8 +541,8 @@ def indexes_of(data: bytes) -> tuple[tuple[int, ...], int]:
                 break
         if value & 1:
             raise ValueRefused(
-                "it has a negative index of a message: writers with use.deprecated.format=true "
-                "write such indexes, and have to be set to false"
+                "it has a negative index of a message: its writer wrote no indexes in front of the message, "
+                "or wrote them with use.deprecated.format=true, which has to be set to false"
             )
         numbers.append(value >> 1)
     return tuple(numbers[1:]), position
