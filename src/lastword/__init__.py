@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from lastword.pulling.pulls import pull
     from lastword.retention import Deletion
     from lastword.server import Server, serve
-    from lastword.state.state import Restored, State
+    from lastword.state.contents import Restored
+    from lastword.state.state import State
     from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
     from lastword.tools.duplication import Duplication

@@ -728,7 +728,8 @@ class BufferedTopic(BucketTopic):
     def extend(self, records: Any, **options: Any) -> int:
         """Append many records in a later commit."""
         group, size_bytes = _whole(records)
-        self._check_fits((r.key, r.value) if isinstance(r, Record) else r for r in group)
+        pairs: list[Any] = [(r.key, r.value) if isinstance(r, Record) else r for r in group]
+        self._check_fits(pairs)
         extend = partial(self._extended, group, options)
         self.dirs.append_later(self.name, extend, size_bytes, self._refused, own=self._changed)
         return len(group)

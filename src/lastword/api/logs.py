@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from lastword.cleaner.policy.plan import Plan
     from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.retention import Deletion
-    from lastword.state.state import Restored, State
+    from lastword.state.contents import Restored
+    from lastword.state.state import State
     from lastword.tools.audit import Audit
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation

@@ -24,6 +24,7 @@ from lastword.api.serializers import SERIALIZERS, bytes_json, field_bytes, field
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
+from lastword.state.contents import Restored
 from lastword.state.newest import Pairs, newest_parts
 from lastword.state.snapshot_file import (
     Reach,
@@ -33,7 +34,6 @@ from lastword.state.snapshot_file import (
     read_lines,
     read_reach,
 )
-from lastword.state.state import Restored
 from lastword.units import format_duration
 from lastword.values import Meter, ProgressLike
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lastword.partition import PartitionLog
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
-    from lastword.state.state import Restored
+    from lastword.state.contents import Restored
     from lastword.tools.audit import Audit
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation

@@ -20,7 +20,7 @@ from lastword.partition.reads import read_batches
 from lastword.protocol import decode_stored, encode_stored
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
-from lastword.records.internal import STATES
+from lastword.records.internal import TRANSACTION_STATES
 from lastword.records.record import marker_record
 from lastword.values import Value
 
@@ -101,7 +101,7 @@ def _transaction(view: PartitionView, producer: Producer, stored: _Stored | None
         producer.epoch,
         producer.last_timestamp if header is None else header.base_timestamp,
         None if stored is None else stored.transactional_id,
-        None if stored is None else STATES[stored.value.transaction_status],
+        None if stored is None else TRANSACTION_STATES[stored.value.transaction_status],
     )
 
 
@@ -129,7 +129,11 @@ def _stored(partition: int, key: bytes, value: bytes) -> _Stored | None:
         decoded = decode_stored("TransactionLogValue", value)
     except LastwordError:
         return None
-    return _Stored(partition, key, name, decoded) if 0 <= decoded.transaction_status < len(STATES) else None
+    return (
+        _Stored(partition, key, name, decoded)
+        if 0 <= decoded.transaction_status < len(TRANSACTION_STATES)
+        else None
+    )
 
 
 def abort(
@@ -179,7 +183,7 @@ def _append_abort(dirs: OpenDirs, transaction: OpenTransaction, epoch: int) -> N
 def _store_end(dirs: OpenDirs, stored: _Stored) -> int:
     """Store that a transaction was aborted; return the epoch that fences its producer."""
     value, log = stored.value, dirs.log(STATES_TOPIC, stored.partition)
-    value.transaction_status = STATES.index("CompleteAbort")
+    value.transaction_status = TRANSACTION_STATES.index("CompleteAbort")
     value.producer_epoch = min(value.producer_epoch + 1, LAST_EPOCH + 1)
     value.transaction_partitions, value.transaction_last_update_timestamp_ms = [], dirs.clock.now_ms()
     builder = BatchBuilder()

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.serializers import field_bytes, field_json, is_base64_form
 from lastword.errors import UsageError
-from lastword.records.internal import STATES
 
 if TYPE_CHECKING:
     from lastword.records.internal import InternalRecord
@@ -102,10 +101,7 @@ def internal_text(record: InternalRecord) -> str:
     parts = [shown.type]
     if shown.key:
         parts.append(_fields(shown.key))
-    value = shown.value
-    if value is not None and 0 <= (status := value.get("transactionStatus", -1)) < len(STATES):
-        value = {**value, "transactionStatus": STATES[status]}
-    parts.append(TOMBSTONE if value is None else _fields(value))
+    parts.append(TOMBSTONE if shown.value is None else _fields(shown.value))
     return "  ".join(part for part in parts if part)
 
 

@@ -402,7 +402,8 @@ class Configs:
                     )
                 now = self._dirs.config(resource.resource_name).cleanup_policy
                 if now is None:  # the changes begin with the default, as in Kafka
-                    now = frozenset({kafka_settings("topic")[name].default})
+                    default = kafka_settings("topic")[name].default
+                    now = frozenset() if default is None else frozenset({default})
                 words = set((value or "").split(","))
                 value = ",".join(sorted(now | words if operation == APPEND else now - words))
             elif operation != SET:

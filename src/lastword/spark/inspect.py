@@ -353,8 +353,8 @@ def _written(
     from lastword.spark.bootstrap import as_pattern
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, reporting
+    from lastword.state.contents import Restored
     from lastword.state.snapshot_file import Reach, mark_directory
-    from lastword.state.state import Restored
 
     began = time.monotonic()
     # Before the records are read: a tombstone that is removed later is younger than this.
