@@ -509,7 +509,8 @@ def _unzstd_into(data: Any, out: memoryview) -> int:
         if "write whole buffer" in str(error):
             raise _too_large("zstd", len(data), len(out)) from None
         end = _end_of_zstd_frames(data)
-        if 0 < end < len(data):  # Kafka's reader takes the beginning of another frame for the end
+        if 0 < end < len(data) and _begins_zstd(bytes(memoryview(data)[end : end + 4])):
+            # Kafka's reader takes the cut beginning of another frame for the end.
             return _unzstd_into(memoryview(data)[:end], out)
         raise _corrupt("zstd", error) from None
 
@@ -565,6 +566,12 @@ def _end_of_zstd_blocks(data: Any, position: int) -> int:
         if head & 1:
             return position if position <= end else -1
     return -1
+
+
+def _begins_zstd(head: bytes) -> bool:
+    """Return whether up to 4 bytes can be the first ones of a frame, or of a skippable one."""
+    skipped = bytes([head[0] & 0xF0]) + head[1:]
+    return _ZSTD_MAGIC.startswith(head) or _U32.pack(_ZSTD_SKIPPED).startswith(skipped)
 
 
 def _end_of_zstd_frames(data: Any) -> int:
