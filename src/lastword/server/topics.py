@@ -172,7 +172,7 @@ class Topics:
             return self._find_newest(name or topic_id)
         if topic is None and name and name.endswith(NAMED_BEFORE) and name not in self._warned:
             stored = name.removesuffix(NAMED_BEFORE)
-            if stored in self._by_name:
+            if self.get(stored) is not None:
                 self._warned.add(name)
                 _log.warning("no topic %s: the newest value of each key is in %s", name, stored + NEWEST)
         return topic
