@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyspark.sql.types
 from pyspark.sql import Row
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 import lastword
 import lastword.spark
@@ -151,6 +152,28 @@ def test_the_sink_names_the_option_and_refuses_a_map_as_key() -> None:
         sink_columns(mapped, formats)
     with pytest.raises(SparkOptionError, match="cannot be string in json: text and bytes"):
         sink_columns(StructType().add("key", PLACE).add("value", "string"), formats)
+
+
+@pytest.mark.parametrize("name", ["VariantType", "GeometryType", "GeographyType", "CalendarIntervalType"])
+@pytest.mark.parametrize("within", ["itself", "a struct", "an array", "a map"])
+def test_a_type_without_an_exact_form_is_refused(name: str, within: str) -> None:
+    """A VARIANT was written as the bytes that Spark has inside, without an error."""
+    kind = getattr(pyspark.sql.types, name, None)
+    if kind is None:
+        pytest.skip("a newer version of Spark has this type")
+    inner = kind(4326) if name.startswith("Geo") else kind()
+    whole = {
+        "itself": inner,
+        "a struct": StructType().add("x", inner),
+        "an array": ArrayType(inner),
+        "a map": MapType(StringType(), inner),
+    }[within]
+    schema = StructType().add("value", whole)
+    formats = parse_write({"path": "/d", "topic": "t", "value_format": "json"}).formats
+    with pytest.raises(SparkOptionError, match=r"has no exact form here; without the format, to_json\(value"):
+        sink_columns(schema, formats)
+    with pytest.raises(SparkOptionError, match="has no exact form here"):
+        check_projection(schema, "log", formats)
 
 
 def test_a_value_that_cannot_be_written_is_an_error() -> None:

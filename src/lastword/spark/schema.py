@@ -36,6 +36,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyspark.sql.types
 from pyspark.errors import PySparkException
 from pyspark.sql.types import (
     ArrayType,
@@ -223,6 +224,10 @@ def check_projection(
 
 def _format_problem(field: StructField, value_format: ValueFormat, *, writing: bool) -> str | None:
     """Return the reason why a format cannot have the type of a column, or None."""
+    inexact = _without_exact_form(field.dataType)
+    if inexact is not None:
+        how = f"to_json({field.name}) writes its text" if writing else "read the text and parse it in Spark"
+        return f"type {inexact} has no exact form here; without the format, {how}"
     try:
         kind = arrow_schema(StructType([field])).field(0).type
     except PySparkException as error:
@@ -230,6 +235,28 @@ def _format_problem(field: StructField, value_format: ValueFormat, *, writing: b
     if field.name.lower() == "key" and has_map(field.dataType):
         return "the entries of a map have no order, and equal keys must have equal bytes"
     return value_format.problem(kind, writing=writing)
+
+
+_INEXACT = tuple(
+    getattr(pyspark.sql.types, name)
+    for name in ("VariantType", "GeometryType", "GeographyType", "CalendarIntervalType")
+    if hasattr(pyspark.sql.types, name)
+)
+"""Types whose values come from Spark as structs of its internal bytes. Older versions lack some of them."""
+
+
+def _without_exact_form(kind: DataType) -> str | None:
+    """Return the first type in a type whose values would be written as Spark's internal bytes, or None."""
+    if isinstance(kind, _INEXACT):
+        return kind.simpleString()
+    parts: list[DataType] = []
+    if isinstance(kind, StructType):
+        parts = [field.dataType for field in kind.fields]
+    elif isinstance(kind, ArrayType):
+        parts = [kind.elementType]
+    elif isinstance(kind, MapType):
+        parts = [kind.keyType, kind.valueType]
+    return next(filter(None, map(_without_exact_form, parts)), None)
 
 
 def has_map(kind: DataType) -> bool:
