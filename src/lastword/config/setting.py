@@ -110,7 +110,7 @@ def _kafka_list(text: str) -> list[str]:
 
 
 _KAFKA_TYPES: Mapping[str, Callable[[str], Any]] = {
-    "bytes": _java_integer,
+    "bytes": lambda text: max(_java_integer(text), -1),  # each negative retention.bytes is no limit
     "ms": _java_integer,
     "count": _java_integer,
     "ratio": _java_double,
@@ -174,25 +174,13 @@ def _size_text(size_bytes: int) -> str:
     return f"{text} B" if text.isdigit() and size_bytes else text
 
 
-def size(
-    default: str | int | None,
-    group: Group,
-    text: str,
-    low: int = 0,
-    high: int = INT64_MAX,
-    *,
-    negative_is_none: bool = False,
-) -> Any:
-    """Make a setting in bytes. Default None: not set; no value means "not set".
-
-    `negative_is_none`: every negative size is -1, which is no limit.
-    """
-    parse = _ranged(parse_bytes, low, high)
+def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
+    """Make a setting in bytes. Default None: not set; no value means "not set"."""
     return _field(
         "bytes",
         group,
         text,
-        (lambda value: parse(max(parse_bytes(value), -1))) if negative_is_none else parse,
+        _ranged(parse_bytes, low, high),
         lambda value: "none" if value is None else exact_bytes(value),
         _range_text("a size", low, high, _size_text),
         "Size",

@@ -94,7 +94,6 @@ class TopicConfig:
         "behaviour",
         "With policy delete: the oldest segments are removed while the log is larger. -1: none.",
         low=-1,
-        negative_is_none=True,
     )
     delete_retention_ms: int = duration(
         "1d",
