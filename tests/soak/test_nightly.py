@@ -29,6 +29,7 @@ PROOFS = {
     "kills-server",
     "kills-spark",
     "memory-spark",
+    "settings",
     "bench",
 }
 
