@@ -1,6 +1,6 @@
 """Settings under Kafka's names: described, changed, and checked for a new topic.
 
-`kafka_configs.jsonl` has every public setting of Kafka 4.4.0 with type and default; `scripts/make_configs.py`
+`kafka_configs.jsonl` has every public setting of Kafka 4.3.1 with type and default; `scripts/make_configs.py`
 writes it from Kafka's jars. A topic's setting that has an effect here is one of `TOPIC_SETTINGS`, and is
 saved in lastword.toml. A setting that has none is described with its default, and may be given only that
 value: a client that sets another value would rely on something that does not happen. Settings of the
@@ -355,9 +355,6 @@ class Configs:
                 raise Refused(codes.INVALID_REQUEST, text)
             text = f"Cannot update these configs dynamically: [{', '.join(settings)}]"
             raise Refused(codes.INVALID_REQUEST, text)
-        if kind == GROUP:
-            text = "Settings of groups are those of the directory: `lastword config DIR --set ...`"
-            raise Refused(codes.INVALID_REQUEST, text)
         if kind != TOPIC:
             raise Refused(codes.INVALID_REQUEST, f"Unknown resource type {kind}")
         if not name:
@@ -402,8 +399,7 @@ class Configs:
                     )
                 now = self._dirs.config(resource.resource_name).cleanup_policy
                 if now is None:  # the changes begin with the default, as in Kafka
-                    default = kafka_settings("topic")[name].default
-                    now = frozenset() if default is None else frozenset({default})
+                    now = frozenset({kafka_settings("topic")[name].default or ""})
                 words = set((value or "").split(","))
                 value = ",".join(sorted(now | words if operation == APPEND else now - words))
             elif operation != SET:
