@@ -72,7 +72,7 @@ class States:
         return dict(enumerate(held))
 
     def add(self, key: str, value: Any, producer: int | None = None) -> None:
-        number = self.topic.partition_of(key.encode())
+        number = self.topic._partition_of(key.encode())
         self.records[number][self.ends[number]] = key, value, producer
         self.ends[number] += 1
 
@@ -130,7 +130,7 @@ class States:
 
     def of_transaction(self) -> None:
         producer, key = next(self.producers), self.rng.choice(KEYS)
-        number = self.topic.partition_of(key.encode())
+        number = self.topic._partition_of(key.encode())
         builder = BatchBuilder(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
         values = [self.rng.choice([None, 50, 60]) for _ in range(self.rng.randrange(1, 3))]
         for value in values:

@@ -193,7 +193,8 @@ def test_a_misspelled_parameter_is_found_before_a_setting(tmp_path: Path) -> Non
             "key_serializer": lambda: logs.state("t", key_serialiser="json"),  # type: ignore[call-overload]
             "partitions": lambda: logs.state("t", partition=4),  # type: ignore[call-overload]
             "timeout": lambda: lastword.open(tmp_path / "d", timout=1),  # type: ignore[call-arg]
-            "lastword_ttl_ms": lambda: logs.state("t", ttl_ms=1),  # type: ignore[call-overload]
+            "ttl": lambda: logs.state("t", ttl_ms=1),  # type: ignore[call-overload]
+            "lastword_ttl_ms": lambda: logs.create_topic("t", ttl_ms=1),  # type: ignore[call-overload]
             "retention_ms": lambda: logs.create_topic("t", retention_m=1),  # type: ignore[call-overload]
         }
         for near, call in calls.items():
@@ -257,6 +258,32 @@ def _in_a_bucket(call: str, name: str) -> Callable[[Path, Any], float]:
     return probe
 
 
+def _remaining(call: str) -> Callable[[Path, Any], float]:
+    """Return a function that gives a time to live to a value, and returns its rest in seconds."""
+
+    def probe(path: Path, one: Any) -> float:
+        with lastword.open(path, "a", clock=Clock(1_000_000)) as logs:
+            state = logs.state("s", **({"ttl": one} if call == "state" else {"lastword_ttl_ms": 0}))
+            state["a"] = 1
+            if call == "touch":
+                state.touch("a", ttl=one)
+            return state.remaining("a") or 0
+
+    return probe
+
+
+def _remaining_of_an_asynchronous_state(call: str) -> Callable[[Path, Any], float]:
+    async def remaining(path: Path, one: Any) -> float:
+        async with lastword.aopen(path, "a", clock=Clock(1_000_000)) as logs:
+            state = await logs.state("s", lastword_ttl_ms=0)
+            await state.set("a", 1, **({"ttl": one} if call == "set" else {}))
+            if call == "touch":
+                await state.touch("a", ttl=one)
+            return state.state.remaining("a") or 0
+
+    return lambda path, one: asyncio.run(remaining(path, one))
+
+
 def _time_to_live(path: Path, one: Any) -> float:
     clock = Clock(1_000_000)
     with lastword.open(path, "a", clock=clock) as logs:
@@ -312,6 +339,10 @@ TIMES: dict[str, Callable[[Path, Any], float]] = {
     "LogDir.collect retention": _in_a_bucket("collect", "retention"),
     "LogDir.pin max_age": _in_a_bucket("pin", "max_age"),
     "State.set ttl": _time_to_live,
+    "State.touch ttl": _remaining("touch"),
+    "LogDir.state ttl": _remaining("state"),
+    "AsyncState.set ttl": _remaining_of_an_asynchronous_state("set"),
+    "AsyncState.touch ttl": _remaining_of_an_asynchronous_state("touch"),
     "Cleaner.stop timeout": _timeout_of_the_cleaner("stop"),
     "Cleaner.pause timeout": _timeout_of_the_cleaner("pause", "users", 0),
     "Broker.delay time": _delay_of_a_broker,

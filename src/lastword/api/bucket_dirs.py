@@ -707,7 +707,7 @@ class BufferedTopic(BucketTopic):
         self._check_fits([(key, value)], headers)
 
         def work(dirs: OpenDirs) -> Appended | None:
-            if not check(dirs.log(self.name, self.partition_of(key))):
+            if not check(dirs.log(self.name, self._partition_of(key))):
                 return None
             return self._on(dirs).append(key, value, headers=headers)
 

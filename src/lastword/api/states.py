@@ -233,7 +233,7 @@ class _DirectoryLog:
         return logs
 
     def _log_of(self, key: bytes) -> PartitionLog:
-        return self._dirs.log(self.name, self._topic.partition_of(key))
+        return self._dirs.log(self.name, self._topic._partition_of(key))
 
     def _logs(self) -> dict[int, PartitionLog]:
         return {n: self._dirs.log(self.name, n) for n in self._dirs.dir_set.log_dirs(self.name)}

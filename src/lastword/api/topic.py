@@ -372,7 +372,7 @@ class Topic(ProcessBound, Generic[K, V]):
                 self._log_of(number).sync()
         self._producers().finish(call, self._log_of, sync=level == "disk")
 
-    def partition_of(self, key: bytes) -> int:
+    def _partition_of(self, key: bytes) -> int:
         """Return the partition of a record with this encoded key."""
         self._take_settings()
         return self._packer.assigner.of(key, None)
