@@ -220,3 +220,20 @@ def test_commands_name_the_transaction_that_holds_values_back(
                 assert held in [json.loads(line).get("message") for line in shown.splitlines()]
             else:
                 assert f"warning: {held}\n" in shown
+
+
+def test_sparks_view_names_the_transaction_that_holds_values_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lastword.spark.options import parse_read
+    from lastword.spark.splits import choose
+
+    with lastword.open(tmp_path / "data", "a") as logs:
+        logs.state("t")["n"] = 5
+        transactional(logs, (b"m", b"1"))
+        logs["t"].append("n", 6)
+    options = {"path": str(tmp_path / "data"), "subscribe": "t"}
+    for view, said in (("log", 0), ("newest", 1), ("changes", 1)):
+        caplog.clear()
+        assert [range_.end for range_ in choose(parse_read({**options, "view": view}))] == [1]
+        assert sum("held back until their transactions end" in message for message in caplog.messages) == said
