@@ -559,7 +559,8 @@ class Contents:
 
         None if the log does not continue the mapping, or if cleanings replaced its files again and again.
         """
-        reached, known = self._reached.get(log.partition), None
+        reached = self._reached.get(log.partition)
+        known: RemovalLog | None = None
         if isinstance(log, PartitionLog):
             if reached is not None and reached.is_at(log):
                 return _Tail(log.partition, reached)
