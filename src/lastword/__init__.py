@@ -115,7 +115,7 @@ _HOMES = {
     "PullResult": "pulling.leader",
     "Reader": "api.reader",
     "Record": "api.record",
-    "Restored": "state.state",
+    "Restored": "state.contents",
     "SegmentInfo": "api.inspections",
     "Server": "server",
     "Simulation": "tools.simulate",

@@ -267,6 +267,42 @@ def test_no_update_is_lost_between_threads(tmp_path: Path, ack: str) -> None:
     assert len(sums) == 4 * each and all(value == before + 1 for before, value in sums)
 
 
+@pytest.mark.slow
+def test_no_update_is_lost_beside_clients_of_the_server(tmp_path: Path) -> None:
+    """A producer of librdkafka sets the counter, and one of a transaction a key, while states add to it."""
+    producer_of = pytest.importorskip("confluent_kafka").Producer
+    with lastword.open(tmp_path / "log", "a", log_cleaner_enable=False) as logs:
+        states = [logs.state("t"), logs.state("t")]
+        with lastword.serve(logs, "127.0.0.1:0") as server:
+            client = {"bootstrap.servers": server.bootstrap_servers, "linger.ms": 0, "log_level": 0}
+            producer = producer_of(client)
+
+            def produce() -> None:
+                for number in range(1, 11):
+                    producer.produce("t", key=b"n", value=str(number * 1_000_000).encode())
+                    producer.flush(10)
+
+            thread = threading.Thread(target=produce)
+            thread.start()
+            calls = 0
+            while thread.is_alive() or calls < 20:
+                states[calls % 2].incr("n")
+                calls += 1
+            thread.join()
+            transaction = producer_of({**client, "transactional.id": "x"})
+            transaction.init_transactions(10)
+            transaction.begin_transaction()
+            transaction.produce("t", key=b"m", value=b"7")
+            transaction.flush(10)
+            assert "m" not in states[0] and states[1].position[0] < logs["t"].bounds()[0][1]
+            transaction.commit_transaction(10)
+            assert states[0]["m"] == 7 and states[1].position == {0: logs["t"].bounds()[0][1]}
+        values = [record.value for record in logs["t"].read() if record.key == "n"]
+    sums = [(before, value) for before, value in itertools.pairwise([0, *values]) if value % 1_000_000]
+    assert len(values) == calls + 10 and len(sums) == calls
+    assert all(value == before + 1 for before, value in sums)
+
+
 # ---------------------------------------------------------------- processes of a log in a bucket
 
 
