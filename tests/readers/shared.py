@@ -162,7 +162,7 @@ def switching(baton: Baton) -> Iterator[None]:
     names = (
         "partition.",
         "logdir.",
-        "state.state",
+        "state.contents",
         "api.",
         "cleaner.engine.throttle",
         "cleaner.engine.partition",
