@@ -54,6 +54,15 @@ def test_no_mutation_of_a_record_is_answered_as_unknown(topic: str, tmp_path: Pa
     assert {FOUND, REFUSED} <= set(answers.values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", [GROUPS, TRANSACTIONS])
+def test_none_of_all_mutations_is_answered_as_unknown(topic: str, tmp_path: Path) -> None:
+    cases = mutations(topic, SEED, 1000)
+    answers = answers_of(tmp_path / "data", cases)
+    assert len(cases) > 80
+    assert [case.name for case in cases if answers[case.name] != case.right] == []
+
+
 @pytest.mark.parametrize("key", [b"", b"\0"])
 def test_a_key_without_a_type_refuses_the_groups_of_its_partition(key: bytes, tmp_path: Path) -> None:
     """Trial B3: the groups behind it had no committed offset."""

@@ -706,7 +706,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """End the open transaction of a producer: its records are never read.
 
         For a transaction that hangs: its producer is gone, and no coordinator ends it. If the coordinator
-        still has it, its producer is fenced. Do not abort a transaction that its producer may yet commit.
+        still has it, its producer is fenced. Do not abort a transaction that its producer may yet commit, nor
+        one of a directory that is being served: `kafka-transactions.sh abort` is for that.
 
         Args:
             producer: The producer id, or the transactional id.
