@@ -25,12 +25,10 @@ from lastword.accounts.ledger import Ledger
 from lastword.cleaner.inspection import DrivePartition
 from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
-from lastword.config import Settings
 from lastword.files import DEFAULT
 from lastword.ingest import apply, staging
 from lastword.ingest.staging import CommitManifest
 from lastword.logdir import TopicPartition
-from lastword.logdir.broker import BrokerSettings
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
 from tests.support.drives import inspected, rewritten
@@ -189,17 +187,13 @@ def job_commits(root: Path, story: Story) -> None:
     assert closed is not None
     manifest = CommitManifest("j", (closed,), sync=True, writer="nightly", sequence=1)
     before = len(list((root / "life1-0").glob("*.log")))
-    settings = Settings.load([root])
-    cluster = BrokerSettings(DEFAULT, [str(root)], str(metadata_of(root)))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(staged_batches, "MIN_SIZE_RATIO", 0.0)
         apply.commit(
             str(root),
             manifest,
             DEFAULT,
-            lambda: lastword.logdir.LogDirectory.open(
-                str(root), "a", DEFAULT, ManualClock(now_ms()), settings.with_cluster(cluster)
-            ),
+            lambda: lastword.logdir.LogDirectory.open(str(root), "a", DEFAULT, ManualClock(now_ms())),
             patience_seconds=5.0,
             now_ms=now_ms,
         )
