@@ -32,7 +32,7 @@ from lastword.logdir import TopicPartition
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
 from tests.support.drives import inspected, rewritten
-from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints, errors_of, metadata_of
+from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints, errors_of
 
 SEEDS = range(5)
 LIVES = tuple(f"life{seed}" for seed in SEEDS)
@@ -45,7 +45,12 @@ KAFKA = {
     "delete_retention_ms": 0,
     "segment_ms": 500,
 }
-OURS = {"cleanup_policy": "compact", "lastword_strategy": "generational", "delete_retention_ms": MINUTE}
+OURS = {
+    "cleanup_policy": "compact",
+    "lastword_strategy": "generational",
+    "delete_retention_ms": MINUTE,
+    "min_compaction_lag_ms": 0,  # with these the metadata, which is elsewhere, need not be known
+}
 Newest = dict[bytes, bytes | None]
 
 
@@ -147,7 +152,7 @@ def held_back(logs: Any, name: str, newest: Newest) -> None:
 def ours(root: Path, story: Story) -> None:
     """Run lastword's part on the directory."""
     clock = ManualClock(now_ms() - 120 * MINUTE)
-    with lastword.open(root, "a", clock=clock, metadata=metadata_of(root)) as logs:
+    with lastword.open(root, "a", clock=clock) as logs:
         for name in TOPICS:
             logs.topic(name).set_config(**OURS)
         for seed, name in zip(SEEDS, LIVES, strict=True):
@@ -255,7 +260,7 @@ def come_back(root: Path, story: Story) -> None:
             ledger = Ledger.open(DEFAULT, view.directory, view.segments, map_bytes=1 << 20)
             story.rebuilt[name] = ledger.rebuilt_because
         story.problems += logs.verify().problems
-    with lastword.open(root, "a", clock=ManualClock(now_ms()), metadata=metadata_of(root)) as logs:
+    with lastword.open(root, "a", clock=ManualClock(now_ms())) as logs:
         assert all(done.certificate is None or done.complete for done in logs.clean())
         story.problems += logs.verify().problems
         for name in TOPICS:

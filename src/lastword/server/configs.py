@@ -399,7 +399,7 @@ class Configs:
                     )
                 now = self._dirs.config(resource.resource_name).cleanup_policy
                 if now is None:  # the changes begin with the default, as in Kafka
-                    now = frozenset({kafka_settings("topic")[name].default})
+                    now = frozenset({kafka_settings("topic")[name].default or ""})
                 words = set((value or "").split(","))
                 value = ",".join(sorted(now | words if operation == APPEND else now - words))
             elif operation != SET:
