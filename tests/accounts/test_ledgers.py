@@ -244,6 +244,7 @@ def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
         topic.extend([(b"k%d" % n, b"v" * 500) for n in range(1000)], partition=0)
         for n in range(0, 1000, 100):
             topic.append(b"k%d" % n, None, partition=0)
+        topic.append(b"k1", b"the newest record of a partition stays", partition=0)
         logs.clean()
 
         def facts():

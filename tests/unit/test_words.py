@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,6 +314,17 @@ def _delay_of_a_broker(path: Path, one: Any) -> float:
         return broker._interceptor._delays["Fetch"]
 
 
+def _timeout_of_a_wait(path: Path, one: Any) -> float:
+    with Broker(path) as broker, pytest.MonkeyPatch.context() as patch:
+        now = iter((0.0, 0.999, 1.001))
+        patch.setattr(
+            "lastword.testing.broker.time", SimpleNamespace(monotonic=now.__next__, sleep=lambda _: None)
+        )
+        with pytest.raises(TimeoutError):
+            broker.wait_for("users", 1, timeout=one)
+        return 1.0 if next(now, None) is None else 0.0
+
+
 def _time_of_a_broker(path: Path, one: Any) -> float:
     with Broker(path) as broker:
         broker.clock.advance(one)
@@ -346,6 +358,7 @@ TIMES: dict[str, Callable[[Path, Any], float]] = {
     "Cleaner.stop timeout": _timeout_of_the_cleaner("stop"),
     "Cleaner.pause timeout": _timeout_of_the_cleaner("pause", "users", 0),
     "Broker.delay time": _delay_of_a_broker,
+    "Broker.wait_for timeout": _timeout_of_a_wait,
     "Broker.clock.advance time": _time_of_a_broker,
     "Clock.advance time": _time_of_a_clock,
     "LogBuilder.advance time": _time_of_a_builder,

@@ -697,7 +697,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
     def abort(
         self,
-        producer: int | str,
+        transaction: int | str,
         topic: str | None = None,
         partition: int | None = None,
         *,
@@ -710,7 +710,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         one of a directory that is being served: `kafka-transactions.sh abort` is for that.
 
         Args:
-            producer: The producer id, or the transactional id.
+            transaction: Its producer id, or its transactional id.
             topic: None: in every partition in which the transaction is open.
             partition: None: every partition of the topic.
             dry_run: Change nothing.
@@ -724,8 +724,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         from lastword.api.transactions import abort
 
         if dry_run:
-            return abort(self.dirs, topic, partition, producer, dry_run=True)
-        return self.dirs.transaction(lambda dirs: abort(dirs, topic, partition, producer))
+            return abort(self.dirs, topic, partition, transaction, dry_run=True)
+        return self.dirs.transaction(lambda dirs: abort(dirs, topic, partition, transaction))
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
         """Move one partition into another of the directories. Reads and appends continue meanwhile.

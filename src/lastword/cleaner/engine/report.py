@@ -165,10 +165,13 @@ class CleanRound(Value):
         sentence = "1 tombstone waits" if waiting.count == 1 else f"{waiting.count} tombstones wait"
         if waiting.first_offset < 0:
             return f"; {sentence}"
-        wait = format_duration(max(0, waiting.first_due_ms - self.now_ms))
+        wait = waiting.first_due_ms - self.now_ms
+        end = f"may go in {format_duration(wait)}"
+        if wait <= 0:
+            end = "stays for a lease, or because it is the newest record of the partition"
         if waiting.count == 1:
-            return f"; the tombstone at {waiting.first_offset} may go in {wait}"
-        return f"; {sentence}, the one at {waiting.first_offset} may go in {wait}"
+            return f"; the tombstone at {waiting.first_offset} {end}"
+        return f"; {sentence}, the one at {waiting.first_offset} {end}"
 
 
 @dataclass(frozen=True, slots=True)
