@@ -18,6 +18,7 @@ def test_6E_40_deleted_keys_do_not_come_back(tmp_path: Path, strategy: str) -> N
         log.put(f"k{n % 8}", n)
     for n in range(0, 8, 2):
         log.delete(f"k{n}")
+    log.put("k1", "the newest record of a partition stays")
     log.roll()
     for _ in range(5):
         log.clean(strategy=strategy)

@@ -203,7 +203,8 @@ def _short_of_room(
     """
     by_dir: dict[LogDirectory, list[tuple[str, int]]] = {}
     for tp in chosen:
-        by_dir.setdefault(dirs.log_dir(*tp), []).append(tp)
+        if sizes[tp]:  # else it is empty, or cannot be opened
+            by_dir.setdefault(dirs.log_dir(*tp), []).append(tp)
     short = []
     for log_dir, partitions in by_dir.items():
         largest = max(min(sizes[tp], dirs.config(tp[0]).segment_bytes) for tp in partitions)

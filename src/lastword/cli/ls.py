@@ -99,9 +99,9 @@ def ls(
         unknown = {name for name in chosen if dirs.config(name).unread is not None}
         unread = unread_topics(dirs, chosen)
         log_dirs = {tp: dirs.log_dir(*tp).path for tp in pairs} if len(logs.paths) > 1 else {}
-        open_ones = [row for row in rows if getattr(row, "stable", -1) < getattr(row, "log_end", -1)]
+        counted = [row for row in rows if not isinstance(row, Uncounted)]
+        open_ones = [row for row in counted if getattr(row, "stable", -1) < getattr(row, "log_end", -1)]
         held = held_texts(logs, target, {row.topic for row in open_ones}, HANGS_MS)
-    counted = [row for row in rows if not isinstance(row, Uncounted)]
     totals = {
         "size_bytes": sum(row.size_bytes for row in rows),
         "live_bytes": sum(row.live_bytes for row in counted),
