@@ -45,6 +45,8 @@ LAST_MS = 4102444799999
 """The last time: the end of the year 2099."""
 DURATION_MS = 86_400_000 * 36_500
 """The longest duration of int64: 100 years."""
+RENAMED = {"TxnOffsetCommitRequest.generation_id_or_member_epoch": "generation_id"}
+"""The names in kio of the fields that Kafka 4.4.0 renamed: the same bytes, at the same place."""
 
 Spec = list[list[Any]]
 """The fields of a struct as kio has them: name, type, tag, whether it is an array, fields of a struct."""
@@ -199,7 +201,8 @@ def misnamed(fields: list[Field], spec: Spec, version: int, place: str) -> Itera
     """Yield the fields of a message whose name, tag or array kio has otherwise. It leaves out `_ms`."""
     for field, (name, _, tag, is_array, nested) in zip(fields, spec, strict=True):
         ours = (field.tag if within(field.tagged, version) else None, field.is_array)
-        if field.name not in (name, f"{name}_ms") or ours != (tag, is_array):
+        known = RENAMED.get(f"{place}.{field.name}", field.name)
+        if known not in (name, f"{name}_ms") or ours != (tag, is_array):
             yield f"{place}.{field.name}"
         if nested is not None:
             inner = [f for f in field.fields if within(f.versions, version)]
