@@ -304,10 +304,21 @@ def test_the_cluster_is_described(java: Clients) -> None:
     at = ("--bootstrap-server", java.bootstrap)
     assert "Cluster ID: " in java.tools.run("ClusterTool", "cluster-id", *at)
     assert "unfenced" in java.tools.run("ClusterTool", "list-endpoints", *at)
-    leaders = ("LeaderElectionCommand", "--election-type", "preferred", "--all-topic-partitions")
-    for command in (("AclCommand", "--list"), leaders):  # not served: the client refuses, without a wait
-        with pytest.raises(RuntimeError, match="The node does not support"):
-            java.run(*command)
+
+
+def test_a_node_without_an_authorizer_is_administered(java: Clients) -> None:
+    """As with a broker of Kafka 4.4.0 that has no authorizer."""
+    with pytest.raises(
+        RuntimeError, match=r"SecurityDisabledException: No Authorizer is configured on the broker"
+    ):
+        java.run("AclCommand", "--list")
+    java.create_topic("elected")
+    elect = ("LeaderElectionCommand", "--election-type", "preferred")
+    assert java.run(*elect, "--all-topic-partitions") == ""
+    printed = java.run(*elect, "--topic", "elected", "--partition", "0")
+    assert printed == "Valid replica already elected for partitions elected-0\n"
+    with pytest.raises(RuntimeError, match="UnknownTopicOrPartitionException: No such topic as missing"):
+        java.run(*elect, "--topic", "missing", "--partition", "0")
 
 
 def test_the_client_compatibility_test(java: Clients) -> None:
@@ -318,9 +329,10 @@ def test_the_client_compatibility_test(java: Clients) -> None:
         "create-topics",
         "describe-configs",
         "idempotent-producer",
+        "describe-acls",  # the error that no authorizer is there counts as support, as with a broker
     )
     options = [text for name in supported for text in (f"--{name}-supported", "true")]
-    options += ["--describe-acls-supported", "false", "--expect-record-too-large-exception", "false"]
+    options += ["--expect-record-too-large-exception", "false"]
     java.run("ClientCompatibilityTest", "--topic", "compatible", "--num-cluster-nodes", "1", *options)
 
 
