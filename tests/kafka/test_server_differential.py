@@ -40,10 +40,6 @@ DIFFERENCES = [
     ),
     (r"Metadata/no name/error_code", "an accident of the broker: UNKNOWN_SERVER_ERROR for no name and no id"),
     (r"Metadata/negative count/answer", "a length below -1 is malformed; a broker takes it for -1"),
-    (
-        r"(Metadata|DescribeTopicPartitions)/longer/topics\[.*\]",
-        "the lists have the topics of other differences",
-    ),
     # topics and settings
     (OWN_TEXT, "some sentences are lastword's own: they name the limits, or what is not served"),
     (
@@ -121,7 +117,6 @@ DIFFERENCES = [
     ),
     (r"Fetch/as replica state 7/.*\.current_leader\..*", "there is no other leader to name"),
     (r"Fetch/session, epoch 2/.*", "the partitions of a topic are together in the answer"),
-    (r"ListOffsets/twice/.*", "a partition that is named twice is answered twice"),
     (r"OffsetForLeaderEpoch/epoch -5, .*", "every negative epoch is unknown; a broker returns an end for -5"),
     # cluster and producers
     (
@@ -137,10 +132,6 @@ DIFFERENCES = [
     (
         r"DescribeQuorum/one/.*\.(high_watermark|log_end_offset|leader_epoch)",
         "there is no log of the cluster's metadata",
-    ),
-    (
-        r"(ElectLeaders/all (preferred|unclean)|ListConfigResources/types \[2?\])/.*\[wrong.*\]",
-        "topics that only one of both has created",
     ),
     (r"DescribeProducers/unknown/.*\.error_message", "a broker sends no text for a missing partition"),
     (
