@@ -308,6 +308,7 @@ class Topic(ProcessBound, Generic[K, V]):
             return 0 if call is None else self._extend(records, partition, level, call)
 
     def _extend(self, records: Any, partition: int | None, level: str, call: ProducerCall | None) -> int:
+        self._take_settings()
         now_ms = self.dirs.clock.now_ms()
         if hasattr(records, "__arrow_c_stream__"):
             groups = self._packer.arrow_groups(records, now_ms, partition, call)
