@@ -11,6 +11,7 @@ import pytest
 import lastword
 from lastword.bucket.commit import Bucket
 from lastword.clock import ManualClock
+from lastword.errors import NoPolicyError
 from lastword.objects import open_store
 from tests.golden import loader
 
@@ -21,6 +22,8 @@ STAGES = [
         for n, name in enumerate(["compact-idempotent-dr0", "tx-compact-dr0", "compact-v1-lz4-dr0"], 1)
     ),
 ]
+BY_HAND = {"cleanup_policy": "compact", "delete_retention_ms": "1d", "min_compaction_lag_ms": 0}
+"""The settings that decide what is removed, for topics whose cluster kept them in ZooKeeper."""
 _numbers = count()
 
 
@@ -54,6 +57,13 @@ def lastword_topic(logs: lastword.LogDir, name: str) -> lastword.Topic:
     return logs.topic(name, key_serializer="bytes", value_serializer="bytes")
 
 
+def unknown_settings_remove_nothing(logs: lastword.LogDir) -> bool:
+    """Return whether the settings are unknown, so that the default given to `open` does not count."""
+    with pytest.raises(NoPolicyError, match="__cluster_metadata-0.* is not in"):
+        logs.clean("new")
+    return logs.clean() == [] and logs.expire() == []
+
+
 @pytest.mark.parametrize(("name", "stage"), STAGES)
 def test_it_is_read_and_cleaned_as_in_a_directory(name: str, stage: str, tmp_path: Path) -> None:
     loader.case(name).unpack(tmp_path, stage)
@@ -67,7 +77,12 @@ def test_it_is_read_and_cleaned_as_in_a_directory(name: str, stage: str, tmp_pat
             place, "a", clock=clock, cleanup_policy="compact", lastword_commit_linger_ms=0
         ) as logs:
             before = [records(logs, view) for view in ("log", "newest")]
+            if name == "dir-clean-kafka28":
+                assert unknown_settings_remove_nothing(logs)
+                for topic in logs:
+                    logs.set_config(topic, **BY_HAND)
             rounds = [(r.topic, r.partition, r.records_kept, r.removed) for r in logs.clean(strategy="kafka")]
+            assert rounds
             after = [records(logs, view) for view in ("log", "newest")]
             shown.append((before, rounds, after, {t: logs[t].bounds() for t in logs}))
             problems = logs.verify().problems

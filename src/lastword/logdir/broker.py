@@ -301,11 +301,13 @@ class BrokerSettings:
     def _elsewhere(self) -> tuple[str, str] | None:
         """Return why the settings of a broker's directory are not known; None: a broker made none of them."""
         for root in self._roots:
-            if "://" not in root and made_by_broker(self._files, root):
-                return (
-                    f"{names.METADATA_DIR}, which has the settings of its cluster, is not in {root}",
+            if made_by_broker(self._files, root):
+                why = f"{names.METADATA_DIR}, which has the settings of its cluster, is not in {root}"
+                if "://" in root:
+                    return why, BY_HAND
+                return why, (
                     "--metadata PATH (in Python metadata=) names the directory that holds it "
-                    "(metadata.log.dir), or the broker's server.properties",
+                    "(metadata.log.dir), or the broker's server.properties"
                 )
         return None
 
