@@ -108,7 +108,7 @@ def judge(writer: Writer, reads: list[list[Any]]) -> list[str]:
                     raise Violation("false alarm", rows[0][2])
             elif kind == "state":
                 shown = {_data(key): _data(value) for _, _, key, value in rows}
-                window.check_moment(shown, tombstones=False, values=True)  # type: ignore[arg-type]
+                window.check_moment(shown, tombstones=False, values=True, is_state=True)  # type: ignore[arg-type]
             elif kind in ("newest", "changes"):
                 newest = {_data(key): offset for _, offset, key, _ in rows}
                 window.check_moment(newest, tombstones=kind == "changes")  # type: ignore[arg-type]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import time
 from pathlib import Path
 
 import pytest
 
+import lastword
 from lastword.errors import ReadOvertakenError
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.moment import Range
@@ -140,6 +142,32 @@ def test_a_second_process(tmp_path: Path, seed: int) -> None:
     count, wrong = process.run(tmp_path / "data", seed, seconds=3.0)
     assert not wrong, "\n".join(wrong[:3])
     assert count > 20
+
+
+@pytest.mark.slow
+def test_a_state_of_a_second_process_is_judged_up_to_the_log_end(tmp_path: Path) -> None:
+    """Beside an open transaction it has records above the stable offset; a read that ends there is wrong."""
+    directory, states, early = tmp_path / "data", [], []
+    with process.writing(directory, 3) as (writer, work):
+        while len(states) < 3:
+            work(1)
+            ends = writer.history.partitions[0].ends[-1]
+            line = writer.history.partitions[0].lineages[-1]
+            if line.newest(ends.stable) == line.newest(ends.log_end, ends.undecided):
+                continue
+            begin = time.monotonic_ns()
+            with lastword.open(directory, **writer.settings) as logs:
+                state = logs.state(TOPIC, key_serializer="bytes", value_serializer="bytes")
+                shown = [[0, 0, key.decode(), value.decode()] for key, value in state.items()]
+                raw = logs.topic(TOPIC, key_serializer="bytes", value_serializer="bytes")
+                newest = [
+                    [0, 0, record.key.decode(), record.value.decode()] for record in raw.read(view="newest")
+                ]
+            states.append(["state", begin, time.monotonic_ns(), shown, None])
+            early.append(["state", begin, time.monotonic_ns(), newest, None])
+    assert process.judge(writer, states) == []
+    wrong = process.judge(writer, early)
+    assert wrong and all("no moment" in text for text in wrong)
 
 
 def test_the_judge_allows_a_moment_and_nothing_else() -> None:
