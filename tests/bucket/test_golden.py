@@ -59,7 +59,7 @@ def lastword_topic(logs: lastword.LogDir, name: str) -> lastword.Topic:
 
 def unknown_settings_remove_nothing(logs: lastword.LogDir) -> bool:
     """Return whether the settings are unknown, so that the default given to `open` does not count."""
-    with pytest.raises(NoPolicyError, match="__cluster_metadata-0.* is not in"):
+    with pytest.raises(NoPolicyError, match=r"__cluster_metadata-0.* is not in"):
         logs.clean("new")
     return logs.clean() == [] and logs.expire() == []
 
