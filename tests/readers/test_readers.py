@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,9 @@ def test_a_second_process(tmp_path: Path, seed: int) -> None:
 @pytest.mark.slow
 def test_a_state_of_a_second_process_is_judged_up_to_the_log_end(tmp_path: Path) -> None:
     """Beside an open transaction it has records above the stable offset; a read that ends there is wrong."""
-    directory, states, early = tmp_path / "data", [], []
+    directory = tmp_path / "data"
+    states: list[list[Any]] = []
+    early: list[list[Any]] = []
     with process.writing(directory, 3) as (writer, work):
         while len(states) < 3:
             work(1)
@@ -158,10 +161,11 @@ def test_a_state_of_a_second_process_is_judged_up_to_the_log_end(tmp_path: Path)
             begin = time.monotonic_ns()
             with lastword.open(directory, **writer.settings) as logs:
                 state = logs.state(TOPIC, key_serializer="bytes", value_serializer="bytes")
-                shown = [[0, 0, key.decode(), value.decode()] for key, value in state.items()]
+                shown = [[0, 0, str(key, "ascii"), str(value, "ascii")] for key, value in state.items()]
                 raw = logs.topic(TOPIC, key_serializer="bytes", value_serializer="bytes")
                 newest = [
-                    [0, 0, record.key.decode(), record.value.decode()] for record in raw.read(view="newest")
+                    [0, 0, str(record.key or b"", "ascii"), str(record.value or b"", "ascii")]
+                    for record in raw.read(view="newest")
                 ]
             states.append(["state", begin, time.monotonic_ns(), shown, None])
             early.append(["state", begin, time.monotonic_ns(), newest, None])
