@@ -58,6 +58,7 @@ class Partition:
                 open_since.pop(line["producerId"], None)
             elif line["isTransactional"] and not line["isControl"]:
                 open_since.setdefault(line["producerId"], line["offset"])
+        self.open_since = open_since
         self.stable = min(open_since.values(), default=1 << 62)
 
     def shown(self, isolation: str) -> list[Line]:
@@ -65,6 +66,16 @@ class Partition:
         if isolation == "read_uncommitted":
             return data
         return [line for line in data if line["offset"] < self.stable and not self._is_aborted(line)]
+
+    def committed(self) -> list[Line]:
+        """Return the committed records up to the log end, also those above the last stable offset."""
+        data = [line for line in self.lines if not line["isControl"] and not self._is_aborted(line)]
+        return [
+            line
+            for line in data
+            if not line["isTransactional"]
+            or line["offset"] < self.open_since.get(line["producerId"], 1 << 62)
+        ]
 
     def _is_aborted(self, line: Line) -> bool:
         return line["isTransactional"] and any(
@@ -396,9 +407,7 @@ def test_a_state_takes_committed_values(unpacked: Callable[[str, str], Path]) ->
     name, stage = "tx-compact-retain", "round1-before"
     with lastword.open(unpacked(name, stage)) as logs:
         state = logs.state(name, key_serializer="bytes", value_serializer="bytes")
-        newest_lines = {
-            line["key"]: line for line in partitions(name, stage)[name, 0].shown("read_committed")
-        }
+        newest_lines = {line["key"]: line for line in partitions(name, stage)[name, 0].committed()}
         live = {key: line for key, line in newest_lines.items() if line["value"] is not None}
         assert dict(state) == {key: line["value"] for key, line in live.items()}
 

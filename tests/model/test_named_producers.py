@@ -81,7 +81,7 @@ class Model:
         self.check(name)
 
     def check(self, name: str) -> None:
-        shown = {record.key: record.value for record in self.topic.read(view="latest")}
+        shown = {record.key: record.value for record in self.topic.read(view="newest")}
         assert shown == self.newest, (name, self.story)
         ends = sum(end for _, end in self.topic.bounds().values())
         assert ends == self.count, (name, self.story)

@@ -270,6 +270,11 @@ REQUESTS: dict[str, Callable[[int, bytes], Any]] = {
     ),
 }
 EXPECTED = {
+    "DescribeAcls": {codes.SECURITY_DISABLED},
+    "CreateDelegationToken": {codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED},
+    "RenewDelegationToken": {codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED},
+    "ExpireDelegationToken": {codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED},
+    "DescribeDelegationToken": {codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED},
     "SaslHandshake": {codes.ILLEGAL_SASL_STATE},
     "SaslAuthenticate": {codes.ILLEGAL_SASL_STATE},
     "SyncGroup": {codes.UNKNOWN_MEMBER_ID},
@@ -298,6 +303,29 @@ def error_codes(message: Any) -> set[int]:
             if isinstance(part, Message):
                 found |= error_codes(part)
     return found
+
+
+ADMINISTRATION = {
+    "DescribeAcls": {
+        "resource_type_filter": 1,
+        "pattern_type_filter": 1,
+        "operation": 1,
+        "permission_type": 1,
+    },
+    "ElectLeaders": {"topic_partitions": None, "timeout_ms": 1000},
+    "ListPartitionReassignments": {"timeout_ms": 1000},
+    "AlterPartitionReassignments": {"timeout_ms": 1000},
+}
+"""The arguments of requests that a node without an authorizer answers."""
+for _name in (
+    *("WriteTxnMarkers", "DescribeAcls", "CreateAcls", "DeleteAcls", "AlterReplicaLogDirs", "ElectLeaders"),
+    *("CreateDelegationToken", "RenewDelegationToken", "ExpireDelegationToken", "DescribeDelegationToken"),
+    *("AlterPartitionReassignments", "ListPartitionReassignments", "DescribeClientQuotas"),
+    *("AlterClientQuotas", "DescribeUserScramCredentials", "DescribeQuorum", "ListConfigResources"),
+):
+    REQUESTS[_name] = lambda version, topic_id, name=_name: getattr(messages, f"{name}Request")(
+        **ADMINISTRATION.get(name, {})
+    )
 
 
 def test_there_is_a_request_for_every_api() -> None:

@@ -13,6 +13,8 @@ PROOFS = {
     "model",
     "crash",
     "damage",
+    "odd",
+    "variations",
     "kills",
     "differential",
     "soak",

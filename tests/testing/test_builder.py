@@ -27,11 +27,11 @@ def test_a_history_in_one_line(tmp_path):
 
 
 def test_cleaning_and_opening_to_read(tmp_path):
-    built = LogBuilder(tmp_path / "data").put("a", 1).put("a", 2).delete("b").clean()
+    built = LogBuilder(tmp_path / "data").put("a", 1).put("a", 2).delete("b").put("c", 3).clean()
     built.advance(2 * 86_400).clean()
     with built.open("r") as logs:
         assert logs.mode == "r"
-        assert [(r.offset, r.key, r.value) for r in logs.topic("users").read()] == [(1, "a", 2)]
+        assert [(r.offset, r.key, r.value) for r in logs.topic("users").read()] == [(1, "a", 2), (3, "c", 3)]
 
 
 def test_the_clock_takes_durations():

@@ -139,7 +139,10 @@ def test_a_member_that_is_unknown_joins_again_before_its_session_ends(kafka_brok
         while len(kafka_broker.requests("JoinGroup")) < 4 and time.monotonic() < end:
             reader.poll(0.2)
         kafka_broker.topic("users").append(b"b", b"2")
-        assert polled(reader, 10) == b"2"
+        read = polled(reader, 10)
+        if read == b"1":  # again: the member had not committed before it lost its place in the group
+            read = polled(reader, 10)
+        assert read == b"2"
     finally:
         reader.close()
 

@@ -27,7 +27,7 @@ from lastword.config import TOPIC_SETTINGS, TopicConfig
 from lastword.config.setting import POLICIES
 from lastword.config.settings import UNKNOWN, Layer, SourcedValue, unread
 from lastword.config.tables import Unread
-from lastword.errors import CorruptFileError, DataError, LastwordError, NotALogDirError
+from lastword.errors import CorruptFileError, DataError, LastwordError, NotALogDirError, StorageError
 from lastword.files import Files
 from lastword.logdir.identity import made_by_broker, read_node_id, read_topic_id
 from lastword.parse import read_properties
@@ -301,7 +301,10 @@ class BrokerSettings:
     def _elsewhere(self) -> tuple[str, str] | None:
         """Return why the settings of a broker's directory are not known; None: a broker made none of them."""
         for root in self._roots:
-            if made_by_broker(self._files, root):
+            is_made_by_broker = False
+            with suppress(StorageError):  # the directory is offline
+                is_made_by_broker = made_by_broker(self._files, root)
+            if is_made_by_broker:
                 why = f"{names.METADATA_DIR}, which has the settings of its cluster, is not in {root}"
                 if "://" in root:
                     return why, BY_HAND
@@ -328,7 +331,10 @@ class BrokerSettings:
         if self._places is None:
             self._places = {}
             for root in self._roots:
-                for name in self._files.listdir(root) if self._files.is_dir(root) else ():
+                listing: Sequence[str] = ()
+                with suppress(StorageError):  # the directory is offline
+                    listing = self._files.listdir(root) if self._files.is_dir(root) else ()
+                for name in listing:
                     parsed = names.parse_partition_dir(name)
                     if parsed is not None and not parsed.marker:
                         self._places.setdefault(parsed.topic, []).append(os.path.join(root, name))
