@@ -271,7 +271,7 @@ def test_a_home_directory_is_a_path(users, tmp_path, monkeypatch):
 @pytest.mark.parametrize("given", [Path("s3://bucket/log"), "gs:/bucket", ["az:/container/log"]])
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_a_url_with_one_slash_is_named(given: object, mode: str) -> None:
-    """`pathlib` takes a slash away; the directory `s3:` is nobody's wish."""
+    """`pathlib` removes a slash. A directory `s3:` must not be created."""
     with pytest.raises(UsageError, match="has one slash") as caught:
         lastword.open(given, mode)  # type: ignore[arg-type]
     assert "://" in (caught.value.remedy or "")

@@ -1,4 +1,4 @@
-"""What Python's prompt shows of results, and a `LogDir` as a mapping."""
+"""Results at Python's prompt, and a `LogDir` as a mapping."""
 
 from __future__ import annotations
 

@@ -71,6 +71,9 @@ def test_a_transaction_that_its_coordinator_has_is_aborted_with_its_producer(
             (0, "x1", "Ongoing"),
             (1, "x1", "Ongoing"),
         ]
+        with pytest.raises(UsageError, match=r"users-1: .* ends in all partitions together"):
+            logs.abort("x1", "users", 0)
+        assert logs.transactions() == listed
         assert logs.abort("x1") == listed and logs.transactions() == []
         (stored,) = list(logs["__transaction_state"].read())[-1:]
         assert stored.value is not None

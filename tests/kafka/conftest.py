@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 VERSIONS = (KAFKA_VERSION, OLDER_VERSION)
-"""Of the brokers of the tests in which a directory goes to a broker and back."""
+"""Settings of the brokers in tests where a directory goes to a broker and back."""
 
 
 @cache

@@ -719,7 +719,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             The transaction in each partition, as it was.
 
         Raises:
-            UsageError: The producer has no open transaction, or its commit is decided.
+            UsageError: The producer has no open transaction, its commit is decided, or its coordinator has
+                the transaction, and it is open in other partitions, too.
         """
         from lastword.api.transactions import abort
 

@@ -148,6 +148,13 @@ def abort(
         raise UsageError(
             f"no open transaction of {producer!r}", remedy="see the open ones: `lastword transactions DIR`"
         )
+    ids = {t.producer_id for t in chosen if t.state in ("Ongoing", "PrepareAbort")}
+    left = next((t for t in found if t.producer_id in ids and t not in chosen), None)
+    if left is not None:  # its coordinator would take the transaction for ended in every partition
+        raise UsageError(
+            f"{left}, too: its coordinator has the transaction, which ends in all partitions together",
+            remedy="name no topic and no partition",
+        )
     decided = next((t for t in chosen if t.state == "PrepareCommit"), None)
     if decided is not None:
         raise UsageError(

@@ -31,7 +31,7 @@ MOST_REFUSED = 1000
 
 
 class Limits(NamedTuple):
-    """What a topic allows.
+    """The limits of a topic for the records of a batch.
 
     Attributes:
         oldest: The lowest time of a record.
