@@ -126,14 +126,18 @@ def drop_large() -> None:
 
 
 class _Arrays:
-    """The arrays of one thread."""
+    """The arrays of one thread, and the kernels: to import them for each batch costs as much as they do."""
 
     def __init__(self) -> None:
         import numpy as np
 
-        from lastword.kernels.table import FIELDS
+        from lastword.kernels.batches import walk_batches
+        from lastword.kernels.columns import check_records
+        from lastword.kernels.table import FIELDS, RECORDS_END, RECORDS_POSITION
         from lastword.records.chunk import RecordBuffer
 
+        self.walk_batches, self.check_records = walk_batches, check_records
+        self.position_and_end = slice(RECORDS_POSITION, RECORDS_END + 1)
         self.copied = np.empty(0, np.uint8)
         self.table = np.empty((1, FIELDS), np.int64)
         self.refused = np.empty((MOST_REFUSED, 2), np.int64)
@@ -172,32 +176,26 @@ def _address(array: Any) -> int:
 
 
 def _check_by_kernel(records: Any, header: BatchHeader, limits: Limits, file: str) -> Checked:
-    from lastword import kernels
-    from lastword.kernels import table as fields
-    from lastword.kernels.batches import walk_batches
-    from lastword.kernels.columns import check_records
-
     arrays: _Arrays | None = getattr(_kept, "arrays", None)
     if arrays is None:
         arrays = _kept.arrays = _Arrays()
     raw, start = arrays.with_slack(records, header.size)
     table = arrays.table
-    _, _, _, status = walk_batches(raw, start, start + header.size, -start, 0, True, table, 0)
-    if status == kernels.BAD_CRC:
+    _, _, _, status = arrays.walk_batches(raw, start, start + header.size, -start, 0, True, table, 0)
+    if status:  # not OK
         check_crc(records, header, file)
-    if status != kernels.OK:
         raise _malformed(_text(status), header, file)
     uncompressed = raw
     if header.codec:
         arrays.records.use_for(file, limits.decompressed)
         uncompressed = arrays.records.decompress(raw, table, 0)
     body = limits.body if header.codec else INT32_MAX
-    status, largest, refusals = check_records(
+    status, largest, refusals = arrays.check_records(
         uncompressed, table, 0, limits.oldest, limits.newest, limits.needs_key, body, arrays.refused
     )
-    if status != kernels.OK:
-        raise _malformed(TOO_LARGE if status == kernels.BAD_LENGTH else _text(status), header, file)
-    first, end = table[0, fields.RECORDS_POSITION : fields.RECORDS_END + 1].tolist()
+    if status:
+        raise _malformed(_record_text(status), header, file)
+    first, end = table[0, arrays.position_and_end].tolist()
     refused = [(index, time) for index, time in arrays.refused[:refusals].tolist()] if refusals else []
     return Checked(uncompressed.data[first:end], largest, refused, refusals)
 
@@ -206,6 +204,12 @@ def _text(status: int) -> str:
     from lastword.kernels import STATUS_TEXT
 
     return STATUS_TEXT[status]
+
+
+def _record_text(status: int) -> str:
+    from lastword.kernels import BAD_LENGTH
+
+    return TOO_LARGE if status == BAD_LENGTH else _text(status)
 
 
 def _malformed(text: str, header: BatchHeader, file: str) -> CorruptBatchError:
