@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from lastword import metrics
 from tests.support import stores
+from tests.support.cpu import CpuTable
 from tests.support.exhaustive import stride
 from tests.support.stores import Server, ServerMissing
 
@@ -33,6 +34,10 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
 # A shell starts background processes with SIGINT ignored, and their child processes inherit that. Some tests
 # send SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuTable())
 
 
 @pytest.hookimpl(trylast=True)  # after tests/kafka/conftest.py, which adds marks
