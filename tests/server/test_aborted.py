@@ -113,21 +113,32 @@ def test_each_flipped_bit_of_an_index(log: PartitionLog) -> None:
     assert flips > 500
 
 
-def test_a_committed_fetch_over_a_flipped_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rolls", [True, False], ids=["closed segment", "active segment"])
+def test_a_committed_fetch_over_a_flipped_bit(tmp_path: Path, rolls: bool) -> None:
     with lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
         logs.create_topic("users", cleanup_policy="delete")
         log = logs.dirs.log("users", 0)
-        data = batch((b"k", b"aborted"), producer=(7, 0, 0), attributes=0x10)
-        log.append_batch(data)
-        end_transaction(log, 7, 0, commit=False)
+        append_aborted(log, 0)
         log.append_batch(batch((b"k", b"shown")))
-        log.roll()
+        if rolls:
+            log.roll()
         index = Path(log.segments[0].file).with_suffix(".txnindex")
-        changed = bytearray(index.read_bytes())
-        changed[9] ^= 1  # of the producer id
-        index.write_bytes(changed)
-        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
-            assert committed(client) == [b"shown"]
+    changed = bytearray(index.read_bytes())
+    changed[9] ^= 1  # of the producer id
+    index.write_bytes(changed)
+    with (
+        lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        assert committed(client) == [b"shown"]
+        append_aborted(logs.dirs.log("users", 0), 1)  # known without the segment being read again
+        assert committed(client) == [b"shown"]
+
+
+def append_aborted(log: PartitionLog, sequence: int) -> None:
+    log.append_batch(batch((b"k", b"aborted"), producer=(7, 0, sequence), attributes=0x10))
+    end_transaction(log, 7, 0, commit=False)
 
 
 def test_a_log_without_aborted_transactions_is_not_read(

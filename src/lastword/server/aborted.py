@@ -1,9 +1,10 @@
 """The aborted transactions of a committed fetch.
 
 A transaction index has no checksum: one wrong bit would give a client aborted records, or keep committed ones
-from it. If a closed segment from the start of a fetch on has an index, the transactions are read from the
-batches of the segments, as readers do (`partition.transactions`), each segment once. The index gives only the
-first offset of a transaction that began in an earlier segment than the fetch: there it decides nothing.
+from it. If a segment from the start of a fetch on has an index, the transactions are read from the batches of
+the segments, as readers do (`partition.transactions`), each segment once. The index gives only the first
+offset of a transaction that began in an earlier segment than the fetch: there it decides nothing. The active
+segment is read once, too; what this process appends to it later is known without reading it again.
 
 A log without an index has no aborted transaction, and is not read.
 """
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lastword.segment.segment import Segment
 
 MOST_SEGMENTS = 10_000
-"""Most closed segments whose transactions are kept in memory."""
+"""Most segments whose transactions are kept in memory."""
 
 
 class Ended(NamedTuple):
@@ -38,10 +39,14 @@ class Ended(NamedTuple):
 
 
 class SegmentTransactions(NamedTuple):
-    """The markers of a segment, and the transactions that are open at its end, by producer."""
+    """The markers of a segment, and the transactions that are open at its end, by producer.
+
+    `indexed`: the entries of its index before it was read. An active segment gets others later.
+    """
 
     ended: list[Ended]
     undecided: dict[int, int]
+    indexed: int
 
 
 class AbortedTransactions:
@@ -55,7 +60,7 @@ class AbortedTransactions:
         """Return whether `of` reads no batches for the first segment of a fetch at `start`."""
         segments = log.segment_set.starting_at(start)
         first = segments[0]
-        return first.active or (first.file, first.id) in self._read or not self._has_index(log, segments)
+        return _key(first) in self._read or not self._has_index(log, segments)
 
     def of(self, log: PartitionLog, start: int, end: int) -> list[tuple[int, int]]:
         """Return (producer id, first offset) of the aborted transactions that overlap [start, end)."""
@@ -67,12 +72,7 @@ class AbortedTransactions:
         met: set[int] = set()  # producers of which a marker was met
         for segment in segments:
             index = self._index(log, segment)
-            if segment.active:
-                for entry in index or []:
-                    if entry.last_offset >= start and entry.first_offset < end:
-                        found[entry.producer_id, entry.first_offset] = None
-                break
-            read = self._transactions(segment)
+            read = self._transactions(segment, index or [])
             for marker in read.ended:
                 first = undecided.pop(marker.producer_id, marker.first)
                 if marker.aborted and marker.last >= start:
@@ -81,6 +81,10 @@ class AbortedTransactions:
                     if first is not None and first < end:
                         found[marker.producer_id, first] = None
                 met.add(marker.producer_id)
+            if segment.active:
+                for entry in (index or [])[read.indexed :]:
+                    if entry.last_offset >= start and entry.first_offset < end:
+                        found[entry.producer_id, entry.first_offset] = None
             for producer_id, first in read.undecided.items():
                 undecided.setdefault(producer_id, first)
             if segment.next_offset >= end and all(first >= end for first in undecided.values()):
@@ -94,7 +98,7 @@ class AbortedTransactions:
         """Return the entries of the index of a segment; None if it cannot be read."""
         if segment.active:
             return log.aborted_of(segment)
-        key = (segment.file, segment.id)
+        key = _key(segment)
         if key not in self._indexes:
             if len(self._indexes) > MOST_SEGMENTS:
                 self._indexes.clear()
@@ -104,13 +108,18 @@ class AbortedTransactions:
                 self._indexes[key] = None
         return self._indexes[key]
 
-    def _transactions(self, segment: Segment) -> SegmentTransactions:
-        key = (segment.file, segment.id)
+    def _transactions(self, segment: Segment, index: list[AbortedTransaction]) -> SegmentTransactions:
+        key = _key(segment)
         if key not in self._read:
             if len(self._read) > MOST_SEGMENTS:
                 self._read.clear()
-            self._read[key] = _transactions(segment)
+            self._read[key] = _transactions(segment)._replace(indexed=len(index))
         return self._read[key]
+
+
+def _key(segment: Segment) -> tuple[object, ...]:
+    """Return what changes when a file is replaced, and when an active segment is closed."""
+    return segment.file, segment.id, segment.active
 
 
 def _earlier(
@@ -139,4 +148,4 @@ def _transactions(segment: Segment) -> SegmentTransactions:
                 ended.append(Ended(producer_id, first, header.last_offset, aborted))
         elif header.transactional:
             undecided.setdefault(producer_id, header.base_offset)
-    return SegmentTransactions(ended, undecided)
+    return SegmentTransactions(ended, undecided, 0)
