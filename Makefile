@@ -35,11 +35,12 @@ demo: java $(READY) kernels ## the main job on real data: flights as a changelog
 demo-bucket: java $(READY) kernels ## the same with the log in a bucket: a local server of S3
 	@$(PY) examples/local_s3.py $(PY) examples/demo/main.py s3://bucket/demo
 
-lint: $(READY) ## format, lint, types, layers
+lint: $(READY) ## format, lint, types, layers, limits of size
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo 2>&1 | tail -n 20; test $${PIPESTATUS[0]} -eq 0
+	@$(PY) scripts/limits.py
 
 check: lint kernels ## lint and the fast tests; some minutes
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'

@@ -135,26 +135,19 @@ def functions(module: Module) -> Iterator[_Function]:
             yield node
 
 
-def docstring_lines(module: Module) -> set[int]:
-    """Return the line numbers of docstrings and of other strings that stand alone."""
+def code_lines(text: str) -> set[int]:
+    """Return the line numbers that carry code. A string that is a statement, such as a docstring, is none."""
     lines: set[int] = set()
-    for node in module.nodes:
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    statement: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NEWLINE:
+            if any(part.type != tokenize.STRING for part in statement):
+                for part in statement:
+                    lines.update(range(part.start[0], part.end[0] + 1))
+            statement = []
+        elif token.type not in _NO_CODE:
+            statement.append(token)
     return lines
-
-
-def code_lines(module: Module) -> set[int]:
-    """Return the line numbers that carry code."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-        if token.type not in _NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return lines - docstring_lines(module)
 
 
 def spread(values: list[int]) -> dict[str, int]:
@@ -360,7 +353,7 @@ def figures(packages: Iterable[Path] = PACKAGES) -> dict[str, Any]:
         Counts, spreads and lists, in the order in which they are printed.
     """
     modules = load(packages)
-    code = {name: len(code_lines(module)) for name, module in modules.items()}
+    code = {name: len(code_lines(module.text)) for name, module in modules.items()}
     importers: dict[str, set[str]] = defaultdict(set)
     for name, module in modules.items():
         for target in module.imports | module.deferred:

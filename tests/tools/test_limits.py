@@ -1,0 +1,76 @@
+"""scripts/limits.py on a repository of two packages, and the table of limits of this one."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("limits")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Return a function that makes a repository with this table, and returns the arguments that name it."""
+    source = tmp_path / "src" / "lastword"
+    for name, text in {
+        "errors.py": "A = 1\n",
+        "api/__init__.py": '"""Three lines\n\nthat do not count."""\n',
+        "api/topic.py": 'B = 2\n\n# no code\nC = """two\n\nthree"""\n',
+        "server/inner/node.py": "import os  # one line\nprint(os)\n",
+    }.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text, encoding="utf-8")
+
+    def made(table: str) -> list[str]:
+        (tmp_path / "pyproject.toml").write_text(f"[tool.lastword.limits]\n{table}", encoding="utf-8")
+        return ["--root", str(tmp_path)]
+
+    return made
+
+
+def test_limits_that_hold(
+    limits: ModuleType, repository: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert limits.main(repository("api = 4\nlastword = 1\nserver = 2\n")) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_limits_that_do_not_hold(
+    limits: ModuleType, repository: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A package above its limit, a package without a limit, and a limit of no package."""
+    assert limits.main(repository("api = 3\nlastword = 1\nspark = 9\n")) == 1
+    above, without, absent = capsys.readouterr().out.splitlines()
+    assert above == (
+        "api has 4 code lines, and its limit is 3: make the package smaller, or raise the limit in "
+        "[tool.lastword.limits] of pyproject.toml and give the reason in the commit"
+    )
+    assert without.startswith("server has 2 code lines and no limit")
+    assert absent.startswith("spark is no package")
+
+
+def test_the_suggested_table_is_a_tenth_larger(
+    limits: ModuleType, repository: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(limits.suggested({"api": 7672, "state": 100})) == ["api = 8440", "state = 110"]
+    arguments = repository("")
+    assert limits.main([*arguments, "--suggest"]) == 0
+    assert limits.main(repository(capsys.readouterr().out)) == 0
+
+
+def test_each_package_has_a_limit() -> None:
+    """`make lint` counts the lines; this test only compares the names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {path.parent.name for path in (ROOT / "src" / "lastword").glob("*/__init__.py")}
+    assert set(project["tool"]["lastword"]["limits"]) == packages | {"lastword"}
