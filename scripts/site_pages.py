@@ -18,6 +18,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from links import changed  # MkDocs finds modules beside a hook
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -31,10 +33,6 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
-CODE = re.compile(r"(^```.*?^```)", re.M | re.S)
-
-
 GUIDES = (
     "index",
     "kafka",
@@ -102,7 +100,7 @@ def adapted(text: str, page: str) -> str:
             return label
         return f"{mark}[{label}]({os.path.relpath(target, os.path.dirname(page) or '.')}{hash_mark}{anchor})"
 
-    return "".join(part if part.startswith("```") else LINK.sub(replace, part) for part in CODE.split(text))
+    return changed(text, replace)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

@@ -1,0 +1,47 @@
+"""The README of the package: links that hold on a package index."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = """A [guide](docs/spark.md#read), a [page](https://kafka.apache.org), a [section](#licence).
+
+![a picture](docs/a.svg)
+
+```python
+logs[0](docs/a.md)
+```
+"""
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("links")
+
+
+def test_links_lead_to_the_files_of_the_tag(links: ModuleType) -> None:
+    """Links of code, to other hosts and within the page stay."""
+    address = "https://host.example/owner/name"
+    assert links.absolute(PAGE, address, "1.2.3") == PAGE.replace(
+        "(docs/spark.md#read)", f"({address}/blob/v1.2.3/docs/spark.md#read)"
+    ).replace("(docs/a.svg)", f"({address}/raw/v1.2.3/docs/a.svg)")
+
+
+def test_without_an_address_links_become_text(links: ModuleType) -> None:
+    page = links.absolute(PAGE, "", "1.2.3")
+    assert page == PAGE.replace("[guide](docs/spark.md#read)", "guide").replace(
+        "![a picture](docs/a.svg)", "a picture"
+    )
+
+
+@pytest.mark.parametrize("address", ["", "https://host.example/owner/name"])
+def test_the_page_of_the_package_has_no_relative_link(links: ModuleType, address: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(links.relative(readme)) > 10
+    assert links.relative(links.absolute(readme, address, "1.2.3")) == []
