@@ -32,6 +32,7 @@ PROOFS = {
     "kills-spark",
     "memory-spark",
     "settings",
+    "release-check",
     "bench",
 }
 
