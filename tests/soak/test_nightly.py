@@ -1,12 +1,16 @@
-"""Check that the nightly workflow runs `make nightly`, which includes every longer proof."""
+"""The workflows run commands that anyone can run; the nightly one runs every longer proof."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
+WORKFLOWS = ROOT / ".github" / "workflows"
 PROOFS = {
     "test",
     "exhaustive",
@@ -46,8 +50,54 @@ def test_nightly_has_every_longer_proof() -> None:
 
 
 def test_workflows_call_what_anyone_can_call() -> None:
-    workflows = ROOT / ".github" / "workflows"
-    scheduled, ordinary = ((workflows / f"{name}.yml").read_text() for name in ("nightly", "ci"))
-    assert "schedule:" in scheduled and "run: make nightly\n" in scheduled
+    scheduled, ordinary = ((WORKFLOWS / f"{name}.yml").read_text() for name in ("nightly", "ci"))
+    assert "schedule:" in scheduled and "run: make nightly 2>&1 | tee nightly.log\n" in scheduled
     assert "schedule:" not in ordinary and "run: .ci/run\n" in ordinary
     assert (ROOT / ".ci" / "run").is_file()
+
+
+def test_a_failed_proof_fails_the_nightly_run_and_keeps_its_log() -> None:
+    """A pipe to `tee` fails with the proof only if the workflow names the shell: then it has pipefail."""
+    job = yaml.safe_load((WORKFLOWS / "nightly.yml").read_text())["jobs"]["proofs"]
+    proofs, upload = job["steps"][-2:]
+    assert proofs["shell"] == "bash" and proofs["timeout-minutes"] < job["timeout-minutes"]
+    assert upload["if"] == "always()" and upload["with"]["path"] in proofs["run"]
+
+
+def test_a_release_is_built_by_its_check_and_published_without_a_secret() -> None:
+    text = (WORKFLOWS / "release.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    assert any("scripts/release_check.py --tag" in step.get("run", "") for step in jobs["build"]["steps"])
+    assert jobs["publish"]["needs"] == "build" and "permissions" not in jobs["build"]
+    assert jobs["publish"]["permissions"] == {
+        "id-token": "write",
+        "attestations": "write",
+        "contents": "write",
+    }
+    assert "secrets." not in text
+
+
+def test_actions_are_pinned_by_major_version() -> None:
+    for workflow in WORKFLOWS.glob("*.yml"):
+        used = re.findall(r"uses: (\S+)", workflow.read_text())
+        assert used
+        for action in used:
+            assert re.fullmatch(r"[\w./-]+@(release/)?v\d+", action), (workflow.name, action)
+
+
+def test_forms_and_settings_of_the_repository_are_read() -> None:
+    github = ROOT / ".github"
+    bug, question = (
+        yaml.safe_load((github / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
+        for name in ("bug", "question")
+    )
+    assert any(field["attributes"]["label"] == "lastword verify DIR --json" for field in bug["body"][1:])
+    assert bug["name"] and question["name"]
+    ecosystems = {
+        update["package-ecosystem"]: update["directory"]
+        for update in yaml.safe_load((github / "dependabot.yml").read_text())["updates"]
+    }
+    assert set(ecosystems) == {"github-actions", "pip", "docker"}
+    assert (ROOT / ecosystems["docker"].strip("/") / "Dockerfile").is_file()
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["postCreateCommand"] == "make install"
