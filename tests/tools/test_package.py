@@ -1,8 +1,10 @@
-"""The README of the package: links that hold on a package index."""
+"""The README of the package: links that hold on a package index, and the table of extras."""
 
 from __future__ import annotations
 
 import importlib
+import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -45,3 +47,16 @@ def test_the_page_of_the_package_has_no_relative_link(links: ModuleType, address
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(links.relative(readme)) > 10
     assert links.relative(links.absolute(readme, address, "1.2.3")) == []
+
+
+def test_the_readme_lists_each_extra_with_its_packages() -> None:
+    """`dev` is for contributors."""
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| extra | packages | for |\n")[2]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table.partition("\n\n")[0], re.M)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {
+        name: [re.match(r"[\w-]+", requirement)[0] for requirement in requirements]
+        for name, requirements in project["optional-dependencies"].items()
+        if name != "dev"
+    }
+    assert {extra: packages.split(", ") for extra, packages in rows} == extras
