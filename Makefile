@@ -5,12 +5,13 @@ VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+LOWEST := .venv-lowest
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install release-check java demo demo-bucket lint check test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients systems soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark settings
+.PHONY: help install release-check java demo demo-bucket lint check lowest test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients systems soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark settings
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -44,6 +45,16 @@ lint: $(READY) ## format, lint, types, layers, limits of size
 
 check: lint kernels ## lint and the fast tests; some minutes
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
+
+$(LOWEST)/.ready: pyproject.toml
+	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	@echo "installing the lowest versions of all packages into $(LOWEST)"
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[spark,dev]'
+	@touch $@
+
+lowest: $(LOWEST)/.ready ## the fast tests with the lowest version of each package that pyproject.toml allows: make lowest PYTHON=python3.11
+	@$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
 
 test: java $(READY) ## lint and every test: fast and slow ones, then Spark and a real Kafka
 	@$(MAKE) --no-print-directory --output-sync=target -j 3 lint kernels bytecode
@@ -149,7 +160,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket release-check 'bench SIZE=full'; do \
+	@failed=; for proof in test lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket release-check 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
@@ -177,4 +188,4 @@ figures: $(READY) kernels ## the structure of the source in figures: sizes, frag
 	@$(PY) scripts/walks.py
 
 clean: ## remove the virtual environment and what tools left
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-output
+	@rm -rf $(VENV) $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-output

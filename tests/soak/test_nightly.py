@@ -13,6 +13,8 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 WORKFLOWS = ROOT / ".github" / "workflows"
 PROOFS = {
     "test",
+    "lowest",
+    "check",
     "exhaustive",
     "model",
     "crash",
@@ -101,3 +103,17 @@ def test_forms_and_settings_of_the_repository_are_read() -> None:
     assert (ROOT / ecosystems["docker"].strip("/") / "Dockerfile").is_file()
     container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
     assert container["postCreateCommand"] == "make install"
+
+
+def test_every_version_of_python_that_is_claimed_is_run() -> None:
+    claimed = re.findall(
+        r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text()
+    )
+    ordinary = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert re.findall(r'python: "(3\.\d+)", target: check', ordinary) == claimed
+    (line,) = re.findall(r"for proof in (.*); do", MAKEFILE)
+    assert [
+        claimed[0],
+        *re.findall(r"check PYTHON=python(3\.\d+)", line),
+    ] == claimed  # `test` runs on the first
+    assert f'python: "{claimed[0]}", target: lowest' in ordinary

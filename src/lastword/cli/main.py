@@ -214,7 +214,7 @@ OTHER_NAMES = {
 _EXTRA = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 _NOT_A_NUMBER = re.compile(
     r"nvalid value for (.+?): .*(?:greater than or equal to (\d+)|not in the range x>=(\d+)"
-    r"|valid (?:integer|number|float)|to parse string as an? )"
+    r"|valid (?:integer|number|float|int range)|to parse string as an? )"
 )
 
 

@@ -278,7 +278,7 @@ def check_pages(bits: DeadBitmaps, segments: NDArray[np.int32], rows: int) -> No
     valid = ids.shape == slots.shape == segments.shape and bits.page_bits.ndim == 2
     valid = valid and not (ids[1:] <= ids[:-1]).any() and bits.page_bits.shape[1:] == (64,)
     if valid and ids.size:
-        valid = segments.min() >= 0 and segments.max() < rows and slots.max() < bits.page_bits.shape[0]
+        valid = bool(segments.min() >= 0 and segments.max() < rows and slots.max() < bits.page_bits.shape[0])
     if not valid:
         raise ValueError("the pages of a resolution do not fit together")
 

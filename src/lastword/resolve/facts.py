@@ -437,7 +437,7 @@ class SegmentCounts:
         live[loops.LOWEST_SUPERSEDING] = NO_OFFSET
         weight = (self.weights[part] - self.stats[part, loops.DEAD_BYTES]).sum()
         # Bytes of the file beyond the known sizes are markers, at most as many as before the rewrite.
-        markers = min(self.control_bytes[part].sum(), max(size_bytes - weight / share, 0))
+        markers = min(float(self.control_bytes[part].sum()), max(size_bytes - float(weight) / share, 0))
         self.weights[first], self.worths[first] = weight, (size_bytes - markers) * share
         self.control_bytes[first] = markers
         self.records[first] = (self.records[part] - self.stats[part, loops.DEAD_RECORDS]).sum()
