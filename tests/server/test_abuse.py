@@ -93,7 +93,7 @@ def test_random_messages_give_no_traceback(
         for _ in range(4):
             logs.create_topic("users", exist_ok=True)
             body = random_message(f"{name}Request", version, rng)
-            known(body, server.node.topics.get("users"), rng)
+            known(body, server.context.topics.get("users"), rng)
             with Client(server, timeout=0.05) as client, contextlib.suppress(OSError):
                 client.send(body, version)
                 client.receive()
@@ -310,8 +310,8 @@ def test_records_that_take_long_are_checked_in_the_pool(
     logs: lastword.LogDir,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls, run = [], server.node.in_pool
-    server.node.in_pool = lambda *given: (calls.append(given), run(*given))[1]  # type: ignore[method-assign]
+    calls, run = [], server.context.in_pool
+    server.context.in_pool = lambda *given: (calls.append(given), run(*given))[1]  # type: ignore[method-assign]
     for topic, policy in (("dense", "compact"), ("sparse", "delete")):
         logs.create_topic(topic, cleanup_policy=policy).append(b"k", b"")
         monkeypatch.setattr(produced, "_kernels_used", False)

@@ -17,8 +17,8 @@ from lastword.errors import CorruptBatchError, DecompressionLimitError
 from lastword.protocol import codes
 from lastword.records import produced
 from lastword.records.compression import compress, decompress, most_decompressed
-from lastword.server import batches, budget
-from lastword.server.budget import DecompressionBudget
+from lastword.server import batches, context
+from lastword.server.context import DecompressionBudget
 from lastword.server.topics import Refused
 from lastword.testing.unsynced import UNSYNCED
 from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
@@ -45,7 +45,7 @@ def test_a_thread_waits_for_the_bytes_of_others(monkeypatch: pytest.MonkeyPatch)
     thread.join(10)
     assert order == ["first", "second"]
     with shared.reserved(1000):  # all there is
-        monkeypatch.setattr(budget, "WAIT_SECONDS", 0.01)
+        monkeypatch.setattr(context, "WAIT_SECONDS", 0.01)
         with pytest.raises(Refused, match="other requests") as refused, shared.reserved(1):
             pass
     assert refused.value.code == codes.REQUEST_TIMED_OUT

@@ -219,7 +219,7 @@ def test_records_are_deleted(server: Server, admin_client: Any, logs: lastword.L
 def test_the_cluster_is_described(server: Server, admin_client: Any) -> None:
     cluster = admin_client.describe_cluster().result(10)
     assert [(node.host, node.port) for node in cluster.nodes] == [(server.host, server.port)]
-    assert cluster.cluster_id == server.node.cluster_id
+    assert cluster.cluster_id == server.context.cluster_id
 
 
 def test_a_group_of_consumers_goes_on_where_it_was(server: Server) -> None:

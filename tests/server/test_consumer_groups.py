@@ -520,7 +520,7 @@ def history(logs: lastword.LogDir, seed: int) -> None:
             elif action < 0.12 and grown < 6:
                 grown += 1
                 logs.dirs.directories[0].add_partitions("events", [grown - 1], logs.dirs.topic_id("events"))
-                server.node.topics.changed("events")
+                server.context.topics.changed("events")
             elif action < 0.14:
                 client.socket.close()
                 server.close()

@@ -400,7 +400,7 @@ def test_groups_whose_drive_is_gone_keep_their_offsets(tmp_path: Path, clock: Ma
     gone = path.rename(tmp_path / "gone")
     with pytest.raises(LastwordError, match="offline"):
         logs.sync()
-    server.node.topics.changed("users")
+    server.context.topics.changed("users")
     assert member.committed() == (0, "")
     assert member.commit(1) == codes.NOT_COORDINATOR
     assert member.committed() == (0, "")

@@ -255,7 +255,7 @@ def counts(rows: Rows) -> dict[str, int]:
 
 
 def test_the_codec_of_a_batch_is_the_producers(server: Server, produced: Rows) -> None:
-    logs = server.node.logs
+    logs = server.context.logs
     for topic in produced:
         (segment,) = logs.dirs.log(topic, 0).segment_set
         assert {header.codec for header in segment.headers()} == {CODECS.index(topic.rpartition("-")[2])}
@@ -319,7 +319,7 @@ def test_a_group_goes_on_where_it_committed(server: Server, produced: Rows, read
     assert first == topics
     more: Rows = {}
     for topic in topics:
-        more[topic] = [(server.node.logs.dirs.log(topic, 0).log_end, b"more", reader.encode())]
+        more[topic] = [(server.context.logs.dirs.log(topic, 0).log_end, b"more", reader.encode())]
         CLIENTS["confluent"].produce(server.bootstrap_servers, topic, "none", [(b"more", reader.encode())])
     other = next(name for name in CLIENTS if name != reader)
     second = CLIENTS[other].read(server.bootstrap_servers, counts(more), LEVELS[1], group=f"group-{reader}")
@@ -364,5 +364,5 @@ def test_the_others_read_what_kcat_produces(server: Server, kcat: Kcat, codec: s
     for reader, client in CLIENTS.items():
         if has(reader, codec):
             assert client.read(server.bootstrap_servers, {topic: 20}, LEVELS[1]) == {topic: rows}
-    (segment,) = server.node.logs.dirs.log(topic, 0).segment_set
+    (segment,) = server.context.logs.dirs.log(topic, 0).segment_set
     assert {header.codec for header in segment.headers()} == {CODECS.index(codec)}

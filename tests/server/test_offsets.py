@@ -193,7 +193,7 @@ def test_the_offsets_of_a_deleted_topic_are_deleted(
 
 
 def test_topics_by_id(client: Client, server: Server) -> None:
-    topic = server.node.topics.get("users")
+    topic = server.context.topics.get("users")
     assert topic is not None
     assert commit(client, version=10, topic_id=topic.id) == 0
     assert commit(client, version=10, topic_id=UNKNOWN_ID) == codes.UNKNOWN_TOPIC_ID
@@ -223,7 +223,7 @@ def test_errors_of_a_partition_come_before_those_of_the_group(client: Client) ->
 def test_the_record_has_the_id_of_the_topic(client: Client, server: Server, logs: lastword.LogDir) -> None:
     commit(client)
     (record,) = logs["__consumer_offsets"].read()
-    topic = server.node.topics.get("users")
+    topic = server.context.topics.get("users")
     assert topic is not None
     assert decode_stored("OffsetCommitValue", record.value).topic_id == topic.id
 
@@ -231,7 +231,7 @@ def test_the_record_has_the_id_of_the_topic(client: Client, server: Server, logs
 def test_the_broker_describes_its_retention(client: Client, server: Server) -> None:
     kind = DescribeConfigsRequest
     resource = kind.DescribeConfigsResource(
-        resource_type=4, resource_name=str(server.node.node_id), configuration_keys=None
+        resource_type=4, resource_name=str(server.context.node_id), configuration_keys=None
     )
     rows = client.ask(kind(resources=[resource])).results[0].configs
     values = {row.name: row.value for row in rows}

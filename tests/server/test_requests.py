@@ -42,6 +42,7 @@ from lastword.protocol.messages import (
 from lastword.protocol.schemas import ZERO_UUID
 from lastword.records.batch import read_header
 from lastword.server import Server, fetch, node
+from lastword.server import topics as topics_module
 from lastword.server.configs import kafka_settings
 from lastword.server.server import DRAIN_SECONDS
 from lastword.testing.unsynced import UNSYNCED
@@ -860,13 +861,13 @@ def test_a_request_of_metadata_creates_its_missing_topics_together(
     client: Client, users: lastword.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[list[str]] = []
-    create_topics = node.create_topics
+    create_topics = topics_module.create_topics
 
     def counted(dirs: OpenDirs, topics: dict[str, Any]) -> None:
         together.append(sorted(topics))
         create_topics(dirs, topics)
 
-    monkeypatch.setattr(node, "create_topics", counted)
+    monkeypatch.setattr(topics_module, "create_topics", counted)
     kind = MetadataRequest.MetadataRequestTopic
     names = ["new1", "users", "__consumer_offsets", "new2", "new1"]
     answer = client.ask(MetadataRequest(topics=[kind(name=name) for name in names]))
@@ -1081,7 +1082,7 @@ def test_topics_that_cannot_be_listed_are_answered(
     topic = MetadataRequest.MetadataRequestTopic(name="users")
     with Client(server) as client, monkeypatch.context() as patch:
         patch.setattr(logs.dirs, "topics", fails)
-        server.node.topics.changed("users")
+        server.context.topics.changed("users")
         error = codes.KAFKA_STORAGE_ERROR
         assert client.ask(fetch_request([("users", 0, 0)]), 12).error_code == error
         assert client.ask(MetadataRequest(topics=[topic]), 12).topics[0].error_code == error
@@ -1311,22 +1312,22 @@ def test_the_creation_of_topics_ends_with_its_client_and_with_the_server(
 ) -> None:
     monkeypatch.setattr(node, "CREATED_TOGETHER", 2)
     begun, ended = threading.Event(), threading.Event()
-    create = node.create_topics
+    create = topics_module.create_topics
 
     def slow(*arguments: Any) -> None:
         begun.set()
         assert ended.wait(10)
         create(*arguments)
 
-    monkeypatch.setattr(node, "create_topics", slow)
+    monkeypatch.setattr(topics_module, "create_topics", slow)
     client.send(metadata(*[f"t{number}" for number in range(10)]))
     assert begun.wait(10)
     if ends == "client":
         client.socket.close()
     else:
-        server.node.is_closing = True
+        server.context.is_closing = True
     ended.set()
     done = threading.Event()
-    server.loop.call_soon_threadsafe(server.node.in_turn, done.set)  # after the creation
+    server.loop.call_soon_threadsafe(server.context.in_turn, done.set)  # after the creation
     assert done.wait(10)
     assert len(list(logs)) == 2

@@ -98,7 +98,7 @@ def test_a_user_logs_in(mechanism: str, serve: Serve) -> None:
         with Client(server) as client:
             assert client.ask(ApiVersionsRequest(), 3).error_code == 0
             assert log_in(client, "ada", USERS["ada"], mechanism, version).error_code == 0
-            assert client.ask(MetadataRequest(topics=None)).cluster_id == server.node.cluster_id
+            assert client.ask(MetadataRequest(topics=None)).cluster_id == server.context.cluster_id
             again = client.ask(SaslHandshakeRequest(mechanism=mechanism), 1)
             assert again.error_code == codes.ILLEGAL_SASL_STATE
             token = SaslAuthenticateRequest(auth_bytes=b"\0ada\0secret")

@@ -466,7 +466,7 @@ def test_a_directory_below_the_home_directory(tmp_path: Path, monkeypatch: pytes
 
 def test_reset_begins_again_at_the_same_port() -> None:
     with Broker(partitions=3) as broker:
-        address, cluster = broker.bootstrap_servers, broker.server.node.cluster_id
+        address, cluster = broker.bootstrap_servers, broker.server.context.cluster_id
         broker.create_topic("users").append(b"a", b"1")
         broker.clock.advance("1h")
         broker.fail("ListGroups", "INVALID_REQUEST", times=None)
@@ -476,7 +476,7 @@ def test_reset_begins_again_at_the_same_port() -> None:
             with pytest.raises(ConnectionError):
                 client.receive()
         assert (broker.bootstrap_servers, broker.requests(), list(broker.logs)) == (address, [], [])
-        assert broker.server.node.cluster_id != cluster
+        assert broker.server.context.cluster_id != cluster
         assert abs(broker.clock.now_ms() - time.time() * 1000) < 60_000
         with Client(broker.server) as client:
             answer = client.ask(ListGroupsRequest())

@@ -99,7 +99,7 @@ def serve(
     received, refuse others, sync, and end with exit code 0.
     """
     from lastword.cli.clean import exporter, parse_address
-    from lastword.server.node import Options
+    from lastword.server.context import Options
     from lastword.server.server import Server, bound, bucket_refused
 
     if is_url(path):
@@ -137,13 +137,13 @@ def serve(
             url = stack.enter_context(exporter(*address))
             out.notice("metrics", {"address": url}, f"metrics on {url}")
         server = stack.enter_context(Server(logs, listener, options, owns_logs=False))
-        topics = server.node.topics.all()
+        topics = server.context.topics.all()
         counts = {"topics": len(topics), "partitions": sum(len(topic.directories) for topic in topics)}
         out.row(
             "serving",
             {
                 "bootstrap_servers": server.bootstrap_servers,
-                "cluster_id": server.node.cluster_id,
+                "cluster_id": server.context.cluster_id,
                 "log_dirs": target.paths,
                 **counts,
                 "pid": os.getpid(),
@@ -153,7 +153,7 @@ def serve(
         if not out.quiet:
             out.line(
                 f"serving {', '.join(target.paths)} on {server.bootstrap_servers} · "
-                f"cluster {server.node.cluster_id} · {shown} · Ctrl-C stops"
+                f"cluster {server.context.cluster_id} · {shown} · Ctrl-C stops"
             )
         out.stdout.flush()
         while not signals.noted():

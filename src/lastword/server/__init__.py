@@ -4,13 +4,15 @@
 server.py    sockets, one event loop in its own thread, order and backpressure of each connection; `serve`
 security.py  users with passwords (SASL), and TLS
 node.py      which API has which handler; topics, partitions, cluster, log directories
+context.py   `ServerContext`, what the handlers share: loop, threads, clock, topics, options, memory
 groups.py    groups by id: loaded, stored, listed, deleted
 offsets.py   committed offsets
 classic_groups.py   groups of the classic protocol
 consumer_groups.py  groups of the protocol of KIP-848
 assignors.py  which member of such a group reads which partitions
 group_leases.py     leases at committed offsets, which keep tombstones
-coordinator.py  the topic that holds a coordinator's state; timers by the clock of the log
+coordinator.py  the topic that holds a coordinator's state
+timers.py    timers by the clock of the log
 topics.py    the topics by name and by id
 constants.py answers for what a single node does not have: ACLs, quotas, reassignments, elections
 configs.py   DescribeConfigs and the three ways to change settings, with Kafka's names and defaults

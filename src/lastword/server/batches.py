@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lastword.config import TopicConfig
     from lastword.partition.appending import Batch
     from lastword.partition.log import PartitionLog
-    from lastword.server.budget import DecompressionBudget
+    from lastword.server.context import DecompressionBudget
 
 DECODED_BYTES = PLAIN_BYTES
 """Larger records are decompressed in the pool."""

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import Message
-from lastword.server.coordinator import Timer
 from lastword.server.offsets import Committed, Group
+from lastword.server.timers import Timer
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class ClassicGroups:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._node = groups.node
+        self._context = groups.context
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -260,9 +260,9 @@ class ClassicGroups:
 
     def _join(self, request: Request, connection: Any) -> Any:
         body = request.body
-        answer: asyncio.Future[Any] = self._node.loop.create_future()
+        answer: asyncio.Future[Any] = self._context.loop.create_future()
         try:
-            if self._node.is_closing:
+            if self._context.is_closing:
                 raise Refused(codes.NOT_COORDINATOR, "")
             self._join_group(request, connection, answer)
         except Refused as refused:
@@ -313,7 +313,7 @@ class ClassicGroups:
             else:
                 self._add(group, member, answer)
         elif request.version >= 4:  # the member joins with the id that it gets here
-            group.pending[member.id] = self._node.timers.after(
+            group.pending[member.id] = self._context.timers.after(
                 member.session_ms, lambda: self._pending_expired(group, member.id)
             )
             raise Refused(codes.MEMBER_ID_REQUIRED, member.id)
@@ -408,7 +408,7 @@ class ClassicGroups:
 
     def _start_rebalance_timer(self, group: ClassicGroup) -> None:
         most = max((member.rebalance_ms for member in group.members.values()), default=0)
-        group.timer = self._node.timers.after(most, lambda: self._complete_join(group))
+        group.timer = self._context.timers.after(most, lambda: self._complete_join(group))
 
     def _complete_if_joined(self, group: ClassicGroup) -> None:
         if not group.pending and all(member.joining is not None for member in group.members.values()):
@@ -430,7 +430,7 @@ class ClassicGroups:
             self._start_rebalance_timer(group)
             return
         group.generation += 1
-        group.changed_ms = self._node.clock.now_ms()
+        group.changed_ms = self._context.clock.now_ms()
         if not group.members:
             self._emptied(group)
             return
@@ -445,7 +445,7 @@ class ClassicGroups:
             if answer is not None and not answer.done():
                 answer.set_result(self._joined(group, member))
         most = max(member.rebalance_ms for member in group.members.values())
-        group.timer = self._node.timers.after(most, lambda: self._sync_expired(group))
+        group.timer = self._context.timers.after(most, lambda: self._sync_expired(group))
 
     def _emptied(self, group: ClassicGroup) -> None:
         group.state, group.protocol, group.leader = EMPTY, None, None
@@ -487,7 +487,7 @@ class ClassicGroups:
     def _sync(self, request: Request, connection: Any) -> Any:
         body = request.body
         try:
-            if self._node.is_closing:
+            if self._context.is_closing:
                 raise Refused(codes.NOT_COORDINATOR, "")
             if request.version >= 5 and (body.protocol_type is None or body.protocol_name is None):
                 raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
@@ -505,14 +505,14 @@ class ClassicGroups:
             return self._synced(group, member)
         if member.syncing is not None and not member.syncing.done():
             member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
-        member.syncing = answer = self._node.loop.create_future()
+        member.syncing = answer = self._context.loop.create_future()
         self._keep_alive(group, member)
         if member.id == group.leader:
             assigned = {given.member_id: bytes(given.assignment) for given in body.assignments}
             for other in group.members.values():
                 other.assignment = assigned.get(other.id, b"")
             group.state = STABLE
-            group.changed_ms = self._node.clock.now_ms()
+            group.changed_ms = self._context.clock.now_ms()
             group.cancel_timer()
             generation = group.generation
 
@@ -628,7 +628,7 @@ class ClassicGroups:
         """Begin the session of a member again. A member that waits for an answer sends no heartbeats."""
         waits = member.joining is not None or member.syncing is not None
         if not waits and member.id in group.members:
-            member.session = self._node.timers.again(
+            member.session = self._context.timers.again(
                 member.session, member.session_ms, lambda: self._session_expired(group, member)
             )
         elif member.session is not None:

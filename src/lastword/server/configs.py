@@ -24,7 +24,7 @@ from lastword.server.coordinator import EXPIRATION_MS, MOST_TIMEOUT_MS
 from lastword.server.topics import Refused, check_topic_name
 
 if TYPE_CHECKING:
-    from lastword.server.node import ClusterNode
+    from lastword.server.context import ServerContext
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 """Types of resources."""
@@ -101,9 +101,9 @@ class Row(NamedTuple):
 class Configs:
     """The handlers of the APIs for settings."""
 
-    def __init__(self, node: ClusterNode) -> None:
-        self._node = node
-        self._dirs = node.dirs
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._dirs = context.dirs
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -163,10 +163,10 @@ class Configs:
 
     def _broker_values(self) -> dict[str, str]:
         """Return the values of the broker's settings that have an effect."""
-        node = self._node
-        options, settings = node.options, self._dirs.settings
+        context, settings = self._context, self._dirs.settings
+        options = context.options
         of_all = settings.topic("")
-        address = f"{options.security_protocol}://{node.address}"
+        address = f"{options.security_protocol}://{context.host}:{context.port}"
         values = {
             kafka.synonyms[0]: shown(served_value(of_all, name))
             for name, kafka in kafka_settings("topic").items()
@@ -180,9 +180,9 @@ class Configs:
             "advertised.listeners": address,
             "listeners": address,
             "auto.create.topics.enable": shown(options.auto_create_topics),
-            "broker.id": str(node.node_id),
-            "node.id": str(node.node_id),
-            "log.dirs": ",".join(node.dirs.paths),
+            "broker.id": str(context.node_id),
+            "node.id": str(context.node_id),
+            "log.dirs": ",".join(self._dirs.paths),
             "num.partitions": str(options.partitions),
             "group.coordinator.rebalance.protocols": "classic,consumer",
             "group.initial.rebalance.delay.ms": "0",
@@ -246,7 +246,7 @@ class Configs:
     def _rows_of(self, resource: Any) -> tuple[list[Row], bool]:
         kind, name = resource.resource_type, resource.resource_name
         if kind == TOPIC:
-            topic = self._node.topics.get(name)
+            topic = self._context.topics.get(name)
             if topic is None:
                 check_topic_name(name)
                 raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, "")
@@ -254,10 +254,10 @@ class Configs:
         if kind == BROKER:
             if name and not name.isdecimal():
                 raise Refused(codes.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
-            if name not in ("", str(self._node.node_id)):
+            if name not in ("", str(self._context.node_id)):
                 raise Refused(
                     codes.INVALID_REQUEST,
-                    f"Unexpected broker id, expected {self._node.node_id} or empty string, but received "
+                    f"Unexpected broker id, expected {self._context.node_id} or empty string, but received "
                     f"{name}",
                 )
             return (self.broker_rows() if name else []), True
@@ -307,12 +307,12 @@ class Configs:
         return setting.show(parsed)
 
     def _alter_incrementally(self, request: Request, connection: Any) -> Any:
-        return self._node.in_turn(
+        return self._context.in_turn(
             self._altered, request, messages.IncrementalAlterConfigsResponse, self._incremental
         )
 
     def _alter(self, request: Request, connection: Any) -> Any:
-        return self._node.in_turn(self._altered, request, messages.AlterConfigsResponse, self._whole)
+        return self._context.in_turn(self._altered, request, messages.AlterConfigsResponse, self._whole)
 
     def _altered(self, request: Request, kind: Any, changes_of: Callable[[Any], dict[str, Any]]) -> Message:
         responses = []
@@ -330,7 +330,7 @@ class Configs:
                 if named[resource.resource_type, name] > 1:
                     raise Refused(codes.INVALID_REQUEST, "Each resource must appear at most once.")
                 self._check_changes(resource)
-                if self._node.topics.get(name) is None:
+                if self._context.topics.get(name) is None:
                     raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
                 changes = changes_of(resource)
                 if request.body.validate_only:
@@ -350,8 +350,8 @@ class Configs:
         kind, name = resource.resource_type, resource.resource_name
         settings = [config.name for config in resource.configs]
         if kind == BROKER:
-            if name not in ("", str(self._node.node_id)):
-                text = f"Unexpected broker id, expected {self._node.node_id}, but received {name}"
+            if name not in ("", str(self._context.node_id)):
+                text = f"Unexpected broker id, expected {self._context.node_id}, but received {name}"
                 raise Refused(codes.INVALID_REQUEST, text)
             text = f"Cannot update these configs dynamically: [{', '.join(settings)}]"
             raise Refused(codes.INVALID_REQUEST, text)

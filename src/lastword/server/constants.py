@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
-from lastword.server.topics import NOT_HOSTED, Refused
+from lastword.server.topics import NOT_HOSTED, Refused, check_replicas
 
 if TYPE_CHECKING:
-    from lastword.server.node import ClusterNode
+    from lastword.server.context import ServerContext
 
 NO_ACLS: dict[str, Any] = {
     "error_code": codes.SECURITY_DISABLED,
@@ -39,8 +39,8 @@ EXACT, DEFAULT, ANY = 0, 1, 2
 class Constants:
     """The handlers of the APIs for what a single node does not have."""
 
-    def __init__(self, node: ClusterNode) -> None:
-        self._node = node
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -152,7 +152,7 @@ class Constants:
 
     def _text_of_missing(self, topic: str, number: int, no_topic: str, no_partition: str) -> str | None:
         """Return the sentence for a topic or a partition that does not exist; None if there are both."""
-        served = self._node.topics.get(topic)
+        served = self._context.topics.get(topic)
         if served is None:
             return no_topic.format(topic)
         return None if number in served.directories else no_partition.format(topic, number)
@@ -191,7 +191,7 @@ class Constants:
         if replicas is None:
             return codes.NO_REASSIGNMENT_IN_PROGRESS, None
         try:
-            self._node.check_replicas(replicas)
+            check_replicas(replicas, self._context.node_id)
         except Refused as refused:
             return refused.code, refused.message
         return 0, None
@@ -199,11 +199,11 @@ class Constants:
     def _move(self, request: Request, connection: Any) -> Message:
         """Answer whether each partition is in the given log directory: no request moves one."""
         kind = messages.AlterReplicaLogDirsResponse
-        directories = {os.path.realpath(log_dir.path) for log_dir in self._node.dirs.directories}
+        directories = {os.path.realpath(log_dir.path) for log_dir in self._context.dirs.directories}
         topics: dict[str, list[Any]] = {}
         for wanted in request.body.dirs:
             for topic in wanted.topics:
-                served = self._node.topics.get(topic.name)
+                served = self._context.topics.get(topic.name)
                 for number in topic.partitions:
                     there = None if served is None else served.directories.get(number)
                     code = codes.LOG_DIR_NOT_FOUND
@@ -226,7 +226,7 @@ class Constants:
         kind = messages.ElectLeadersResponse
         wanted = request.body.topic_partitions
         if wanted is None:  # a partition whose leader stays is left out
-            results = [kind.ReplicaElectionResult(topic=topic.name) for topic in self._node.topics.all()]
+            results = [kind.ReplicaElectionResult(topic=topic.name) for topic in self._context.topics.all()]
             return kind(replica_election_results=results)
         results = []
         for topic in wanted:
@@ -250,9 +250,9 @@ class Constants:
     # -------------------------------------------------------------- cluster
 
     def _describe_quorum(self, request: Request, connection: Any) -> Message:
-        kind, node = messages.DescribeQuorumResponse, self._node
+        kind, context = messages.DescribeQuorumResponse, self._context
         has_nodes = request.version >= 2 and bool(request.body.topics)
-        now_ms = node.clock.now_ms()
+        now_ms = context.clock.now_ms()
         topics = []
         for topic in request.body.topics:
             partitions = []
@@ -264,14 +264,14 @@ class Constants:
                     partition.error_message = NOT_HOSTED if has_nodes else ""
                     has_nodes = False
                     continue
-                partition.leader_id, partition.leader_epoch, partition.high_watermark = node.node_id, 1, 1
-                voter = kind.ReplicaState(replica_id=node.node_id, log_end_offset=1)
+                partition.leader_id, partition.leader_epoch, partition.high_watermark = context.node_id, 1, 1
+                voter = kind.ReplicaState(replica_id=context.node_id, log_end_offset=1)
                 if request.version >= 1:
                     voter.last_fetch_timestamp = voter.last_caught_up_timestamp = now_ms
                 partition.current_voters = [voter]
             topics.append(kind.TopicData(topic_name=topic.topic_name, partitions=partitions))
-        listener = kind.Listener(name="CONTROLLER", host=node.host, port=node.port)
-        nodes = [kind.Node(node_id=node.node_id, listeners=[listener])]
+        listener = kind.Listener(name="CONTROLLER", host=context.host, port=context.port)
+        nodes = [kind.Node(node_id=context.node_id, listeners=[listener])]
         return kind(topics=topics, nodes=nodes if has_nodes else [])
 
     def _list_resources(self, request: Request, connection: Any) -> Message:
@@ -279,9 +279,9 @@ class Constants:
         given = request.body.resource_types if request.version >= 1 else [CLIENT_METRICS]
         wanted = set(given) or {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
         listed: dict[int, Iterable[str]] = {
-            TOPIC: [topic.name for topic in self._node.topics.all()] if TOPIC in wanted else [],
-            BROKER_LOGGER: [str(self._node.node_id)],
-            BROKER: [str(self._node.node_id)],
+            TOPIC: [topic.name for topic in self._context.topics.all()] if TOPIC in wanted else [],
+            BROKER_LOGGER: [str(self._context.node_id)],
+            BROKER: [str(self._context.node_id)],
         }
         if not wanted <= {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}:
             return kind(error_code=codes.UNSUPPORTED_VERSION, config_resources=[])

@@ -36,8 +36,9 @@ from lastword.errors import LastwordError
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.server.assignors import ASSIGNORS, Partition, Partitions
-from lastword.server.coordinator import Timer
+from lastword.server.context import NO_OPERATIONS
 from lastword.server.offsets import Committed, Group
+from lastword.server.timers import Timer
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ LEAVES, LEAVES_FOR_A_WHILE = -1, -2
 """Epochs of the heartbeat of a member that leaves, and of a static member that will be back."""
 MOST_MEMBERS = 10_000
 GROUP_OPERATIONS = 3400
-NO_OPERATIONS = -(1 << 31)
 _log = logging.getLogger("lastword.server")
 DYNAMIC = 1
 """Type of a member of this protocol in ConsumerGroupDescribe."""
@@ -311,7 +311,7 @@ class ConsumerGroups:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._node = groups.node
+        self._context = groups.context
         self._forgotten: set[str] = set()
         """Groups whose topic was deleted while they had members."""
 
@@ -334,9 +334,9 @@ class ConsumerGroups:
             return _refusal(Refused(error.kafka_code, error.message))
         if not stale:
             return self._handle(request, connection, {})
-        version, names = self._node.topics.version, [topic.name for topic in self._node.topics.all()]
-        matching = self._node.in_pool(_matching, stale, names, version)
-        return self._node.then(matching, lambda: self._handle(request, connection, matching.result()))
+        version, names = self._context.topics.version, [topic.name for topic in self._context.topics.all()]
+        matching = self._context.in_pool(_matching, stale, names, version)
+        return self._context.then(matching, lambda: self._handle(request, connection, matching.result()))
 
     def _stale_regexes(self, body: Any) -> list[str]:
         """Return the regular expressions whose topics have to be found before the heartbeat is handled."""
@@ -348,8 +348,8 @@ class ConsumerGroups:
             used |= {member.regex for member in group.members.values()}
         if used == {""}:
             return []
-        self._node.topics.all()  # lists them again: a topic that Python created may match
-        version = self._node.topics.version
+        self._context.topics.all()  # lists them again: a topic that Python created may match
+        version = self._context.topics.version
         return [regex for regex in used if regex and (regex not in known or known[regex][1] != version)]
 
     def _handle(self, request: Request, connection: Any, matches: Matches | Refused) -> Any:
@@ -382,9 +382,9 @@ class ConsumerGroups:
             change = _Change(group, before, replaced, member, matches)
             change.records[:0] = records
             if is_topic_changed or change.is_subscription_changed:
-                version = self._node.topics.version
+                version = self._context.topics.version
                 change.read_topics(self._read(change.subscribed()), version)
-            change.assign(self._node.clock.now_ms())
+            change.assign(self._context.clock.now_ms())
             member = change.reconcile(owned)
             stored = self._groups.store(group.id, change.records)
             if self._groups.get(group.id) is not group:
@@ -415,12 +415,12 @@ class ConsumerGroups:
 
     def _is_topic_changed(self, group: ConsumerGroup) -> bool:
         """Return whether topics that the group reads may have changed, or have been created."""
-        topics = self._node.topics
+        topics = self._context.topics
         return any(topics.find(name) is not None for name in group.missing) or group.seen != topics.version
 
     @property
     def _settings(self) -> Any:
-        return self._node.dirs.settings.instance
+        return self._context.dirs.settings.instance
 
     def _group_of(self, group_id: str, joins: bool) -> tuple[ConsumerGroup, Records]:
         """Return the group of a heartbeat, and the records that delete the classic group in its place."""
@@ -477,7 +477,7 @@ class ConsumerGroups:
 
     def _read(self, subscribed: Iterable[str]) -> Read:
         """Return id and partitions of the topics that exist."""
-        topics = {name: self._node.topics.find(name) for name in sorted(subscribed)}
+        topics = {name: self._context.topics.find(name) for name in sorted(subscribed)}
         return {
             name: (topic.id, tuple(sorted(topic.directories)))
             for name, topic in topics.items()
@@ -553,12 +553,12 @@ class ConsumerGroups:
         for regex in gone:
             del group.regexes[regex]
         group.epoch += 1
-        group.read, group.digest, group.seen = read, digest, self._node.topics.version
+        group.read, group.digest, group.seen = read, digest, self._context.topics.version
         group.missing = frozenset(subscribed - read.keys())
         return stored
 
     def _await_session(self, group: ConsumerGroup, member: ConsumerMember) -> None:
-        group.sessions[member.id] = self._node.timers.again(
+        group.sessions[member.id] = self._context.timers.again(
             group.sessions.get(member.id),
             self._settings.group_consumer_session_timeout_ms,
             lambda: self._expired(group, member.id, None),
@@ -571,7 +571,7 @@ class ConsumerGroups:
                 timer.cancel()
                 del group.revocations[member.id]
         elif timer is None:
-            group.revocations[member.id] = self._node.timers.after(
+            group.revocations[member.id] = self._context.timers.after(
                 member.rebalance_ms, lambda: self._expired(group, member.id, member.epoch)
             )
 
@@ -710,7 +710,7 @@ class ConsumerGroups:
 
     def _describe_group(self, group: ConsumerGroup, result: Any) -> None:
         kind = messages.ConsumerGroupDescribeResponse
-        topic_names = {topic.id: topic.name for topic in self._node.topics.all()}
+        topic_names = {topic.id: topic.name for topic in self._context.topics.all()}
         topic_names |= {topic_id: name for name, (topic_id, _) in group.read.items()}  # also `<topic>@newest`
 
         def assignment(partitions: Iterable[Partition]) -> Any:

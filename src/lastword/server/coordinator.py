@@ -1,4 +1,4 @@
-"""The parts that coordinators share: the topic that holds their state, and timers by the clock of the log.
+"""The topic that holds the state of a coordinator.
 
 A coordinator's state is a compacted topic in Kafka's own record formats. Every change is appended before the
 client gets its answer, and the topic is read when the server starts. So a broker that takes
@@ -7,15 +7,11 @@ over the directory has the groups, and gives them back.
 
 from __future__ import annotations
 
-import asyncio
-import heapq
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.clock import Clock, SystemClock
 from lastword.errors import DataError, LastwordError, MalformedMessageError, UnsupportedVersionError
 from lastword.partition.producer_state import NO_PRODUCER, add_sequence
 from lastword.partition.reads import read_batches
@@ -27,7 +23,7 @@ from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
-    from lastword.server.node import ClusterNode
+    from lastword.server.context import ServerContext
 
 _log = logging.getLogger("lastword.server")
 TRANSACTION_VERSION = 2
@@ -36,8 +32,6 @@ MOST_TIMEOUT_MS = 900_000
 """Kafka's default of `transaction.max.timeout.ms`."""
 EXPIRATION_MS = 604_800_000
 """A transactional id without a transaction is forgotten after this time: `transactional.id.expiration.ms`."""
-POLL_SECONDS = 0.01
-"""How often a clock that does not run by itself is read while a timer waits."""
 
 
 class StoredRecord(NamedTuple):
@@ -67,36 +61,36 @@ class CoordinatorTopic:
     """A compacted topic of records that the server makes.
 
     Args:
-        node: The node.
+        context: The context of the handlers.
         name: The topic.
         partitions: The number of its partitions, if it has to be created.
     """
 
-    def __init__(self, node: ClusterNode, name: str, partitions: int) -> None:
-        self._node = node
+    def __init__(self, context: ServerContext, name: str, partitions: int) -> None:
+        self._context = context
         self.name = name
         self._partitions = partitions
         self._damaged: set[int] = set()
 
     def open(self) -> int:
         """Create the topic if there is none, recover its logs, and return the number of partitions."""
-        topic = self._node.topics.get(self.name)
+        topic = self._context.topics.get(self.name)
         if topic is None:
             settings = {"cleanup.policy": "compact", "segment.bytes": "104857600"}
-            topic = self._node.create(self.name, self._partitions, settings)
+            topic = self._context.topics.create(self.name, self._partitions, settings)
         for number in topic.directories:
             topic.log(number)
         return len(topic.directories)
 
     def partition_of(self, key: str) -> int:
         """Return the partition of a group or of a transactional id, as Kafka does."""
-        topic = self._node.topics.get(self.name)
+        topic = self._context.topics.get(self.name)
         count = self._partitions if topic is None else len(topic.directories)
         return java_hash(key) % count
 
     def log(self, partition: int) -> PartitionLog:
         """Return the open log of a partition."""
-        topic = self._node.topics.get(self.name)
+        topic = self._context.topics.get(self.name)
         assert topic is not None
         return topic.log(partition)
 
@@ -115,7 +109,7 @@ class CoordinatorTopic:
         """
         self.open()
         self._damaged.clear()
-        topic = self._node.topics.get(self.name)
+        topic = self._context.topics.get(self.name)
         loaded: list[StoredRecord] = []
         for number in () if topic is None else topic.directories:
             try:
@@ -229,7 +223,7 @@ class CoordinatorTopic:
         records: Iterable[tuple[bytes, bytes | None]],
         producer: tuple[int, int] | None,
     ) -> PartitionLog | None:
-        now_ms = self._node.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         log = self.log(partition)
         builder = BatchBuilder()
         if producer is not None:
@@ -275,87 +269,6 @@ def _next_sequence(log: PartitionLog, producer_id: int, epoch: int) -> int:
     if producer is None or producer.epoch != epoch or not producer.batches:
         return 0
     return add_sequence(producer.last_sequence, 1)
-
-
-class Timer:
-    """A call that is due at a time of the clock."""
-
-    __slots__ = ("call", "due")
-
-    def __init__(self, due: float, call: Callable[[], None]) -> None:
-        self.due = due
-        self.call: Callable[[], None] | None = call
-
-    def cancel(self) -> None:
-        """Drop the call."""
-        self.call = None
-
-    def postpone(self, due: float) -> bool:
-        """Set a later time; return whether the call is still to come, and is not due earlier than before."""
-        if self.call is None or due < self.due:
-            return False
-        self.due = due
-        return True
-
-
-class Timers:
-    """Calls in the thread of the event loop, due by the clock of the log. A test moves that clock."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-        self._loop = loop
-        self._clock = clock
-        self._runs = isinstance(clock, SystemClock)
-        self._heap: list[tuple[float, int, Timer]] = []
-        self._numbers = itertools.count()
-        self._next: asyncio.TimerHandle | None = None
-
-    def after(self, milliseconds: int, call: Callable[[], None]) -> Timer:
-        """Return a timer that calls `call` when this time has passed."""
-        timer = Timer(self._clock.monotonic() + milliseconds / 1000, call)
-        self._push(timer)
-        if self._heap[0][2] is timer:
-            self._schedule()
-        return timer
-
-    def again(self, timer: Timer | None, milliseconds: int, call: Callable[[], None]) -> Timer:
-        """Return a timer that calls `call` when this time has passed: the given one, if it can be postponed.
-
-        A timer that is postponed keeps its place in memory, however often that happens.
-        """
-        if timer is not None:
-            if timer.postpone(self._clock.monotonic() + milliseconds / 1000):
-                return timer
-            timer.cancel()
-        return self.after(milliseconds, call)
-
-    def _push(self, timer: Timer) -> None:
-        heapq.heappush(self._heap, (timer.due, next(self._numbers), timer))
-
-    def _schedule(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
-        while self._heap and self._heap[0][2].call is None:
-            heapq.heappop(self._heap)
-        if self._heap:
-            seconds = max(0.0, self._heap[0][0] - self._clock.monotonic()) if self._runs else POLL_SECONDS
-            self._next = self._loop.call_later(seconds, self.run)
-
-    def run(self) -> None:
-        """Make the calls that are due. A clock that jumped calls this in the thread of the event loop."""
-        now = self._clock.monotonic()
-        while self._heap and self._heap[0][0] <= now:
-            timer = heapq.heappop(self._heap)[2]
-            if timer.call is not None and timer.due > now:  # it was postponed
-                self._push(timer)
-                continue
-            call, timer.call = timer.call, None
-            if call is not None:
-                try:
-                    call()
-                except Exception:  # the other timers go on
-                    _log.exception("a timer failed")
-        self._schedule()
 
 
 def java_hash(text: str) -> int:

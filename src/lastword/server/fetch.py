@@ -40,7 +40,7 @@ from lastword.server.topics import Refused
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
     from lastword.segment.segment import Segment
-    from lastword.server.node import ClusterNode
+    from lastword.server.context import ServerContext
 
 MOST_BYTES = 55 << 20
 """Most bytes of one answer, also if the request allows more: Kafka's `fetch.max.bytes` of a broker."""
@@ -188,15 +188,15 @@ class Waiting:
 class Fetches:
     """The handlers of Fetch and of the other APIs that read offsets."""
 
-    def __init__(self, node: ClusterNode) -> None:
-        self._node = node
+    def __init__(self, context: ServerContext) -> None:
+        self._node = context
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._rng = random.Random()
         self._waiting: dict[PartitionLog, set[Waiting]] = {}
         self._woken: set[PartitionLog] = set()
         self._woken_lock = threading.Lock()
         self._aborted = AbortedTransactions()
-        self._newest = NewestReads(node.dirs.settings.instance.lastword_newest_bytes)
+        self._newest = NewestReads(context.dirs.settings.instance.lastword_newest_bytes)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""

@@ -29,7 +29,7 @@ from lastword.segment import names
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
-    from lastword.server.node import ClusterNode
+    from lastword.server.context import ServerContext
 
 PAUSE_SECONDS, SOON_SECONDS = 5.0, 0.1
 MOST, MOST_LATE = 500, 100
@@ -55,8 +55,8 @@ def lease_name(group: str) -> str:
 class GroupLeases:
     """The leases of all groups. Methods run in the thread of the event loop."""
 
-    def __init__(self, node: ClusterNode) -> None:
-        self._node = node
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._due: dict[Key, int | None] = {}
         self._urgent: dict[Key, None] = {}
         self._positions: dict[Key, int] = {}
@@ -97,17 +97,17 @@ class GroupLeases:
             self._timer.cancel()
         if self._due:
             batch, self._due = self._due, {}
-            self._node.in_pool(self._write, batch)
+            self._context.in_pool(self._write, batch)
 
     def _schedule(self) -> None:
         if self._writing is None and self._due:
             seconds = SOON_SECONDS if self._urgent else PAUSE_SECONDS
-            when = self._node.loop.time() + seconds
+            when = self._context.loop.time() + seconds
             if self._timer is not None:
                 if self._timer.when() <= when:
                     return
                 self._timer.cancel()
-            self._timer = self._node.loop.call_at(when, self._flush)
+            self._timer = self._context.loop.call_at(when, self._flush)
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -119,7 +119,7 @@ class GroupLeases:
         batch = {key: self._due.pop(key) for key in keys}
         for key in keys:
             self._urgent.pop(key, None)
-        self._writing = self._node.in_pool(self._write, batch)
+        self._writing = self._context.in_pool(self._write, batch)
         self._writing.add_done_callback(self._written)
 
     def _written(self, done: asyncio.Future[None]) -> None:
@@ -138,8 +138,8 @@ class GroupLeases:
                 _log.info("%s-%s: the lease of group %s was not written: %s", topic, partition, group, error)
 
     def _write_one(self, group: str, topic: str, partition: int, offset: int | None) -> None:
-        dirs = self._node.dirs
-        served = self._node.topics.find(topic)
+        dirs = self._context.dirs
+        served = self._context.topics.find(topic)
         if served is None or partition not in served.directories:
             return
         config = dirs.config(served.stored)
@@ -153,7 +153,7 @@ class GroupLeases:
             if known is not None:
                 leases.release(files, directory, name)
             return
-        now_ms = self._node.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         max_age_ms = dirs.settings.instance.offsets_retention_minutes * 60_000
         if (
             known is not None

@@ -25,13 +25,14 @@ from lastword.protocol.schemas import Message, stored_keys
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_groups import KEYS as CONSUMER_KEYS
 from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
-from lastword.server.coordinator import CoordinatorTopic, StoredRecord, sync_stored
+from lastword.server.coordinator import StoredRecord, sync_stored
 from lastword.server.group_leases import GroupLeases
 from lastword.server.offsets import Group, Offsets, OtherGroup, offset_key
 from lastword.server.topics import GROUPS_TOPIC, Refused
 
 if TYPE_CHECKING:
-    from lastword.server.node import ClusterNode
+    from lastword.server.context import ServerContext
+    from lastword.server.coordinator import CoordinatorTopic
 
 RENEWALS = 8
 """How often the leases of offsets are renewed within the retention of the offsets."""
@@ -44,13 +45,13 @@ Kind = TypeVar("Kind", bound=Group)
 class Groups:
     """The groups, and the handlers of the APIs that serve every kind of group."""
 
-    def __init__(self, node: ClusterNode) -> None:
-        self.node = node
-        self.topic = CoordinatorTopic(node, GROUPS_TOPIC, node.options.offsets_partitions)
+    def __init__(self, context: ServerContext, topic: CoordinatorTopic) -> None:
+        self.context = context
+        self.topic = topic
         self.classic = ClassicGroups(self)
         self.consumers = ConsumerGroups(self)
         self.offsets = Offsets(self)
-        self.leases = GroupLeases(node)
+        self.leases = GroupLeases(context)
         self._groups: dict[str, Group] = {}
         self._decided: list[tuple[int, int, bool]] = []
         """The transactions that ended while the groups were loaded."""
@@ -152,7 +153,7 @@ class Groups:
             loading = self._load()
             if loading is None:
                 return handler(request, connection)
-            return self.node.then(loading, lambda: handler(request, connection))
+            return self.context.then(loading, lambda: handler(request, connection))
 
         return handle
 
@@ -160,7 +161,7 @@ class Groups:
         """Return a future that is done when the groups are loaded."""
         loading = self._load()
         if loading is None:
-            loading = self.node.loop.create_future()
+            loading = self.context.loop.create_future()
             loading.set_result(None)
         return loading
 
@@ -169,8 +170,8 @@ class Groups:
         if self._is_loaded and not self._forget_if_topic_is_gone():
             return None
         if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
-            reading = self.node.in_turn(self._read_topic)
-            self._loading = self.node.then(reading, lambda: self._take(reading.result()))
+            reading = self.context.in_turn(self._read_topic)
+            self._loading = self.context.then(reading, lambda: self._take(reading.result()))
         return self._loading
 
     def _read_topic(self) -> list[StoredRecord]:
@@ -183,7 +184,7 @@ class Groups:
 
     def _forget_if_topic_is_gone(self) -> bool:
         """Forget all groups if their topic was deleted; the next request creates the topic again."""
-        topic = self.node.topics.get(GROUPS_TOPIC)
+        topic = self.context.topics.get(GROUPS_TOPIC)
         if topic is not None and topic.id == self._topic_id:
             return False
         self.classic.answer_all()
@@ -215,7 +216,7 @@ class Groups:
         for decided in self._decided:
             self.offsets.decide(*decided)
         self.consumers.loaded()
-        topic = self.node.topics.get(GROUPS_TOPIC)
+        topic = self.context.topics.get(GROUPS_TOPIC)
         self._is_loaded, self._topic_id = True, None if topic is None else topic.id
         self._renew_leases()
 
@@ -253,24 +254,24 @@ class Groups:
             Refused: The records cannot be stored.
         """
         log = self.topic.append(self.topic.partition_of(group_id), records, producer)
-        return None if log is None else self.node.in_pool(sync_stored, log)
+        return None if log is None else self.context.in_pool(sync_stored, log)
 
     def answer_after(self, stored: asyncio.Future[Any] | None, answer: Message) -> Any:
         """Return the answer, or a future of it when the change is durable. The future may raise Refused."""
         if stored is None:
             return answer
-        return self.node.then(stored, lambda: answer)
+        return self.context.then(stored, lambda: answer)
 
     # -------------------------------------------------------------- what ends
 
     def _check_later(self) -> None:
-        interval_ms = self.node.dirs.settings.instance.offsets_retention_check_interval_ms
-        self.node.timers.after(interval_ms, self._check)
+        interval_ms = self.context.dirs.settings.instance.offsets_retention_check_interval_ms
+        self.context.timers.after(interval_ms, self._check)
 
     def _check(self) -> None:
         """Delete the offsets that have expired, and the groups that have neither members nor offsets."""
         self._check_later()
-        if self.node.topics.get(GROUPS_TOPIC) is not None:
+        if self.context.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(self._expire)
 
     def load_early(self) -> None:
@@ -282,11 +283,11 @@ class Groups:
         if loading is None:
             call()
         else:
-            self.node.then(loading, call).add_done_callback(_log_failure)
+            self.context.then(loading, call).add_done_callback(_log_failure)
 
     def _expire(self) -> None:
-        retention_ms = self.node.dirs.settings.instance.offsets_retention_minutes * 60_000
-        now_ms = self.node.clock.now_ms()
+        retention_ms = self.context.dirs.settings.instance.offsets_retention_minutes * 60_000
+        now_ms = self.context.clock.now_ms()
         for group in list(self._groups.values()):
             unstable = self.offsets.unstable(group.id)
             gone = [at for at in group.expired(now_ms, retention_ms) if at not in unstable]
@@ -299,7 +300,7 @@ class Groups:
         """Delete the offsets of topics that were deleted."""
         if self._is_loaded and self._forget_if_topic_is_gone():
             return
-        if self._loading is not None or self.node.topics.get(GROUPS_TOPIC) is not None:
+        if self._loading is not None or self.context.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(lambda: self._forget_topics(topics))
 
     def _forget_topics(self, topics: set[str]) -> None:
@@ -320,7 +321,7 @@ class Groups:
             del self._groups[group.id]
 
     def _renew_leases(self) -> None:
-        self._renewed_ms = self.node.clock.now_ms()
+        self._renewed_ms = self.context.clock.now_ms()
         for group in self._groups.values():
             for at, committed in group.offsets.items():
                 self.leases.moved(group.id, at, committed.offset)
@@ -334,7 +335,7 @@ class Groups:
         loading = self._load() if key_type == OF_GROUPS else None
         if loading is None:
             return self._found(request, refused)
-        answer: asyncio.Future[Any] = self.node.loop.create_future()
+        answer: asyncio.Future[Any] = self.context.loop.create_future()
 
         def go_on(done: asyncio.Future[Any]) -> None:
             error = done.exception()
@@ -347,19 +348,19 @@ class Groups:
         return answer
 
     def _found(self, request: Request, refused: Refused | None) -> Message:
-        body, node = request.body, self.node
+        body, context = request.body, self.context
         if request.version < 4:
             if refused is not None:
                 return messages.FindCoordinatorResponse(
                     error_code=refused.code, error_message=refused.message, node_id=-1, host="", port=-1
                 )
             return messages.FindCoordinatorResponse(
-                error_message="NONE", node_id=node.node_id, host=node.host, port=node.port
+                error_message="NONE", node_id=context.node_id, host=context.host, port=context.port
             )
         coordinators = []
         for key in body.coordinator_keys:
             coordinator = messages.FindCoordinatorResponse.Coordinator(
-                key=key, node_id=node.node_id, host=node.host, port=node.port, error_message=""
+                key=key, node_id=context.node_id, host=context.host, port=context.port, error_message=""
             )
             if refused is not None:
                 coordinator.error_code, coordinator.error_message = refused.code, refused.message

@@ -14,54 +14,44 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.logs import LogDir
-from lastword.api.topic import create_topics, delete_topics
+from lastword.api.topic import delete_topics
 from lastword.errors import BusyError, InvalidTopicError, LastwordError, OfflineError, StorageError
-from lastword.logdir.identity import read_meta_properties
-from lastword.parse import check_count
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
-from lastword.server.budget import DecompressionBudget
 from lastword.server.configs import Configs
 from lastword.server.constants import Constants
-from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic, Timers
+from lastword.server.context import MOST_PARTITIONS, NO_OPERATIONS
+from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic
 from lastword.server.fetch import Fetches
 from lastword.server.produce import Producing
 from lastword.server.topics import (
+    CREATED,
     GROUPS_TOPIC,
     INTERNAL,
     NOT_HOSTED,
+    TRANSACTIONS_TOPIC,
     Refused,
     ServedTopic,
-    Topics,
+    check_replicas,
     check_topic_name,
 )
 
-NO_OPERATIONS = -(1 << 31)
 TOPIC_OPERATIONS = 3576
 CLUSTER_OPERATIONS = 8096
 """Bits of all operations on a topic and on a cluster, which Kafka answers without an authorizer."""
 FEATURES = {"transaction.version": TRANSACTION_VERSION, "group.version": 1}
 """Kafka's features whose level decides which versions clients use."""
-MOST_PARTITIONS = 10_000
-"""Most partitions that one request may create, as in Kafka."""
 TOO_MANY = "Excessively large number of partitions per request."
 CREATED_TOGETHER = 200
 """Topics that are created without a look at the client."""
 
-CREATED = {"cleanup.policy": "delete"}
-"""Settings of a topic whose creator gives none: without a policy, the log would keep everything."""
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
+    from lastword.server.context import ServerContext
     from lastword.server.groups import Groups
-    from lastword.server.security import Users
     from lastword.server.transactions import TransactionCoordinator
 
 KEYS = {api.name: key for key, api in APIS.items()}
@@ -69,93 +59,39 @@ Answer = Message | None | asyncio.Future[Any]
 _log = logging.getLogger("lastword.server")
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of `serve`."""
-
-    listen: str = "127.0.0.1:9092"
-    advertise: str | None = None
-    insecure: bool = False
-    users: Users | None = None
-    tls: SSLContext | None = None
-    auto_create_topics: bool = True
-    partitions: int = 1
-    offsets_partitions: int = 1
-    transactions_partitions: int = 1
-
-    def __post_init__(self) -> None:
-        count = check_count("partitions", self.partitions, "partitions", least=1, most=MOST_PARTITIONS)
-        object.__setattr__(self, "partitions", count)
-
-    @property
-    def mechanisms(self) -> list[str]:
-        """Return the mechanisms of SASL. PLAIN sends the password: it needs TLS or the loopback interface."""
-        if self.users is None:
-            return []
-        host = self.listen.rpartition(":")[0].strip("[]")
-        is_private = self.tls is not None or self.insecure or host in ("", "localhost", "127.0.0.1", "::1")
-        return [*(["PLAIN"] if is_private else []), "SCRAM-SHA-256", "SCRAM-SHA-512"]
-
-    @property
-    def security_protocol(self) -> str:
-        """Return the protocol as clients name it."""
-        return ("SASL_" if self.users else "") + ("SSL" if self.tls else "PLAINTEXT")
-
-
 class ClusterNode:
     """The handlers of all APIs: the only node of the cluster that clients see.
 
-    Attributes:
-        logs: The log directory.
-        topics: Its topics.
-        node_id: The only node's id.
-        budget: The memory for records that requests decompress.
-        is_closing: No request waits any more: the server closes.
-        refuse: None, or the function of a test. It is called for each topic and partition of a Produce or
-            Fetch with the request and the topic, and raises Refused.
+    Args:
+        context: The context of the handlers.
     """
 
-    def __init__(
-        self,
-        logs: LogDir,
-        loop: asyncio.AbstractEventLoop,
-        pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
-        address: tuple[str, int],
-        options: Options,
-    ) -> None:
-        self.logs = logs
-        self.dirs = logs.dirs
-        self.clock = logs.dirs.clock
-        self.loop = loop
-        self.options = options
-        self.topics = Topics(logs)
-        self._pool, self._changes = pools
-        self.host, self.port = address
-        self.address = f"{self.host}:{self.port}"
-        first = self.dirs.directories[0]
-        path = os.path.join(first.path, names.META_PROPERTIES)
-        properties = read_meta_properties(first.files, path) if first.files.exists(path) else {}
-        self.cluster_id = properties.get("cluster.id", "lastword")
-        self.node_id = int(properties.get("node.id", properties.get("broker.id", "1")))
-        self.is_closing = False
-        self.budget = DecompressionBudget(self.dirs.settings.instance.lastword_decompression_bytes)
-        self.refuse: Callable[[Request, ServedTopic], None] | None = None
-        self._configs = Configs(self)
-        self._fetches = Fetches(self)
-        self.timers = Timers(loop, self.clock)
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._configs = Configs(context)
+        self._fetches = Fetches(context)
+        options = context.options
+        self._topics_of_coordinators = {
+            GROUPS_TOPIC: CoordinatorTopic(context, GROUPS_TOPIC, options.offsets_partitions),
+            TRANSACTIONS_TOPIC: CoordinatorTopic(
+                context, TRANSACTIONS_TOPIC, options.transactions_partitions
+            ),
+        }
         self._groups: Groups | None = None
         self._transactions: TransactionCoordinator | None = None
-        self.topics.on_deleted(lambda topics: loop.call_soon_threadsafe(self._topics_deleted, topics))
-        self._producing = Producing(self)
+        call_soon = context.loop.call_soon_threadsafe
+        context.topics.on_deleted(lambda topics: call_soon(self._topics_deleted, topics))
+        producing = Producing(context, lambda: self.transactions)
         self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
             KEYS[name]: handler
-            for part in (self, self._configs, self._producing, self._fetches, Constants(self))
+            for part in (self, self._configs, producing, self._fetches, Constants(context))
             for name, handler in part.handlers().items()
         }
         # A coordinator with a state starts with the server: leases and transactions end without a request.
-        for name in INTERNAL:
-            if self.topics.get(name) is not None:
-                loop.call_soon_threadsafe(self._coordinator(name).load_early)
+        if context.topics.get(GROUPS_TOPIC) is not None:
+            call_soon(self.groups.load_early)
+        if context.topics.get(TRANSACTIONS_TOPIC) is not None:
+            call_soon(self.transactions.load_early)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Answer]]:
         """Return the handlers of this class, by the name of the API."""
@@ -190,7 +126,7 @@ class ClusterNode:
         if self._groups is None:
             from lastword.server.groups import Groups
 
-            self._groups = Groups(self)
+            self._groups = Groups(self._context, self._topics_of_coordinators[GROUPS_TOPIC])
         return self._groups
 
     @property
@@ -199,12 +135,9 @@ class ClusterNode:
         if self._transactions is None:
             from lastword.server.transactions import TransactionCoordinator
 
-            self._transactions = TransactionCoordinator(self)
+            topic = self._topics_of_coordinators[TRANSACTIONS_TOPIC]
+            self._transactions = TransactionCoordinator(self._context, topic, self.groups)
         return self._transactions
-
-    def _coordinator(self, topic: str) -> Groups | TransactionCoordinator:
-        """Return the coordinator whose state is in an internal topic."""
-        return self.groups if topic == GROUPS_TOPIC else self.transactions
 
     def _add_coordinators(self) -> None:
         for part in (self.groups, self.transactions):
@@ -214,55 +147,14 @@ class ClusterNode:
         if self._groups is not None:
             self._groups.topics_deleted(topics)
 
-    def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Run work that waits in a thread of the pool; return a future of its result."""
-        return self.loop.run_in_executor(self._pool, work, *arguments)
-
-    def in_turn(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Run a change of topics or settings in a thread, one after the other: they share lastword.toml."""
-        return self.loop.run_in_executor(self._changes, work, *arguments)
-
-    def then(self, before: asyncio.Future[Any], call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Return a future of the answer of `call`, which is called when `before` is done."""
-        answer: asyncio.Future[Any] = self.loop.create_future()
-
-        def finish(done: asyncio.Future[Any]) -> None:
-            try:
-                answer.set_result(done.result())
-            except Exception as error:
-                answer.set_exception(error)
-
-        def go_on(done: asyncio.Future[Any]) -> None:
-            try:
-                done.result()
-                result = call()
-            except Exception as error:
-                answer.set_exception(error)
-                return
-            if isinstance(result, asyncio.Future):
-                result.add_done_callback(finish)
-            else:
-                answer.set_result(result)
-
-        before.add_done_callback(go_on)
-        return answer
-
-    def with_logs(self, partitions: Iterable[tuple[ServedTopic | None, int]], call: Callable[[], Any]) -> Any:
-        """Return the answer of `call`, which needs these logs open. A recovery runs in the pool."""
-        closed = [(topic, number) for topic, number in partitions if topic and not topic.is_open(number)]
-        return self.then(self.in_pool(_open_logs, closed), call) if closed else call()
-
     async def write_leases(self) -> None:
         """Write the leases of groups that are due, so that a cleaning is not late by them."""
         if self._groups is not None:
             await self._groups.leases.write_all()
 
-    def disconnected(self, connection: Any) -> None:
-        """Drop what is kept for a connection."""
-
     def drain(self) -> None:
         """Answer the requests that wait, and all that follow without a wait."""
-        self.is_closing = True
+        self._context.is_closing = True
         self._fetches.answer_all()
         if self._groups is not None:
             self._groups.answer_all()
@@ -273,7 +165,10 @@ class ClusterNode:
         body = request.body
         if (body.cluster_id is None) != (body.node_id == -1):
             return messages.ApiVersionsResponse(error_code=codes.INVALID_REQUEST, api_keys=[])
-        if body.cluster_id is not None and (body.cluster_id, body.node_id) != (self.cluster_id, self.node_id):
+        if body.cluster_id is not None and (body.cluster_id, body.node_id) != (
+            self._context.cluster_id,
+            self._context.node_id,
+        ):
             return messages.ApiVersionsResponse(error_code=codes.REBOOTSTRAP_REQUIRED, api_keys=[])
         listed = [
             messages.ApiVersionsResponse.ApiVersion(
@@ -323,11 +218,11 @@ class ClusterNode:
                 "CONTROLLER",
             )
         return messages.DescribeClusterResponse(
-            cluster_id=self.cluster_id,
-            controller_id=self.node_id,
+            cluster_id=self._context.cluster_id,
+            controller_id=self._context.node_id,
             brokers=[
                 messages.DescribeClusterResponse.DescribeClusterBroker(
-                    broker_id=self.node_id, host=self.host, port=self.port
+                    broker_id=self._context.node_id, host=self._context.host, port=self._context.port
                 )
             ],
             cluster_authorized_operations=CLUSTER_OPERATIONS
@@ -341,22 +236,30 @@ class ClusterNode:
         body = request.body
         wanted = body.topics
         if wanted is None or (not wanted and request.version == 0):
-            return self._metadata_of(request, self.topics.all(), [])
+            return self._metadata_of(request, self._context.topics.all(), [])
         found: dict[ServedTopic, None] = {}  # a topic that is named twice is described once
         missing = []
         for topic in wanted:
-            known = self.topics.find(topic.name if topic.topic_id == ZERO_UUID else None, topic.topic_id)
+            known = self._context.topics.find(
+                topic.name if topic.topic_id == ZERO_UUID else None, topic.topic_id
+            )
             if known is None:
                 missing.append(topic)
             else:
                 found[known] = None
         served = list(found)
-        allowed = self.options.auto_create_topics and (body.allow_auto_topic_creation or request.version < 4)
+        allowed = self._context.options.auto_create_topics and (
+            body.allow_auto_topic_creation or request.version < 4
+        )
         if allowed and any(topic.name for topic in missing):
             internal = {
-                topic.name: self._coordinator(topic.name).topic for topic in missing if topic.name in INTERNAL
+                topic.name: self._topics_of_coordinators[topic.name]
+                for topic in missing
+                if topic.name in INTERNAL
             }
-            return self.in_turn(self._created_metadata, request, connection, served, missing, internal)
+            return self._context.in_turn(
+                self._created_metadata, request, connection, served, missing, internal
+            )
         return self._metadata_of(
             request, served, [self._missing(topic, request.version) for topic in missing]
         )
@@ -372,7 +275,7 @@ class ClusterNode:
         """Create the missing topics, and return their metadata with that of the others."""
         named = [topic.name for topic in missing if topic.name]  # the others are named by their ids
         new: dict[str, tuple[int, dict[str, Any]]] = {
-            name: (self.options.partitions, {}) for name in named if name not in internal
+            name: (self._context.options.partitions, {}) for name in named if name not in internal
         }
         if sum(count for count, _ in new.values()) > MOST_PARTITIONS:
             _log.warning("%s: no topic is created: %s", connection, TOO_MANY)
@@ -385,7 +288,7 @@ class ClusterNode:
                 results[name] = error
         described, refused = dict.fromkeys(served), []
         for topic in missing:
-            created = self.topics.get(topic.name) if topic.name else None
+            created = self._context.topics.get(topic.name) if topic.name else None
             if created is None:
                 result = results.get(topic.name)
                 refusal = result if isinstance(result, LastwordError) else None
@@ -433,11 +336,11 @@ class ClusterNode:
         return messages.MetadataResponse(
             brokers=[
                 messages.MetadataResponse.MetadataResponseBroker(
-                    node_id=self.node_id, host=self.host, port=self.port
+                    node_id=self._context.node_id, host=self._context.host, port=self._context.port
                 )
             ],
-            cluster_id=self.cluster_id,
-            controller_id=self.node_id,
+            cluster_id=self._context.cluster_id,
+            controller_id=self._context.node_id,
             topics=described + refused,
             cluster_authorized_operations=CLUSTER_OPERATIONS
             if body.include_cluster_authorized_operations
@@ -445,12 +348,12 @@ class ClusterNode:
         )
 
     def _partition(self, kind: Any, topic: ServedTopic, number: int) -> Any:
-        replicas = [self.node_id]
+        replicas = [self._context.node_id]
         try:
             topic.directories[number].check_serves()
             return kind(
                 partition_index=number,
-                leader_id=self.node_id,
+                leader_id=self._context.node_id,
                 leader_epoch=topic.leader_epoch(number),
                 replica_nodes=replicas,
                 isr_nodes=replicas,
@@ -469,12 +372,12 @@ class ClusterNode:
     def _describe_topic_partitions(self, request: Request, connection: Any) -> Message:
         body = request.body
         wanted = sorted({topic.name for topic in body.topics})
-        topics: list[Any] = [(name, self.topics.find(name)) for name in wanted]
+        topics: list[Any] = [(name, self._context.topics.find(name)) for name in wanted]
         if not wanted:
-            topics = [(topic.name, topic) for topic in self.topics.all()]
+            topics = [(topic.name, topic) for topic in self._context.topics.all()]
         first = (body.cursor.topic_name, body.cursor.partition_index) if body.cursor is not None else ("", 0)
         if first[1] < 0 or (body.cursor is not None and wanted and first[0] not in wanted):
-            return _refused_partitions(wanted or [topic.name for topic in self.topics.all()])
+            return _refused_partitions(wanted or [topic.name for topic in self._context.topics.all()])
         left = max(1, min(body.response_partition_limit, 2000))
         response = messages.DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
         for name, topic in topics:
@@ -508,13 +411,6 @@ class ClusterNode:
 
     # -------------------------------------------------------------- topics
 
-    def create(self, name: str, partitions: int, settings: dict[str, Any]) -> ServedTopic:
-        """Create a topic as a broker with Kafka's defaults does: without a policy, old segments expire."""
-        created = self._create_all({name: (partitions, settings)})[name]
-        if isinstance(created, LastwordError):
-            raise created
-        return created
-
     def _create_all(
         self, topics: Mapping[str, tuple[int, dict[str, Any]]], connection: Any = None
     ) -> dict[str, ServedTopic | LastwordError]:
@@ -527,43 +423,15 @@ class ClusterNode:
         created: dict[str, ServedTopic | LastwordError] = {}
         for start in range(0, len(names), CREATED_TOGETHER):
             part = names[start : start + CREATED_TOGETHER]
-            if start and (self.is_closing or (connection is not None and connection.has_gone())):
+            if start and (self._context.is_closing or (connection is not None and connection.has_gone())):
                 error = BusyError("the topic was not created", remedy="send the request again")
                 created |= dict.fromkeys(part, error)
                 continue
-            created |= self._create_together({name: topics[name] for name in part})
-        return created
-
-    def _create_together(
-        self, topics: Mapping[str, tuple[int, dict[str, Any]]]
-    ) -> dict[str, ServedTopic | LastwordError]:
-        settings = self.dirs.settings
-        has_policy = settings.is_set("cleanup.policy", None, own=True)
-        given = {
-            name: (
-                count,
-                each if has_policy or settings.is_set("cleanup.policy", name) else CREATED | each,
-            )
-            for name, (count, each) in topics.items()
-        }
-        created: dict[str, ServedTopic | LastwordError] = {}
-        try:
-            create_topics(self.dirs, given)
-        except LastwordError as error:
-            if len(topics) == 1:
-                return dict.fromkeys(topics, error)
-            for name, topic in topics.items():  # each alone, because none was created
-                created |= self._create_together({name: topic})
-            return created
-        for name in topics:
-            try:
-                created[name] = self.topics.update(name)
-            except LastwordError as error:  # another thread has deleted it
-                created[name] = error
+            created |= self._context.topics.create_all({name: topics[name] for name in part})
         return created
 
     def _create_topics(self, request: Request, connection: Any) -> Answer:
-        return self.in_turn(self._created_topics, request, connection)
+        return self._context.in_turn(self._created_topics, request, connection)
 
     def _created_topics(self, request: Request, connection: Any) -> Message:
         body = request.body
@@ -579,7 +447,7 @@ class ClusterNode:
                     raise Refused(codes.INVALID_REQUEST, "Duplicate topic name.")
                 partitions, settings = self._checked_topic(topic)
                 if body.validate_only:
-                    self.dirs.check_config(topic.name, settings)
+                    self._context.dirs.check_config(topic.name, settings)
                     self._describe_created(result, partitions, CREATED | settings)
                 else:
                     new[topic.name] = partitions, settings
@@ -604,11 +472,11 @@ class ClusterNode:
         """Return the number of partitions and the settings of a requested topic."""
         check_topic_name(topic.name)
         names.check_topic(topic.name)
-        if self.topics.get(topic.name) is not None:
+        if self._context.topics.get(topic.name) is not None:
             raise Refused(codes.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
         partitions = self._count_of(topic)
         settings = self._configs.checked({config.name: config.value for config in topic.configs})
-        self.dirs.check_new_topic(topic.name, settings)
+        self._context.dirs.check_new_topic(topic.name, settings)
         return partitions, settings
 
     def _describe_created(self, result: Any, partitions: int, settings: Mapping[str, Any]) -> None:
@@ -638,9 +506,9 @@ class ClusterNode:
                     "partitions should be a consecutive 0-based integer sequence",
                 )
             for assignment in topic.assignments:
-                self.check_replicas(assignment.broker_ids)
+                check_replicas(assignment.broker_ids, self._context.node_id)
             return len(numbers)
-        count = self.options.partitions if topic.num_partitions == -1 else topic.num_partitions
+        count = self._context.options.partitions if topic.num_partitions == -1 else topic.num_partitions
         if count < 1:
             raise Refused(
                 codes.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
@@ -663,21 +531,8 @@ class ClusterNode:
             )
         return int(count)
 
-    def check_replicas(self, ids: list[int]) -> None:
-        """Raise Refused unless the replicas of a partition are the only broker, once."""
-        if not ids:
-            text = "includes an empty replica list."
-        elif len(set(ids)) < len(ids):
-            text = f"includes the broker {next(id for id in ids if ids.count(id) > 1)} more than once."
-        elif ids != [self.node_id]:
-            other = next(id for id in ids if id != self.node_id)
-            text = f"includes broker {other}, but no such broker is registered."
-        else:
-            return
-        raise Refused(codes.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {text}")
-
     def _delete_topics(self, request: Request, connection: Any) -> Answer:
-        return self.in_turn(self._deleted_topics, request)
+        return self._context.in_turn(self._deleted_topics, request)
 
     def _deleted_topics(self, request: Request) -> Message:
         body = request.body
@@ -688,11 +543,13 @@ class ClusterNode:
         )
         names = _twice(name for name, _ in wanted if name is not None)
         ids = _twice(topic_id for name, topic_id in wanted if name is None and topic_id != ZERO_UUID)
-        by_name = {topic.id for name, _ in wanted if name is not None and (topic := self.topics.get(name))}
+        by_name = {
+            topic.id for name, _ in wanted if name is not None and (topic := self._context.topics.get(name))
+        }
         by_both = by_name & {topic_id for name, topic_id in wanted if name is None}
         results = []
         deleted: dict[str, Any] = {}
-        served = {(name, topic_id): self.topics.find(name, topic_id) for name, topic_id in wanted}
+        served = {(name, topic_id): self._context.topics.find(name, topic_id) for name, topic_id in wanted}
         for (name, topic_id), topic in served.items():
             if name is None and topic_id in by_both:
                 continue  # answered by name
@@ -719,14 +576,14 @@ class ClusterNode:
                 deleted[topic.name] = result
             except Refused as refused:
                 result.error_code, result.error_message = refused.code, refused.message
-        for name, error in delete_topics(self.dirs, deleted).items():
+        for name, error in delete_topics(self._context.dirs, deleted).items():
             deleted[name].error_code, deleted[name].error_message = error.kafka_code, error.message
-        self.topics.all()  # so that their offsets are deleted before the answer
-        self.loop.call_soon_threadsafe(self._fetches.topics_changed)
+        self._context.topics.all()  # so that their offsets are deleted before the answer
+        self._context.loop.call_soon_threadsafe(self._fetches.topics_changed)
         return messages.DeleteTopicsResponse(responses=results)
 
     def _create_partitions(self, request: Request, connection: Any) -> Answer:
-        return self.in_turn(self._created_partitions, request)
+        return self._context.in_turn(self._created_partitions, request)
 
     def _created_partitions(self, request: Request) -> Message:
         twice = _twice(topic.name for topic in request.body.topics)
@@ -747,7 +604,7 @@ class ClusterNode:
         return messages.CreatePartitionsResponse(results=results)
 
     def _add_partitions(self, topic: Any, validate_only: bool) -> None:
-        served = self.topics.get(topic.name)
+        served = self._context.topics.get(topic.name)
         if served is None:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
         count = len(served.directories)
@@ -769,27 +626,27 @@ class ClusterNode:
                     f"{len(topic.assignments)} assignment(s) were specified.",
                 )
             for assignment in topic.assignments:
-                self.check_replicas(assignment.broker_ids)
+                check_replicas(assignment.broker_ids, self._context.node_id)
         if validate_only:
             return
-        topic_id = self.dirs.topic_id(topic.name)
+        topic_id = self._context.dirs.topic_id(topic.name)
         numbers = iter(range(count, topic.count))
-        for log_dir, placed in self.dirs.dir_set.assign({topic.name: topic.count - count}).items():
+        for log_dir, placed in self._context.dirs.dir_set.assign({topic.name: topic.count - count}).items():
             log_dir.add_partitions(topic.name, [next(numbers) for _ in placed[topic.name]], topic_id)
-        self.dirs.dir_set.write_list()
-        self.dirs.partitions_added()
-        self.topics.update(topic.name)
+        self._context.dirs.dir_set.write_list()
+        self._context.dirs.partitions_added()
+        self._context.topics.update(topic.name)
 
     # -------------------------------------------------------------- log directories, producers
 
     def _describe_log_dirs(self, request: Request, connection: Any) -> Answer:
-        return self.in_pool(self._described_log_dirs, request)
+        return self._context.in_pool(self._described_log_dirs, request)
 
     def _described_log_dirs(self, request: Request) -> Message:
         wanted = request.body.topics
         partitions_wanted = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
         results = []
-        for log_dir in self.dirs.directories:
+        for log_dir in self._context.dirs.directories:
             result = messages.DescribeLogDirsResponse.DescribeLogDirsResult(
                 log_dir=os.path.realpath(log_dir.path), topics=[]
             )
@@ -820,8 +677,8 @@ class ClusterNode:
                             name=name, partitions=partitions
                         )
                     )
-        for path in self.dirs.offline:
-            if path not in {log_dir.path for log_dir in self.dirs.directories}:
+        for path in self._context.dirs.offline:
+            if path not in {log_dir.path for log_dir in self._context.dirs.directories}:
                 results.append(
                     messages.DescribeLogDirsResponse.DescribeLogDirsResult(
                         error_code=codes.KAFKA_STORAGE_ERROR, log_dir=os.path.realpath(path)
@@ -830,13 +687,15 @@ class ClusterNode:
         return messages.DescribeLogDirsResponse(results=results)
 
     def _describe_producers(self, request: Request, connection: Any) -> Any:
-        partitions = [(self.topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes]
-        return self.with_logs(partitions, lambda: self._described_producers(request))
+        partitions = [
+            (self._context.topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes
+        ]
+        return self._context.with_logs(partitions, lambda: self._described_producers(request))
 
     def _described_producers(self, request: Request) -> Message:
         topics = []
         for topic in request.body.topics:
-            served = self.topics.get(topic.name)
+            served = self._context.topics.get(topic.name)
             described = messages.DescribeProducersResponse.TopicResponse(name=topic.name, partitions=[])
             topics.append(described)
             for number in topic.partition_indexes:
@@ -867,12 +726,6 @@ def _refused_partitions(topics: list[str]) -> Message:
         ],
         next_cursor=None,
     )
-
-
-def _open_logs(closed: list[tuple[ServedTopic, int]]) -> None:
-    for topic, number in closed:
-        with contextlib.suppress(LastwordError):  # raised again when the log is used
-            topic.log(number)
 
 
 def _producer_state(producer: Any) -> Any:

@@ -162,7 +162,7 @@ class Offsets:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._node = groups.node
+        self._context = groups.context
         self._undecided: dict[Position, dict[int, Committed | None]] = {}
         """Offsets of open transactions: the offset of each producer id, in the order of their records.
 
@@ -253,13 +253,13 @@ class Offsets:
             stale: The error of an epoch that is too old.
         """
         body = request.body
-        now_ms = self._node.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         retention_ms = getattr(body, "retention_time_ms", -1)
         expires_ms = now_ms + retention_ms if retention_ms >= 0 else -1
         changes: dict[tuple[str, int], Committed] = {}
         topics = []
         for topic in body.topics:
-            served = self._node.topics.find(topic.name, topic.topic_id)
+            served = self._context.topics.find(topic.name, topic.topic_id)
             partitions = []
             for given in topic.partitions:
                 committed = Committed(
@@ -439,12 +439,12 @@ class Offsets:
             for name, number in offsets:
                 by_topic.setdefault(name, []).append(number)
             for name, numbers in by_topic.items():
-                served = self._node.topics.get(name)
+                served = self._context.topics.get(name)
                 wanted.append((name, ZERO_UUID if served is None else served.id, numbers, 0))
         else:
             for topic in wanted_topics:
                 topic_id = getattr(topic, "topic_id", ZERO_UUID)
-                served = self._node.topics.find(topic.name, topic_id)
+                served = self._context.topics.find(topic.name, topic_id)
                 name = topic.name or ("" if served is None else served.name)
                 code = codes.UNKNOWN_TOPIC_ID if not name else 0
                 wanted.append((name, topic_id, topic.partition_indexes, code))
@@ -502,7 +502,7 @@ class Offsets:
                     partition_index=partition.partition_index
                 )
                 partitions.append(result)
-                served = self._node.topics.find(topic.name)
+                served = self._context.topics.find(topic.name)
                 if _unknown(served, partition.partition_index, by_id=False):
                     result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
                 elif are_consumers and (subscribed is None or topic.name in subscribed):

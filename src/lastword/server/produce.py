@@ -22,7 +22,8 @@ from lastword.server.topics import INTERNAL, Refused, ServedTopic
 if TYPE_CHECKING:
     from lastword.partition.appending import AppendedBatch
     from lastword.partition.log import PartitionLog
-    from lastword.server.node import ClusterNode
+    from lastword.server.context import ServerContext
+    from lastword.server.transactions import TransactionCoordinator
 
 LARGE_BYTES = 256 << 10
 """A request of more bytes runs in the pool."""
@@ -31,10 +32,16 @@ ADMIN_CLIENT = "__admin_client"
 
 
 class Producing:
-    """The handler of Produce."""
+    """The handler of Produce.
 
-    def __init__(self, node: ClusterNode) -> None:
-        self._node = node
+    Args:
+        context: The context of the handlers.
+        transactions: Returns the coordinator of transactions.
+    """
+
+    def __init__(self, context: ServerContext, transactions: Callable[[], TransactionCoordinator]) -> None:
+        self._node = context
+        self._transactions = transactions
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -49,7 +56,7 @@ class Producing:
         return self._append_request(request, {})
 
     async def _produce_in_transaction(self, request: Request) -> Message | None:
-        transaction, refused = await self._node.transactions.check_batches(request)
+        transaction, refused = await self._transactions().check_batches(request)
         with contextlib.nullcontext() if transaction is None else transaction.appending():
             answer = self._append_request(request, refused)
             return await answer if isinstance(answer, asyncio.Future) else answer

@@ -359,7 +359,7 @@ class Authentication:
         try:
             if self._scram is None:
                 users = self._server.users
-                user = await self._server.node.in_pool(check_plain, token, users)
+                user = await self._server.context.in_pool(check_plain, token, users)
                 answer, is_done = b"", True
             else:
                 answer, is_done = self._scram.answer(token)

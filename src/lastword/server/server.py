@@ -35,7 +35,8 @@ from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
-from lastword.server.node import Answer, ClusterNode, Options
+from lastword.server.context import Options, ServerContext
+from lastword.server.node import Answer, ClusterNode
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -568,7 +569,8 @@ class Server:
     Attributes:
         host: The host that clients connect to.
         port: The port.
-        node: The handlers of requests. For tools, as all below; it may change.
+        context: What the handlers share. For tools, as all below; it may change.
+        node: The handlers of requests.
         handle: Answers a request of a connection: `ClusterNode.handle`, or the function of a test before it.
         connections: The open connections. Used in the thread of the event loop.
         loop: The event loop.
@@ -600,7 +602,8 @@ class Server:
         self._is_closed = False
         self._drained = asyncio.Event()
         pools = self._pool, self._changes
-        self.node = ClusterNode(logs, self.loop, pools, (self.host, self.port), options)
+        self.context = ServerContext(logs, self.loop, pools, (self.host, self.port), options)
+        self.node = ClusterNode(self.context)
         self.handle: Callable[[Request, ClientConnection], Answer] = self.node.handle
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
@@ -712,7 +715,6 @@ class Server:
     def closed(self, connection: ClientConnection) -> None:
         """Drop a connection that was closed."""
         self.connections.discard(connection)
-        self.node.disconnected(connection)
         if not self.connections:
             self._drained.set()
 

@@ -6,9 +6,11 @@ import base64
 import hashlib
 import logging
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from lastword.api.topic import create_topics
+from lastword.errors import LastwordError
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.protocol import codes
 from lastword.protocol.schemas import ZERO_UUID
@@ -29,6 +31,8 @@ NAMED_BEFORE = "@latest"
 _log = logging.getLogger("lastword.server")
 
 NOT_HOSTED = "This server does not host this topic-partition."
+CREATED = {"cleanup.policy": "delete"}
+"""Settings of a topic whose creator gives none: without a policy, the log would keep everything."""
 MOST_CHARACTERS = 249
 """Most characters of a topic's name."""
 
@@ -55,6 +59,20 @@ def check_topic_name(name: str) -> None:
     else:
         return
     raise Refused(codes.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
+
+
+def check_replicas(ids: list[int], node_id: int) -> None:
+    """Raise Refused unless the replicas of a partition are the only broker, once."""
+    if not ids:
+        text = "includes an empty replica list."
+    elif len(set(ids)) < len(ids):
+        text = f"includes the broker {next(id for id in ids if ids.count(id) > 1)} more than once."
+    elif ids != [node_id]:
+        other = next(id for id in ids if id != node_id)
+        text = f"includes broker {other}, but no such broker is registered."
+    else:
+        return
+    raise Refused(codes.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {text}")
 
 
 class ServedTopic:
@@ -147,6 +165,49 @@ class Topics:
         if self._is_stale or (stored not in self._by_name and self._dirs.has_topic(stored)):
             self._list()
         return self._by_name.get(name)
+
+    def create(self, name: str, partitions: int, settings: dict[str, Any]) -> ServedTopic:
+        """Create a topic as `create_all` does."""
+        created = self.create_all({name: (partitions, settings)})[name]
+        if isinstance(created, LastwordError):
+            raise created
+        return created
+
+    def create_all(
+        self, topics: Mapping[str, tuple[int, dict[str, Any]]]
+    ) -> dict[str, ServedTopic | LastwordError]:
+        """Create topics as a broker with Kafka's defaults does: without a policy, old segments expire.
+
+        Args:
+            topics: Number of partitions and settings of each topic.
+
+        Returns:
+            Each topic, or the error that refused it.
+        """
+        settings = self._dirs.settings
+        has_policy = settings.is_set("cleanup.policy", None, own=True)
+        given = {
+            name: (
+                count,
+                each if has_policy or settings.is_set("cleanup.policy", name) else CREATED | each,
+            )
+            for name, (count, each) in topics.items()
+        }
+        created: dict[str, ServedTopic | LastwordError] = {}
+        try:
+            create_topics(self._dirs, given)
+        except LastwordError as error:
+            if len(topics) == 1:
+                return dict.fromkeys(topics, error)
+            for name, topic in topics.items():  # each alone, because none was created
+                created |= self.create_all({name: topic})
+            return created
+        for name in topics:
+            try:
+                created[name] = self.update(name)
+            except LastwordError as error:  # another thread has deleted it
+                created[name] = error
+        return created
 
     def update(self, name: str) -> ServedTopic:
         """Return a topic that was just created, or given partitions. The others are not listed again."""

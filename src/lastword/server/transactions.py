@@ -47,16 +47,18 @@ from lastword.server.coordinator import (
     EXPIRATION_MS,
     MOST_TIMEOUT_MS,
     TRANSACTION_VERSION,
-    CoordinatorTopic,
     StoredRecord,
-    Timer,
     not_stored,
 )
 from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
-    from lastword.server.node import ClusterNode
+    from lastword.logdir import LogDirectory
+    from lastword.server.context import ServerContext
+    from lastword.server.coordinator import CoordinatorTopic
+    from lastword.server.groups import Groups
+    from lastword.server.timers import Timer
 
 
 EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT = TRANSACTION_STATES[:6]
@@ -238,10 +240,11 @@ class TransactionalId:
 class TransactionCoordinator:
     """The handlers of the APIs for transactions, and the check of transactional batches."""
 
-    def __init__(self, node: ClusterNode) -> None:
-        self._node = node
-        self.topic = CoordinatorTopic(node, TRANSACTIONS_TOPIC, node.options.transactions_partitions)
-        self._ids = ProducerIds(node)
+    def __init__(self, context: ServerContext, topic: CoordinatorTopic, groups: Groups) -> None:
+        self._context = context
+        self.topic = topic
+        self._groups = groups
+        self._ids = ProducerIds(context.dirs.directories[0])
         self._transactional_ids: dict[str, TransactionalId] = {}
         self._loading: asyncio.Future[Any] | None = None
         self._expires = False
@@ -268,7 +271,7 @@ class TransactionCoordinator:
         return handle
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        task = self._node.loop.create_task(work)
+        task = self._context.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -282,7 +285,9 @@ class TransactionCoordinator:
     def _load(self) -> asyncio.Future[Any]:
         """Return a future that is done when the state is loaded; again, if its topic was deleted."""
         loading = self._loading
-        is_gone = loading is not None and loading.done() and self._node.topics.get(TRANSACTIONS_TOPIC) is None
+        is_gone = (
+            loading is not None and loading.done() and self._context.topics.get(TRANSACTIONS_TOPIC) is None
+        )
         if is_gone:
             self._transactional_ids.clear()
         if loading is None or is_gone or (loading.done() and loading.exception() is not None):
@@ -296,7 +301,7 @@ class TransactionCoordinator:
             raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
 
     async def _read(self) -> None:
-        for record in await self._node.in_turn(self._read_topic):
+        for record in await self._context.in_turn(self._read_topic):
             transactional_id = record.key.transactional_id
             self._transactional_ids[transactional_id] = TransactionalId(transactional_id, record.value)
         for transaction in self._transactional_ids.values():
@@ -305,7 +310,7 @@ class TransactionCoordinator:
             self._watch(transaction)
         if not self._expires:
             self._expires = True
-            self._node.timers.after(EXPIRATION_CHECK_MS, self._expire)
+            self._context.timers.after(EXPIRATION_CHECK_MS, self._expire)
 
     def _read_topic(self) -> list[StoredRecord]:
         return self.topic.load({0: "TransactionLogKey"}, TransactionState.of_value)
@@ -323,7 +328,7 @@ class TransactionCoordinator:
         """
         before = transaction.stored
         stored = replace(
-            before, previous_producer_id=before.producer_id, changed_ms=self._node.clock.now_ms(), **fields
+            before, previous_producer_id=before.producer_id, changed_ms=self._context.clock.now_ms(), **fields
         )
         number = self.topic.partition_of(transaction.id)
         log = self.topic.append(number, [(_key(transaction.id), stored.value())])
@@ -335,7 +340,7 @@ class TransactionCoordinator:
                 log = self.topic.log(number)
             if log is not None:
                 with transaction.changing():
-                    await self._node.in_pool(log.sync)
+                    await self._context.in_pool(log.sync)
         except LastwordError as error:
             transaction.is_synced = False
             raise not_stored(error) from error
@@ -361,9 +366,9 @@ class TransactionCoordinator:
         """Return whether a topic of these partitions acknowledges with `disk`."""
         topics = {name for name, _ in partitions}
         return any(
-            self._node.dirs.config(name).lastword_ack == "disk"
+            self._context.dirs.config(name).lastword_ack == "disk"
             for name in topics
-            if self._node.topics.get(name) is not None
+            if self._context.topics.get(name) is not None
         )
 
     # -------------------------------------------------------------- InitProducerId
@@ -373,7 +378,7 @@ class TransactionCoordinator:
         if producer_id is not None:
             return producer_id
         try:
-            return int(await self._node.in_pool(self._ids.next))
+            return int(await self._context.in_pool(self._ids.next))
         except LastwordError as error:
             raise not_stored(error) from error
 
@@ -509,7 +514,7 @@ class TransactionCoordinator:
             transaction,
             state=ONGOING,
             partitions=stored.partitions | partitions,
-            start_ms=stored.start_ms if is_ongoing else self._node.clock.now_ms(),
+            start_ms=stored.start_ms if is_ongoing else self._context.clock.now_ms(),
             client_version=version,
         )
         if not is_ongoing:
@@ -586,7 +591,7 @@ class TransactionCoordinator:
         ]
 
     def _is_served(self, name: str, partition: int) -> bool:
-        served = self._node.topics.get(name)
+        served = self._context.topics.get(name)
         return served is not None and partition in served.directories
 
     async def _add_offsets(self, request: Request) -> Message:
@@ -603,8 +608,8 @@ class TransactionCoordinator:
     async def _offsets_partition(self, group_id: str) -> Partition:
         """Return the partition that has the offsets of a group, when groups and transactions are loaded."""
         await self._loaded()
-        await self._node.groups.loaded()
-        return self._node.groups.topic.name, self._node.groups.topic.partition_of(group_id)
+        await self._groups.loaded()
+        return self._groups.topic.name, self._groups.topic.partition_of(group_id)
 
     async def _commit_offsets(self, request: Request) -> Message:
         body = request.body
@@ -614,7 +619,7 @@ class TransactionCoordinator:
             partition = await self._offsets_partition(body.group_id)
             producer = body.producer_id, body.producer_epoch
             await self._admit(body.transactional_id, producer, {partition}, adds=request.version >= 5)
-            answer = self._node.groups.offsets.commit_in_transaction(request, producer)
+            answer = self._groups.offsets.commit_in_transaction(request, producer)
             return await answer if isinstance(answer, asyncio.Future) else answer
         except Refused as refused:
             code = _older_code(refused.code, True)
@@ -653,7 +658,7 @@ class TransactionCoordinator:
         adds = request.version >= 12
         by_producer: list[tuple[tuple[int, int], set[Partition]]] = []
         for topic in body.topic_data:
-            served = self._node.topics.find(topic.name, topic.topic_id)
+            served = self._context.topics.find(topic.name, topic.topic_id)
             for data in topic.partition_data:
                 producer = _producer_of(data.records)
                 if producer is None or served is None or served.is_newest:
@@ -770,7 +775,7 @@ class TransactionCoordinator:
             last_epoch=last_epoch,
             next_producer_id=next_id,
             client_version=version,
-            start_ms=stored.start_ms if stored.state == ONGOING else self._node.clock.now_ms(),
+            start_ms=stored.start_ms if stored.state == ONGOING else self._context.clock.now_ms(),
         )
         await self._complete(transaction)
 
@@ -798,7 +803,7 @@ class TransactionCoordinator:
             transaction.retry_ms = min(2 * delay_ms, MOST_RETRY_MS)
             text = "transaction %r: %s; tried again in %.1f s"
             _log.warning(text, transaction.id, error, delay_ms / 1000)
-            self._node.timers.after(delay_ms, lambda: self._complete_later(transaction))
+            self._context.timers.after(delay_ms, lambda: self._complete_later(transaction))
         else:
             transaction.marked.clear()
             transaction.retry_ms = RETRY_MS
@@ -835,16 +840,17 @@ class TransactionCoordinator:
         """
         logs: list[tuple[ServedTopic, int]] = []
         for name, number in sorted(partitions):
-            served = self._node.topics.get(name)
+            served = self._context.topics.get(name)
             if served is not None and number in served.directories:  # else the topic was deleted
                 logs.append((served, number))
-        if not all(served.is_open(number) for served, number in logs):
-            await self._node.in_pool(_open_logs, logs)
+        opening = self._context.open_logs(logs)
+        if opening is not None:
+            await opening
         builder = BatchBuilder(
             producer_id=marker.producer_id, producer_epoch=marker.epoch, transactional=True, control=True
         )
         key, value = marker_record(commit=marker.is_commit, coordinator_epoch=marker.coordinator_epoch)
-        builder.append(self._node.clock.now_ms(), key, value)
+        builder.append(self._context.clock.now_ms(), key, value)
         batch = builder.build()
         syncs: list[tuple[Partition, asyncio.Future[Any]]] = []
         failures: dict[Partition, LastwordError | None] = {}
@@ -854,12 +860,12 @@ class TransactionCoordinator:
                 log = served.log(number)
                 log.append_batch(batch)
                 if log.config.lastword_ack == "disk":
-                    syncs.append(((served.name, number), self._node.in_pool(log.sync)))
+                    syncs.append(((served.name, number), self._context.in_pool(log.sync)))
             except LastwordError as error:
                 failures[served.name, number] = error
                 continue
-            if served.name == self._node.groups.topic.name:
-                self._node.groups.decide(number, marker.producer_id, marker.is_commit)
+            if served.name == self._groups.topic.name:
+                self._groups.decide(number, marker.producer_id, marker.is_commit)
         for partition, sync in syncs:
             try:
                 await sync
@@ -905,15 +911,15 @@ class TransactionCoordinator:
         """Wait for the end of a transaction's time, if the transaction is open."""
         stored = transaction.stored
         if stored.state == ONGOING:
-            left_ms = stored.start_ms + stored.timeout_ms - self._node.clock.now_ms()
-            transaction.timer = self._node.timers.again(
+            left_ms = stored.start_ms + stored.timeout_ms - self._context.clock.now_ms()
+            transaction.timer = self._context.timers.again(
                 transaction.timer, max(left_ms, least_ms), lambda: self._check_time(transaction)
             )
 
     def _check_time(self, transaction: TransactionalId) -> None:
         """Abort a transaction whose time is up. The timer may be that of an earlier transaction."""
         stored = transaction.stored
-        if stored.start_ms + stored.timeout_ms > self._node.clock.now_ms():
+        if stored.start_ms + stored.timeout_ms > self._context.clock.now_ms():
             self._watch(transaction)
         elif transaction.is_busy:
             self._watch(transaction, RETRY_MS)
@@ -930,9 +936,9 @@ class TransactionCoordinator:
 
     def _expire(self) -> None:
         """Forget the transactional ids that had no transaction for a long time."""
-        least_ms = self._node.clock.now_ms() - EXPIRATION_MS
+        least_ms = self._context.clock.now_ms() - EXPIRATION_MS
         expired: dict[int, list[str]] = {}
-        is_there = self._node.topics.get(TRANSACTIONS_TOPIC) is not None
+        is_there = self._context.topics.get(TRANSACTIONS_TOPIC) is not None
         for transaction in self._transactional_ids.values() if is_there else ():
             stored = transaction.stored
             is_open = transaction.is_busy or stored.state in (ONGOING, *DECIDED)
@@ -946,7 +952,7 @@ class TransactionCoordinator:
                 continue
             for transactional_id in ids:
                 del self._transactional_ids[transactional_id]
-        self._node.timers.after(EXPIRATION_CHECK_MS, self._expire)
+        self._context.timers.after(EXPIRATION_CHECK_MS, self._expire)
 
     # -------------------------------------------------------------- describe, list
 
@@ -993,7 +999,7 @@ class TransactionCoordinator:
 
     async def _loaded_if_any(self) -> None:
         """Wait until the state is loaded. A request that only reads does not create the topic."""
-        if self._node.topics.get(TRANSACTIONS_TOPIC) is not None:
+        if self._context.topics.get(TRANSACTIONS_TOPIC) is not None:
             await self._loaded()
         else:
             self._transactional_ids.clear()
@@ -1003,7 +1009,7 @@ class TransactionCoordinator:
         kind = messages.ListTransactionsResponse
         unknown = [state for state in body.state_filters if state not in TRANSACTION_STATES]
         wanted = set(body.state_filters)
-        now_ms = self._node.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         try:
             await self._loaded_if_any()
             listed = [
@@ -1017,7 +1023,7 @@ class TransactionCoordinator:
             ]
             if body.transactional_id_pattern:
                 ids = [transaction.id for transaction in listed]
-                matching = await self._node.in_pool(_matching, body.transactional_id_pattern, ids)
+                matching = await self._context.in_pool(_matching, body.transactional_id_pattern, ids)
                 listed = [transaction for transaction in listed if transaction.id in matching]
         except Refused as refused:
             return kind(error_code=refused.code, unknown_state_filters=[], transaction_states=[])
@@ -1068,12 +1074,6 @@ def _producer_of(records: Any) -> tuple[int, int] | None:
     return (producer_id, epoch) if attributes & TRANSACTIONAL_BIT else None
 
 
-def _open_logs(partitions: list[tuple[ServedTopic, int]]) -> None:
-    for served, number in partitions:
-        with contextlib.suppress(LastwordError):  # raised again when the log is used
-            served.log(number)
-
-
 def _matching(pattern: str, ids: list[str]) -> set[str]:
     """Return the ids that a pattern of RE2 matches as a whole, in linear time."""
     import pyarrow as pa
@@ -1101,8 +1101,7 @@ class ProducerIds:
     A block of ids is reserved in `lastword.producer-ids` of the first directory before the first is given.
     """
 
-    def __init__(self, node: ClusterNode) -> None:
-        directory = node.dirs.directories[0]
+    def __init__(self, directory: LogDirectory) -> None:
         self._files = directory.files
         self._path = os.path.join(directory.path, names.PRODUCER_IDS)
         self._rng = random.SystemRandom()

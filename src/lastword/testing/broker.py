@@ -183,7 +183,7 @@ class Broker:
             return self.logs.create_topic(name, count, **given)
 
         topic = self._in_loop(lambda: self._in_turn(create))
-        self.server.node.topics.changed(name)
+        self.server.context.topics.changed(name)
         return topic
 
     def clean(self, topic: str | None = None) -> list[CleanRound]:
@@ -378,14 +378,14 @@ class Broker:
             if heartbeats:
                 self._interceptor.send_heartbeats()
             before = asyncio.all_tasks()
-            self.server.node.timers.run()
+            self.server.context.timers.run()
             while due := asyncio.all_tasks() - before:  # the markers of transactions whose time is up
                 await asyncio.wait(due)
 
         self._in_loop(advance)
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
-        result: T = await self.server.node.in_turn(call)
+        result: T = await self.server.context.in_turn(call)
         return result
 
     def _in_loop(self, call: Callable[[], Awaitable[T]]) -> T:

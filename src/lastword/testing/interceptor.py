@@ -97,7 +97,7 @@ class Interceptor:
         """Stand in front of the handlers of a server, which has no client yet."""
         self._server = server
         server.handle = self.handle
-        server.node.refuse = self.refuse
+        server.context.refuse = self.refuse
 
     # -------------------------------------------------------------- for the test
 
@@ -169,7 +169,7 @@ class Interceptor:
             self._delayed[passed] = api
             passed.add_done_callback(self._delayed.pop)
             loop.call_later(seconds, _end_delay, passed)
-            return self._server.node.then(passed, lambda: self._answer(request, connection))
+            return self._server.context.then(passed, lambda: self._answer(request, connection))
         return self._answer(request, connection)
 
     def refuse(self, request: Request, topic: ServedTopic) -> None:
@@ -209,7 +209,7 @@ class Interceptor:
         node, body = self._server.node, request.body
         if request.api.name == "Metadata":
             named = [topic.name for topic in body.topics or () if topic.name]
-            new = [name for name in named if node.topics.get(name) is None]
+            new = [name for name in named if self._server.context.topics.get(name) is None]
             answer = node.handle(request, connection)
             return self._changed(answer, lambda metadata: _without(metadata, new))
         transactional_id = getattr(body, "v3_and_below_transactional_id", "") or getattr(
@@ -230,7 +230,7 @@ class Interceptor:
     def _changed(self, answer: Any, change: Any) -> Any:
         """Return the answer after `change` was called with it."""
         if isinstance(answer, asyncio.Future):
-            return self._server.node.then(answer, lambda: change(answer.result()))
+            return self._server.context.then(answer, lambda: change(answer.result()))
         return change(answer)
 
     # -------------------------------------------------------------- members that are alive

@@ -1,0 +1,200 @@
+"""`ServerContext`: what the handlers share. The event loop, threads, clock, topics, options, and memory.
+
+The server is a cluster of one node. The context has the id and the address of the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import LastwordError
+from lastword.logdir.identity import read_meta_properties
+from lastword.parse import check_count
+from lastword.protocol import Request, codes
+from lastword.segment import names
+from lastword.server.timers import Timers
+from lastword.server.topics import Refused, ServedTopic, Topics
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from lastword.api.logs import LogDir
+    from lastword.server.security import Users
+
+MOST_PARTITIONS = 10_000
+"""Most partitions that one request may create, as in Kafka."""
+NO_OPERATIONS = -(1 << 31)
+WAIT_SECONDS = 30.0
+"""A thread waits for memory for decompression for this time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `serve`."""
+
+    listen: str = "127.0.0.1:9092"
+    advertise: str | None = None
+    insecure: bool = False
+    users: Users | None = None
+    tls: SSLContext | None = None
+    auto_create_topics: bool = True
+    partitions: int = 1
+    offsets_partitions: int = 1
+    transactions_partitions: int = 1
+
+    def __post_init__(self) -> None:
+        count = check_count("partitions", self.partitions, "partitions", least=1, most=MOST_PARTITIONS)
+        object.__setattr__(self, "partitions", count)
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """Return the mechanisms of SASL. PLAIN sends the password: it needs TLS or the loopback interface."""
+        if self.users is None:
+            return []
+        host = self.listen.rpartition(":")[0].strip("[]")
+        is_private = self.tls is not None or self.insecure or host in ("", "localhost", "127.0.0.1", "::1")
+        return [*(["PLAIN"] if is_private else []), "SCRAM-SHA-256", "SCRAM-SHA-512"]
+
+    @property
+    def security_protocol(self) -> str:
+        """Return the protocol as clients name it."""
+        return ("SASL_" if self.users else "") + ("SSL" if self.tls else "PLAINTEXT")
+
+
+class ServerContext:
+    """What the handlers share.
+
+    Attributes:
+        logs: The log directory.
+        dirs: Its open directories.
+        clock: Its clock.
+        loop: The event loop.
+        options: The options of `serve`.
+        topics: The topics.
+        host: The host that clients connect to.
+        port: The port.
+        cluster_id: The id of the cluster.
+        node_id: The id of its only node.
+        timers: Timers by the clock.
+        budget: The memory for records that requests decompress.
+        is_closing: No request waits any more: the server closes.
+        refuse: None, or the function of a test. It is called for each topic and partition of a Produce or
+            Fetch with the request and the topic, and raises Refused.
+    """
+
+    def __init__(
+        self,
+        logs: LogDir,
+        loop: asyncio.AbstractEventLoop,
+        pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
+        address: tuple[str, int],
+        options: Options,
+    ) -> None:
+        self.logs = logs
+        self.dirs = logs.dirs
+        self.clock = logs.dirs.clock
+        self.loop = loop
+        self.options = options
+        self.topics = Topics(logs)
+        self._pool, self._changes = pools
+        self.host, self.port = address
+        first = self.dirs.directories[0]
+        path = os.path.join(first.path, names.META_PROPERTIES)
+        properties = read_meta_properties(first.files, path) if first.files.exists(path) else {}
+        self.cluster_id = properties.get("cluster.id", "lastword")
+        self.node_id = int(properties.get("node.id", properties.get("broker.id", "1")))
+        self.timers = Timers(loop, self.clock)
+        self.budget = DecompressionBudget(self.dirs.settings.instance.lastword_decompression_bytes)
+        self.is_closing = False
+        self.refuse: Callable[[Request, ServedTopic], None] | None = None
+
+    def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Run work that waits in a thread of the pool; return a future of its result."""
+        return self.loop.run_in_executor(self._pool, work, *arguments)
+
+    def in_turn(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Run a change of topics or settings in a thread, one after the other: they share lastword.toml."""
+        return self.loop.run_in_executor(self._changes, work, *arguments)
+
+    def then(self, before: asyncio.Future[Any], call: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Return a future of the answer of `call`, which is called when `before` is done."""
+        answer: asyncio.Future[Any] = self.loop.create_future()
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            try:
+                answer.set_result(done.result())
+            except Exception as error:
+                answer.set_exception(error)
+
+        def go_on(done: asyncio.Future[Any]) -> None:
+            try:
+                done.result()
+                result = call()
+            except Exception as error:
+                answer.set_exception(error)
+                return
+            if isinstance(result, asyncio.Future):
+                result.add_done_callback(finish)
+            else:
+                answer.set_result(result)
+
+        before.add_done_callback(go_on)
+        return answer
+
+    def open_logs(self, partitions: Iterable[tuple[ServedTopic | None, int]]) -> asyncio.Future[Any] | None:
+        """Recover the logs that are not open, in the pool; return a future to wait for, None without one."""
+        closed = [(topic, number) for topic, number in partitions if topic and not topic.is_open(number)]
+        return self.in_pool(_open_logs, closed) if closed else None
+
+    def with_logs(self, partitions: Iterable[tuple[ServedTopic | None, int]], call: Callable[[], Any]) -> Any:
+        """Return the answer of `call`, which needs these logs open."""
+        opening = self.open_logs(partitions)
+        return call() if opening is None else self.then(opening, call)
+
+
+def _open_logs(closed: list[tuple[ServedTopic, int]]) -> None:
+    for topic, number in closed:
+        with contextlib.suppress(LastwordError):  # raised again when the log is used
+            topic.log(number)
+
+
+class DecompressionBudget:
+    """Bytes that threads take before they decompress (`lastword.decompression.bytes`).
+
+    A thread takes all that it may need at once, and so holds nothing while it waits.
+
+    Attributes:
+        most: The bytes of the budget.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """Hold `size` bytes, at most the whole budget.
+
+        Raises:
+            Refused: The bytes were in use for WAIT_SECONDS. Clients send the request again.
+        """
+        size = min(size, self.most)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._used + size <= self.most, WAIT_SECONDS):
+                text = "other requests use the memory for decompression (lastword.decompression.bytes)"
+                raise Refused(codes.REQUEST_TIMED_OUT, text)
+            self._used += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= size
+                self._changed.notify_all()
