@@ -41,7 +41,7 @@ from lastword.protocol.messages import (
 )
 from lastword.protocol.schemas import ZERO_UUID
 from lastword.records.batch import read_header
-from lastword.server import Server, fetch, node
+from lastword.server import Server, admin, fetch
 from lastword.server import topics as topics_module
 from lastword.server.configs import kafka_settings
 from lastword.server.server import DRAIN_SECONDS
@@ -1294,7 +1294,7 @@ def test_a_session_over_a_topic_that_was_created_again(client: Client, logs: las
 def test_a_request_creates_no_more_partitions_than_kafka_allows(
     client: Client, logs: lastword.LogDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "MOST_PARTITIONS", 5)
+    monkeypatch.setattr(admin, "MOST_PARTITIONS", 5)
     names = [f"t{number}" for number in range(6)]
     answer = client.ask(metadata(*names))
     assert {topic.error_code for topic in answer.topics} == {codes.UNKNOWN_TOPIC_OR_PARTITION}
@@ -1310,7 +1310,7 @@ def test_a_request_creates_no_more_partitions_than_kafka_allows(
 def test_the_creation_of_topics_ends_with_its_client_and_with_the_server(
     ends: str, server: Server, client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "CREATED_TOGETHER", 2)
+    monkeypatch.setattr(admin, "CREATED_TOGETHER", 2)
     begun, ended = threading.Event(), threading.Event()
     create = topics_module.create_topics
 

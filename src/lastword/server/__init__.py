@@ -3,8 +3,9 @@
 ```
 server.py    sockets, one event loop in its own thread, order and backpressure of each connection; `serve`
 security.py  users with passwords (SASL), and TLS
-node.py      which API has which handler; topics, partitions, cluster, log directories
+node.py      which API has which handler
 context.py   `ServerContext`, what the handlers share: loop, threads, clock, topics, options, memory
+admin.py     metadata, topics, partitions, log directories, producers
 groups.py    groups by id: loaded, stored, listed, deleted
 offsets.py   committed offsets
 classic_groups.py   groups of the classic protocol

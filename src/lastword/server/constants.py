@@ -45,6 +45,8 @@ class Constants:
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
         return {
+            "SaslHandshake": self._sasl_handshake,
+            "SaslAuthenticate": self._sasl_authenticate,
             "DescribeAcls": self._describe_acls,
             "CreateAcls": self._create_acls,
             "DeleteAcls": self._delete_acls,
@@ -63,7 +65,7 @@ class Constants:
             "ListConfigResources": self._list_resources,
         }
 
-    # -------------------------------------------------------------- ACLs and tokens
+    # -------------------------------------------------------------- ACLs, tokens, authentication
 
     def _describe_acls(self, request: Request, connection: Any) -> Message:
         answer = messages.DescribeAclsResponse(**NO_ACLS)
@@ -99,6 +101,17 @@ class Constants:
 
     def _describe_tokens(self, request: Request, connection: Any) -> Message:
         return messages.DescribeDelegationTokenResponse(**NO_TOKENS)
+
+    def _sasl_handshake(self, request: Request, connection: Any) -> Message:
+        """Refuse: the connection is authenticated, or needs no authentication."""
+        return messages.SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=[])
+
+    def _sasl_authenticate(self, request: Request, connection: Any) -> Message:
+        return messages.SaslAuthenticateResponse(
+            error_code=codes.ILLEGAL_SASL_STATE,
+            error_message="SaslAuthenticate request received after successful authentication",
+            auth_bytes=b"",
+        )
 
     # -------------------------------------------------------------- users and quotas
 

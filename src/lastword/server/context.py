@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import LastwordError
 from lastword.logdir.identity import read_meta_properties
 from lastword.parse import check_count
-from lastword.protocol import Request, codes
+from lastword.protocol import Message, Request, codes
 from lastword.segment import names
 from lastword.server.timers import Timers
 from lastword.server.topics import Refused, ServedTopic, Topics
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MOST_PARTITIONS = 10_000
 """Most partitions that one request may create, as in Kafka."""
 NO_OPERATIONS = -(1 << 31)
+Answer = Message | None | asyncio.Future[Any]
+"""An answer, a future of it, or None: the request has none."""
 WAIT_SECONDS = 30.0
 """A thread waits for memory for decompression for this time."""
 

@@ -1,62 +1,32 @@
-"""`ClusterNode`: the handler of each API; topics, partitions, cluster and log directories.
+"""`ClusterNode`: which API has which handler.
 
 A handler takes a request and returns its answer, or a future of it. `protocol.codes.APIS` has all APIs.
-
-The server is a cluster of one node, which leads every partition: the high watermark is the log end, a leader
-epoch is the newest one of the log, and a replica is always in sync.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.topic import delete_topics
-from lastword.errors import BusyError, InvalidTopicError, LastwordError, OfflineError, StorageError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
-from lastword.protocol.schemas import ZERO_UUID, Message
-from lastword.segment import names
+from lastword.protocol.schemas import Message
+from lastword.server.admin import Admin
 from lastword.server.configs import Configs
 from lastword.server.constants import Constants
-from lastword.server.context import MOST_PARTITIONS, NO_OPERATIONS
 from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic
 from lastword.server.fetch import Fetches
 from lastword.server.produce import Producing
-from lastword.server.topics import (
-    CREATED,
-    GROUPS_TOPIC,
-    INTERNAL,
-    NOT_HOSTED,
-    TRANSACTIONS_TOPIC,
-    Refused,
-    ServedTopic,
-    check_replicas,
-    check_topic_name,
-)
-
-TOPIC_OPERATIONS = 3576
-CLUSTER_OPERATIONS = 8096
-"""Bits of all operations on a topic and on a cluster, which Kafka answers without an authorizer."""
-FEATURES = {"transaction.version": TRANSACTION_VERSION, "group.version": 1}
-"""Kafka's features whose level decides which versions clients use."""
-TOO_MANY = "Excessively large number of partitions per request."
-CREATED_TOGETHER = 200
-"""Topics that are created without a look at the client."""
+from lastword.server.topics import GROUPS_TOPIC, TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Answer, ServerContext
     from lastword.server.groups import Groups
     from lastword.server.transactions import TransactionCoordinator
 
+FEATURES = {"transaction.version": TRANSACTION_VERSION, "group.version": 1}
+"""Kafka's features whose level decides which versions clients use."""
 KEYS = {api.name: key for key, api in APIS.items()}
-Answer = Message | None | asyncio.Future[Any]
-_log = logging.getLogger("lastword.server")
 
 
 class ClusterNode:
@@ -68,52 +38,41 @@ class ClusterNode:
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._configs = Configs(context)
-        self._fetches = Fetches(context)
-        options = context.options
-        self._topics_of_coordinators = {
-            GROUPS_TOPIC: CoordinatorTopic(context, GROUPS_TOPIC, options.offsets_partitions),
-            TRANSACTIONS_TOPIC: CoordinatorTopic(
-                context, TRANSACTIONS_TOPIC, options.transactions_partitions
-            ),
-        }
+        options, topics = context.options, context.topics
+        self._groups_topic = CoordinatorTopic(context, GROUPS_TOPIC, options.offsets_partitions)
+        self._transactions_topic = CoordinatorTopic(
+            context, TRANSACTIONS_TOPIC, options.transactions_partitions
+        )
         self._groups: Groups | None = None
         self._transactions: TransactionCoordinator | None = None
-        call_soon = context.loop.call_soon_threadsafe
-        context.topics.on_deleted(lambda topics: call_soon(self._topics_deleted, topics))
-        producing = Producing(context, lambda: self.transactions)
+        configs = Configs(context)
+        self._fetches = Fetches(context)
         self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
-            KEYS[name]: handler
-            for part in (self, self._configs, producing, self._fetches, Constants(context))
-            for name, handler in part.handlers().items()
+            KEYS["ApiVersions"]: self._api_versions
         }
+        self._add(Admin(context, configs, self._fetches, (self._groups_topic, self._transactions_topic)))
+        self._add(configs)
+        self._add(Producing(context, lambda: self.transactions))
+        self._add(self._fetches)
+        self._add(Constants(context))
+        call_soon = context.loop.call_soon_threadsafe
+        topics.on_deleted(lambda names: call_soon(self._topics_deleted, names))
         # A coordinator with a state starts with the server: leases and transactions end without a request.
-        if context.topics.get(GROUPS_TOPIC) is not None:
+        if topics.get(GROUPS_TOPIC) is not None:
             call_soon(self.groups.load_early)
-        if context.topics.get(TRANSACTIONS_TOPIC) is not None:
+        if topics.get(TRANSACTIONS_TOPIC) is not None:
             call_soon(self.transactions.load_early)
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Answer]]:
-        """Return the handlers of this class, by the name of the API."""
-        return {
-            "ApiVersions": self._api_versions,
-            "SaslHandshake": self._sasl_handshake,
-            "SaslAuthenticate": self._sasl_authenticate,
-            "Metadata": self._metadata,
-            "CreateTopics": self._create_topics,
-            "DeleteTopics": self._delete_topics,
-            "CreatePartitions": self._create_partitions,
-            "DescribeCluster": self._describe_cluster,
-            "DescribeLogDirs": self._describe_log_dirs,
-            "DescribeProducers": self._describe_producers,
-            "DescribeTopicPartitions": self._describe_topic_partitions,
-        }
+    def _add(self, part: Any) -> None:
+        """Add the handlers of a part of the server."""
+        self._handlers |= {KEYS[name]: handler for name, handler in part.handlers().items()}
 
     def handle(self, request: Request, connection: Any) -> Answer:
         """Return the answer to a request, a future of it, or None if it has none."""
         handler = self._handlers.get(request.api.key)
         if handler is None:
-            self._add_coordinators()
+            self._add(self.groups)
+            self._add(self.transactions)
             handler = self._handlers[request.api.key]
         return handler(request, connection)
 
@@ -126,7 +85,7 @@ class ClusterNode:
         if self._groups is None:
             from lastword.server.groups import Groups
 
-            self._groups = Groups(self._context, self._topics_of_coordinators[GROUPS_TOPIC])
+            self._groups = Groups(self._context, self._groups_topic)
         return self._groups
 
     @property
@@ -135,13 +94,8 @@ class ClusterNode:
         if self._transactions is None:
             from lastword.server.transactions import TransactionCoordinator
 
-            topic = self._topics_of_coordinators[TRANSACTIONS_TOPIC]
-            self._transactions = TransactionCoordinator(self._context, topic, self.groups)
+            self._transactions = TransactionCoordinator(self._context, self._transactions_topic, self.groups)
         return self._transactions
-
-    def _add_coordinators(self) -> None:
-        for part in (self.groups, self.transactions):
-            self._handlers.update({KEYS[name]: handler for name, handler in part.handlers().items()})
 
     def _topics_deleted(self, topics: set[str]) -> None:
         if self._groups is not None:
@@ -159,15 +113,13 @@ class ClusterNode:
         if self._groups is not None:
             self._groups.answer_all()
 
-    # -------------------------------------------------------------- cluster
-
     def _api_versions(self, request: Request, connection: Any) -> Message:
-        body = request.body
+        body, context = request.body, self._context
         if (body.cluster_id is None) != (body.node_id == -1):
             return messages.ApiVersionsResponse(error_code=codes.INVALID_REQUEST, api_keys=[])
         if body.cluster_id is not None and (body.cluster_id, body.node_id) != (
-            self._context.cluster_id,
-            self._context.node_id,
+            context.cluster_id,
+            context.node_id,
         ):
             return messages.ApiVersionsResponse(error_code=codes.REBOOTSTRAP_REQUIRED, api_keys=[])
         listed = [
@@ -193,557 +145,3 @@ class ClusterNode:
                 for name, level in FEATURES.items()
             ],
         )
-
-    def _sasl_handshake(self, request: Request, connection: Any) -> Message:
-        """Refuse: the connection is authenticated, or needs no authentication."""
-        return messages.SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=[])
-
-    def _sasl_authenticate(self, request: Request, connection: Any) -> Message:
-        return messages.SaslAuthenticateResponse(
-            error_code=codes.ILLEGAL_SASL_STATE,
-            error_message="SaslAuthenticate request received after successful authentication",
-            auth_bytes=b"",
-        )
-
-    def _describe_cluster(self, request: Request, connection: Any) -> Message:
-        body = request.body
-        if body.endpoint_type != 1:
-            return messages.DescribeClusterResponse(
-                error_code=codes.UNSUPPORTED_ENDPOINT_TYPE
-                if body.endpoint_type != 2
-                else codes.MISMATCHED_ENDPOINT_TYPE,
-                error_message=f"Unsupported endpoint type {body.endpoint_type}"
-                if body.endpoint_type != 2
-                else "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
-                "CONTROLLER",
-            )
-        return messages.DescribeClusterResponse(
-            cluster_id=self._context.cluster_id,
-            controller_id=self._context.node_id,
-            brokers=[
-                messages.DescribeClusterResponse.DescribeClusterBroker(
-                    broker_id=self._context.node_id, host=self._context.host, port=self._context.port
-                )
-            ],
-            cluster_authorized_operations=CLUSTER_OPERATIONS
-            if body.include_cluster_authorized_operations
-            else NO_OPERATIONS,
-        )
-
-    # -------------------------------------------------------------- metadata
-
-    def _metadata(self, request: Request, connection: Any) -> Answer:
-        body = request.body
-        wanted = body.topics
-        if wanted is None or (not wanted and request.version == 0):
-            return self._metadata_of(request, self._context.topics.all(), [])
-        found: dict[ServedTopic, None] = {}  # a topic that is named twice is described once
-        missing = []
-        for topic in wanted:
-            known = self._context.topics.find(
-                topic.name if topic.topic_id == ZERO_UUID else None, topic.topic_id
-            )
-            if known is None:
-                missing.append(topic)
-            else:
-                found[known] = None
-        served = list(found)
-        allowed = self._context.options.auto_create_topics and (
-            body.allow_auto_topic_creation or request.version < 4
-        )
-        if allowed and any(topic.name for topic in missing):
-            internal = {
-                topic.name: self._topics_of_coordinators[topic.name]
-                for topic in missing
-                if topic.name in INTERNAL
-            }
-            return self._context.in_turn(
-                self._created_metadata, request, connection, served, missing, internal
-            )
-        return self._metadata_of(
-            request, served, [self._missing(topic, request.version) for topic in missing]
-        )
-
-    def _created_metadata(
-        self,
-        request: Request,
-        connection: Any,
-        served: list[ServedTopic],
-        missing: list[Any],
-        internal: dict[str, CoordinatorTopic],
-    ) -> Message:
-        """Create the missing topics, and return their metadata with that of the others."""
-        named = [topic.name for topic in missing if topic.name]  # the others are named by their ids
-        new: dict[str, tuple[int, dict[str, Any]]] = {
-            name: (self._context.options.partitions, {}) for name in named if name not in internal
-        }
-        if sum(count for count, _ in new.values()) > MOST_PARTITIONS:
-            _log.warning("%s: no topic is created: %s", connection, TOO_MANY)
-            new = {}
-        results = self._create_all(new, connection) if new else {}
-        for name, of_coordinator in internal.items():
-            try:
-                of_coordinator.open()
-            except LastwordError as error:
-                results[name] = error
-        described, refused = dict.fromkeys(served), []
-        for topic in missing:
-            created = self._context.topics.get(topic.name) if topic.name else None
-            if created is None:
-                result = results.get(topic.name)
-                refusal = result if isinstance(result, LastwordError) else None
-                refused.append(self._missing(topic, request.version, refusal))
-            else:
-                described[created] = None
-        return self._metadata_of(request, list(described), refused)
-
-    def _unknown_code(self, name: str) -> int:
-        """Return the error of a name without a topic: it cannot have a topic, or it has none."""
-        try:
-            names.check_topic(name)
-        except InvalidTopicError as invalid:
-            return invalid.kafka_code
-        return codes.UNKNOWN_TOPIC_OR_PARTITION
-
-    def _missing(self, topic: Any, version: int, error: LastwordError | None = None) -> Message:
-        code = codes.UNKNOWN_TOPIC_ID
-        if topic.name is not None and topic.topic_id == ZERO_UUID:
-            code = self._unknown_code(topic.name)
-            if error is not None:
-                code = error.kafka_code
-        name = topic.name if topic.name or version >= 12 else ""
-        return messages.MetadataResponse.MetadataResponseTopic(
-            error_code=code, name=name, topic_id=topic.topic_id
-        )
-
-    def _metadata_of(self, request: Request, served: list[ServedTopic], refused: list[Any]) -> Message:
-        body = request.body
-        described = [
-            messages.MetadataResponse.MetadataResponseTopic(
-                name=topic.name,
-                topic_id=topic.id,
-                is_internal=topic.name in INTERNAL,
-                partitions=[
-                    self._partition(messages.MetadataResponse.MetadataResponsePartition, topic, number)
-                    for number in topic.directories
-                ],
-                topic_authorized_operations=TOPIC_OPERATIONS
-                if body.include_topic_authorized_operations
-                else NO_OPERATIONS,
-            )
-            for topic in served
-        ]
-        return messages.MetadataResponse(
-            brokers=[
-                messages.MetadataResponse.MetadataResponseBroker(
-                    node_id=self._context.node_id, host=self._context.host, port=self._context.port
-                )
-            ],
-            cluster_id=self._context.cluster_id,
-            controller_id=self._context.node_id,
-            topics=described + refused,
-            cluster_authorized_operations=CLUSTER_OPERATIONS
-            if body.include_cluster_authorized_operations
-            else NO_OPERATIONS,
-        )
-
-    def _partition(self, kind: Any, topic: ServedTopic, number: int) -> Any:
-        replicas = [self._context.node_id]
-        try:
-            topic.directories[number].check_serves()
-            return kind(
-                partition_index=number,
-                leader_id=self._context.node_id,
-                leader_epoch=topic.leader_epoch(number),
-                replica_nodes=replicas,
-                isr_nodes=replicas,
-            )
-        except (OfflineError, StorageError):
-            return kind(
-                error_code=codes.LEADER_NOT_AVAILABLE,
-                partition_index=number,
-                leader_id=-1,
-                leader_epoch=-1,
-                replica_nodes=replicas,
-                isr_nodes=[],
-                offline_replicas=replicas,
-            )
-
-    def _describe_topic_partitions(self, request: Request, connection: Any) -> Message:
-        body = request.body
-        wanted = sorted({topic.name for topic in body.topics})
-        topics: list[Any] = [(name, self._context.topics.find(name)) for name in wanted]
-        if not wanted:
-            topics = [(topic.name, topic) for topic in self._context.topics.all()]
-        first = (body.cursor.topic_name, body.cursor.partition_index) if body.cursor is not None else ("", 0)
-        if first[1] < 0 or (body.cursor is not None and wanted and first[0] not in wanted):
-            return _refused_partitions(wanted or [topic.name for topic in self._context.topics.all()])
-        left = max(1, min(body.response_partition_limit, 2000))
-        response = messages.DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
-        for name, topic in topics:
-            if name < first[0]:
-                continue
-            described = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
-                name=name, topic_authorized_operations=TOPIC_OPERATIONS
-            )
-            if topic is None:
-                described.error_code = self._unknown_code(name)
-                response.topics.append(described)
-                continue
-            described.topic_id, described.is_internal = topic.id, name in INTERNAL
-            numbers = [n for n in topic.directories if name > first[0] or n >= first[1]]
-            kind = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
-            for number in numbers:
-                if left == 0:
-                    response.next_cursor = messages.DescribeTopicPartitionsResponse.Cursor(
-                        topic_name=name, partition_index=number
-                    )
-                    break
-                partition = self._partition(kind, topic, number)
-                partition.eligible_leader_replicas, partition.last_known_elr = [], []
-                described.partitions.append(partition)
-                left -= 1
-            if described.partitions or not numbers:
-                response.topics.append(described)
-            if response.next_cursor is not None:
-                break
-        return response
-
-    # -------------------------------------------------------------- topics
-
-    def _create_all(
-        self, topics: Mapping[str, tuple[int, dict[str, Any]]], connection: Any = None
-    ) -> dict[str, ServedTopic | LastwordError]:
-        """Create topics as `create` does, and return each topic, or the error that refused it.
-
-        CREATED_TOGETHER of them are created at a time, until the client closes its connection, or the server
-        closes.
-        """
-        names = list(topics)
-        created: dict[str, ServedTopic | LastwordError] = {}
-        for start in range(0, len(names), CREATED_TOGETHER):
-            part = names[start : start + CREATED_TOGETHER]
-            if start and (self._context.is_closing or (connection is not None and connection.has_gone())):
-                error = BusyError("the topic was not created", remedy="send the request again")
-                created |= dict.fromkeys(part, error)
-                continue
-            created |= self._context.topics.create_all({name: topics[name] for name in part})
-        return created
-
-    def _create_topics(self, request: Request, connection: Any) -> Answer:
-        return self._context.in_turn(self._created_topics, request, connection)
-
-    def _created_topics(self, request: Request, connection: Any) -> Message:
-        body = request.body
-        twice = _twice(topic.name for topic in body.topics)
-        results: dict[str, Any] = {}
-        new: dict[str, tuple[int, dict[str, Any]]] = {}
-        for topic in _once(body.topics):
-            result = results[topic.name] = messages.CreateTopicsResponse.CreatableTopicResult(
-                name=topic.name, error_message=None, num_partitions=-1, replication_factor=-1, configs=[]
-            )
-            try:
-                if topic.name in twice:
-                    raise Refused(codes.INVALID_REQUEST, "Duplicate topic name.")
-                partitions, settings = self._checked_topic(topic)
-                if body.validate_only:
-                    self._context.dirs.check_config(topic.name, settings)
-                    self._describe_created(result, partitions, CREATED | settings)
-                else:
-                    new[topic.name] = partitions, settings
-            except Refused as refused:
-                result.error_code, result.error_message = refused.code, refused.message
-            except LastwordError as error:
-                result.error_code, result.error_message = error.kafka_code, error.message
-        if sum(count for count, _ in new.values()) > MOST_PARTITIONS:
-            for name in new:
-                results[name].error_code, results[name].error_message = codes.POLICY_VIOLATION, TOO_MANY
-            new = {}
-        for name, created in (self._create_all(new, connection) if new else {}).items():
-            result = results[name]
-            if isinstance(created, LastwordError):
-                result.error_code, result.error_message = created.kafka_code, created.message
-            else:
-                result.topic_id = created.id
-                self._describe_created(result, new[name][0], {})
-        return messages.CreateTopicsResponse(topics=list(results.values()))
-
-    def _checked_topic(self, topic: Any) -> tuple[int, dict[str, Any]]:
-        """Return the number of partitions and the settings of a requested topic."""
-        check_topic_name(topic.name)
-        names.check_topic(topic.name)
-        if self._context.topics.get(topic.name) is not None:
-            raise Refused(codes.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-        partitions = self._count_of(topic)
-        settings = self._configs.checked({config.name: config.value for config in topic.configs})
-        self._context.dirs.check_new_topic(topic.name, settings)
-        return partitions, settings
-
-    def _describe_created(self, result: Any, partitions: int, settings: Mapping[str, Any]) -> None:
-        result.num_partitions, result.replication_factor = partitions, 1
-        result.configs = [
-            messages.CreateTopicsResponse.CreatableTopicConfigs(
-                name=row.name, value=row.value, read_only=False, config_source=row.source, is_sensitive=False
-            )
-            for row in self._configs.topic_rows(result.name, settings)
-        ]
-
-    def _count_of(self, topic: Any) -> int:
-        if topic.assignments:
-            for field, value in (
-                ("replication factor", topic.replication_factor),
-                ("number of partitions", topic.num_partitions),
-            ):
-                if value != -1:
-                    raise Refused(
-                        codes.INVALID_REQUEST,
-                        f"A manual partition assignment was specified, but {field} was not set to -1.",
-                    )
-            numbers = sorted(assignment.partition_index for assignment in topic.assignments)
-            if numbers != list(range(len(numbers))):
-                raise Refused(
-                    codes.INVALID_REPLICA_ASSIGNMENT,
-                    "partitions should be a consecutive 0-based integer sequence",
-                )
-            for assignment in topic.assignments:
-                check_replicas(assignment.broker_ids, self._context.node_id)
-            return len(numbers)
-        count = self._context.options.partitions if topic.num_partitions == -1 else topic.num_partitions
-        if count < 1:
-            raise Refused(
-                codes.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
-            )
-        if count > MOST_PARTITIONS:
-            raise Refused(
-                codes.INVALID_PARTITIONS, f"Number of partitions must be at most {MOST_PARTITIONS}."
-            )
-        if topic.replication_factor < 1 and topic.replication_factor != -1:
-            raise Refused(
-                codes.INVALID_REPLICATION_FACTOR,
-                "Replication factor must be larger than 0, or -1 to use the default value.",
-            )
-        if topic.replication_factor > 1:
-            raise Refused(
-                codes.INVALID_REPLICATION_FACTOR,
-                f"Unable to replicate the partition {topic.replication_factor} time(s): The target "
-                f"replication factor of {topic.replication_factor} cannot be reached because only 1 "
-                "broker(s) are registered.",
-            )
-        return int(count)
-
-    def _delete_topics(self, request: Request, connection: Any) -> Answer:
-        return self._context.in_turn(self._deleted_topics, request)
-
-    def _deleted_topics(self, request: Request) -> Message:
-        body = request.body
-        wanted = (
-            [(topic.name, topic.topic_id) for topic in body.topics]
-            if request.version >= 6
-            else [(name, ZERO_UUID) for name in body.topic_names]
-        )
-        names = _twice(name for name, _ in wanted if name is not None)
-        ids = _twice(topic_id for name, topic_id in wanted if name is None and topic_id != ZERO_UUID)
-        by_name = {
-            topic.id for name, _ in wanted if name is not None and (topic := self._context.topics.get(name))
-        }
-        by_both = by_name & {topic_id for name, topic_id in wanted if name is None}
-        results = []
-        deleted: dict[str, Any] = {}
-        served = {(name, topic_id): self._context.topics.find(name, topic_id) for name, topic_id in wanted}
-        for (name, topic_id), topic in served.items():
-            if name is None and topic_id in by_both:
-                continue  # answered by name
-            result = messages.DeleteTopicsResponse.DeletableTopicResult(
-                name=name, topic_id=topic_id, error_message=None
-            )
-            results.append(result)
-            try:
-                if name is None and topic_id == ZERO_UUID:
-                    raise Refused(codes.INVALID_REQUEST, "Neither topic name nor id were specified.")
-                if name is not None and topic_id != ZERO_UUID:
-                    raise Refused(codes.INVALID_REQUEST, "You may not specify both topic name and topic id.")
-                if name in names or topic_id in ids:
-                    text = f"Duplicate topic {'id' if name is None else 'name'}."
-                    raise Refused(codes.INVALID_REQUEST, text)
-                if topic is None or topic.is_newest:
-                    if name is None:
-                        raise Refused(codes.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
-                    raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
-                result.name, result.topic_id = topic.name, topic.id
-                if topic.id in by_both:
-                    text = "The provided topic name maps to an ID that was already supplied."
-                    raise Refused(codes.INVALID_REQUEST, text)
-                deleted[topic.name] = result
-            except Refused as refused:
-                result.error_code, result.error_message = refused.code, refused.message
-        for name, error in delete_topics(self._context.dirs, deleted).items():
-            deleted[name].error_code, deleted[name].error_message = error.kafka_code, error.message
-        self._context.topics.all()  # so that their offsets are deleted before the answer
-        self._context.loop.call_soon_threadsafe(self._fetches.topics_changed)
-        return messages.DeleteTopicsResponse(responses=results)
-
-    def _create_partitions(self, request: Request, connection: Any) -> Answer:
-        return self._context.in_turn(self._created_partitions, request)
-
-    def _created_partitions(self, request: Request) -> Message:
-        twice = _twice(topic.name for topic in request.body.topics)
-        results = []
-        for topic in _once(request.body.topics):
-            result = messages.CreatePartitionsResponse.CreatePartitionsTopicResult(
-                name=topic.name, error_message=None
-            )
-            results.append(result)
-            try:
-                if topic.name in twice:
-                    raise Refused(codes.INVALID_REQUEST, "Duplicate topic name.")
-                self._add_partitions(topic, request.body.validate_only)
-            except Refused as refused:
-                result.error_code, result.error_message = refused.code, refused.message
-            except LastwordError as error:
-                result.error_code, result.error_message = error.kafka_code, error.message
-        return messages.CreatePartitionsResponse(results=results)
-
-    def _add_partitions(self, topic: Any, validate_only: bool) -> None:
-        served = self._context.topics.get(topic.name)
-        if served is None:
-            raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
-        count = len(served.directories)
-        if topic.count <= count:
-            text = (
-                f"Topic already has {count} partition(s)."
-                if topic.count == count
-                else f"The topic {topic.name} currently has {count} partition(s); {topic.count} would not be "
-                "an increase."
-            )
-            raise Refused(codes.INVALID_PARTITIONS, text)
-        if topic.count > MOST_PARTITIONS:
-            raise Refused(codes.INVALID_PARTITIONS, f"at most {MOST_PARTITIONS} partitions")
-        if topic.assignments is not None:
-            if len(topic.assignments) != topic.count - count:
-                raise Refused(
-                    codes.INVALID_REPLICA_ASSIGNMENT,
-                    f"Attempted to add {topic.count - count} additional partition(s), but only "
-                    f"{len(topic.assignments)} assignment(s) were specified.",
-                )
-            for assignment in topic.assignments:
-                check_replicas(assignment.broker_ids, self._context.node_id)
-        if validate_only:
-            return
-        topic_id = self._context.dirs.topic_id(topic.name)
-        numbers = iter(range(count, topic.count))
-        for log_dir, placed in self._context.dirs.dir_set.assign({topic.name: topic.count - count}).items():
-            log_dir.add_partitions(topic.name, [next(numbers) for _ in placed[topic.name]], topic_id)
-        self._context.dirs.dir_set.write_list()
-        self._context.dirs.partitions_added()
-        self._context.topics.update(topic.name)
-
-    # -------------------------------------------------------------- log directories, producers
-
-    def _describe_log_dirs(self, request: Request, connection: Any) -> Answer:
-        return self._context.in_pool(self._described_log_dirs, request)
-
-    def _described_log_dirs(self, request: Request) -> Message:
-        wanted = request.body.topics
-        partitions_wanted = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
-        results = []
-        for log_dir in self._context.dirs.directories:
-            result = messages.DescribeLogDirsResponse.DescribeLogDirsResult(
-                log_dir=os.path.realpath(log_dir.path), topics=[]
-            )
-            results.append(result)
-            try:
-                log_dir.check_serves()
-                disk = os.statvfs(log_dir.path)
-            except (LastwordError, OSError):
-                result.error_code = codes.KAFKA_STORAGE_ERROR
-                continue
-            result.total_bytes = disk.f_blocks * disk.f_frsize
-            result.usable_bytes = disk.f_bavail * disk.f_frsize
-            for name, numbers in log_dir.partitions_by_topic().items():
-                partitions = []
-                for number in numbers:
-                    if partitions_wanted is not None and (name, number) not in partitions_wanted:
-                        continue
-                    with contextlib.suppress(LastwordError):  # a partition that cannot be opened is left out
-                        size = log_dir.log(name, number).segment_set.size
-                        partitions.append(
-                            messages.DescribeLogDirsResponse.DescribeLogDirsPartition(
-                                partition_index=number, partition_size=size
-                            )
-                        )
-                if partitions:
-                    result.topics.append(
-                        messages.DescribeLogDirsResponse.DescribeLogDirsTopic(
-                            name=name, partitions=partitions
-                        )
-                    )
-        for path in self._context.dirs.offline:
-            if path not in {log_dir.path for log_dir in self._context.dirs.directories}:
-                results.append(
-                    messages.DescribeLogDirsResponse.DescribeLogDirsResult(
-                        error_code=codes.KAFKA_STORAGE_ERROR, log_dir=os.path.realpath(path)
-                    )
-                )
-        return messages.DescribeLogDirsResponse(results=results)
-
-    def _describe_producers(self, request: Request, connection: Any) -> Any:
-        partitions = [
-            (self._context.topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes
-        ]
-        return self._context.with_logs(partitions, lambda: self._described_producers(request))
-
-    def _described_producers(self, request: Request) -> Message:
-        topics = []
-        for topic in request.body.topics:
-            served = self._context.topics.get(topic.name)
-            described = messages.DescribeProducersResponse.TopicResponse(name=topic.name, partitions=[])
-            topics.append(described)
-            for number in topic.partition_indexes:
-                partition = messages.DescribeProducersResponse.PartitionResponse(
-                    partition_index=number, active_producers=[]
-                )
-                described.partitions.append(partition)
-                try:
-                    if served is None:
-                        check_topic_name(topic.name)
-                        raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
-                    producers = served.log(number).producers
-                    partition.active_producers = [_producer_state(producer) for producer in producers]
-                except Refused as refused:
-                    partition.error_code, partition.error_message = refused.code, refused.message
-                except LastwordError as error:
-                    partition.error_code, partition.error_message = error.kafka_code, error.message
-        return messages.DescribeProducersResponse(topics=topics)
-
-
-def _refused_partitions(topics: list[str]) -> Message:
-    """Return the answer of DescribeTopicPartitions to a wrong cursor."""
-    kind = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
-    return messages.DescribeTopicPartitionsResponse(
-        topics=[
-            kind(name=name, error_code=codes.INVALID_REQUEST, topic_authorized_operations=NO_OPERATIONS)
-            for name in topics
-        ],
-        next_cursor=None,
-    )
-
-
-def _producer_state(producer: Any) -> Any:
-    start = producer.transaction_start
-    return messages.DescribeProducersResponse.ProducerState(
-        producer_id=producer.producer_id,
-        producer_epoch=producer.epoch,
-        last_sequence=producer.last_sequence,
-        last_timestamp=producer.last_timestamp,
-        coordinator_epoch=producer.coordinator_epoch,
-        current_txn_start_offset=-1 if start is None else start,
-    )
-
-
-def _twice(values: Iterable[Any]) -> set[Any]:
-    return {value for value, count in Counter(values).items() if count > 1}
-
-
-def _once(topics: Iterable[Any]) -> list[Any]:
-    """Return the topics, the first of each name: a request that names a topic twice gets one answer."""
-    return list({topic.name: topic for topic in reversed(list(topics))}.values())[::-1]

@@ -35,8 +35,8 @@ from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
-from lastword.server.context import Options, ServerContext
-from lastword.server.node import Answer, ClusterNode
+from lastword.server.context import Answer, Options, ServerContext
+from lastword.server.node import ClusterNode
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
