@@ -269,7 +269,7 @@ def test_a_member_that_waits_for_the_leader_stays(server: Server, clock: ManualC
     leader.receive_join()
     other.receive_join()
     other.send_sync()
-    group: Any = server.node.groups.get("g")
+    group: Any = server.node.groups.store.get("g")
     until(lambda: group.members[other.id].syncing is not None)
     clock.advance(SESSION_MS * 2)
     time.sleep(0.05)
@@ -435,7 +435,7 @@ def test_a_plan_that_cannot_be_stored_is_made_again(server: Server, client: Clie
     leader.receive_join()
     other.receive_join()
     other.send_sync()
-    group: Any = server.node.groups.get("g")
+    group: Any = server.node.groups.store.get("g")
     until(lambda: group.members[other.id].syncing is not None)
     with full_drive():
         assert leader.sync({leader.id: b"one", other.id: b"two"}).error_code == codes.NOT_COORDINATOR

@@ -25,7 +25,7 @@ from lastword.server import Server, classic_groups, group_leases
 from lastword.server.classic_groups import ClassicGroup, ClassicMember
 from lastword.server.consumer_groups import ConsumerGroup, ConsumerMember
 from lastword.server.group_leases import lease_name
-from lastword.server.offsets import Committed
+from lastword.server.group_store import Committed
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 from tests.server.test_groups import Consumer, until

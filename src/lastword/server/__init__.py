@@ -6,7 +6,8 @@ security.py  users with passwords (SASL), and TLS
 node.py      which API has which handler
 context.py   `ServerContext`, what the handlers share: loop, threads, clock, topics, options, memory
 admin.py     metadata, topics, partitions, log directories, producers
-groups.py    groups by id: loaded, stored, listed, deleted
+groups.py    groups: loaded, listed, deleted
+group_store.py  groups by id; each change is a record
 offsets.py   committed offsets
 classic_groups.py   groups of the classic protocol
 consumer_groups.py  groups of the protocol of KIP-848

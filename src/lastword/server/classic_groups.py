@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import Message
-from lastword.server.offsets import Committed, Group
+from lastword.server.group_store import GROUP_OPERATIONS, Committed, Group
 from lastword.server.timers import Timer
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
-    from lastword.server.groups import Groups
+    from lastword.server.consumer_groups import ConsumerGroups
+    from lastword.server.context import ServerContext
+    from lastword.server.group_store import GroupStore
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
     "Empty",
@@ -41,8 +43,6 @@ EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
 )
 SESSION_MS = (6_000, 1_800_000)
 """Least and largest session timeout, Kafka's defaults."""
-GROUP_OPERATIONS = 3400
-"""Bits of all operations on a group."""
 GROUP_VERSION = 3
 """Version of the value that is written, which every Kafka since 2.3 reads."""
 MOST_MEMBERS = 10_000
@@ -172,9 +172,10 @@ class ClassicGroup(Group):
 class ClassicGroups:
     """The handlers of the APIs of classic groups."""
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-        self._context = groups.context
+    def __init__(self, context: ServerContext, store: GroupStore, consumers: ConsumerGroups) -> None:
+        self._context = context
+        self._store = store
+        self._consumers = consumers
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -218,18 +219,18 @@ class ClassicGroups:
         Raises:
             Refused: The group is of another protocol.
         """
-        group = self._groups.get(group_id)
+        group = self._store.get(group_id)
         if group is None:
-            group = self._groups.add(ClassicGroup(group_id))
+            group = self._store.add(ClassicGroup(group_id))
         if not isinstance(group, ClassicGroup):
             if not group.is_empty:
                 raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
-            self._groups.store(group_id, group.tombstones())
-            group = self._groups.add(ClassicGroup(group_id))
+            self._store.append(group_id, group.tombstones())
+            group = self._store.add(ClassicGroup(group_id))
         return group
 
     def _known(self, group_id: str) -> ClassicGroup | None:
-        group = self._groups.get(group_id)
+        group = self._store.get(group_id)
         return group if isinstance(group, ClassicGroup) else None
 
     def _store_group(self, group: ClassicGroup) -> asyncio.Future[Any] | None:
@@ -254,7 +255,7 @@ class ClassicGroups:
             ],
         )
         key = encode_stored(messages.GroupMetadataKey(group=group.id))
-        return self._groups.store(group.id, [(key, encode_stored(value, GROUP_VERSION))])
+        return self._store.append(group.id, [(key, encode_stored(value, GROUP_VERSION))])
 
     # -------------------------------------------------------------- join
 
@@ -578,7 +579,7 @@ class ClassicGroups:
             )
             results.append(result)
             try:
-                if self._groups.consumers.remove(body.group_id, member_id, instance_id):
+                if self._consumers.remove(body.group_id, member_id, instance_id):
                     continue
                 if group is None:
                     raise Refused(codes.UNKNOWN_MEMBER_ID, "")
@@ -672,7 +673,7 @@ class ClassicGroups:
 
     def answer_all(self) -> None:
         """Answer every request that waits: the server closes."""
-        for group in self._groups.all():
+        for group in self._store.all():
             if not isinstance(group, ClassicGroup):
                 continue
             for member in group.members.values():
@@ -704,7 +705,7 @@ class ClassicGroups:
                 described.group_state = DEAD
                 if request.version >= 6:
                     described.error_code = codes.GROUP_ID_NOT_FOUND
-                    text = "not found" if self._groups.get(group_id) is None else "is not a classic group"
+                    text = "not found" if self._store.get(group_id) is None else "is not a classic group"
                     described.error_message = f"Group {group_id} {text}."
                 continue
             is_stable = group.state == STABLE

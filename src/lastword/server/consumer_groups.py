@@ -37,12 +37,13 @@ from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.server.assignors import ASSIGNORS, Partition, Partitions
 from lastword.server.context import NO_OPERATIONS
-from lastword.server.offsets import Committed, Group
+from lastword.server.group_store import GROUP_OPERATIONS, Committed, Group
 from lastword.server.timers import Timer
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
-    from lastword.server.groups import Groups
+    from lastword.server.context import ServerContext
+    from lastword.server.group_store import GroupStore
 
 EMPTY, ASSIGNING, RECONCILING, STABLE = "Empty", "Assigning", "Reconciling", "Stable"
 IS_STABLE, UNREVOKED, UNRELEASED = range(3)
@@ -50,7 +51,6 @@ IS_STABLE, UNREVOKED, UNRELEASED = range(3)
 LEAVES, LEAVES_FOR_A_WHILE = -1, -2
 """Epochs of the heartbeat of a member that leaves, and of a static member that will be back."""
 MOST_MEMBERS = 10_000
-GROUP_OPERATIONS = 3400
 _log = logging.getLogger("lastword.server")
 DYNAMIC = 1
 """Type of a member of this protocol in ConsumerGroupDescribe."""
@@ -309,9 +309,9 @@ def reconciled(
 class ConsumerGroups:
     """The handlers of the APIs of these groups."""
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-        self._context = groups.context
+    def __init__(self, context: ServerContext, store: GroupStore) -> None:
+        self._context = context
+        self._store = store
         self._forgotten: set[str] = set()
         """Groups whose topic was deleted while they had members."""
 
@@ -340,7 +340,7 @@ class ConsumerGroups:
 
     def _stale_regexes(self, body: Any) -> list[str]:
         """Return the regular expressions whose topics have to be found before the heartbeat is handled."""
-        group = self._groups.get(body.group_id)
+        group = self._store.get(body.group_id)
         known: Matches = {}
         used = {body.subscribed_topic_regex or ""}
         if isinstance(group, ConsumerGroup):
@@ -386,9 +386,9 @@ class ConsumerGroups:
                 change.read_topics(self._read(change.subscribed()), version)
             change.assign(self._context.clock.now_ms())
             member = change.reconcile(owned)
-            stored = self._groups.store(group.id, change.records)
-            if self._groups.get(group.id) is not group:
-                self._groups.add(group)
+            stored = self._store.append(group.id, change.records)
+            if self._store.get(group.id) is not group:
+                self._store.add(group)
             change.take()
             self._await_revocation(group, member)
         self._await_session(group, member)
@@ -411,7 +411,7 @@ class ConsumerGroups:
                     for topic_id, numbers in by_topic(member.assigned).items()
                 ]
             )
-        return self._groups.answer_after(stored, answer)
+        return self._store.answer_after(stored, answer)
 
     def _is_topic_changed(self, group: ConsumerGroup) -> bool:
         """Return whether topics that the group reads may have changed, or have been created."""
@@ -424,7 +424,7 @@ class ConsumerGroups:
 
     def _group_of(self, group_id: str, joins: bool) -> tuple[ConsumerGroup, Records]:
         """Return the group of a heartbeat, and the records that delete the classic group in its place."""
-        group = self._groups.get(group_id)
+        group = self._store.get(group_id)
         if isinstance(group, ConsumerGroup):
             return group, []
         if group is None:
@@ -487,7 +487,7 @@ class ConsumerGroups:
     # -------------------------------------------------------------- members that go
 
     def _leave(self, body: Any) -> Any:
-        group = self._groups.get(body.group_id)
+        group = self._store.get(body.group_id)
         if not isinstance(group, ConsumerGroup):
             text = "not found" if group is None else "is not a consumer group"
             raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {body.group_id} {text}.")
@@ -504,7 +504,7 @@ class ConsumerGroups:
         else:
             member = _static_member(group, body.member_id, body.instance_id)
         if body.member_epoch == LEAVES:
-            return self._groups.answer_after(self._remove(group, member), answer)
+            return self._store.answer_after(self._remove(group, member), answer)
         away = replace(
             member,
             epoch=LEAVES_FOR_A_WHILE,
@@ -513,10 +513,10 @@ class ConsumerGroups:
             revoking=frozenset(),
         )
         key = messages.ConsumerGroupCurrentMemberAssignmentKey(group_id=group.id, member_id=member.id)
-        stored = self._groups.store(group.id, [(encode_stored(key), away.current())])
+        stored = self._store.append(group.id, [(encode_stored(key), away.current())])
         group.put(away)
         self._await_revocation(group, away)
-        return self._groups.answer_after(stored, answer)
+        return self._store.answer_after(stored, answer)
 
     def remove(self, group_id: str, member_id: str, instance_id: str | None) -> bool:
         """Remove a member that LeaveGroup names. Return whether the group is of this protocol.
@@ -524,7 +524,7 @@ class ConsumerGroups:
         Raises:
             Refused: The group has no such member.
         """
-        group = self._groups.get(group_id)
+        group = self._store.get(group_id)
         if not isinstance(group, ConsumerGroup):
             return False
         if instance_id is not None:
@@ -548,7 +548,7 @@ class ConsumerGroups:
         read = self._read(subscribed)
         digest = _digest(read)
         records.append(_epoch_record(group.id, group.epoch + 1, digest))
-        stored = self._groups.store(group.id, records)
+        stored = self._store.append(group.id, records)
         group.drop(member.id)
         for regex in gone:
             del group.regexes[regex]
@@ -580,7 +580,7 @@ class ConsumerGroups:
         member = group.members.get(member_id)
         if epoch is not None:
             group.revocations.pop(member_id, None)
-        if self._groups.get(group.id) is group and member is not None and epoch in (None, member.epoch):
+        if self._store.get(group.id) is group and member is not None and epoch in (None, member.epoch):
             try:
                 self._remove(group, member)
             except Refused as refused:
@@ -600,9 +600,9 @@ class ConsumerGroups:
 
     def take(self, kind: int, of: Any, stored: Any) -> None:
         """Take a record of a group that was read from the topic."""
-        group = self._groups.get(of.group_id)
+        group = self._store.get(of.group_id)
         if not isinstance(group, ConsumerGroup):
-            group = self._groups.add(ConsumerGroup(of.group_id))
+            group = self._store.add(ConsumerGroup(of.group_id))
         if kind == 3:
             group.epoch, group.digest = stored.epoch, stored.metadata_hash
         elif kind == 5:
@@ -634,7 +634,7 @@ class ConsumerGroups:
 
     def loaded(self) -> None:
         """Start the sessions of all members that were read."""
-        for group in self._groups.all():
+        for group in self._store.all():
             if isinstance(group, ConsumerGroup):
                 for member in list(group.members.values()):
                     self._await_session(group, member)
@@ -692,7 +692,7 @@ class ConsumerGroups:
             )
             described.append(result)
             try:
-                group = self._groups.get(group_id)
+                group = self._store.get(group_id)
             except Refused as refused:
                 result.error_code = refused.code
                 continue

@@ -1,7 +1,8 @@
 """Groups: the coordinator of consumer groups and of their committed offsets.
 
 ```
-groups.py           the groups by id; loaded, stored, listed, deleted
+groups.py           the groups: loaded, listed, deleted
+group_store.py      the groups by id; what changes is stored
 offsets.py          their committed offsets
 group_leases.py     leases at these offsets, which keep tombstones
 classic_groups.py   members by JoinGroup and SyncGroup
@@ -16,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError
 from lastword.protocol import Request, codes, messages
@@ -25,9 +26,10 @@ from lastword.protocol.schemas import Message, stored_keys
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_groups import KEYS as CONSUMER_KEYS
 from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
-from lastword.server.coordinator import StoredRecord, sync_stored
+from lastword.server.coordinator import StoredRecord
 from lastword.server.group_leases import GroupLeases
-from lastword.server.offsets import Group, Offsets, OtherGroup, offset_key
+from lastword.server.group_store import Group, GroupStore, OtherGroup
+from lastword.server.offsets import Offsets, offset_key
 from lastword.server.topics import GROUPS_TOPIC, Refused
 
 if TYPE_CHECKING:
@@ -39,20 +41,19 @@ RENEWALS = 8
 OF_GROUPS, OF_TRANSACTIONS = COORDINATED = (0, 1)
 """Types of keys that have a coordinator."""
 _log = logging.getLogger("lastword.server")
-Kind = TypeVar("Kind", bound=Group)
 
 
 class Groups:
     """The groups, and the handlers of the APIs that serve every kind of group."""
 
     def __init__(self, context: ServerContext, topic: CoordinatorTopic) -> None:
-        self.context = context
+        self._context = context
         self.topic = topic
-        self.classic = ClassicGroups(self)
-        self.consumers = ConsumerGroups(self)
-        self.offsets = Offsets(self)
+        self.store = GroupStore(context, topic)
         self.leases = GroupLeases(context)
-        self._groups: dict[str, Group] = {}
+        self._consumers = ConsumerGroups(context, self.store)
+        self._classic = ClassicGroups(context, self.store, self._consumers)
+        self.offsets = Offsets(context, self.store, self._classic, self._consumers, self.leases)
         self._decided: list[tuple[int, int, bool]] = []
         """The transactions that ended while the groups were loaded."""
         self._loading: asyncio.Future[Any] | None = None
@@ -66,82 +67,16 @@ class Groups:
         handlers: dict[str, Callable[[Request, Any], Any]] = {
             "ListGroups": self._list,
             "DeleteGroups": self._delete,
-            **self.classic.handlers(),
-            **self.consumers.handlers(),
+            **self._classic.handlers(),
+            **self._consumers.handlers(),
             **self.offsets.handlers(),
         }
         waiting = {name: self._when_loaded(handler) for name, handler in handlers.items()}
         return {"FindCoordinator": self._find, **waiting}
 
-    def get(self, group_id: str) -> Group | None:
-        """Return a group.
-
-        Raises:
-            Refused: Its partition of the topic has a record that cannot be decoded.
-        """
-        self.topic.check(group_id)
-        return self._groups.get(group_id)
-
-    def all(self) -> Iterable[Group]:
-        """Return all groups."""
-        return self._groups.values()
-
-    def add(self, group: Kind) -> Kind:
-        """Add a group, which takes the offsets of the group that had its id."""
-        before = self._groups.get(group.id)
-        if before is not None:
-            group.offsets = before.offsets
-        self._groups[group.id] = group
-        return group
-
-    def get_or_simple(self, group_id: str) -> Group:
-        """Return a group; a new one is classic and has no members."""
-        return self._groups.get(group_id) or self.add(ClassicGroup(group_id))
-
-    def check_commit(self, group: Group, body: Any, version: int) -> Callable[[bytes, int], bool] | None:
-        """Refuse the commit of a member that may not commit now.
-
-        Returns:
-            A function that says whether the member's epoch is too old for a partition; None: for none.
-        """
-        if isinstance(group, ConsumerGroup):
-            return self.consumers.check_commit(group, body, version)
-        if isinstance(group, ClassicGroup):
-            self.classic.check_commit(group, body)
-        if isinstance(group, OtherGroup):
-            group.check_commit(body.generation_id_or_member_epoch)
-        return None
-
-    def check_transactional_commit(
-        self, group: Group, body: Any, stale: int
-    ) -> Callable[[bytes, int], bool] | None:
-        """Refuse the commit, in a transaction, of a member that is not of the group or its generation.
-
-        Args:
-            group: The group.
-            body: The request.
-            stale: The error of an epoch that is not the member's.
-
-        Returns:
-            As `check_commit`.
-        """
-        if isinstance(group, ConsumerGroup):
-            return self.consumers.check_transactional_commit(group, body, stale)
-        if isinstance(group, ClassicGroup):
-            self.classic.check_transactional_commit(group, body)
-        if isinstance(group, OtherGroup):
-            group.check_commit(body.generation_id)
-        return None
-
-    def check_fetch(self, body: Any) -> None:
-        """Refuse the fetch of offsets by a member that is not of the group."""
-        group = self._groups.get(body.group_id)
-        if isinstance(group, ConsumerGroup):
-            self.consumers.check_fetch(group, body)
-
     def answer_all(self) -> None:
         """Answer every request that waits: the server closes."""
-        self.classic.answer_all()
+        self._classic.answer_all()
         self.leases.close()
 
     # -------------------------------------------------------------- load and store
@@ -153,7 +88,7 @@ class Groups:
             loading = self._load()
             if loading is None:
                 return handler(request, connection)
-            return self.context.then(loading, lambda: handler(request, connection))
+            return self._context.then(loading, lambda: handler(request, connection))
 
         return handle
 
@@ -161,7 +96,7 @@ class Groups:
         """Return a future that is done when the groups are loaded."""
         loading = self._load()
         if loading is None:
-            loading = self.context.loop.create_future()
+            loading = self._context.loop.create_future()
             loading.set_result(None)
         return loading
 
@@ -170,8 +105,8 @@ class Groups:
         if self._is_loaded and not self._forget_if_topic_is_gone():
             return None
         if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
-            reading = self.context.in_turn(self._read_topic)
-            self._loading = self.context.then(reading, lambda: self._take(reading.result()))
+            reading = self._context.in_turn(self._read_topic)
+            self._loading = self._context.then(reading, lambda: self._take(reading.result()))
         return self._loading
 
     def _read_topic(self) -> list[StoredRecord]:
@@ -184,18 +119,18 @@ class Groups:
 
     def _forget_if_topic_is_gone(self) -> bool:
         """Forget all groups if their topic was deleted; the next request creates the topic again."""
-        topic = self.context.topics.get(GROUPS_TOPIC)
+        topic = self._context.topics.get(GROUPS_TOPIC)
         if topic is not None and topic.id == self._topic_id:
             return False
-        self.classic.answer_all()
-        for group in self._groups.values():
+        self._classic.answer_all()
+        for group in self.store.all():
             if isinstance(group, ClassicGroup):
                 group.end()
             elif isinstance(group, ConsumerGroup):
-                self.consumers.forget(group)
+                self._consumers.forget(group)
             for at in group.offsets:
                 self.leases.ended(group.id, at)
-        self._groups.clear()
+        self.store.clear()
         self.offsets.clear()
         self._decided.clear()
         self._is_loaded, self._loading = False, None
@@ -208,15 +143,15 @@ class Groups:
             elif record.value is None:
                 continue
             elif record.kind == 2:
-                self.classic.take(record.key.group, record.value)
+                self._classic.take(record.key.group, record.value)
             elif record.kind in CONSUMER_KEYS:
-                self.consumers.take(record.kind, record.key, record.value)
+                self._consumers.take(record.kind, record.key, record.value)
             else:
                 self._take_other(record.key)
         for decided in self._decided:
             self.offsets.decide(*decided)
-        self.consumers.loaded()
-        topic = self.context.topics.get(GROUPS_TOPIC)
+        self._consumers.loaded()
+        topic = self._context.topics.get(GROUPS_TOPIC)
         self._is_loaded, self._topic_id = True, None if topic is None else topic.id
         self._renew_leases()
 
@@ -225,9 +160,9 @@ class Groups:
         kind = next((kind for kind in ("share", "streams") if kind in type(key).__name__.lower()), None)
         if kind is None:
             return
-        group = self._groups.get(key.group_id)
+        group = self.store.find(key.group_id)
         if not isinstance(group, OtherGroup):
-            group = self.add(OtherGroup(key.group_id, kind=kind))
+            group = self.store.add(OtherGroup(key.group_id, kind=kind))
         group.take(key)
 
     def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
@@ -237,41 +172,16 @@ class Groups:
         elif self._loading is not None:
             self._decided.append((partition, producer_id, is_commit))
 
-    def store(
-        self,
-        group_id: str,
-        records: Iterable[tuple[bytes, bytes | None]],
-        producer: tuple[int, int] | None = None,
-    ) -> asyncio.Future[Any] | None:
-        """Append records; return a future to wait for before the answer, or None.
-
-        Args:
-            group_id: The group.
-            records: Keys and values.
-            producer: Producer id and epoch of the transaction that the records belong to.
-
-        Raises:
-            Refused: The records cannot be stored.
-        """
-        log = self.topic.append(self.topic.partition_of(group_id), records, producer)
-        return None if log is None else self.context.in_pool(sync_stored, log)
-
-    def answer_after(self, stored: asyncio.Future[Any] | None, answer: Message) -> Any:
-        """Return the answer, or a future of it when the change is durable. The future may raise Refused."""
-        if stored is None:
-            return answer
-        return self.context.then(stored, lambda: answer)
-
     # -------------------------------------------------------------- what ends
 
     def _check_later(self) -> None:
-        interval_ms = self.context.dirs.settings.instance.offsets_retention_check_interval_ms
-        self.context.timers.after(interval_ms, self._check)
+        interval_ms = self._context.dirs.settings.instance.offsets_retention_check_interval_ms
+        self._context.timers.after(interval_ms, self._check)
 
     def _check(self) -> None:
         """Delete the offsets that have expired, and the groups that have neither members nor offsets."""
         self._check_later()
-        if self.context.topics.get(GROUPS_TOPIC) is not None:
+        if self._context.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(self._expire)
 
     def load_early(self) -> None:
@@ -283,12 +193,12 @@ class Groups:
         if loading is None:
             call()
         else:
-            self.context.then(loading, call).add_done_callback(_log_failure)
+            self._context.then(loading, call).add_done_callback(_log_failure)
 
     def _expire(self) -> None:
-        retention_ms = self.context.dirs.settings.instance.offsets_retention_minutes * 60_000
-        now_ms = self.context.clock.now_ms()
-        for group in list(self._groups.values()):
+        retention_ms = self._context.dirs.settings.instance.offsets_retention_minutes * 60_000
+        now_ms = self._context.clock.now_ms()
+        for group in self.store.all():
             unstable = self.offsets.unstable(group.id)
             gone = [at for at in group.expired(now_ms, retention_ms) if at not in unstable]
             is_over = group.is_over and not unstable and len(gone) == len(group.offsets)
@@ -300,11 +210,11 @@ class Groups:
         """Delete the offsets of topics that were deleted."""
         if self._is_loaded and self._forget_if_topic_is_gone():
             return
-        if self._loading is not None or self.context.topics.get(GROUPS_TOPIC) is not None:
+        if self._loading is not None or self._context.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(lambda: self._forget_topics(topics))
 
     def _forget_topics(self, topics: set[str]) -> None:
-        for group in list(self._groups.values()):
+        for group in self.store.all():
             gone = [at for at in self.offsets.partitions_of(group) if at[0] in topics]
             self._forget(group, gone, deletes=False)
 
@@ -312,17 +222,17 @@ class Groups:
         """Delete offsets of a group, or the group."""
         records = [(offset_key(group.id, *at), None) for at in gone]
         try:
-            self.store(group.id, [*records, *(group.tombstones() if deletes else ())])
+            self.store.append(group.id, [*records, *(group.tombstones() if deletes else ())])
         except Refused as refused:  # the next check tries again
             _log.error("group %s: %s", group.id, refused.message)
             return
         self.offsets.deleted(group, gone)
         if deletes:
-            del self._groups[group.id]
+            self.store.remove(group.id)
 
     def _renew_leases(self) -> None:
-        self._renewed_ms = self.context.clock.now_ms()
-        for group in self._groups.values():
+        self._renewed_ms = self._context.clock.now_ms()
+        for group in self.store.all():
             for at, committed in group.offsets.items():
                 self.leases.moved(group.id, at, committed.offset)
 
@@ -335,7 +245,7 @@ class Groups:
         loading = self._load() if key_type == OF_GROUPS else None
         if loading is None:
             return self._found(request, refused)
-        answer: asyncio.Future[Any] = self.context.loop.create_future()
+        answer: asyncio.Future[Any] = self._context.loop.create_future()
 
         def go_on(done: asyncio.Future[Any]) -> None:
             error = done.exception()
@@ -348,7 +258,7 @@ class Groups:
         return answer
 
     def _found(self, request: Request, refused: Refused | None) -> Message:
-        body, context = request.body, self.context
+        body, context = request.body, self._context
         if request.version < 4:
             if refused is not None:
                 return messages.FindCoordinatorResponse(
@@ -382,7 +292,7 @@ class Groups:
                     group_state=group.state,
                     group_type=group.kind,
                 )
-                for group in self._groups.values()
+                for group in self.store.all()
                 if (not states or group.state.lower() in states) and (not types or group.kind in types)
             ]
         )
@@ -394,21 +304,21 @@ class Groups:
             result = messages.DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
             results.append(result)
             try:
-                group = self.get(group_id)
+                group = self.store.get(group_id)
                 if group is None:
                     raise Refused(codes.GROUP_ID_NOT_FOUND, "")
                 if not group.is_empty:
                     raise Refused(codes.NON_EMPTY_GROUP, "")
                 gone = self.offsets.partitions_of(group)
                 records = [(offset_key(group_id, *at), None) for at in gone]
-                stored.append(self.store(group_id, [*records, *group.tombstones()]))
+                stored.append(self.store.append(group_id, [*records, *group.tombstones()]))
                 self.offsets.deleted(group, gone)
-                del self._groups[group_id]
+                self.store.remove(group_id)
             except Refused as refused:
                 result.error_code = refused.code
         syncs = [sync for sync in stored if sync is not None]
         durable = asyncio.gather(*syncs) if syncs else None
-        return self.answer_after(durable, messages.DeleteGroupsResponse(results=results))
+        return self.store.answer_after(durable, messages.DeleteGroupsResponse(results=results))
 
 
 def _log_failure(done: asyncio.Future[Any]) -> None:

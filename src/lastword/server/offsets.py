@@ -13,16 +13,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
+from lastword.server.classic_groups import ClassicGroup, ClassicGroups
+from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
 from lastword.server.coordinator import StoredRecord
+from lastword.server.group_store import NOT_COMMITTED, Committed, Group, GroupStore, OtherGroup
 from lastword.server.topics import Refused, ServedTopic
 
 if TYPE_CHECKING:
-    from lastword.server.groups import Groups
+    from lastword.server.context import ServerContext
+    from lastword.server.group_leases import GroupLeases
 
 MOST_METADATA = 4096
 OFFSET_VERSION, EXPIRING_VERSION = 4, 1
@@ -32,137 +35,22 @@ Position = tuple[str, str, int]
 """Group, topic, partition."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A committed offset. `expires_ms`: the time that an old client gave; -1: the retention decides."""
-
-    offset: int
-    leader_epoch: int
-    metadata: str
-    topic_id: bytes = ZERO_UUID
-    committed_ms: int = -1
-    expires_ms: int = -1
-
-
-NOT_COMMITTED = Committed(-1, -1, "")
-
-
-@dataclass(eq=False)
-class Group:
-    """A group with its committed offsets. Each protocol has a class of its own."""
-
-    id: str
-    offsets: dict[tuple[str, int], Committed] = field(default_factory=dict)
-
-    kind = ""
-    """The protocol of the group, as ListGroups names it."""
-    state = ""
-    protocol_type: str | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether the group has no member."""
-        raise NotImplementedError
-
-    def subscribed(self) -> set[str] | None:
-        """Return the topics that the members subscribe to; None if they are not known."""
-        raise NotImplementedError
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the group can be deleted when it has no offsets."""
-        return self.is_empty
-
-    def expired(self, now_ms: int, retention_ms: int) -> list[tuple[str, int]]:
-        """Return where committed offsets have expired: the topic is not read, and the time is over."""
-        subscribed = self.subscribed()
-        gone = []
-        for at, committed in self.offsets.items():
-            since = self.retained_from(committed, subscribed)
-            if since is None or (subscribed is not None and at[0] in subscribed):
-                continue
-            if committed.expires_ms >= 0:
-                is_over = now_ms >= committed.expires_ms
-            else:
-                is_over = now_ms - since >= retention_ms
-            if is_over:
-                gone.append(at)
-        return gone
-
-    def retained_from(self, committed: Committed, subscribed: set[str] | None) -> int | None:
-        """Return the time from which the retention of an offset counts; None: it does not expire now.
-
-        Args:
-            committed: The offset.
-            subscribed: Result of `subscribed`.
-        """
-        raise NotImplementedError
-
-    def tombstones(self) -> list[tuple[bytes, bytes | None]]:
-        """Return the records that delete the group without its offsets."""
-        raise NotImplementedError
-
-
-@dataclass(eq=False)
-class OtherGroup(Group):
-    """A share group or a streams group. Only its id and its records are known: no other kind may replace it.
-
-    Clients of the other protocols get Kafka's answers. A streams group without members gives its id away.
-    """
-
-    kind: str = ""
-    keys: set[bytes] = field(default_factory=set)
-    members: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.protocol_type = self.kind
-
-    @property
-    def state(self) -> str:  # type: ignore[override]
-        """Return the state as ListGroups has it."""
-        return ("NotReady" if self.kind == "streams" else "Stable") if self.members else "Empty"
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether another group may have the id."""
-        return self.kind == "streams" and not self.members
-
-    @property
-    def is_over(self) -> bool:
-        """Return that the group is deleted by a Kafka that has its protocol."""
-        return False
-
-    def subscribed(self) -> set[str] | None:
-        """Return None: the topics are not known, so no offset of the group expires."""
-        return None
-
-    def retained_from(self, committed: Committed, subscribed: set[str] | None) -> int | None:
-        """Return None: no offset of the group expires."""
-        return None
-
-    def take(self, key: Message) -> None:
-        """Take the key of a record of the group."""
-        self.keys.add(encode_stored(key))
-        self.members |= {getattr(key, "member_id", "")} - {""}
-
-    def tombstones(self) -> list[tuple[bytes, bytes | None]]:
-        """Return the records that delete the group without its offsets."""
-        return [(key, None) for key in sorted(self.keys)]
-
-    def check_commit(self, generation: int) -> None:
-        """Refuse offsets of a share group, which has none, and those of a member, which is not known here."""
-        if self.kind == "share":
-            raise Refused(codes.GROUP_ID_NOT_FOUND, "")
-        if generation >= 0 or self.members:
-            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
-
-
 class Offsets:
     """The handlers of the APIs for committed offsets."""
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-        self._context = groups.context
+    def __init__(
+        self,
+        context: ServerContext,
+        store: GroupStore,
+        classic: ClassicGroups,
+        consumers: ConsumerGroups,
+        leases: GroupLeases,
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._classic = classic
+        self._consumers = consumers
+        self._leases = leases
         self._undecided: dict[Position, dict[int, Committed | None]] = {}
         """Offsets of open transactions: the offset of each producer id, in the order of their records.
 
@@ -196,23 +84,62 @@ class Offsets:
                 stored.expire_timestamp,
             )
         if record.producer_id >= 0:
-            self._groups.get_or_simple(of.group)
+            self._group(of.group)
             self._add_undecided(record.producer_id, (of.group, of.topic, of.partition), committed)
         elif committed is not None:
-            self._groups.get_or_simple(of.group).offsets[of.topic, of.partition] = committed
+            self._group(of.group).offsets[of.topic, of.partition] = committed
+
+    def _group(self, group_id: str) -> Group:
+        """Return a group; a new one is classic and has no members."""
+        return self._store.find(group_id) or self._store.add(ClassicGroup(group_id))
 
     # -------------------------------------------------------------- commit
+
+    def _check_commit(self, group: Group, body: Any, version: int) -> Callable[[bytes, int], bool] | None:
+        """Refuse the commit of a member that may not commit now.
+
+        Returns:
+            A function that says whether the member's epoch is too old for a partition; None: for none.
+        """
+        if isinstance(group, ConsumerGroup):
+            return self._consumers.check_commit(group, body, version)
+        if isinstance(group, ClassicGroup):
+            self._classic.check_commit(group, body)
+        if isinstance(group, OtherGroup):
+            group.check_commit(body.generation_id_or_member_epoch)
+        return None
+
+    def _check_transactional_commit(
+        self, group: Group, body: Any, stale: int
+    ) -> Callable[[bytes, int], bool] | None:
+        """Refuse the commit, in a transaction, of a member that is not of the group or its generation.
+
+        Args:
+            group: The group.
+            body: The request.
+            stale: The error of an epoch that is not the member's.
+
+        Returns:
+            As `_check_commit`.
+        """
+        if isinstance(group, ConsumerGroup):
+            return self._consumers.check_transactional_commit(group, body, stale)
+        if isinstance(group, ClassicGroup):
+            self._classic.check_transactional_commit(group, body)
+        if isinstance(group, OtherGroup):
+            group.check_commit(body.generation_id)
+        return None
 
     def _commit(self, request: Request, connection: Any) -> Any:
         body, version = request.body, request.version
         code = 0
         is_stale: Callable[[bytes, int], bool] | None = None
         try:
-            group = self._groups.get(body.group_id)
+            group = self._store.get(body.group_id)
             if group is None and body.generation_id_or_member_epoch >= 0:
                 raise Refused(codes.GROUP_ID_NOT_FOUND if version >= 9 else codes.ILLEGAL_GENERATION, "")
             if group is not None:
-                is_stale = self._groups.check_commit(group, body, version)
+                is_stale = self._check_commit(group, body, version)
         except Refused as refused:
             code = refused.code
         topics, changes = self._given(
@@ -226,9 +153,9 @@ class Offsets:
         answer = messages.OffsetCommitResponse(topics=topics)
         stored = self._stored(body.group_id, topics, changes)
         if changes:
-            self.committed(self._groups.get_or_simple(body.group_id), changes)
+            self.committed(self._group(body.group_id), changes)
             self._supersede(body.group_id, changes)
-        return self._groups.answer_after(stored, answer)
+        return self._store.answer_after(stored, answer)
 
     def _given(
         self,
@@ -293,7 +220,7 @@ class Offsets:
             return None
         try:
             records = [(offset_key(group_id, *at), offset_value(new)) for at, new in changes.items()]
-            return self._groups.store(group_id, records, producer)
+            return self._store.append(group_id, records, producer)
         except Refused as refused:
             changes.clear()
             for described in topics:
@@ -315,11 +242,11 @@ class Offsets:
         is_stale: Callable[[bytes, int], bool] | None = None
         stale = codes.STALE_MEMBER_EPOCH if version >= 6 else codes.ILLEGAL_GENERATION
         try:
-            group = self._groups.get(body.group_id)
+            group = self._store.get(body.group_id)
             if group is None and body.generation_id_or_member_epoch >= 0:
                 raise Refused(codes.GROUP_ID_NOT_FOUND if version >= 6 else codes.ILLEGAL_GENERATION, "")
             if group is not None:
-                is_stale = self._groups.check_transactional_commit(group, body, stale)
+                is_stale = self._check_transactional_commit(group, body, stale)
         except Refused as refused:
             code = refused.code
         topics, changes = self._given(
@@ -333,10 +260,10 @@ class Offsets:
         )
         stored = self._stored(body.group_id, topics, changes, producer)
         if changes:
-            self._groups.get_or_simple(body.group_id)
+            self._group(body.group_id)
             for at, committed in changes.items():
                 self._add_undecided(producer[0], (body.group_id, *at), committed)
-        return self._groups.answer_after(stored, messages.TxnOffsetCommitResponse(topics=topics))
+        return self._store.answer_after(stored, messages.TxnOffsetCommitResponse(topics=topics))
 
     def _add_undecided(self, producer_id: int, position: Position, committed: Committed | None) -> None:
         """Take an offset of an open transaction. Its record is behind those of the others."""
@@ -353,7 +280,7 @@ class Offsets:
         others = set()
         for position in self._changed.pop(producer_id, ()):
             group_id, topic, number = position
-            if self._groups.topic.partition_of(group_id) != partition:
+            if self._store.topic.partition_of(group_id) != partition:
                 others.add(position)
                 continue
             offsets = self._undecided[position]
@@ -361,7 +288,7 @@ class Offsets:
             if is_commit and committed is not None:
                 for earlier in itertools.takewhile(lambda other: other != producer_id, offsets):
                     offsets[earlier] = None
-                self.committed(self._groups.get_or_simple(group_id), {(topic, number): committed})
+                self.committed(self._group(group_id), {(topic, number): committed})
             del offsets[producer_id]
             if not offsets:
                 del self._undecided[position]
@@ -386,13 +313,13 @@ class Offsets:
         """Take committed offsets that are stored."""
         group.offsets |= changes
         for at, new in changes.items():
-            self._groups.leases.moved(group.id, at, new.offset)
+            self._leases.moved(group.id, at, new.offset)
 
     def deleted(self, group: Group, gone: list[tuple[str, int]]) -> None:
         """Drop offsets whose tombstones are stored, also those of open transactions."""
         for at in gone:
             if group.offsets.pop(at, None) is not None:
-                self._groups.leases.ended(group.id, at)
+                self._leases.ended(group.id, at)
             for producer_id in self._undecided.pop((group.id, *at), ()):
                 self._changed[producer_id].discard((group.id, *at))
 
@@ -415,8 +342,9 @@ class Offsets:
             described = messages.OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id)
             groups.append(described)
             try:
-                if request.version >= 9:
-                    self._groups.check_fetch(group)
+                known = self._store.find(group.group_id)
+                if request.version >= 9 and isinstance(known, ConsumerGroup):
+                    self._consumers.check_fetch(known, group)
                 described.topics = self._fetched(
                     group.group_id,
                     group.topics,
@@ -431,7 +359,7 @@ class Offsets:
     def _fetched(
         self, group_id: str, wanted_topics: Any, is_stable: bool, topic_kind: Any, partition_kind: Any
     ) -> list[Any]:
-        group = self._groups.get(group_id)
+        group = self._store.get(group_id)
         offsets = {} if group is None else group.offsets
         wanted: list[tuple[str, bytes, list[int], int]] = []
         if wanted_topics is None:
@@ -477,7 +405,7 @@ class Offsets:
 
     def _delete(self, request: Request, connection: Any) -> Any:
         body = request.body
-        group = self._groups.get(body.group_id)
+        group = self._store.get(body.group_id)
         if group is None:
             return messages.OffsetDeleteResponse(
                 error_code=codes.GROUP_ID_NOT_FOUND if body.group_id else codes.INVALID_GROUP_ID
@@ -511,11 +439,11 @@ class Offsets:
                     named[topic.name, partition.partition_index] = None
         gone = list(named)
         try:
-            stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
+            stored = self._store.append(group.id, [(offset_key(group.id, *at), None) for at in gone])
         except Refused as refused:
             return messages.OffsetDeleteResponse(error_code=refused.code)
         self.deleted(group, gone)
-        return self._groups.answer_after(stored, messages.OffsetDeleteResponse(topics=topics))
+        return self._store.answer_after(stored, messages.OffsetDeleteResponse(topics=topics))
 
 
 def _unknown(served: ServedTopic | None, partition: int, *, by_id: bool) -> int:

@@ -223,7 +223,7 @@ class Broker:
 
         async def states() -> dict[str, str]:
             await self.server.node.groups.loaded()
-            return {group.id: group.state for group in self.server.node.groups.all()}
+            return {group.id: group.state for group in self.server.node.groups.store.all()}
 
         return self._in_loop(states)
 
@@ -235,7 +235,7 @@ class Broker:
 
         async def committed() -> dict[tuple[str, int], int]:
             await self.server.node.groups.loaded()
-            known = self.server.node.groups.get(group)
+            known = self.server.node.groups.store.get(group)
             return {} if known is None else {at: new.offset for at, new in known.offsets.items()}
 
         offsets = self._in_loop(committed)
