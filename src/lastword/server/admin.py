@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.topic import delete_topics
@@ -31,9 +31,10 @@ from lastword.server.topics import (
 
 if TYPE_CHECKING:
     from lastword.server.configs import Configs
-    from lastword.server.context import Answer, ServerContext
+    from lastword.server.context import Answer, Handlers, ServerContext
     from lastword.server.coordinator import CoordinatorTopic
     from lastword.server.fetch import Fetches
+    from lastword.server.security import Peer
 
 TOPIC_OPERATIONS = 3576
 CLUSTER_OPERATIONS = 8096
@@ -68,7 +69,7 @@ class Admin:
         self._fetches = fetches
         self._coordinators = {topic.name: topic for topic in coordinators}
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Answer]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         return {
             "Metadata": self._metadata,
@@ -83,7 +84,7 @@ class Admin:
 
     # -------------------------------------------------------------- cluster
 
-    def _describe_cluster(self, request: Request, connection: Any) -> Message:
+    def _describe_cluster(self, request: Request, connection: Peer) -> Message:
         body = request.body
         if body.endpoint_type != 1:
             return messages.DescribeClusterResponse(
@@ -110,7 +111,7 @@ class Admin:
 
     # -------------------------------------------------------------- metadata
 
-    def _metadata(self, request: Request, connection: Any) -> Answer:
+    def _metadata(self, request: Request, connection: Peer) -> Answer:
         body = request.body
         wanted = body.topics
         if wanted is None or (not wanted and request.version == 0):
@@ -134,7 +135,7 @@ class Admin:
         )
 
     def _created_metadata(
-        self, request: Request, connection: Any, served: list[ServedTopic], missing: list[Any]
+        self, request: Request, connection: Peer, served: list[ServedTopic], missing: list[Any]
     ) -> Message:
         """Create the missing topics, and return their metadata with that of the others."""
         named = [topic.name for topic in missing if topic.name]  # the others are named by their ids
@@ -235,7 +236,7 @@ class Admin:
                 offline_replicas=replicas,
             )
 
-    def _describe_topic_partitions(self, request: Request, connection: Any) -> Message:
+    def _describe_topic_partitions(self, request: Request, connection: Peer) -> Message:
         body = request.body
         wanted = sorted({topic.name for topic in body.topics})
         topics: list[Any] = [(name, self._topics.find(name)) for name in wanted]
@@ -278,9 +279,9 @@ class Admin:
     # -------------------------------------------------------------- topics
 
     def _create_all(
-        self, topics: Mapping[str, tuple[int, dict[str, Any]]], connection: Any = None
+        self, topics: Mapping[str, tuple[int, dict[str, Any]]], connection: Peer
     ) -> dict[str, ServedTopic | LastwordError]:
-        """Create topics as `create` does, and return each topic, or the error that refused it.
+        """Create topics as `Topics.create_all` does, and return each topic, or the error that refused it.
 
         CREATED_TOGETHER of them are created at a time, until the client closes its connection, or the server
         closes.
@@ -289,17 +290,17 @@ class Admin:
         created: dict[str, ServedTopic | LastwordError] = {}
         for start in range(0, len(names), CREATED_TOGETHER):
             part = names[start : start + CREATED_TOGETHER]
-            if start and (self._context.is_closing or (connection is not None and connection.has_gone())):
+            if start and (self._context.is_closing or connection.has_gone()):
                 error = BusyError("the topic was not created", remedy="send the request again")
                 created |= dict.fromkeys(part, error)
                 continue
             created |= self._topics.create_all({name: topics[name] for name in part})
         return created
 
-    def _create_topics(self, request: Request, connection: Any) -> Answer:
+    def _create_topics(self, request: Request, connection: Peer) -> Answer:
         return self._context.in_turn(self._created_topics, request, connection)
 
-    def _created_topics(self, request: Request, connection: Any) -> Message:
+    def _created_topics(self, request: Request, connection: Peer) -> Message:
         body = request.body
         twice = _twice(topic.name for topic in body.topics)
         results: dict[str, Any] = {}
@@ -397,7 +398,7 @@ class Admin:
             )
         return int(count)
 
-    def _delete_topics(self, request: Request, connection: Any) -> Answer:
+    def _delete_topics(self, request: Request, connection: Peer) -> Answer:
         return self._context.in_turn(self._deleted_topics, request)
 
     def _deleted_topics(self, request: Request) -> Message:
@@ -446,7 +447,7 @@ class Admin:
         self._context.loop.call_soon_threadsafe(self._fetches.topics_changed)
         return messages.DeleteTopicsResponse(responses=results)
 
-    def _create_partitions(self, request: Request, connection: Any) -> Answer:
+    def _create_partitions(self, request: Request, connection: Peer) -> Answer:
         return self._context.in_turn(self._created_partitions, request)
 
     def _created_partitions(self, request: Request) -> Message:
@@ -503,7 +504,7 @@ class Admin:
 
     # -------------------------------------------------------------- log directories, producers
 
-    def _describe_log_dirs(self, request: Request, connection: Any) -> Answer:
+    def _describe_log_dirs(self, request: Request, connection: Peer) -> Answer:
         return self._context.in_pool(self._described_log_dirs, request)
 
     def _described_log_dirs(self, request: Request) -> Message:
@@ -550,7 +551,7 @@ class Admin:
                 )
         return messages.DescribeLogDirsResponse(results=results)
 
-    def _describe_producers(self, request: Request, connection: Any) -> Any:
+    def _describe_producers(self, request: Request, connection: Peer) -> Any:
         partitions = [(self._topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes]
         return self._context.with_logs(partitions, lambda: self._described_producers(request))
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,9 @@ from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.server.consumer_groups import ConsumerGroups
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Handlers, ServerContext
     from lastword.server.group_store import GroupStore
+    from lastword.server.security import Peer
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
     "Empty",
@@ -177,7 +177,7 @@ class ClassicGroups:
         self._store = store
         self._consumers = consumers
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         return {
             "JoinGroup": self._join,
@@ -259,7 +259,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- join
 
-    def _join(self, request: Request, connection: Any) -> Any:
+    def _join(self, request: Request, connection: Peer) -> Any:
         body = request.body
         answer: asyncio.Future[Any] = self._context.loop.create_future()
         try:
@@ -270,7 +270,7 @@ class ClassicGroups:
             return _join_error(refused.code, refused.message or body.member_id, request.version)
         return answer.result() if answer.done() else answer
 
-    def _join_group(self, request: Request, connection: Any, answer: asyncio.Future[Any]) -> None:
+    def _join_group(self, request: Request, connection: Peer, answer: asyncio.Future[Any]) -> None:
         body = request.body
         if not body.group_id:
             raise Refused(codes.INVALID_GROUP_ID, "")
@@ -291,7 +291,7 @@ class ClassicGroups:
             body.member_id,
             body.group_instance_id,
             request.client_id or "",
-            "/" + connection.peer.rpartition(":")[0],
+            "/" + connection.address.rpartition(":")[0],
             body.session_timeout_ms,
             rebalance_ms,
             body.protocol_type,
@@ -485,7 +485,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- sync, heartbeat, leave
 
-    def _sync(self, request: Request, connection: Any) -> Any:
+    def _sync(self, request: Request, connection: Peer) -> Any:
         body = request.body
         try:
             if self._context.is_closing:
@@ -551,7 +551,7 @@ class ClassicGroups:
                 answer.set_result(messages.SyncGroupResponse(error_code=code))
                 self._keep_alive(group, member)
 
-    def _heartbeat(self, request: Request, connection: Any) -> Message:
+    def _heartbeat(self, request: Request, connection: Peer) -> Message:
         try:
             group, member = self._current(request.body)
             self._keep_alive(group, member)
@@ -561,7 +561,7 @@ class ClassicGroups:
             return messages.HeartbeatResponse(error_code=refused.code)
         return messages.HeartbeatResponse()
 
-    def _leave(self, request: Request, connection: Any) -> Message:
+    def _leave(self, request: Request, connection: Peer) -> Message:
         body = request.body
         if not body.group_id:
             return messages.LeaveGroupResponse(error_code=codes.INVALID_GROUP_ID)
@@ -686,7 +686,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- describe
 
-    def _describe(self, request: Request, connection: Any) -> Message:
+    def _describe(self, request: Request, connection: Peer) -> Message:
         body = request.body
         groups = []
         for group_id in body.groups:

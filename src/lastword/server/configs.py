@@ -24,7 +24,8 @@ from lastword.server.coordinator import EXPIRATION_MS, MOST_TIMEOUT_MS
 from lastword.server.topics import Refused, check_topic_name
 
 if TYPE_CHECKING:
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Handlers, ServerContext
+    from lastword.server.security import Peer
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 """Types of resources."""
@@ -105,7 +106,7 @@ class Configs:
         self._context = context
         self._dirs = context.dirs
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         return {
             "DescribeConfigs": self._describe,
@@ -209,7 +210,7 @@ class Configs:
             for name, value in values.items()
         ]
 
-    def _describe(self, request: Request, connection: Any) -> Message:
+    def _describe(self, request: Request, connection: Peer) -> Message:
         body = request.body
         results = []
         for resource in body.resources:
@@ -306,12 +307,12 @@ class Configs:
             ) from None
         return setting.show(parsed)
 
-    def _alter_incrementally(self, request: Request, connection: Any) -> Any:
+    def _alter_incrementally(self, request: Request, connection: Peer) -> Any:
         return self._context.in_turn(
             self._altered, request, messages.IncrementalAlterConfigsResponse, self._incremental
         )
 
-    def _alter(self, request: Request, connection: Any) -> Any:
+    def _alter(self, request: Request, connection: Peer) -> Any:
         return self._context.in_turn(self._altered, request, messages.AlterConfigsResponse, self._whole)
 
     def _altered(self, request: Request, kind: Any, changes_of: Callable[[Any], dict[str, Any]]) -> Message:

@@ -42,8 +42,9 @@ from lastword.server.timers import Timer
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Handlers, ServerContext
     from lastword.server.group_store import GroupStore
+    from lastword.server.security import Peer
 
 EMPTY, ASSIGNING, RECONCILING, STABLE = "Empty", "Assigning", "Reconciling", "Stable"
 IS_STABLE, UNREVOKED, UNRELEASED = range(3)
@@ -315,13 +316,13 @@ class ConsumerGroups:
         self._forgotten: set[str] = set()
         """Groups whose topic was deleted while they had members."""
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         return {"ConsumerGroupHeartbeat": self._heartbeat, "ConsumerGroupDescribe": self._describe}
 
     # -------------------------------------------------------------- heartbeat
 
-    def _heartbeat(self, request: Request, connection: Any) -> Any:
+    def _heartbeat(self, request: Request, connection: Peer) -> Any:
         body = request.body
         try:
             _check(body, request.version)
@@ -352,7 +353,7 @@ class ConsumerGroups:
         version = self._context.topics.version
         return [regex for regex in used if regex and (regex not in known or known[regex][1] != version)]
 
-    def _handle(self, request: Request, connection: Any, matches: Matches | Refused) -> Any:
+    def _handle(self, request: Request, connection: Peer, matches: Matches | Refused) -> Any:
         try:
             if isinstance(matches, Refused):
                 raise matches
@@ -362,7 +363,7 @@ class ConsumerGroups:
         except LastwordError as error:
             return _refusal(Refused(error.kafka_code, error.message))
 
-    def _alive(self, request: Request, connection: Any, matches: Matches) -> Any:
+    def _alive(self, request: Request, connection: Peer, matches: Matches) -> Any:
         """Return the answer to the heartbeat of a member that joins or stays."""
         body = request.body
         joins = body.member_epoch == 0
@@ -684,7 +685,7 @@ class ConsumerGroups:
 
     # -------------------------------------------------------------- describe
 
-    def _describe(self, request: Request, connection: Any) -> Message:
+    def _describe(self, request: Request, connection: Peer) -> Message:
         described = []
         for group_id in request.body.group_ids:
             result = messages.ConsumerGroupDescribeResponse.DescribedGroup(
@@ -898,7 +899,7 @@ def _with_current(member: ConsumerMember, stored: Any) -> ConsumerMember:
     )
 
 
-def _updated(member: ConsumerMember, request: Request, connection: Any) -> ConsumerMember:
+def _updated(member: ConsumerMember, request: Request, connection: Peer) -> ConsumerMember:
     """Return the member with what the heartbeat states; what is null has not changed."""
     body, regex = request.body, request.body.subscribed_topic_regex
     return replace(
@@ -906,7 +907,7 @@ def _updated(member: ConsumerMember, request: Request, connection: Any) -> Consu
         instance_id=member.instance_id if body.instance_id is None else body.instance_id,
         rack_id=member.rack_id if body.rack_id is None else body.rack_id,
         client_id=request.client_id or "",
-        client_host="/" + connection.peer.rpartition(":")[0],
+        client_host="/" + connection.address.rpartition(":")[0],
         topics=member.topics
         if body.subscribed_topic_names is None
         else frozenset(body.subscribed_topic_names),

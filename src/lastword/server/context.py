@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import LastwordError
 from lastword.logdir.identity import read_meta_properties
 from lastword.parse import check_count
-from lastword.protocol import Message, Request, codes
+from lastword.protocol import Request, codes
 from lastword.segment import names
 from lastword.server.timers import Timers
 from lastword.server.topics import Refused, ServedTopic, Topics
@@ -26,13 +26,18 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from lastword.api.logs import LogDir
-    from lastword.server.security import Users
+    from lastword.protocol import Message
+    from lastword.server.security import Peer, Users
+
+    Answer = Message | None | asyncio.Future[Any]
+    """An answer, a future of it, or None: the request has none."""
+    Handler = Callable[[Request, Peer], Answer]
+    Handlers = Mapping[str, Handler]
+    """Handlers by the name of the API."""
 
 MOST_PARTITIONS = 10_000
 """Most partitions that one request may create, as in Kafka."""
 NO_OPERATIONS = -(1 << 31)
-Answer = Message | None | asyncio.Future[Any]
-"""An answer, a future of it, or None: the request has none."""
 WAIT_SECONDS = 30.0
 """A thread waits for memory for decompression for this time."""
 

@@ -23,7 +23,6 @@ import logging
 import random
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +39,8 @@ from lastword.server.topics import Refused
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
     from lastword.segment.segment import Segment
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Handlers, ServerContext
+    from lastword.server.security import Peer
 
 MOST_BYTES = 55 << 20
 """Most bytes of one answer, also if the request allows more: Kafka's `fetch.max.bytes` of a broker."""
@@ -198,7 +198,7 @@ class Fetches:
         self._aborted = AbortedTransactions()
         self._newest = NewestReads(context.dirs.settings.instance.lastword_newest_bytes)
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         return {
             "Fetch": self._fetch,
@@ -209,7 +209,7 @@ class Fetches:
 
     # -------------------------------------------------------------- sessions
 
-    def _fetch(self, request: Request, connection: Any) -> Any:
+    def _fetch(self, request: Request, connection: Peer) -> Any:
         find = self._node.topics.find
         partitions = [
             (find(t.topic, t.topic_id), p.partition) for t in request.body.topics for p in t.partitions
@@ -538,7 +538,7 @@ class Fetches:
 
     # -------------------------------------------------------------- offsets
 
-    def _list_offsets(self, request: Request, connection: Any) -> Any:
+    def _list_offsets(self, request: Request, connection: Peer) -> Any:
         special = all(p.timestamp in (EARLIEST, LATEST) for t in request.body.topics for p in t.partitions)
         if special:
             get = self._node.topics.find
@@ -610,7 +610,7 @@ class Fetches:
             answer.offset, answer.timestamp = record.offset, record.timestamp
             answer.leader_epoch = log.epochs.at(record.offset + 1)
 
-    def _offset_for_leader_epoch(self, request: Request, connection: Any) -> Any:
+    def _offset_for_leader_epoch(self, request: Request, connection: Peer) -> Any:
         get = self._node.topics.find
         partitions = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
         return self._node.with_logs(partitions, lambda: self._ends_of_epochs(request))
@@ -642,7 +642,7 @@ class Fetches:
 
     # -------------------------------------------------------------- DeleteRecords
 
-    def _delete_records(self, request: Request, connection: Any) -> Any:
+    def _delete_records(self, request: Request, connection: Peer) -> Any:
         return self._node.in_pool(self._deleted_records, request)
 
     def _deleted_records(self, request: Request) -> Message:

@@ -33,8 +33,9 @@ from lastword.server.offsets import Offsets, offset_key
 from lastword.server.topics import GROUPS_TOPIC, Refused
 
 if TYPE_CHECKING:
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Handler, Handlers, ServerContext
     from lastword.server.coordinator import CoordinatorTopic
+    from lastword.server.security import Peer
 
 RENEWALS = 8
 """How often the leases of offsets are renewed within the retention of the offsets."""
@@ -62,9 +63,9 @@ class Groups:
         self._renewed_ms = 0
         self._check_later()
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
-        handlers: dict[str, Callable[[Request, Any], Any]] = {
+        handlers: Handlers = {
             "ListGroups": self._list,
             "DeleteGroups": self._delete,
             **self._classic.handlers(),
@@ -81,10 +82,10 @@ class Groups:
 
     # -------------------------------------------------------------- load and store
 
-    def _when_loaded(self, handler: Callable[[Request, Any], Any]) -> Callable[[Request, Any], Any]:
+    def _when_loaded(self, handler: Handler) -> Handler:
         """Return the handler, which waits until the groups are loaded."""
 
-        def handle(request: Request, connection: Any) -> Any:
+        def handle(request: Request, connection: Peer) -> Any:
             loading = self._load()
             if loading is None:
                 return handler(request, connection)
@@ -238,7 +239,7 @@ class Groups:
 
     # -------------------------------------------------------------- coordinator
 
-    def _find(self, request: Request, connection: Any) -> Any:
+    def _find(self, request: Request, connection: Peer) -> Any:
         """Answer FindCoordinator, for groups when they are loaded. Clients repeat it if that fails."""
         key_type = request.body.key_type
         refused = None if key_type in COORDINATED else Refused(codes.INVALID_REQUEST, "not served")
@@ -280,7 +281,7 @@ class Groups:
 
     # -------------------------------------------------------------- list, delete
 
-    def _list(self, request: Request, connection: Any) -> Message:
+    def _list(self, request: Request, connection: Peer) -> Message:
         body = request.body
         states = {state.lower() for state in body.states_filter}
         types = {kind.lower() for kind in body.types_filter}
@@ -297,7 +298,7 @@ class Groups:
             ]
         )
 
-    def _delete(self, request: Request, connection: Any) -> Any:
+    def _delete(self, request: Request, connection: Peer) -> Any:
         results = []
         stored = []
         for group_id in request.body.groups_names:

@@ -5,8 +5,7 @@ A handler takes a request and returns its answer, or a future of it. `protocol.c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
@@ -20,8 +19,9 @@ from lastword.server.produce import Producing
 from lastword.server.topics import GROUPS_TOPIC, TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
-    from lastword.server.context import Answer, ServerContext
+    from lastword.server.context import Answer, Handler, Handlers, ServerContext
     from lastword.server.groups import Groups
+    from lastword.server.security import Peer
     from lastword.server.transactions import TransactionCoordinator
 
 FEATURES = {"transaction.version": TRANSACTION_VERSION, "group.version": 1}
@@ -47,14 +47,13 @@ class ClusterNode:
         self._transactions: TransactionCoordinator | None = None
         configs = Configs(context)
         self._fetches = Fetches(context)
-        self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
-            KEYS["ApiVersions"]: self._api_versions
-        }
-        self._add(Admin(context, configs, self._fetches, (self._groups_topic, self._transactions_topic)))
-        self._add(configs)
-        self._add(Producing(context, lambda: self.transactions))
-        self._add(self._fetches)
-        self._add(Constants(context))
+        self._handlers: dict[int, Handler] = {KEYS["ApiVersions"]: self._api_versions}
+        admin = Admin(context, configs, self._fetches, (self._groups_topic, self._transactions_topic))
+        self._add(admin.handlers())
+        self._add(configs.handlers())
+        self._add(Producing(context, lambda: self.transactions).handlers())
+        self._add(self._fetches.handlers())
+        self._add(Constants(context).handlers())
         call_soon = context.loop.call_soon_threadsafe
         topics.on_deleted(lambda names: call_soon(self._topics_deleted, names))
         # A coordinator with a state starts with the server: leases and transactions end without a request.
@@ -63,16 +62,15 @@ class ClusterNode:
         if topics.get(TRANSACTIONS_TOPIC) is not None:
             call_soon(self.transactions.load_early)
 
-    def _add(self, part: Any) -> None:
-        """Add the handlers of a part of the server."""
-        self._handlers |= {KEYS[name]: handler for name, handler in part.handlers().items()}
+    def _add(self, handlers: Handlers) -> None:
+        self._handlers |= {KEYS[name]: handler for name, handler in handlers.items()}
 
-    def handle(self, request: Request, connection: Any) -> Answer:
+    def handle(self, request: Request, connection: Peer) -> Answer:
         """Return the answer to a request, a future of it, or None if it has none."""
         handler = self._handlers.get(request.api.key)
         if handler is None:
-            self._add(self.groups)
-            self._add(self.transactions)
+            self._add(self.groups.handlers())
+            self._add(self.transactions.handlers())
             handler = self._handlers[request.api.key]
         return handler(request, connection)
 
@@ -113,7 +111,7 @@ class ClusterNode:
         if self._groups is not None:
             self._groups.answer_all()
 
-    def _api_versions(self, request: Request, connection: Any) -> Message:
+    def _api_versions(self, request: Request, connection: Peer) -> Message:
         body, context = request.body, self._context
         if (body.cluster_id is None) != (body.node_id == -1):
             return messages.ApiVersionsResponse(error_code=codes.INVALID_REQUEST, api_keys=[])

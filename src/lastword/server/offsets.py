@@ -24,8 +24,9 @@ from lastword.server.group_store import NOT_COMMITTED, Committed, Group, GroupSt
 from lastword.server.topics import Refused, ServedTopic
 
 if TYPE_CHECKING:
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Handlers, ServerContext
     from lastword.server.group_leases import GroupLeases
+    from lastword.server.security import Peer
 
 MOST_METADATA = 4096
 OFFSET_VERSION, EXPIRING_VERSION = 4, 1
@@ -58,7 +59,7 @@ class Offsets:
         self._changed: dict[int, set[Position]] = {}
         """The keys that each open transaction has in `_undecided`, by producer id."""
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         return {
             "OffsetCommit": self._commit,
@@ -130,7 +131,7 @@ class Offsets:
             group.check_commit(body.generation_id)
         return None
 
-    def _commit(self, request: Request, connection: Any) -> Any:
+    def _commit(self, request: Request, connection: Peer) -> Any:
         body, version = request.body, request.version
         code = 0
         is_stale: Callable[[bytes, int], bool] | None = None
@@ -325,7 +326,7 @@ class Offsets:
 
     # -------------------------------------------------------------- fetch
 
-    def _fetch(self, request: Request, connection: Any) -> Message:
+    def _fetch(self, request: Request, connection: Peer) -> Message:
         body = request.body
         if request.version < 8:
             return messages.OffsetFetchResponse(
@@ -403,7 +404,7 @@ class Offsets:
 
     # -------------------------------------------------------------- delete
 
-    def _delete(self, request: Request, connection: Any) -> Any:
+    def _delete(self, request: Request, connection: Peer) -> Any:
         body = request.body
         group = self._store.get(body.group_id)
         if group is None:

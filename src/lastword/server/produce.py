@@ -22,7 +22,8 @@ from lastword.server.topics import INTERNAL, Refused, ServedTopic
 if TYPE_CHECKING:
     from lastword.partition.appending import AppendedBatch
     from lastword.partition.log import PartitionLog
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Handlers, ServerContext
+    from lastword.server.security import Peer
     from lastword.server.transactions import TransactionCoordinator
 
 LARGE_BYTES = 256 << 10
@@ -43,11 +44,11 @@ class Producing:
         self._node = context
         self._transactions = transactions
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         return {"Produce": self._produce}
 
-    def _produce(self, request: Request, connection: Any) -> Any:
+    def _produce(self, request: Request, connection: Peer) -> Any:
         body = request.body
         if body.acks not in (0, 1, -1):
             return self._refuse_all(body, codes.INVALID_REQUIRED_ACKS)

@@ -24,17 +24,14 @@ import socket
 import ssl
 import stat
 import tomllib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from lastword import metrics
 from lastword.errors import UsageError
 from lastword.parse import check_path, stable_path
 from lastword.protocol import Request, codes, messages
 from lastword.server.topics import Refused
-
-if TYPE_CHECKING:
-    from lastword.server.server import ClientConnection, Server
 
 PLAIN = "PLAIN"
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -315,12 +312,55 @@ def check_plain(token: bytes, users: Users) -> str:
     return user
 
 
-class Authentication:
-    """The requests of one connection until it is authenticated."""
+class Peer(Protocol):
+    """The connection of a client, as handlers use it.
 
-    def __init__(self, server: Server, connection: ClientConnection) -> None:
-        self._server = server
+    Attributes:
+        address: Address and port of the client.
+    """
+
+    address: str
+
+    def has_gone(self) -> bool:
+        """Return whether the client has closed the connection. Any thread may call it."""
+
+    def log(self, level: int, text: str, *arguments: Any, request: Request | None = None) -> None:
+        """Log a line about the connection."""
+
+    def expect_tokens(self, has_tokens: bool) -> None:
+        """Take the next frames for tokens of SASL, or for requests."""
+
+    def authenticated(self, user: str) -> None:
+        """Serve all requests from now on."""
+
+    def drain(self) -> None:
+        """Finish the requests that were received, then close."""
+
+
+class Authentication:
+    """The requests of one connection until it is authenticated.
+
+    Args:
+        connection: The connection.
+        users: The users.
+        mechanisms: The mechanisms of SASL.
+        in_pool: Runs a function in a thread; returns a future of its result.
+        handle: Answers ApiVersions.
+    """
+
+    def __init__(
+        self,
+        connection: Peer,
+        users: Users,
+        mechanisms: list[str],
+        in_pool: Callable[..., asyncio.Future[Any]],
+        handle: Callable[[Request, Peer], Any],
+    ) -> None:
         self._connection = connection
+        self._users = users
+        self._mechanisms = mechanisms
+        self._in_pool = in_pool
+        self._handle = handle
         self._mechanism: str | None = None
         self._scram: Scram | None = None
         self._is_denied = False
@@ -331,35 +371,31 @@ class Authentication:
             raise Refused(codes.SASL_AUTHENTICATION_FAILED, "a request after a wrong password")
         name = request.api.name
         if name == "ApiVersions" and self._mechanism is None:
-            return self._server.handle(request, self._connection)
+            return self._handle(request, self._connection)
         if name == "SaslHandshake" and self._mechanism is None:
             return self._handshake(request)
         if name == "SaslAuthenticate" and self._mechanism is not None:
-            return self._server.loop.create_task(self._authenticate(request))
+            return asyncio.get_running_loop().create_task(self._authenticate(request))
         raise Refused(codes.ILLEGAL_SASL_STATE, f"{name} before authentication")
 
     def _handshake(self, request: Request) -> Any:
-        mechanisms = list(self._server.mechanisms)
         wanted = request.body.mechanism
-        if wanted not in mechanisms:
+        if wanted not in self._mechanisms:
             self._is_denied = True
             self._connection.log(logging.INFO, "no mechanism %.40r", wanted, request=request)
             return messages.SaslHandshakeResponse(
-                error_code=codes.UNSUPPORTED_SASL_MECHANISM, mechanisms=mechanisms
+                error_code=codes.UNSUPPORTED_SASL_MECHANISM, mechanisms=self._mechanisms
             )
         self._mechanism = wanted
-        users = self._server.users
-        assert users is not None
-        self._scram = Scram(wanted, users) if wanted in HASHES else None
+        self._scram = Scram(wanted, self._users) if wanted in HASHES else None
         self._connection.expect_tokens(request.version == 0)
-        return messages.SaslHandshakeResponse(mechanisms=mechanisms)
+        return messages.SaslHandshakeResponse(mechanisms=self._mechanisms)
 
     async def _authenticate(self, request: Request) -> Any:
         token = bytes(request.body.auth_bytes)
         try:
             if self._scram is None:
-                users = self._server.users
-                user = await self._server.context.in_pool(check_plain, token, users)
+                user = await self._in_pool(check_plain, token, self._users)
                 answer, is_done = b"", True
             else:
                 answer, is_done = self._scram.answer(token)

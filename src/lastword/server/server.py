@@ -35,13 +35,14 @@ from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
-from lastword.server.context import Answer, Options, ServerContext
+from lastword.server.context import Options, ServerContext
 from lastword.server.node import ClusterNode
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
-    from lastword.server.security import Authentication, TlsSocket
+    from lastword.server.context import Answer
+    from lastword.server.security import Authentication, Peer, TlsSocket
 
 RECEIVE_BYTES = 128 << 10
 """Most bytes of one receive."""
@@ -76,14 +77,14 @@ class ClientConnection:
     """One client: reads requests, hands them to the node one at a time, sends the answers in order.
 
     Attributes:
-        peer: Address and port of the client.
+        address: Address and port of the client.
         held: Bytes in memory: of a request that is incomplete, of one that is in work, and of its answer.
         moved: Bytes received and sent.
         active: Time of the loop when bytes were received or sent last.
     """
 
-    def __init__(self, server: Server, sock: socket.socket | TlsSocket, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, server: Server, sock: socket.socket | TlsSocket, address: str) -> None:
+        self.address = address
         self._server = server
         self._loop = server.loop
         self._socket = sock
@@ -96,7 +97,9 @@ class ClientConnection:
         if server.users is not None:
             from lastword.server import security
 
-            self._authentication = security.Authentication(server, self)
+            self._authentication = security.Authentication(
+                self, server.users, server.mechanisms, server.context.in_pool, server.handle
+            )
             apis = {key: APIS[key] for key in security.BEFORE}
             self._protocol.allow(apis, security.UNAUTHENTICATED_BYTES)
         if self._is_shaking or self._authentication is not None:
@@ -115,18 +118,18 @@ class ClientConnection:
         self._read(True)
 
     def __repr__(self) -> str:
-        return f"Connection({self.peer})"
+        return f"Connection({self.address})"
 
     def log(
         self, level: int, text: str, *arguments: Any, request: Request | None = None, exc_info: bool = False
     ) -> None:
         """Log a line about this connection; its address, client and request are also fields of the record."""
-        fields: dict[str, Any] = {"peer": self.peer}
+        fields: dict[str, Any] = {"peer": self.address}
         if self._client_id is not None:
             fields["client_id"] = self._client_id[:LOGGED_CHARACTERS]
         if request is not None:
             fields |= {"api": request.api.name, "api_key": request.api.key}
-        _log.log(level, f"%s: {text}", self.peer, *arguments, exc_info=exc_info, extra={"fields": fields})
+        _log.log(level, f"%s: {text}", self.address, *arguments, exc_info=exc_info, extra={"fields": fields})
 
     def has_gone(self) -> bool:
         """Return whether the client has closed the connection. Any thread may call it."""
@@ -604,7 +607,7 @@ class Server:
         pools = self._pool, self._changes
         self.context = ServerContext(logs, self.loop, pools, (self.host, self.port), options)
         self.node = ClusterNode(self.context)
-        self.handle: Callable[[Request, ClientConnection], Answer] = self.node.handle
+        self.handle: Callable[[Request, Peer], Answer] = self.node.handle
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()

@@ -55,9 +55,10 @@ from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
     from lastword.logdir import LogDirectory
-    from lastword.server.context import ServerContext
+    from lastword.server.context import Handler, Handlers, ServerContext
     from lastword.server.coordinator import CoordinatorTopic
     from lastword.server.groups import Groups
+    from lastword.server.security import Peer
     from lastword.server.timers import Timer
 
 
@@ -250,7 +251,7 @@ class TransactionCoordinator:
         self._expires = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+    def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         handlers = {
             "InitProducerId": self._init_producer_id,
@@ -264,8 +265,8 @@ class TransactionCoordinator:
         }
         return {name: self._as_task(handler) for name, handler in handlers.items()}
 
-    def _as_task(self, handler: Callable[[Request], Awaitable[Message]]) -> Callable[[Request, Any], Any]:
-        def handle(request: Request, connection: Any) -> asyncio.Task[Any]:
+    def _as_task(self, handler: Callable[[Request], Awaitable[Message]]) -> Handler:
+        def handle(request: Request, connection: Peer) -> asyncio.Task[Any]:
             return self._spawn(handler(request))
 
         return handle
