@@ -29,6 +29,7 @@ from lastword.protocol.messages import (
 from lastword.server import Server
 from lastword.server import transactions as coordinator
 from lastword.server.coordinator import CoordinatorTopic
+from lastword.server.group_store import OtherGroup
 from lastword.server.transactions import LAST_EPOCH, TransactionCoordinator, TransactionState
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
@@ -444,6 +445,15 @@ def test_offsets_are_refused_with_a_wrong_generation(writer: Writer) -> None:
     assert writer.commit_offset(5, generation_id_or_member_epoch=3, member_id="m") == codes.UNKNOWN_MEMBER_ID
     assert writer.commit_offset(5, generation_id_or_member_epoch=-1, member_id="m") == 0, "the group is empty"
     assert writer.commit_offset(5, "", adds=False) == codes.INVALID_GROUP_ID
+
+
+def test_offsets_of_a_group_of_another_protocol_are_refused(writer: Writer, server: Server) -> None:
+    assert writer.commit_offset(1) == 0  # the groups are loaded
+    for group in (OtherGroup("shared", kind="share"), OtherGroup("streamed", kind="streams", members={"m"})):
+        server.node.groups.store.add(group)
+    assert writer.commit_offset(1, group="shared") == codes.GROUP_ID_NOT_FOUND
+    assert writer.commit_offset(1, group="streamed") == codes.UNKNOWN_MEMBER_ID
+    assert writer.end(commit=True) == 0
 
 
 def test_offsets_by_the_id_of_a_topic(client: Client, clock: ManualClock) -> None:

@@ -128,7 +128,7 @@ class Offsets:
         if isinstance(group, ClassicGroup):
             self._classic.check_transactional_commit(group, body)
         if isinstance(group, OtherGroup):
-            group.check_commit(body.generation_id)
+            group.check_commit(body.generation_id_or_member_epoch)
         return None
 
     def _commit(self, request: Request, connection: Peer) -> Any:
