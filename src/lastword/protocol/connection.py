@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from lastword.errors import FrameTooLargeError, MalformedMessageError, UnsupportedVersionError
 from lastword.protocol.codecs import READ_FAULTS, Buffer, Part, codec, skip_tags
@@ -37,9 +37,10 @@ _CLOSE = "close the connection; the peer does not speak this version of Kafka's 
 _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhih")
 _BY_NAME = {api.name: api for api in APIS.values()}
+Body = TypeVar("Body", covariant=True)
 
 
-class Request(NamedTuple):
+class Request(NamedTuple, Generic[Body]):
     """A request that a client sent.
 
     Attributes:
@@ -57,7 +58,7 @@ class Request(NamedTuple):
     version: int
     correlation_id: int
     client_id: str | None
-    body: Any
+    body: Body
     size: int
     error: int = 0
 

@@ -84,7 +84,9 @@ class Admin:
 
     # -------------------------------------------------------------- cluster
 
-    def _describe_cluster(self, request: Request, connection: Peer) -> Message:
+    def _describe_cluster(
+        self, request: Request[messages.DescribeClusterRequest], connection: Peer
+    ) -> Message:
         body = request.body
         if body.endpoint_type != 1:
             return messages.DescribeClusterResponse(
@@ -111,7 +113,7 @@ class Admin:
 
     # -------------------------------------------------------------- metadata
 
-    def _metadata(self, request: Request, connection: Peer) -> Answer:
+    def _metadata(self, request: Request[messages.MetadataRequest], connection: Peer) -> Answer:
         body = request.body
         wanted = body.topics
         if wanted is None or (not wanted and request.version == 0):
@@ -135,7 +137,11 @@ class Admin:
         )
 
     def _created_metadata(
-        self, request: Request, connection: Peer, served: list[ServedTopic], missing: list[Any]
+        self,
+        request: Request[messages.MetadataRequest],
+        connection: Peer,
+        served: list[ServedTopic],
+        missing: list[Any],
     ) -> Message:
         """Create the missing topics, and return their metadata with that of the others."""
         named = [topic.name for topic in missing if topic.name]  # the others are named by their ids
@@ -183,7 +189,9 @@ class Admin:
             error_code=code, name=name, topic_id=topic.topic_id
         )
 
-    def _metadata_of(self, request: Request, served: list[ServedTopic], refused: list[Any]) -> Message:
+    def _metadata_of(
+        self, request: Request[messages.MetadataRequest], served: list[ServedTopic], refused: list[Any]
+    ) -> Message:
         body = request.body
         described = [
             messages.MetadataResponse.MetadataResponseTopic(
@@ -236,7 +244,9 @@ class Admin:
                 offline_replicas=replicas,
             )
 
-    def _describe_topic_partitions(self, request: Request, connection: Peer) -> Message:
+    def _describe_topic_partitions(
+        self, request: Request[messages.DescribeTopicPartitionsRequest], connection: Peer
+    ) -> Message:
         body = request.body
         wanted = sorted({topic.name for topic in body.topics})
         topics: list[Any] = [(name, self._topics.find(name)) for name in wanted]
@@ -297,10 +307,10 @@ class Admin:
             created |= self._topics.create_all({name: topics[name] for name in part})
         return created
 
-    def _create_topics(self, request: Request, connection: Peer) -> Answer:
+    def _create_topics(self, request: Request[messages.CreateTopicsRequest], connection: Peer) -> Answer:
         return self._context.in_turn(self._created_topics, request, connection)
 
-    def _created_topics(self, request: Request, connection: Peer) -> Message:
+    def _created_topics(self, request: Request[messages.CreateTopicsRequest], connection: Peer) -> Message:
         body = request.body
         twice = _twice(topic.name for topic in body.topics)
         results: dict[str, Any] = {}
@@ -398,10 +408,10 @@ class Admin:
             )
         return int(count)
 
-    def _delete_topics(self, request: Request, connection: Peer) -> Answer:
+    def _delete_topics(self, request: Request[messages.DeleteTopicsRequest], connection: Peer) -> Answer:
         return self._context.in_turn(self._deleted_topics, request)
 
-    def _deleted_topics(self, request: Request) -> Message:
+    def _deleted_topics(self, request: Request[messages.DeleteTopicsRequest]) -> Message:
         body = request.body
         wanted = (
             [(topic.name, topic.topic_id) for topic in body.topics]
@@ -447,10 +457,12 @@ class Admin:
         self._context.loop.call_soon_threadsafe(self._fetches.topics_changed)
         return messages.DeleteTopicsResponse(responses=results)
 
-    def _create_partitions(self, request: Request, connection: Peer) -> Answer:
+    def _create_partitions(
+        self, request: Request[messages.CreatePartitionsRequest], connection: Peer
+    ) -> Answer:
         return self._context.in_turn(self._created_partitions, request)
 
-    def _created_partitions(self, request: Request) -> Message:
+    def _created_partitions(self, request: Request[messages.CreatePartitionsRequest]) -> Message:
         twice = _twice(topic.name for topic in request.body.topics)
         results = []
         for topic in _once(request.body.topics):
@@ -504,10 +516,12 @@ class Admin:
 
     # -------------------------------------------------------------- log directories, producers
 
-    def _describe_log_dirs(self, request: Request, connection: Peer) -> Answer:
+    def _describe_log_dirs(
+        self, request: Request[messages.DescribeLogDirsRequest], connection: Peer
+    ) -> Answer:
         return self._context.in_pool(self._described_log_dirs, request)
 
-    def _described_log_dirs(self, request: Request) -> Message:
+    def _described_log_dirs(self, request: Request[messages.DescribeLogDirsRequest]) -> Message:
         wanted = request.body.topics
         partitions_wanted = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
         results = []
@@ -551,11 +565,13 @@ class Admin:
                 )
         return messages.DescribeLogDirsResponse(results=results)
 
-    def _describe_producers(self, request: Request, connection: Peer) -> Any:
+    def _describe_producers(
+        self, request: Request[messages.DescribeProducersRequest], connection: Peer
+    ) -> Any:
         partitions = [(self._topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes]
         return self._context.with_logs(partitions, lambda: self._described_producers(request))
 
-    def _described_producers(self, request: Request) -> Message:
+    def _described_producers(self, request: Request[messages.DescribeProducersRequest]) -> Message:
         topics = []
         for topic in request.body.topics:
             served = self._topics.get(topic.name)

@@ -259,7 +259,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- join
 
-    def _join(self, request: Request, connection: Peer) -> Any:
+    def _join(self, request: Request[messages.JoinGroupRequest], connection: Peer) -> Any:
         body = request.body
         answer: asyncio.Future[Any] = self._context.loop.create_future()
         try:
@@ -270,7 +270,9 @@ class ClassicGroups:
             return _join_error(refused.code, refused.message or body.member_id, request.version)
         return answer.result() if answer.done() else answer
 
-    def _join_group(self, request: Request, connection: Peer, answer: asyncio.Future[Any]) -> None:
+    def _join_group(
+        self, request: Request[messages.JoinGroupRequest], connection: Peer, answer: asyncio.Future[Any]
+    ) -> None:
         body = request.body
         if not body.group_id:
             raise Refused(codes.INVALID_GROUP_ID, "")
@@ -304,7 +306,11 @@ class ClassicGroups:
             self._join_known(group, member, answer)
 
     def _join_new(
-        self, group: ClassicGroup, member: ClassicMember, request: Request, answer: asyncio.Future[Any]
+        self,
+        group: ClassicGroup,
+        member: ClassicMember,
+        request: Request[messages.JoinGroupRequest],
+        answer: asyncio.Future[Any],
     ) -> None:
         member.id = f"{member.instance_id or member.client_id}-{uuid.uuid4()}"
         if member.instance_id is not None:
@@ -347,7 +353,7 @@ class ClassicGroups:
         group: ClassicGroup,
         old: ClassicMember,
         member: ClassicMember,
-        request: Request,
+        request: Request[messages.JoinGroupRequest],
         answer: asyncio.Future[Any],
     ) -> None:
         """Let a static member that was started again take the place of its former self."""
@@ -485,7 +491,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- sync, heartbeat, leave
 
-    def _sync(self, request: Request, connection: Peer) -> Any:
+    def _sync(self, request: Request[messages.SyncGroupRequest], connection: Peer) -> Any:
         body = request.body
         try:
             if self._context.is_closing:
@@ -551,7 +557,7 @@ class ClassicGroups:
                 answer.set_result(messages.SyncGroupResponse(error_code=code))
                 self._keep_alive(group, member)
 
-    def _heartbeat(self, request: Request, connection: Peer) -> Message:
+    def _heartbeat(self, request: Request[messages.HeartbeatRequest], connection: Peer) -> Message:
         try:
             group, member = self._current(request.body)
             self._keep_alive(group, member)
@@ -561,7 +567,7 @@ class ClassicGroups:
             return messages.HeartbeatResponse(error_code=refused.code)
         return messages.HeartbeatResponse()
 
-    def _leave(self, request: Request, connection: Peer) -> Message:
+    def _leave(self, request: Request[messages.LeaveGroupRequest], connection: Peer) -> Message:
         body = request.body
         if not body.group_id:
             return messages.LeaveGroupResponse(error_code=codes.INVALID_GROUP_ID)
@@ -599,7 +605,9 @@ class ClassicGroups:
             return messages.LeaveGroupResponse(error_code=results[0].error_code if results else 0)
         return messages.LeaveGroupResponse(members=results)
 
-    def _current(self, body: Any) -> tuple[ClassicGroup, ClassicMember]:
+    def _current(
+        self, body: messages.SyncGroupRequest | messages.HeartbeatRequest
+    ) -> tuple[ClassicGroup, ClassicMember]:
         """Return the group and the member of a request of a generation."""
         if not body.group_id:
             raise Refused(codes.INVALID_GROUP_ID, "")
@@ -686,7 +694,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- describe
 
-    def _describe(self, request: Request, connection: Peer) -> Message:
+    def _describe(self, request: Request[messages.DescribeGroupsRequest], connection: Peer) -> Message:
         body = request.body
         groups = []
         for group_id in body.groups:
@@ -726,7 +734,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- offsets
 
-    def check_commit(self, group: ClassicGroup, body: Any) -> None:
+    def check_commit(self, group: ClassicGroup, body: messages.OffsetCommitRequest) -> None:
         """Refuse the commit of a member of another generation; else count it as a sign of life."""
         generation = body.generation_id_or_member_epoch
         if generation < 0 and group.state == EMPTY:
@@ -740,7 +748,7 @@ class ClassicGroups:
             raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         self._keep_alive(group, member)
 
-    def check_transactional_commit(self, group: ClassicGroup, body: Any) -> None:
+    def check_transactional_commit(self, group: ClassicGroup, body: messages.TxnOffsetCommitRequest) -> None:
         """Refuse the commit, in a transaction, of a member of another generation."""
         if body.generation_id_or_member_epoch < 0 and group.state == EMPTY:
             return

@@ -210,7 +210,7 @@ class Configs:
             for name, value in values.items()
         ]
 
-    def _describe(self, request: Request, connection: Peer) -> Message:
+    def _describe(self, request: Request[messages.DescribeConfigsRequest], connection: Peer) -> Message:
         body = request.body
         results = []
         for resource in body.resources:
@@ -307,12 +307,14 @@ class Configs:
             ) from None
         return setting.show(parsed)
 
-    def _alter_incrementally(self, request: Request, connection: Peer) -> Any:
+    def _alter_incrementally(
+        self, request: Request[messages.IncrementalAlterConfigsRequest], connection: Peer
+    ) -> Any:
         return self._context.in_turn(
             self._altered, request, messages.IncrementalAlterConfigsResponse, self._incremental
         )
 
-    def _alter(self, request: Request, connection: Peer) -> Any:
+    def _alter(self, request: Request[messages.AlterConfigsRequest], connection: Peer) -> Any:
         return self._context.in_turn(self._altered, request, messages.AlterConfigsResponse, self._whole)
 
     def _altered(self, request: Request, kind: Any, changes_of: Callable[[Any], dict[str, Any]]) -> Message:

@@ -68,20 +68,22 @@ class Constants:
 
     # -------------------------------------------------------------- ACLs, tokens, authentication
 
-    def _describe_acls(self, request: Request, connection: Peer) -> Message:
+    def _describe_acls(self, request: Request[messages.DescribeAclsRequest], connection: Peer) -> Message:
         answer = messages.DescribeAclsResponse(**NO_ACLS)
         answer.error_message = "No Authorizer is configured on the broker"
         return answer
 
-    def _create_acls(self, request: Request, connection: Peer) -> Message:
+    def _create_acls(self, request: Request[messages.CreateAclsRequest], connection: Peer) -> Message:
         kind = messages.CreateAclsResponse
         return kind(results=[kind.AclCreationResult(**NO_ACLS) for _ in request.body.creations])
 
-    def _delete_acls(self, request: Request, connection: Peer) -> Message:
+    def _delete_acls(self, request: Request[messages.DeleteAclsRequest], connection: Peer) -> Message:
         kind = messages.DeleteAclsResponse
         return kind(filter_results=[kind.DeleteAclsFilterResult(**NO_ACLS) for _ in request.body.filters])
 
-    def _create_token(self, request: Request, connection: Peer) -> Message:
+    def _create_token(
+        self, request: Request[messages.CreateDelegationTokenRequest], connection: Peer
+    ) -> Message:
         kind, name = ANONYMOUS
         return messages.CreateDelegationTokenResponse(
             **NO_TOKENS,
@@ -94,20 +96,28 @@ class Constants:
             max_timestamp_ms=-1,
         )
 
-    def _renew_token(self, request: Request, connection: Peer) -> Message:
+    def _renew_token(
+        self, request: Request[messages.RenewDelegationTokenRequest], connection: Peer
+    ) -> Message:
         return messages.RenewDelegationTokenResponse(**NO_TOKENS, expiry_timestamp_ms=-1)
 
-    def _expire_token(self, request: Request, connection: Peer) -> Message:
+    def _expire_token(
+        self, request: Request[messages.ExpireDelegationTokenRequest], connection: Peer
+    ) -> Message:
         return messages.ExpireDelegationTokenResponse(**NO_TOKENS, expiry_timestamp_ms=-1)
 
-    def _describe_tokens(self, request: Request, connection: Peer) -> Message:
+    def _describe_tokens(
+        self, request: Request[messages.DescribeDelegationTokenRequest], connection: Peer
+    ) -> Message:
         return messages.DescribeDelegationTokenResponse(**NO_TOKENS)
 
-    def _sasl_handshake(self, request: Request, connection: Peer) -> Message:
+    def _sasl_handshake(self, request: Request[messages.SaslHandshakeRequest], connection: Peer) -> Message:
         """Refuse: the connection is authenticated, or needs no authentication."""
         return messages.SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=[])
 
-    def _sasl_authenticate(self, request: Request, connection: Peer) -> Message:
+    def _sasl_authenticate(
+        self, request: Request[messages.SaslAuthenticateRequest], connection: Peer
+    ) -> Message:
         return messages.SaslAuthenticateResponse(
             error_code=codes.ILLEGAL_SASL_STATE,
             error_message="SaslAuthenticate request received after successful authentication",
@@ -116,7 +126,9 @@ class Constants:
 
     # -------------------------------------------------------------- users and quotas
 
-    def _describe_credentials(self, request: Request, connection: Peer) -> Message:
+    def _describe_credentials(
+        self, request: Request[messages.DescribeUserScramCredentialsRequest], connection: Peer
+    ) -> Message:
         kind = messages.DescribeUserScramCredentialsResponse
         results = []
         names = [user.name for user in request.body.users or ()]
@@ -133,7 +145,9 @@ class Constants:
             results.append(result)
         return kind(results=results)
 
-    def _describe_quotas(self, request: Request, connection: Peer) -> Message:
+    def _describe_quotas(
+        self, request: Request[messages.DescribeClientQuotasRequest], connection: Peer
+    ) -> Message:
         kind = messages.DescribeClientQuotasResponse
         types = [component.entity_type for component in request.body.components]
         for component in request.body.components:
@@ -147,7 +161,7 @@ class Constants:
                 return kind(error_code=code, error_message=text, entries=None)
         return kind(entries=[])
 
-    def _alter_quotas(self, request: Request, connection: Peer) -> Message:
+    def _alter_quotas(self, request: Request[messages.AlterClientQuotasRequest], connection: Peer) -> Message:
         kind = messages.AlterClientQuotasResponse
         entries = []
         for entry in request.body.entries:
@@ -171,10 +185,14 @@ class Constants:
             return no_topic.format(topic)
         return None if number in served.directories else no_partition.format(topic, number)
 
-    def _list_reassignments(self, request: Request, connection: Peer) -> Message:
+    def _list_reassignments(
+        self, request: Request[messages.ListPartitionReassignmentsRequest], connection: Peer
+    ) -> Message:
         return messages.ListPartitionReassignmentsResponse(error_message=None)
 
-    def _reassign(self, request: Request, connection: Peer) -> Message:
+    def _reassign(
+        self, request: Request[messages.AlterPartitionReassignmentsRequest], connection: Peer
+    ) -> Message:
         kind = messages.AlterPartitionReassignmentsResponse
         responses = []
         for topic in request.body.topics:
@@ -210,7 +228,7 @@ class Constants:
             return refused.code, refused.message
         return 0, None
 
-    def _move(self, request: Request, connection: Peer) -> Message:
+    def _move(self, request: Request[messages.AlterReplicaLogDirsRequest], connection: Peer) -> Message:
         """Answer whether each partition is in the given log directory: no request moves one."""
         kind = messages.AlterReplicaLogDirsResponse
         directories = {os.path.realpath(log_dir.path) for log_dir in self._context.dirs.directories}
@@ -236,7 +254,7 @@ class Constants:
             ]
         )
 
-    def _elect(self, request: Request, connection: Peer) -> Message:
+    def _elect(self, request: Request[messages.ElectLeadersRequest], connection: Peer) -> Message:
         kind = messages.ElectLeadersResponse
         wanted = request.body.topic_partitions
         if wanted is None:  # a partition whose leader stays is left out
@@ -263,7 +281,7 @@ class Constants:
 
     # -------------------------------------------------------------- cluster
 
-    def _describe_quorum(self, request: Request, connection: Peer) -> Message:
+    def _describe_quorum(self, request: Request[messages.DescribeQuorumRequest], connection: Peer) -> Message:
         kind, context = messages.DescribeQuorumResponse, self._context
         has_nodes = request.version >= 2 and bool(request.body.topics)
         now_ms = context.clock.now_ms()
@@ -288,7 +306,9 @@ class Constants:
         nodes = [kind.Node(node_id=context.node_id, listeners=[listener])]
         return kind(topics=topics, nodes=nodes if has_nodes else [])
 
-    def _list_resources(self, request: Request, connection: Peer) -> Message:
+    def _list_resources(
+        self, request: Request[messages.ListConfigResourcesRequest], connection: Peer
+    ) -> Message:
         kind = messages.ListConfigResourcesResponse
         given = request.body.resource_types if request.version >= 1 else [CLIENT_METRICS]
         wanted = set(given) or {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}

@@ -322,7 +322,7 @@ class ConsumerGroups:
 
     # -------------------------------------------------------------- heartbeat
 
-    def _heartbeat(self, request: Request, connection: Peer) -> Any:
+    def _heartbeat(self, request: Request[messages.ConsumerGroupHeartbeatRequest], connection: Peer) -> Any:
         body = request.body
         try:
             _check(body, request.version)
@@ -339,7 +339,7 @@ class ConsumerGroups:
         matching = self._context.in_pool(_matching, stale, names, version)
         return self._context.then(matching, lambda: self._handle(request, connection, matching.result()))
 
-    def _stale_regexes(self, body: Any) -> list[str]:
+    def _stale_regexes(self, body: messages.ConsumerGroupHeartbeatRequest) -> list[str]:
         """Return the regular expressions whose topics have to be found before the heartbeat is handled."""
         group = self._store.get(body.group_id)
         known: Matches = {}
@@ -353,7 +353,12 @@ class ConsumerGroups:
         version = self._context.topics.version
         return [regex for regex in used if regex and (regex not in known or known[regex][1] != version)]
 
-    def _handle(self, request: Request, connection: Peer, matches: Matches | Refused) -> Any:
+    def _handle(
+        self,
+        request: Request[messages.ConsumerGroupHeartbeatRequest],
+        connection: Peer,
+        matches: Matches | Refused,
+    ) -> Any:
         try:
             if isinstance(matches, Refused):
                 raise matches
@@ -363,7 +368,9 @@ class ConsumerGroups:
         except LastwordError as error:
             return _refusal(Refused(error.kafka_code, error.message))
 
-    def _alive(self, request: Request, connection: Peer, matches: Matches) -> Any:
+    def _alive(
+        self, request: Request[messages.ConsumerGroupHeartbeatRequest], connection: Peer, matches: Matches
+    ) -> Any:
         """Return the answer to the heartbeat of a member that joins or stays."""
         body = request.body
         joins = body.member_epoch == 0
@@ -446,7 +453,11 @@ class ConsumerGroups:
         return ConsumerGroup(group_id), group.tombstones()
 
     def _member_of(
-        self, group: ConsumerGroup, member_id: str, body: Any, owned: Partitions | None
+        self,
+        group: ConsumerGroup,
+        member_id: str,
+        body: messages.ConsumerGroupHeartbeatRequest,
+        owned: Partitions | None,
     ) -> tuple[ConsumerMember, ConsumerMember | None]:
         """Return the member before the heartbeat, and the static member that it replaces."""
         joins = body.member_epoch == 0
@@ -487,7 +498,7 @@ class ConsumerGroups:
 
     # -------------------------------------------------------------- members that go
 
-    def _leave(self, body: Any) -> Any:
+    def _leave(self, body: messages.ConsumerGroupHeartbeatRequest) -> Any:
         group = self._store.get(body.group_id)
         if not isinstance(group, ConsumerGroup):
             text = "not found" if group is None else "is not a consumer group"
@@ -644,7 +655,7 @@ class ConsumerGroups:
     # -------------------------------------------------------------- offsets
 
     def check_commit(
-        self, group: ConsumerGroup, body: Any, version: int
+        self, group: ConsumerGroup, body: messages.OffsetCommitRequest, version: int
     ) -> Callable[[bytes, int], bool] | None:
         """Refuse the commit of another than a member.
 
@@ -662,7 +673,7 @@ class ConsumerGroups:
         return _stale_by_partition(member, epoch, codes.STALE_MEMBER_EPOCH)
 
     def check_transactional_commit(
-        self, group: ConsumerGroup, body: Any, stale: int
+        self, group: ConsumerGroup, body: messages.TxnOffsetCommitRequest, stale: int
     ) -> Callable[[bytes, int], bool] | None:
         """Refuse the commit, in a transaction, of another than a member; return as `check_commit`."""
         epoch = body.generation_id_or_member_epoch
@@ -673,11 +684,13 @@ class ConsumerGroups:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
         return _stale_by_partition(member, epoch, stale)
 
-    def check_fetch(self, group: ConsumerGroup, body: Any) -> None:
+    def check_fetch(
+        self, group: ConsumerGroup, body: messages.OffsetFetchRequest.OffsetFetchRequestGroup
+    ) -> None:
         """Refuse the fetch of offsets by a member of another epoch."""
         if not body.member_id and body.member_epoch < 0:
             return
-        member = group.members.get(body.member_id)
+        member = group.members.get(body.member_id or "")
         if member is None:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
         if body.member_epoch != member.epoch:
@@ -685,7 +698,7 @@ class ConsumerGroups:
 
     # -------------------------------------------------------------- describe
 
-    def _describe(self, request: Request, connection: Peer) -> Message:
+    def _describe(self, request: Request[messages.ConsumerGroupDescribeRequest], connection: Peer) -> Message:
         described = []
         for group_id in request.body.group_ids:
             result = messages.ConsumerGroupDescribeResponse.DescribedGroup(
@@ -899,7 +912,9 @@ def _with_current(member: ConsumerMember, stored: Any) -> ConsumerMember:
     )
 
 
-def _updated(member: ConsumerMember, request: Request, connection: Peer) -> ConsumerMember:
+def _updated(
+    member: ConsumerMember, request: Request[messages.ConsumerGroupHeartbeatRequest], connection: Peer
+) -> ConsumerMember:
     """Return the member with what the heartbeat states; what is null has not changed."""
     body, regex = request.body, request.body.subscribed_topic_regex
     return replace(
@@ -1011,7 +1026,7 @@ def _invalid(text: str) -> Refused:
     return Refused(codes.INVALID_REQUEST, text)
 
 
-def _check(body: Any, version: int) -> None:
+def _check(body: messages.ConsumerGroupHeartbeatRequest, version: int) -> None:
     """Refuse a heartbeat that no member sends."""
     epoch = body.member_epoch
     if not body.member_id and (version >= 1 or epoch > 0):

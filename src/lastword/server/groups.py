@@ -239,7 +239,7 @@ class Groups:
 
     # -------------------------------------------------------------- coordinator
 
-    def _find(self, request: Request, connection: Peer) -> Any:
+    def _find(self, request: Request[messages.FindCoordinatorRequest], connection: Peer) -> Any:
         """Answer FindCoordinator, for groups when they are loaded. Clients repeat it if that fails."""
         key_type = request.body.key_type
         refused = None if key_type in COORDINATED else Refused(codes.INVALID_REQUEST, "not served")
@@ -258,7 +258,7 @@ class Groups:
         loading.add_done_callback(go_on)
         return answer
 
-    def _found(self, request: Request, refused: Refused | None) -> Message:
+    def _found(self, request: Request[messages.FindCoordinatorRequest], refused: Refused | None) -> Message:
         body, context = request.body, self._context
         if request.version < 4:
             if refused is not None:
@@ -281,7 +281,7 @@ class Groups:
 
     # -------------------------------------------------------------- list, delete
 
-    def _list(self, request: Request, connection: Peer) -> Message:
+    def _list(self, request: Request[messages.ListGroupsRequest], connection: Peer) -> Message:
         body = request.body
         states = {state.lower() for state in body.states_filter}
         types = {kind.lower() for kind in body.types_filter}
@@ -298,7 +298,7 @@ class Groups:
             ]
         )
 
-    def _delete(self, request: Request, connection: Peer) -> Any:
+    def _delete(self, request: Request[messages.DeleteGroupsRequest], connection: Peer) -> Any:
         results = []
         stored = []
         for group_id in request.body.groups_names:

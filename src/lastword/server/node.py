@@ -111,7 +111,7 @@ class ClusterNode:
         if self._groups is not None:
             self._groups.answer_all()
 
-    def _api_versions(self, request: Request, connection: Peer) -> Message:
+    def _api_versions(self, request: Request[messages.ApiVersionsRequest], connection: Peer) -> Message:
         body, context = request.body, self._context
         if (body.cluster_id is None) != (body.node_id == -1):
             return messages.ApiVersionsResponse(error_code=codes.INVALID_REQUEST, api_keys=[])

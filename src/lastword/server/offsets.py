@@ -96,7 +96,9 @@ class Offsets:
 
     # -------------------------------------------------------------- commit
 
-    def _check_commit(self, group: Group, body: Any, version: int) -> Callable[[bytes, int], bool] | None:
+    def _check_commit(
+        self, group: Group, body: messages.OffsetCommitRequest, version: int
+    ) -> Callable[[bytes, int], bool] | None:
         """Refuse the commit of a member that may not commit now.
 
         Returns:
@@ -111,7 +113,7 @@ class Offsets:
         return None
 
     def _check_transactional_commit(
-        self, group: Group, body: Any, stale: int
+        self, group: Group, body: messages.TxnOffsetCommitRequest, stale: int
     ) -> Callable[[bytes, int], bool] | None:
         """Refuse the commit, in a transaction, of a member that is not of the group or its generation.
 
@@ -131,7 +133,7 @@ class Offsets:
             group.check_commit(body.generation_id_or_member_epoch)
         return None
 
-    def _commit(self, request: Request, connection: Peer) -> Any:
+    def _commit(self, request: Request[messages.OffsetCommitRequest], connection: Peer) -> Any:
         body, version = request.body, request.version
         code = 0
         is_stale: Callable[[bytes, int], bool] | None = None
@@ -160,7 +162,7 @@ class Offsets:
 
     def _given(
         self,
-        request: Request,
+        request: Request[messages.OffsetCommitRequest | messages.TxnOffsetCommitRequest],
         code: int,
         is_stale: Callable[[bytes, int], bool] | None,
         topic_kind: Any,
@@ -231,7 +233,9 @@ class Offsets:
 
     # -------------------------------------------------------------- transactions
 
-    def commit_in_transaction(self, request: Request, producer: tuple[int, int]) -> Any:
+    def commit_in_transaction(
+        self, request: Request[messages.TxnOffsetCommitRequest], producer: tuple[int, int]
+    ) -> Any:
         """Return the answer to TxnOffsetCommit. The offsets are unstable until `decide`.
 
         Args:
@@ -326,7 +330,7 @@ class Offsets:
 
     # -------------------------------------------------------------- fetch
 
-    def _fetch(self, request: Request, connection: Peer) -> Message:
+    def _fetch(self, request: Request[messages.OffsetFetchRequest], connection: Peer) -> Message:
         body = request.body
         if request.version < 8:
             return messages.OffsetFetchResponse(
@@ -404,7 +408,7 @@ class Offsets:
 
     # -------------------------------------------------------------- delete
 
-    def _delete(self, request: Request, connection: Peer) -> Any:
+    def _delete(self, request: Request[messages.OffsetDeleteRequest], connection: Peer) -> Any:
         body = request.body
         group = self._store.get(body.group_id)
         if group is None:

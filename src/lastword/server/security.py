@@ -378,7 +378,7 @@ class Authentication:
             return asyncio.get_running_loop().create_task(self._authenticate(request))
         raise Refused(codes.ILLEGAL_SASL_STATE, f"{name} before authentication")
 
-    def _handshake(self, request: Request) -> Any:
+    def _handshake(self, request: Request[messages.SaslHandshakeRequest]) -> Any:
         wanted = request.body.mechanism
         if wanted not in self._mechanisms:
             self._is_denied = True
@@ -391,7 +391,7 @@ class Authentication:
         self._connection.expect_tokens(request.version == 0)
         return messages.SaslHandshakeResponse(mechanisms=self._mechanisms)
 
-    async def _authenticate(self, request: Request) -> Any:
+    async def _authenticate(self, request: Request[messages.SaslAuthenticateRequest]) -> Any:
         token = bytes(request.body.auth_bytes)
         try:
             if self._scram is None:

@@ -253,7 +253,7 @@ class TransactionCoordinator:
 
     def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
-        handlers = {
+        handlers: dict[str, Callable[[Request], Awaitable[Message]]] = {
             "InitProducerId": self._init_producer_id,
             "AddPartitionsToTxn": self._add_partitions,
             "AddOffsetsToTxn": self._add_offsets,
@@ -383,7 +383,7 @@ class TransactionCoordinator:
         except LastwordError as error:
             raise not_stored(error) from error
 
-    async def _init_producer_id(self, request: Request) -> Message:
+    async def _init_producer_id(self, request: Request[messages.InitProducerIdRequest]) -> Message:
         body = request.body
         try:
             if body.transactional_id is None:
@@ -398,7 +398,7 @@ class TransactionCoordinator:
             code = _older_code(refused.code, request.version < 4)
             return messages.InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
 
-    async def _initialized(self, request: Request) -> TransactionState:
+    async def _initialized(self, request: Request[messages.InitProducerIdRequest]) -> TransactionState:
         """Return the state of a transactional id with the epoch for a new instance of its producer."""
         body = request.body
         if (body.producer_id == -1) != (body.producer_epoch == -1) or not body.transactional_id:
@@ -521,7 +521,7 @@ class TransactionCoordinator:
         if not is_ongoing:
             self._watch(transaction)
 
-    async def _add_partitions(self, request: Request) -> Message:
+    async def _add_partitions(self, request: Request[messages.AddPartitionsToTxnRequest]) -> Message:
         body = request.body
         if request.version < 4:
             results = await self._added(
@@ -549,7 +549,7 @@ class TransactionCoordinator:
 
     async def _added(
         self,
-        request: Request,
+        request: Request[messages.AddPartitionsToTxnRequest],
         transactional_id: str,
         producer: tuple[int, int],
         topics: list[Any],
@@ -595,7 +595,7 @@ class TransactionCoordinator:
         served = self._context.topics.get(name)
         return served is not None and partition in served.directories
 
-    async def _add_offsets(self, request: Request) -> Message:
+    async def _add_offsets(self, request: Request[messages.AddOffsetsToTxnRequest]) -> Message:
         body = request.body
         code = 0
         try:
@@ -612,7 +612,7 @@ class TransactionCoordinator:
         await self._groups.loaded()
         return self._groups.topic.name, self._groups.topic.partition_of(group_id)
 
-    async def _commit_offsets(self, request: Request) -> Message:
+    async def _commit_offsets(self, request: Request[messages.TxnOffsetCommitRequest]) -> Message:
         body = request.body
         try:
             if not body.group_id:
@@ -646,7 +646,7 @@ class TransactionCoordinator:
         )
 
     async def check_batches(
-        self, request: Request
+        self, request: Request[messages.ProduceRequest]
     ) -> tuple[TransactionalId | None, dict[Partition, Refused]]:
         """Check the transactional batches of a Produce request, which has a transactional id.
 
@@ -656,6 +656,7 @@ class TransactionCoordinator:
             The transactional id, if batches of its transaction may be appended, and the refused partitions.
         """
         body = request.body
+        assert body.transactional_id is not None
         adds = request.version >= 12
         by_producer: list[tuple[tuple[int, int], set[Partition]]] = []
         for topic in body.topic_data:
@@ -690,7 +691,7 @@ class TransactionCoordinator:
 
     # -------------------------------------------------------------- end
 
-    async def _end(self, request: Request) -> Message:
+    async def _end(self, request: Request[messages.EndTxnRequest]) -> Message:
         body = request.body
         try:
             await self._loaded()
@@ -874,7 +875,7 @@ class TransactionCoordinator:
                 failures[partition] = error
         return failures
 
-    async def _write_markers(self, request: Request) -> Message:
+    async def _write_markers(self, request: Request[messages.WriteTxnMarkersRequest]) -> Message:
         """Append the markers of WriteTxnMarkers: a tool ends a transaction that no coordinator knows."""
         kind = messages.WriteTxnMarkersResponse
         results = []
@@ -957,7 +958,7 @@ class TransactionCoordinator:
 
     # -------------------------------------------------------------- describe, list
 
-    async def _describe(self, request: Request) -> Message:
+    async def _describe(self, request: Request[messages.DescribeTransactionsRequest]) -> Message:
         kind = messages.DescribeTransactionsResponse
         states = []
         for transactional_id in request.body.transactional_ids:
@@ -1005,7 +1006,7 @@ class TransactionCoordinator:
         else:
             self._transactional_ids.clear()
 
-    async def _list(self, request: Request) -> Message:
+    async def _list(self, request: Request[messages.ListTransactionsRequest]) -> Message:
         body = request.body
         kind = messages.ListTransactionsResponse
         unknown = [state for state in body.state_filters if state not in TRANSACTION_STATES]
