@@ -188,4 +188,4 @@ figures: $(READY) kernels ## the structure of the source in figures: sizes, frag
 	@$(PY) scripts/walks.py
 
 clean: ## remove the virtual environment and what tools left
-	@rm -rf $(VENV) $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-output
+	@rm -rf $(VENV) $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build demo-output
