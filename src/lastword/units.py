@@ -31,6 +31,18 @@ def format_bytes(size_bytes: int) -> str:
     return f"{sign}{value:.{digits}f} {unit}"
 
 
+def format_freed(verb: str, freed_bytes: int, about: str = "") -> str:
+    """Format what a rewrite frees: `free 1.0 KiB`, or `add 76 B` if the new files are larger.
+
+    Args:
+        verb: free, frees or freed.
+        freed_bytes: The size.
+        about: A sign in front of the size.
+    """
+    verb = verb if freed_bytes >= 0 else {"free": "add", "frees": "adds", "freed": "added"}[verb]
+    return f"{verb} {about}{format_bytes(abs(freed_bytes))}"
+
+
 def format_duration(duration_ms: float) -> str:
     """Format a duration for reading, with two digits or more: `350 ms`, `4.7 s`, `24 h`, `7 d`."""
     value, unit = float(duration_ms), "ms"

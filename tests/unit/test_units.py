@@ -24,6 +24,7 @@ from lastword.units import (
     exact_duration,
     format_bytes,
     format_duration,
+    format_freed,
     format_time,
     to_time,
 )
@@ -111,6 +112,15 @@ def test_exact_texts_read_back(number: int) -> None:
 )
 def test_sizes_for_reading(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+def test_what_is_freed_is_never_negative() -> None:
+    assert format_freed("freed", 2048) == "freed 2.0 KiB" and format_freed("free", 61, "~ ") == "free ~ 61 B"
+    assert [format_freed(verb, -76) for verb in ("free", "frees", "freed")] == [
+        "add 76 B",
+        "adds 76 B",
+        "added 76 B",
+    ]
 
 
 @pytest.mark.parametrize(

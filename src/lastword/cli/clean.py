@@ -26,12 +26,13 @@ from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
 from lastword.objects import is_url
 from lastword.parse import parse_bytes, parse_duration_ms
-from lastword.units import format_bytes, format_duration, format_time
+from lastword.units import format_bytes, format_duration, format_freed, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.background.scheduler import Done
+    from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
 
 
@@ -40,6 +41,9 @@ def register(app: typer.Typer) -> None:
     command(app, "clean", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(clean)
     command(app, "gc", usage="URL", examples=GC_EXAMPLES)(gc)
 
+
+MOST_LINES = 20
+"""More cleanings than these are shown by topic."""
 
 EXAMPLES = """
 lastword clean data --dry-run
@@ -158,20 +162,26 @@ def clean(
         held = held_texts(logs, target, [name for name in topics if logs.dirs.config(name).compacts])
         messages = [error.message for error in failed]
         failed += [error for error in aside if not any(text.startswith(error.message) for text in messages)]
+    brief = _brief(results) if len(results) > MOST_LINES and not out.verbose else None
     for result in results:
         out.row("round", result.to_dict())
-        out.line(str(result))
+        if brief is None or not result.complete:
+            out.line(str(result))
         if result.stopped_by == "lease":
             out.warning(
                 f"{result.topic}-{result.partition}: a lease moved below a due tombstone; clean again"
             )
         if out.verbose and result.certificate is not None:
             out.line(f"  certificate: {result.certificate}")
+    if brief is not None:
+        for line in brief:
+            out.line(line)
+        out.say("-v shows each partition")
     freed = sum(result.freed_bytes for result in results)
     read = sum(result.read_bytes for result in results)
     written = sum(result.written_bytes for result in results)
     text: str | None = (
-        f"read {format_bytes(read)}, wrote {format_bytes(written)}, freed {format_bytes(freed)}"
+        f"read {format_bytes(read)}, wrote {format_bytes(written)}, {format_freed('freed', freed)}"
     )
     if not results:
         text = (
@@ -190,6 +200,21 @@ def clean(
     for sentence in held:
         out.say(sentence)
     out.raise_all(failed)
+
+
+def _brief(results: list[CleanRound]) -> list[str]:
+    """Return a line for each topic with the sums of its complete cleanings."""
+    by_topic: dict[str, list[CleanRound]] = {}
+    for result in results:
+        if result.complete:
+            by_topic.setdefault(result.topic, []).append(result)
+    return [
+        f"{topic}: {plural(len(rounds), 'partition')}, "
+        f"{sum(result.records_read for result in rounds)} records -> "
+        f"{sum(result.records_kept for result in rounds)}, "
+        f"{format_freed('freed', sum(result.freed_bytes for result in rounds))}"
+        for topic, rounds in by_topic.items()
+    ]
 
 
 def _retry(out: Session, logs: LogDir, target: Target) -> None:
@@ -238,7 +263,7 @@ def _show_plans(out: Session, plans: list[Plan], target: Target, unread: list[st
                     (
                         _size(plan, plan.read_bytes),
                         _size(plan, plan.write_bytes),
-                        _size(plan, plan.free_bytes),
+                        _size(plan, plan.free_bytes) if plan.free_bytes >= 0 else "-",
                     )
                     if plan.action == "clean"
                     else ("-", "-", "-")
@@ -262,7 +287,7 @@ def _show_plans(out: Session, plans: list[Plan], target: Target, unread: list[st
     about = "" if all(plan.exact for plan in chosen) else "~ "
     out.summary(
         f"would read {about}{format_bytes(read)}, write {about}{format_bytes(write)}, "
-        f"free {about}{format_bytes(free)}; "
+        f"{format_freed('free', free, about)}; "
         "nothing was changed",
         ok=ok,
         plans=len(plans),
@@ -282,8 +307,10 @@ def _has_no_policy(plan: Plan) -> bool:
 
 def _why(plan: Plan) -> str:
     if plan.action == "clean":
-        share = 100 * plan.free_bytes // max(1, plan.total_bytes)
-        return f"clean: frees {share} %; rewrites {plan.segments} of {plural(plan.total_segments, 'segment')}"
+        share = f"frees {100 * plan.free_bytes // max(1, plan.total_bytes)} %"
+        if plan.free_bytes < 0:
+            share = format_freed("frees", plan.free_bytes)
+        return f"clean: {share}; rewrites {plan.segments} of {plural(plan.total_segments, 'segment')}"
     if _has_no_policy(plan):
         return "keep: no-policy, cleanup.policy is not set"
     if plan.reasons and plan.reasons[0].text.startswith("nothing may be removed"):
@@ -476,8 +503,9 @@ def keep_cleaning(
         logs.cleaner.stop()
         while not ended.empty():
             _show_done(out, ended.get(), totals)
-    read, written, freed = (format_bytes(totals[f"{verb}_bytes"]) for verb in ("read", "written", "freed"))
-    out.summary(f"read {read}, wrote {written}, freed {freed}", ok=not totals["failed"], **totals)
+    read, written = (format_bytes(totals[f"{verb}_bytes"]) for verb in ("read", "written"))
+    freed = format_freed("freed", totals["freed_bytes"])
+    out.summary(f"read {read}, wrote {written}, {freed}", ok=not totals["failed"], **totals)
     if signals.first() == signal.SIGTERM:
         signals.settle()  # the normal way to stop a service
 

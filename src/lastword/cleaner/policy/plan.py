@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
-from lastword.units import format_bytes
+from lastword.units import format_bytes, format_freed
 from lastword.values import Value
 
 DEFAULT_MAP_BYTES = 128 << 20
@@ -137,7 +137,7 @@ class Plan(Value):
         return (
             f"{name}: clean: {self.segments} of {self.total_segments} segments, "
             f"read {about}{format_bytes(self.read_bytes)}, write {about}{format_bytes(self.write_bytes)}, "
-            f"free {about}{format_bytes(self.free_bytes)}"
+            f"{format_freed('free', self.free_bytes, about)}"
         )
 
     def kept(self, code: str, text: str) -> Plan:
