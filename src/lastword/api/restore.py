@@ -121,7 +121,15 @@ def _write(
                     keys += batch.num_rows
                     size += held
             restored.append(
-                Restored(topic, range_.partition, range_.end, keys, size, time.monotonic() - started)
+                Restored(
+                    topic,
+                    range_.partition,
+                    range_.end,
+                    keys,
+                    size,
+                    time.monotonic() - started,
+                    range_.view.held_back(range_.end),
+                )
             )
     return restored
 

@@ -331,7 +331,8 @@ def restore(
             return frame
         size_bytes = sum(segment.size for view in views.values() for segment in view.segments)
         whole = Meter("restore", progress, size_bytes).part(size_bytes)
-        return _written(spark, dirs, topic, frame, ends, cuts, to, whole, complete=end == "latest")
+        held = {range_.partition: range_.view.held_back(range_.end) for range_ in settled}
+        return _written(spark, dirs, topic, frame, ends, cuts, held, to, whole, complete=end == "latest")
 
 
 def _written(
@@ -341,6 +342,7 @@ def _written(
     frame: DataFrame,
     ends: dict[int, int],
     cuts: dict[int, int],
+    held: dict[int, str | None],
     to: str,
     whole: AbstractContextManager[Callable[[int, int], None] | None],
     *,
@@ -368,7 +370,9 @@ def _written(
         counted = by_partition.agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()
     counts = {row[0]: (row[1], row[2] or 0) for row in counted}
     seconds = time.monotonic() - began
-    restored = [Restored(topic, n, end, *counts.get(n, (0, 0)), seconds) for n, end in sorted(ends.items())]
+    restored = [
+        Restored(topic, n, end, *counts.get(n, (0, 0)), seconds, held[n]) for n, end in sorted(ends.items())
+    ]
     return frame_of(spark, Restored, restored)
 
 

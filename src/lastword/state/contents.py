@@ -131,7 +131,11 @@ class _LoadStats:
 
 @dataclass(frozen=True, slots=True)
 class Restored(Value):
-    """The restore of one partition: keys and bytes (of keys and values) in memory, and its duration."""
+    """The restore of one partition: keys and bytes (of keys and values) in memory, and its duration.
+
+    `held_back` names the open transactions above `end_offset`, whose records and later ones are not in a
+    file of `LogDir.restore`; None if there are none.
+    """
 
     topic: str
     partition: int
@@ -139,6 +143,7 @@ class Restored(Value):
     keys: int
     bytes: int
     seconds: float
+    held_back: str | None = None
 
     def __str__(self) -> str:
         return (
