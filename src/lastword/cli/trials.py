@@ -126,7 +126,8 @@ def demo(
     """Clean one history by Kafka's rule and by ours.
 
     Writes 200,000 updates, including two keys with the same MD5, and shows what each rule read, wrote, kept
-    and lost. Takes ten seconds.
+    and lost. Takes about ten seconds; the first run on a machine takes longer, because it
+    compiles the kernels.
     """
     from lastword.errors import UsageError
     from lastword.files import DEFAULT
