@@ -169,7 +169,8 @@ def test_a_type_without_an_exact_form_is_refused(name: str, within: str) -> None
         "a map": MapType(StringType(), inner),
     }[within]
     schema = StructType().add("value", whole)
-    formats = parse_write({"path": "/d", "topic": "t", "value_format": "json"}).formats
+    given = {"path": "/d", "topic": "t", "value_format": "avro" if name == "VariantType" else "json"}
+    formats = parse_write(given).formats
     with pytest.raises(SparkOptionError, match=r"has no exact form here; without the format, to_json\(value"):
         sink_columns(schema, formats)
     with pytest.raises(SparkOptionError, match="has no exact form here"):
@@ -536,6 +537,74 @@ def test_streams_and_a_malformed_value(spark: Any, tmp_path: Path) -> None:
         run()
 
 
+EXACT_IN_VARIANT = (
+    """parse_json('{"b": 1, "a": [1, 2.5, -0.0, 1.0, 12345678901234567890123.456789, null, {}], "": []}')""",
+    "CAST(TIMESTAMP'2026-01-02 03:04:05.1' AS VARIANT)",
+    "CAST(TIMESTAMP_NTZ'0001-01-02 03:04:05.123456' AS VARIANT)",
+    "CAST(DATE'2026-01-31' AS VARIANT)",
+    "CAST(0.0000001BD AS VARIANT)",
+    "CAST(-100.00BD AS VARIANT)",
+    "CAST(12345678901234567890123456789012345678BD AS VARIANT)",
+    "CAST(-1.2345678901234567890123456789012345678BD AS VARIANT)",
+    "CAST(DOUBLE('NaN') AS VARIANT)",
+    "CAST(FLOAT('-Infinity') AS VARIANT)",
+    "CAST(FLOAT('1.1') AS VARIANT)",
+    "CAST(123456.5D AS VARIANT)",
+    "CAST(X'00ff' AS VARIANT)",
+    "CAST('é\u2028 \U0001f600 \\\\ \" / \\t \\u0001' AS VARIANT)",
+    "CAST(repeat('x', 70000) AS VARIANT)",
+    "CAST(array(1, 300, 70000, 5000000000, -1, NULL) AS VARIANT)",
+    "to_variant_object(transform(sequence(1, 300), n -> named_struct('n' || 1, n, 'd', DATE'2026-01-01')))",
+    "parse_json('{' || array_join(transform(sequence(1, 300), n -> concat('\"k', n, '\":', n)), ',') || '}')",
+    "CAST(true AS VARIANT)",
+    "parse_json('null')",
+    "CAST(NULL AS VARIANT)",
+)
+"""Values whose text `to_json` gives. The texts of doubles with an exponent differ: 1.0E10, and 1e+10 here."""
+
+
+@pytest.mark.spark
+def test_variant_as_its_json(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    root = str(tmp_path / "data")
+    values = " UNION ALL ".join(f"SELECT {n} AS n, {sql} AS v" for n, sql in enumerate(EXACT_IN_VARIANT))
+    frame = spark.sql(f"SELECT n, v, to_json(v) AS text FROM ({values})")
+    both = {"key_format": "json", "value_format": "json"}
+    write(frame.selectExpr("struct(n) AS key", "v AS value"), root, "t", **both)
+    raw = reader_of(spark, "t").schema("value binary").load(root)
+    expected = [row.text for row in frame.collect()]
+    assert [row.value and row.value.decode() for row in raw.collect()] == expected
+    ours = reader_of(spark, "t", **both, key_schema="n INT", value_schema="VARIANT").load(root)
+    again = ours.selectExpr("to_json(value) text", "value IS NULL AS is_null").collect()
+    assert [row.text for row in again] == expected and not again[-2].is_null and again[-1].is_null
+    places = spark.sql("""SELECT parse_json('{"a": 12345678901234567890.5}') AS key, named_struct('x', v,
+        'y', array(v, CAST(NULL AS VARIANT)), 'z', map('k', v), 'u', array(named_struct('v', v))) AS value
+        FROM (SELECT parse_json('{"c": {"d": 1.5}}') v UNION ALL SELECT parse_json('null')
+        UNION ALL SELECT NULL)""")
+    write(places, root, "u", **both)
+    kind = "struct<x:variant,y:array<variant>,z:map<string,variant>,u:array<struct<v:variant>>>"
+    ours = reader_of(spark, "u", **both).schema(f"key variant, value {kind}").load(root)
+    texts = F.to_json("key").alias("key"), F.to_json("value").alias("value")
+    rows = places.select(*texts).collect()
+    assert ours.select(*texts).collect() == rows
+    raw = reader_of(spark, "u").schema("key binary, value binary").load(root)
+    assert [(row.key.decode(), row.value.decode()) for row in raw.collect()] == rows
+    theirs = raw.select(F.from_json(F.col("value").cast("string"), kind).alias("v"))
+    inner = "variant_get(v.x, '$.c.d', 'double')", "v.x IS NULL", "v.y[0] IS NULL", "v.z['k'] IS NULL"
+    renamed = ours.selectExpr("value AS v").selectExpr(*inner)
+    assert renamed.collect() == theirs.selectExpr(*inner).collect()
+    stream = (
+        spark.readStream.format("lastword").option("subscribe", "u").option("startingOffsets", "earliest")
+    )
+    stream = stream.options(**both).schema("key variant, value struct<x:variant>").load(root)
+    writer = stream.selectExpr("key", "value.x AS value").writeStream.format("lastword").options(**both)
+    writer = writer.option("topic", "copy").option("checkpointLocation", str(tmp_path / "c"))
+    writer.trigger(availableNow=True).start(root).awaitTermination(180)
+    with lastword.open(root) as logs:
+        assert [r.value for r in logs.topic("copy").read()] == [{"c": {"d": 1.5}}, None, None]
+
+
 @pytest.mark.spark
 def test_complete_mode_compares_decoded_values(spark: Any, tmp_path: Path) -> None:
     root, checkpoint = tmp_path / "data", tmp_path / "checkpoint"
@@ -563,7 +632,7 @@ def test_complete_mode_compares_decoded_values(spark: Any, tmp_path: Path) -> No
     second = rows()
     assert sorted(second[2:], key=str) == [(b'{"name":"ada"}', None), (b'{"name":"eve"}', value)]
     mapped = counted.selectExpr("key", "map('a', value) AS value")
-    with pytest.raises(UsageError, match="Spark compares no maps"):
+    with pytest.raises(UsageError, match=r"compares column value, and Spark compares no map<"):
         update(mapped, root, "rare", tmp_path / "other", **given)
 
 

@@ -224,7 +224,7 @@ def check_projection(
 
 def _format_problem(field: StructField, value_format: ValueFormat, *, writing: bool) -> str | None:
     """Return the reason why a format cannot have the type of a column, or None."""
-    inexact = _without_exact_form(field.dataType)
+    inexact = _first_of(field.dataType, _INEXACT if value_format.has_variant else (*_INEXACT, *_VARIANT))
     if inexact is not None:
         how = f"to_json({field.name}) writes its text" if writing else "read the text and parse it in Spark"
         return f"type {inexact} has no exact form here; without the format, {how}"
@@ -232,22 +232,24 @@ def _format_problem(field: StructField, value_format: ValueFormat, *, writing: b
         kind = arrow_schema(StructType([field])).field(0).type
     except PySparkException as error:
         return str(error)
-    if field.name.lower() == "key" and has_map(field.dataType):
+    if field.name.lower() == "key" and _first_of(field.dataType, (MapType,)):
         return "the entries of a map have no order, and equal keys must have equal bytes"
     return value_format.problem(kind, writing=writing)
 
 
 _INEXACT = tuple(
     getattr(pyspark.sql.types, name)
-    for name in ("VariantType", "GeometryType", "GeographyType", "CalendarIntervalType")
+    for name in ("GeometryType", "GeographyType", "CalendarIntervalType")
     if hasattr(pyspark.sql.types, name)
 )
 """Types whose values come from Spark as structs of its internal bytes. Older versions lack some of them."""
+_VARIANT = (pyspark.sql.types.VariantType,)
+"""The same, but `value_formats.variant` reads and writes them for formats that can have any JSON."""
 
 
-def _without_exact_form(kind: DataType) -> str | None:
-    """Return the first type in a type whose values would be written as Spark's internal bytes, or None."""
-    if isinstance(kind, _INEXACT):
+def _first_of(kind: DataType, kinds: tuple[type[DataType], ...]) -> str | None:
+    """Return the first type in a type that is one of some kinds, or None."""
+    if isinstance(kind, kinds):
         return kind.simpleString()
     parts: list[DataType] = []
     if isinstance(kind, StructType):
@@ -256,14 +258,12 @@ def _without_exact_form(kind: DataType) -> str | None:
         parts = [kind.elementType]
     elif isinstance(kind, MapType):
         parts = [kind.keyType, kind.valueType]
-    return next(filter(None, map(_without_exact_form, parts)), None)
+    return next(filter(None, (_first_of(part, kinds) for part in parts)), None)
 
 
-def has_map(kind: DataType) -> bool:
-    """Return whether a type is or contains a map."""
-    if isinstance(kind, StructType):
-        return any(has_map(field.dataType) for field in kind.fields)
-    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and has_map(kind.elementType))
+def incomparable(kind: DataType) -> str | None:
+    """Return the first type in a type whose values Spark cannot compare, or None."""
+    return _first_of(kind, (MapType, *_VARIANT))
 
 
 def _is_nested(kind: DataType) -> bool:

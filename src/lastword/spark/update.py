@@ -79,7 +79,7 @@ def update_stream(
 
     need_pyspark()
     from lastword.spark.options import StorageOptions, parse_write
-    from lastword.spark.schema import has_map, sink_columns
+    from lastword.spark.schema import incomparable, sink_columns
     from lastword.spark.write import make_target
 
     if mode not in MODES:
@@ -102,11 +102,14 @@ def update_stream(
             "mode complete needs a column key, and chooses the partition by the key",
             remedy="select key, value, if wanted headers, timestamp",
         )
-    if mode == "complete" and columns.value_format is not None and has_map(frame.schema["value"].dataType):
-        raise UsageError(
-            "mode complete compares values, and Spark compares no maps",
-            remedy="make the map an array: map_entries(m)",
-        )
+    for position in (columns.key or 0, columns.value) if mode == "complete" else ():
+        field = frame.schema.fields[position]
+        kind = incomparable(field.dataType)
+        if kind is not None:
+            raise UsageError(
+                f"mode complete compares column {field.name}, and Spark compares no {kind}",
+                remedy="make a map an array: map_entries(m); a variant text: to_json(v)",
+            )
     make_target(parsed, columns)
     checkpoint = os.fspath(checkpoint)
     update = BatchUpdate(path, topic, checkpoint, mode, texts)

@@ -27,6 +27,7 @@ from lastword.value_formats.avro import AvroFormat, schema_of
 from lastword.value_formats.interface import ValueFormat, ValueRefused
 from lastword.value_formats.json_text import JsonFormat
 from lastword.value_formats.registry import ConfluentFormat
+from lastword.value_formats.variant import JSON_NULL, is_variant
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +54,11 @@ class DebeziumFormat(ValueFormat):
     def serializer(self) -> str:
         """Return that of the events."""
         return self.events.serializer
+
+    @property
+    def has_variant(self) -> bool:
+        """Return that of the events."""
+        return self.events.has_variant
 
     def own_type(self) -> pa.DataType | None:
         """Return the type of a row in the schema of the events. Raises ValueRefused for another schema."""
@@ -85,7 +91,7 @@ class DebeziumFormat(ValueFormat):
         """Return the reason why rows of this type cannot be written or read, or None."""
         import pyarrow as pa
 
-        if writing and not pa.types.is_struct(kind):
+        if writing and (not pa.types.is_struct(kind) or is_variant(kind)):
             return "the row of a change event is a struct"
         try:
             if writing:
@@ -117,6 +123,7 @@ class DebeziumFormat(ValueFormat):
                 reason = "it has no field op" if op is None else f"op {op!r} is not one of {' '.join(OPS)}"
                 raise ValueRefused(f"it is not the change of a row: {reason}")
             after = None if op == "d" else event.get("after")
+            after = None if after == JSON_NULL else after
             if after is None and op != "d" and event.get(PARTS) is not None:
                 raise ValueRefused(
                     "it has only the changed fields of a document: capture.mode=change_streams_update_full "

@@ -50,6 +50,11 @@ class ValueFormat(ABC):
         """The serializer with which Python reads such values; a new topic stores it."""
         return "bytes"
 
+    @property
+    def has_variant(self) -> bool:
+        """Whether values of Spark's type VARIANT are written and read."""
+        return False
+
     def own_type(self) -> pa.DataType | None:
         """Return the type of a decoded column, or None if the caller must give it.
 

@@ -9,6 +9,7 @@
     decimal       number with the digits of its scale
     float, double number; "NaN", "Infinity", "-Infinity"
     binary        base64
+    VARIANT       any JSON, in a struct also null (`variant`)
 
 Reading. A string field takes any JSON value: of another value than a string, it is the JSON text. A number
 for a date or a timestamp is refused, because programs write seconds, milliseconds and microseconds. A decimal
@@ -54,6 +55,11 @@ class JsonFormat(ValueFormat):
         """Return `json`."""
         return "json"
 
+    @property
+    def has_variant(self) -> bool:
+        """Return True."""
+        return True
+
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
         import pyarrow as pa
@@ -70,13 +76,14 @@ class JsonFormat(ValueFormat):
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
         """Return a function from bytes to a value that `pyarrow.array` accepts. It raises ValueRefused."""
         read = reader_of(kind)
+        reads_null = _reads_null(read)
 
         def decode(data: bytes) -> Any:
             try:
                 value = parse(data)
                 if self.with_schema:
                     value = payload_of(value)
-                return None if value is None else read(value)
+                return read(value) if value is not None or reads_null else None
             except RecursionError:  # of the parser, or of `text_of`, which takes more frames for a level
                 raise ValueRefused("it is not JSON of a usual depth") from None
 
@@ -173,9 +180,9 @@ def _scalar(kind: pa.DataType) -> Scalar | None:
     if types.is_signed_integer(kind):
         return Scalar(str, _integer_reader(kind))
     if types.is_float32(kind):
-        return Scalar(_float32_text, _read_float32)
+        return Scalar(float32_text, _read_float32)
     if types.is_float64(kind):
-        return Scalar(_float_text, _read_float)
+        return Scalar(float_text, _read_float)
     if types.is_decimal(kind):
         return Scalar(lambda value: format(value, "f"), _decimal_reader(kind))
     if is_binary(kind):
@@ -216,18 +223,19 @@ def _integer_reader(kind: pa.DataType) -> Read:
     return read
 
 
-def _float_text(value: float) -> str:
+def float_text(value: float) -> str:
+    """Return the shortest text from which the same float of 64 bits is read; a string if it is not finite."""
     if math.isfinite(value):
         return repr(value)
     return '"NaN"' if value != value else '"Infinity"' if value > 0 else '"-Infinity"'
 
 
-def _float32_text(value: float) -> str:
+def float32_text(value: float) -> str:
     """Return the shortest text from which the same float of 32 bits is read."""
     import numpy as np
 
     short = str(np.float32(value))
-    return short if math.isfinite(value) and _read_float32(Digits(short)) == value else _float_text(value)
+    return short if math.isfinite(value) and _read_float32(Digits(short)) == value else float_text(value)
 
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity", "+Infinity", "INF", "-INF", "+INF")
@@ -338,6 +346,10 @@ def writer_of(kind: pa.DataType) -> Write:
     """Return a function from a value of a type to its JSON text."""
     import pyarrow as pa
 
+    from lastword.value_formats.variant import is_variant, write_variant
+
+    if is_variant(kind):
+        return write_variant
     if pa.types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return _struct_writer([(field.name, writer_of(field.type)) for field in fields])
@@ -385,9 +397,13 @@ def _map_writer(key: Scalar | None, key_type: pa.DataType, write: Write) -> Writ
 
 
 def reader_of(kind: pa.DataType) -> Read:
-    """Return a function from a parsed JSON value, not null, to a value of a type."""
+    """Return a function from a parsed JSON value to a value of a type. Only that of a VARIANT takes null."""
     import pyarrow as pa
 
+    from lastword.value_formats.variant import is_variant, read_variant
+
+    if is_variant(kind):
+        return read_variant
     if pa.types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return _struct_reader([(field.name, reader_of(field.type), field.nullable) for field in fields])
@@ -407,14 +423,23 @@ def reader_of(kind: pa.DataType) -> Read:
 NULL = "it is null or absent, and its type is NOT NULL"
 
 
+def _reads_null(read: Read) -> bool:
+    """Return whether a function is that of a VARIANT, in which null is a value."""
+    from lastword.value_formats.variant import read_variant
+
+    return read is read_variant
+
+
 def _struct_reader(fields: list[tuple[str, Read, bool]]) -> Read:
+    variants = {name for name, read, _ in fields if _reads_null(read)}
+
     def read_struct(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise _refuse(value, "object")
         result = {}
         for name, read, nullable in fields:
             item = value.get(name)
-            if item is not None:
+            if item is not None or (name in variants and name in value):
                 try:
                     item = read(item)
                 except ValueRefused as refused:
@@ -428,13 +453,15 @@ def _struct_reader(fields: list[tuple[str, Read, bool]]) -> Read:
 
 
 def _list_reader(read: Read, nullable: bool) -> Read:
+    reads_null = _reads_null(read)
+
     def read_list(value: Any) -> list[Any]:
         if type(value) is not list:
             raise _refuse(value, "array")
         result = []
         for number, item in enumerate(value):
             try:
-                if item is not None:
+                if item is not None or reads_null:
                     item = read(item)
                 elif not nullable:
                     raise ValueRefused(NULL)
@@ -447,6 +474,8 @@ def _list_reader(read: Read, nullable: bool) -> Read:
 
 
 def _map_reader(read_key: Read, read: Read, nullable: bool) -> Read:
+    reads_null = _reads_null(read)
+
     def read_map(value: Any) -> list[tuple[Any, Any]]:
         if type(value) is not dict:
             raise _refuse(value, "object")
@@ -454,7 +483,7 @@ def _map_reader(read_key: Read, read: Read, nullable: bool) -> Read:
         for name, item in value.items():
             try:
                 key = read_key(name)
-                if item is not None:
+                if item is not None or reads_null:
                     item = read(item)
                 elif not nullable:
                     raise ValueRefused(NULL)
