@@ -10,7 +10,7 @@ import pytest
 
 import lastword
 import lastword.spark
-from lastword.errors import KeyRequiredError, SparkOptionError, UsageError
+from lastword.errors import KeyRequiredError, SparkOptionError, UnknownTopicError, UsageError
 from lastword.spark.source import LastwordDataSource
 from tests.spark.conftest import append, create, numbered
 
@@ -171,7 +171,28 @@ def test_what_an_update_refuses_at_the_call(spark: Any, tmp_path: Path) -> None:
     refused(stream, UsageError, "chooses the partition", mode="complete")
     refused(stream, SparkOptionError, "its query and batch", options={"producer": "p", "sequence": 1})
     refused(stream, SparkOptionError, "a topic of brokers", topic="__consumer_offsets")
+    refused(stream, UsageError, "trigger continuous is not", trigger={"continuous": "1 second"})
+    refused(stream, TypeError, "often", trigger={"often": "1 second"})
     assert not (tmp_path / "new-0").exists() and not (tmp_path / "checkpoint").exists()
+
+
+def test_a_deleted_topic_of_a_query_is_not_made_again(spark: Any, tmp_path: Path) -> None:
+    """The new topic lacked the rows of all earlier batches, without a word."""
+    root, checkpoint = tmp_path / "data", tmp_path / "checkpoint"
+    root.mkdir()
+    create(root, "t", 1)
+    append(root, "t", 0, [numbered(0, 40, 7)])
+    copy(spark, root, checkpoint)
+    append(root, "t", 0, [numbered(40, 5, 7)])
+    with lastword.open(root, "a") as logs:
+        logs.delete_topic("copy")
+    with pytest.raises(Exception, match=r"topic copy is gone from .*(.|\n)*fix: take a new checkpoint"):
+        copy(spark, root, checkpoint)
+    with pytest.raises(UnknownTopicError, match="topic copy is gone"):
+        update(counted(spark, root), root, "copy", checkpoint)
+    assert not (root / "copy-0").exists()
+    copy(spark, root, tmp_path / "other")
+    assert len(rows(root, "copy")) == 45
 
 
 def test_what_a_stream_may_not_say(tmp_path: Path) -> None:

@@ -593,6 +593,10 @@ class Writers:
         """Return the last sequence of a writer, or -1."""
         return self._last.get(writer or "", (-1, 0))[0]
 
+    def has_written(self, topic: str, producer: str) -> bool:
+        """Return whether a producer has written to a topic of this name, whether or not it still exists."""
+        return any(name.startswith(f"{topic}/") and name.endswith(f"/{producer}") for name in self._last)
+
     def note(self, writer: str, sequence: int, now_ms: int) -> None:
         """Set the writer's last sequence, and remove writers that have been idle too long.
 

@@ -71,9 +71,10 @@ def update_stream(
         The started query.
 
     Raises:
-        UsageError: The frame is no stream, or the mode is another one.
+        UsageError: The frame is no stream, or the mode or the trigger is another one.
         SparkOptionError: A column or an option is wrong.
         KeyRequiredError: There is no column `key`.
+        UnknownTopicError: The query has written to this topic, which was deleted since.
     """
     from lastword.spark.bootstrap import need_pyspark, shared_path
 
@@ -110,7 +111,6 @@ def update_stream(
                 f"mode complete compares column {field.name}, and Spark compares no {kind}",
                 remedy="make a map an array: map_entries(m); a variant text: to_json(v)",
             )
-    make_target(parsed, columns)
     checkpoint = os.fspath(checkpoint)
     update = BatchUpdate(path, topic, checkpoint, mode, texts)
     writer = frame.writeStream.foreachBatch(update).outputMode(mode)
@@ -118,7 +118,13 @@ def update_stream(
     if name is not None:
         writer = writer.queryName(name)
     if trigger is not None:
+        for kind in {"continuous", "realTime"} & trigger.keys():  # Spark refuses these when it starts
+            raise UsageError(
+                f"trigger {kind} is not for a function of each batch",
+                remedy='trigger={"processingTime": "1 second"} or {"availableNow": True}',
+            )
         writer = writer.trigger(**trigger)
+    make_target(parsed, columns, checkpoint)  # after every check
     return writer.start()
 
 

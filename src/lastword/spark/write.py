@@ -28,6 +28,7 @@ task gives a sign of life while it runs (`ingest.staging.keep_alive`).
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -37,6 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -56,6 +58,7 @@ from lastword.errors import (
     LogDirLockedError,
     RecordTooLargeError,
     SparkOptionError,
+    UnknownTopicError,
 )
 from lastword.files import DEFAULT, Files, overlapped
 from lastword.ingest import staging
@@ -132,7 +135,7 @@ def prepare(
         raise SparkOptionError("no topic is given", remedy="option `topic`, or a column topic")
     if columns.ignored:
         log.warning("lastword: columns that no record has are left out: %s", ", ".join(columns.ignored))
-    target = make_target(options, columns) if options.topic is not None else None
+    target = make_target(options, columns, query) if options.topic is not None else None
     ensure_compiled()
     directory = open_directory(options.path, options.storage)
     partitions = directory.topic_partitions()
@@ -507,16 +510,22 @@ def check_own(topic: str) -> None:
         )
 
 
-def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
+def make_target(options: WriteOptions, columns: SinkColumns, query: str | None = None) -> TargetTopic:
     """Return the topic of option `topic`. A new topic is made with the settings among the options.
 
-    SparkOptionError if the topic exists and differs from the options. A new topic stores the serializers of
-    the columns, so that Python reads a string column as strings and JSON as objects.
+    A new topic stores the serializers of the columns, so that Python reads a string column as strings and
+    JSON as objects. `query`: the checkpoint of a streaming query, if it is known.
+
+    Raises:
+        SparkOptionError: The topic exists and differs from the options.
+        UnknownTopicError: The query has written to a topic of this name, which was deleted since.
     """
     topic = names.check_topic(options.topic or "")
     check_own(topic)
     files = files_at(options.path, options.storage)
     if not exists(options.path, topic, files):
+        if query is not None and files.exists(options.path):
+            check_never_written(files, options.path, topic, query)
         settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
         settings.setdefault("lastword.key.serializer", columns.key_serializer)
         settings.setdefault("lastword.value.serializer", columns.value_serializer)
@@ -539,6 +548,26 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
     if target.compacts and columns.key is None:
         raise KeyRequiredError.of(topic)
     return target
+
+
+def check_never_written(files: Files, root: str, topic: str, checkpoint: str) -> None:
+    """Raise UnknownTopicError if the query of a checkpoint has committed a batch to a topic of this name.
+
+    The topic is not there, and a new one would lack all rows of the batches that the query does not repeat.
+    A checkpoint that Python cannot read as a file is not checked.
+    """
+    path = Path(checkpoint.removeprefix("file://").removeprefix("file:"), "metadata")
+    try:
+        query_id = json.loads(path.read_text(encoding="utf-8"))["id"]
+    except (OSError, ValueError, LookupError):
+        return
+    if Writers.load(files, root).has_written(topic, f"spark-{query_id}"):
+        raise UnknownTopicError(
+            f"topic {topic} is gone from {root}: it was deleted since the query of checkpoint {checkpoint} "
+            "wrote to it",
+            remedy="take a new checkpoint to write everything again; or make the topic, to write only "
+            "new rows",
+        )
 
 
 def _locked(options: WriteOptions) -> LogDirectory:
