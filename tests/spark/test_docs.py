@@ -115,4 +115,6 @@ def test_the_blocks_run(
         assert [tuple(row.value) for row in known[name].collect()] == [("London", None)]
     rows = known["people"].selectExpr("CAST(key AS STRING) AS key", "value.city").collect()
     assert sorted((row.key, row.city) for row in rows) == [("1", "London"), ("2", None)]
+    assert [tuple(row) for row in known["towns"].collect()] == [("eve", "Oslo")]
+    assert [row.number for row in known["since"].collect()] == [2.5]
     assert '"users": {"0": 4}' in capsys.readouterr().out

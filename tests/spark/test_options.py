@@ -128,6 +128,25 @@ def test_a_table_of_the_catalog_is_refused_naming_a_view() -> None:
             parse(options)
 
 
+def test_a_view_for_both_directions_has_the_options_of_both() -> None:
+    both = {"path": "/data", "subscribe": "t", "topic": "u", "view": "newest", "partitions": "3"}
+    both |= {
+        "endingOffsets": "latest",
+        "cleanup.policy": "compact",
+        "value_format": "json",
+        "value_schema": "a int",
+    }
+    options = parse_read(both)
+    assert options.selection.topics == ("t",) and options.view == "newest"
+    written = parse_write(both)
+    assert (written.topic, written.partitions, written.settings) == ("u", 3, {"cleanup.policy": "compact"})
+    with pytest.raises(SparkOptionError, match="unknown option 'partition'"):
+        parse_read({**both, "partition": "3"})
+    stream = {name: both[name] for name in ("path", "subscribe", "topic", "endingOffsets")}
+    with pytest.raises(SparkOptionError, match="'endingOffsets' is not for a stream, which has no end"):
+        parse_read(stream, stream=True)
+
+
 def test_a_delay_as_spark_writes_it() -> None:
     options = {"path": "/data", "subscribe": "t", "maxtriggerdelay": "15min"}
     assert parse_read(options, stream=True).limits.max_delay_ms == 15 * 60_000

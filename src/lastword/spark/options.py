@@ -739,6 +739,8 @@ def _parse(
     if "isolationLevel" in known:
         canonical["kafka.isolation.level"] = "isolationLevel"
     for_other = {name.lower(): name for name in other}
+    given = {name.lower() for name in options}
+    is_for_both = "topic" in given and any(name.lower() in given for name in CHOICES)  # a view in SQL
     values: dict[str, Any] = {}
     problems: list[str] = []
     unused: list[str] = []
@@ -767,10 +769,12 @@ def _parse(
             problems.append(f"Spark would show option '{name}' in plans: name it '{HIDDEN[name]}'")
         elif name in INSTEAD:
             problems.append(f"option '{name}' has no meaning here: {INSTEAD[name]}")
-        elif name.startswith("ending") and name in for_other:
+        elif name.startswith("ending") and name in for_other and direction != "writing":
             problems.append(f"option '{for_other[name]}' is not for {direction}, which has no end")
         elif name == "paths":
             problems.append("one path at a time: load each directory by itself and union the frames")
+        elif is_for_both and _is_of_any(name):
+            continue
         elif name.startswith("kafka.") or name in NO_CLIENT or name in STREAM_ONLY:
             unused.append(spelling)
         elif name in for_other:
@@ -788,6 +792,13 @@ def _parse(
     if storage:
         values["storage"] = storage
     return values, problems
+
+
+def _is_of_any(name: str) -> bool:
+    """Return whether an option is known for reading, streams or writing."""
+    from lastword.config import TOPIC_SETTINGS
+
+    return name in TOPIC_SETTINGS or any(name == known.lower() for known in (*STREAM, *READ, *WRITE))
 
 
 def _bound(values: Mapping[str, Any], prefix: str, default: Bound) -> Bound:
