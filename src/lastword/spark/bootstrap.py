@@ -395,7 +395,8 @@ def typed(error: Exception) -> Exception:
     match = re.search(rf"(?:ModuleNotFound|Import)Error: ({MISSING} .*)(?:\n\s*fix: (.*))?", text)
     if match is not None:
         return MissingError(match[1], remedy=match[2])
-    match = re.search(r"lastword\.errors\.(\w+): (.*)(?:\n\s*fix: (.*))?", text)
+    # Spark names the module of an error, Sail does not.
+    match = re.search(r"(?:lastword\.errors\.|^|[:\]] )([A-Z]\w+Error): (.*)(?:\n\s*fix: (.*))?", text, re.M)
     kind = None if match is None else getattr(errors, match[1], None)
     if match is not None and isinstance(kind, type) and issubclass(kind, LastwordError):
         return kind(match[2], remedy=match[3])

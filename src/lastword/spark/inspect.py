@@ -571,11 +571,13 @@ def _delivered_offsets(delivered: DataFrame, partition: int | None) -> DataFrame
     none = F.lit(None)
     number = F.col("partition") if "partition" in _names(delivered) else none
     rows = delivered.select(
-        F.coalesce(F.col("key").cast("binary"), _refused("key", delivered)).alias("key"),
+        F.coalesce(F.col("key").cast("binary"), _refused("key", delivered).cast("binary")).alias("key"),
         number.cast("int").alias("partition"),
         none.cast("long").alias("logged_offset"),
         none.cast("boolean").alias("deleted"),
-        F.coalesce(F.col("offset").cast("long"), _refused("offset", delivered)).alias("delivered_offset"),
+        F.coalesce(F.col("offset").cast("long"), _refused("offset", delivered).cast("long")).alias(
+            "delivered_offset"
+        ),
     )
     if partition is None:
         return rows

@@ -64,14 +64,13 @@ from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.bootstrap import check_seen, collector_paused
 from lastword.spark.bucket import files_at
 from lastword.spark.options import LATEST, Bound, ReadOptions
-from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, arrow_schema
+from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, EngineSchema, arrow_schema
 from lastword.spark.splits import MAX_RELOADS, LogPartition, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
     from pyspark.sql.datasource import InputPartition
-    from pyspark.sql.types import StructType
 
     from lastword.records.chunk import Chunk
     from lastword.resolve import Resolution
@@ -94,7 +93,7 @@ JOINED_BYTES = 1 << 20
 def read_task(
     task: InputPartition,
     options: ReadOptions,
-    schema: StructType,
+    schema: EngineSchema,
     columns: tuple[str, ...],
     files: Files | None = None,
 ) -> Iterator[pa.RecordBatch]:

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 
     from lastword.value_formats.interface import ValueFormat
 
+EngineSchema: typing.TypeAlias = "StructType | pa.Schema"
+"""A schema as the engine gives it to a reader or a writer: Spark a StructType, Sail an Arrow schema."""
+
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
 COLUMNS: dict[str, DataType] = {
@@ -277,11 +280,40 @@ def spark_type(kind: pa.DataType) -> DataType:
     return from_arrow_type(kind)
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark requires of the first batch, with nullability and child names."""
+def arrow_schema(schema: EngineSchema) -> pa.Schema:
+    """Return the Arrow schema that the engine requires of the first batch, with nullability and child names.
+
+    Spark derives it from its own; Sail gives it.
+    """
+    if not isinstance(schema, StructType):
+        return schema
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def struct_of(schema: EngineSchema) -> StructType:
+    """Return Spark's schema of the schema that an engine gives to a reader or a writer."""
+    if isinstance(schema, StructType):
+        return schema
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+class ExportedSchema(StructType):
+    """A schema of Spark that is an Arrow schema, too, by Arrow's interface for any library.
+
+    Spark takes it as a `StructType`, Sail as the Arrow schema: Sail 0.7.2 cannot convert a timestamp.
+    """
+
+    @classmethod
+    def typeName(cls) -> str:
+        """Return the name of the type in JSON, which Spark derives from that of the class."""
+        return StructType.typeName()
+
+    def __arrow_c_schema__(self) -> object:
+        return arrow_schema(self).__arrow_c_schema__()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ Spark creates a new `LastwordDataSource` with the user's options, in a Python pr
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,7 +36,15 @@ from lastword.spark.options import (
     parse_schema,
     parse_write,
 )
-from lastword.spark.schema import SINK_SCHEMA, check_projection, schema_of_read, sink_columns
+from lastword.spark.schema import (
+    SINK_SCHEMA,
+    EngineSchema,
+    ExportedSchema,
+    check_projection,
+    schema_of_read,
+    sink_columns,
+    struct_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,15 +74,23 @@ class LastwordDataSource(Shipped, DataSource):
             parse_write(self.options, warn=False)
             return SINK_SCHEMA
         # Spark does not pass whether a batch or a stream is loaded; `reader` and `streamReader` check.
-        return schema_of_read(parse_schema(self.options))
+        schema = schema_of_read(parse_schema(self.options))
+        if not isinstance(schema, str):
+            return ExportedSchema(schema.fields)
+        if "pysail" in sys.modules:
+            raise SparkOptionError(
+                "Sail takes no type of a column from an option",
+                remedy=".schema('key binary, value struct<city:string,population:bigint>, offset long')",
+            )
+        return schema
 
     @hide_traceback
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: EngineSchema) -> DataSourceReader:
         """Return the reader of a batch."""
         return LogReader(parse_read(self.options), schema)
 
     @hide_traceback
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    def writer(self, schema: EngineSchema, overwrite: bool) -> DataSourceArrowWriter:
         """Return the writer of a batch, for which the topic is made if it is new."""
         from lastword.spark.write import LogWriter, prepare
 
@@ -82,8 +99,13 @@ class LastwordDataSource(Shipped, DataSource):
                 "a log is only ever appended to: mode overwrite is refused",
                 remedy='use .mode("append"); for a fresh log delete the topic first, or take another name',
             )
+        if not isinstance(schema, StructType) and CHECKPOINT in self.options:
+            raise SparkOptionError(
+                "Sail runs a stream of this format as one batch, without its checkpoint",
+                remedy="write batches, or run the stream on Spark",
+            )
         options = parse_write(self.options)
-        return LogWriter(prepare(options, sink_columns(schema, options.formats)))
+        return LogWriter(prepare(options, sink_columns(struct_of(schema), options.formats)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream."""
@@ -120,10 +142,10 @@ class LogReader(Shipped, DataSourceReader):
     on the same DataFrame, which then lacks rows without an error. Options select instead.
     """
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: EngineSchema) -> None:
         self.options = options
         self.schema = schema
-        self.columns = check_projection(schema, options.view, options.formats)
+        self.columns = check_projection(struct_of(schema), options.view, options.formats)
 
     @hide_traceback
     def partitions(self) -> list[InputPartition]:

@@ -36,7 +36,7 @@ import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -221,8 +221,10 @@ class WriteJob:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
-        query = context.getLocalProperty(QUERY) if context is not None and self.stream else None
+        if context is None:  # Sail, whose tasks are threads without a number
+            return self.name, (uuid.uuid4().int >> 65, 0), None, -1
+        task = context.partitionId(), context.taskAttemptId()
+        query = context.getLocalProperty(QUERY) if self.stream else None
         if query is None:
             return self.name, task, None, -1
         # Spark makes one writer for the tasks and another for the commit, so the job is named here.
@@ -242,7 +244,7 @@ class WriteJob:
     ) -> None:
         """Append the runs of the messages, in the order of Spark's partitions, and acknowledge at `ack`."""
         staged = [message for message in messages if isinstance(message, StagedMessage)]
-        runs = [run for message in staged for run in message.runs]
+        runs = in_order(staged)
         if not runs:
             self.abort(staged)  # nothing to append; a failed attempt may have left files
             return
@@ -252,7 +254,7 @@ class WriteJob:
         warn_of_repetition(DEFAULT, path, writer, sequence)
         staging.close_staging(DEFAULT, self.directory, job)
         manifest = CommitManifest(
-            job, tuple(runs), sync=self.options.ack == "disk", writer=writer, sequence=sequence
+            job, runs, sync=self.options.ack == "disk", writer=writer, sequence=sequence
         )
         with collector_paused():
             commit(
@@ -305,7 +307,7 @@ class BucketJob(WriteJob):
         """As `WriteJob.commit`, in one transaction. UploadsGoneError if it comes too late."""
         path, storage = self.options.path, self.options.storage
         staged = [message for message in messages if isinstance(message, StagedMessage)]
-        runs = tuple(run for message in staged for run in message.runs)
+        runs = in_order(staged)
         if runs and not warn_of_repetition(files_at(path, storage), path, writer, sequence):
             manifest = CommitManifest(staged[0].job, runs, sync=True, writer=writer, sequence=sequence)
             entries = {key: entry for message in staged for key, entry in message.entries.items()}
@@ -320,6 +322,11 @@ class BucketJob(WriteJob):
         for name in dict.fromkeys((self.uploads, *given)):
             if name is not None:
                 bucket.end_uploads(name)
+
+
+def in_order(messages: Sequence[StagedMessage]) -> tuple[StagedRun, ...]:
+    """Return the runs of the messages, in the order of the tasks, which not every engine tells a task."""
+    return tuple(replace(run, order=order) for order, message in enumerate(messages) for run in message.runs)
 
 
 def check_topics(directory: LogDirectory, messages: Sequence[StagedMessage]) -> None:
