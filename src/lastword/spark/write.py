@@ -114,6 +114,9 @@ QUERY = "sql.streaming.queryId"
 BATCH = "streaming.sql.batchId"
 """Local properties in which Spark gives a task its streaming query, constant over restarts, and its batch."""
 
+UNNUMBERED = 1 << 62
+"""The least order of a task without a number: a thread of Sail, which stages under a random one."""
+
 # ---------------------------------------------------------------- one write
 
 
@@ -221,8 +224,8 @@ class WriteJob:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        if context is None:  # Sail, whose tasks are threads without a number
-            return self.name, (uuid.uuid4().int >> 65, 0), None, -1
+        if context is None:
+            return self.name, (UNNUMBERED + uuid.uuid4().int % UNNUMBERED, 0), None, -1
         task = context.partitionId(), context.taskAttemptId()
         query = context.getLocalProperty(QUERY) if self.stream else None
         if query is None:
@@ -325,8 +328,12 @@ class BucketJob(WriteJob):
 
 
 def in_order(messages: Sequence[StagedMessage]) -> tuple[StagedRun, ...]:
-    """Return the runs of the messages, in the order of the tasks, which not every engine tells a task."""
-    return tuple(replace(run, order=order) for order, message in enumerate(messages) for run in message.runs)
+    """Return the runs of the messages; those of a task without a number get the place of its message."""
+    return tuple(
+        run if run.order < UNNUMBERED else replace(run, order=place)
+        for place, message in enumerate(messages)
+        for run in message.runs
+    )
 
 
 def check_topics(directory: LogDirectory, messages: Sequence[StagedMessage]) -> None:
