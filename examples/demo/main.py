@@ -33,6 +33,7 @@ DIRECTORY = str(OUTPUT / "log")
 TOPIC = "flights"
 PARTITIONS = 4
 TASKS = 8
+QUIET = f"-Dlog4j2.configurationFile={Path(__file__).parents[1] / 'log4j2.properties'}"
 STARTED = time.monotonic()
 
 
@@ -47,7 +48,7 @@ def main(data: str = DIRECTORY) -> int:
 
     title(0, "start Spark on this machine")
     with step("Spark session"):
-        spark = lastword.spark.session("local[*]")
+        spark = lastword.spark.session("local[*]", driver_extraJavaOptions=QUIET)
     with step("unpack the flights"):
         rows = flights.table(spark, flights.unpack(OUTPUT))
         named = rows.where("tailnum is not null").cache()

@@ -40,8 +40,6 @@ KILLS = ((7, "as soon as a batch is logged, before Spark commits it"), (13, "at 
 
 
 def main(directory: Path, bucket: str | None, limit: int | None) -> None:
-    import lastword.spark
-
     shutil.rmtree(directory, ignore_errors=True)
     rows = list(flights(limit))
     print(f"{len(rows):,} flights", flush=True)
@@ -54,7 +52,7 @@ def main(directory: Path, bucket: str | None, limit: int | None) -> None:
 
     print("\nundisturbed")
     started = time.monotonic()
-    spark = lastword.spark.session("local[2]", **{"spark.sql.shuffle.partitions": 2})
+    spark = worker.session()
     worker.run(spark, log_of(calm, bucket), calm, calm / "disk", size)
     spark.stop()
     print(f"done in {time.monotonic() - started:.0f} s")

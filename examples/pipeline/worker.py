@@ -162,10 +162,15 @@ def log_changes(spark: Any, data: str, changes: dict[str, dict[str, Any] | None]
     )
 
 
+def session() -> Any:
+    """Return a session of two tasks, whose log has errors only."""
+    quiet = f"-Dlog4j2.configurationFile={Path(__file__).parents[1] / 'log4j2.properties'}"
+    return lastword.spark.session("local[2]", sql_shuffle_partitions=2, driver_extraJavaOptions=quiet)
+
+
 if __name__ == "__main__":
-    two_tasks = {"spark.sql.shuffle.partitions": 2}
     run(
-        lastword.spark.session("local[2]", **two_tasks),
+        session(),
         sys.argv[1],
         Path(sys.argv[2]),
         Path(sys.argv[3]),

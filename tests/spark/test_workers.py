@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -43,3 +44,25 @@ def test_the_collector_passes_over_what_was_there_before_a_task(
     assert start_task() < kept + len(objects)  # frozen once: objects that tasks make are collected as usual
     monkeypatch.setitem(sys.modules, "a_module_that_was_loaded_meanwhile", ModuleType("new"))
     assert start_task() >= kept + len(objects)
+
+
+def test_a_closed_connection_prints_no_traceback_in_a_worker() -> None:
+    """The daemon prints the errors of a worker; that of a closed connection has no meaning."""
+    program = """
+import sys, traceback, types
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name=sys.argv[1])
+from lastword.spark.bootstrap import hide_closed_connections
+hide_closed_connections()
+for error in (BrokenPipeError("closed"), ValueError("wrong")):
+    try:
+        raise error
+    except BaseException:
+        traceback.print_exc()
+"""
+    printed = {}
+    for name in ("pyspark.daemon", "another"):
+        run = subprocess.run(
+            [sys.executable, "-c", program, name], capture_output=True, text=True, check=True
+        )
+        printed[name] = "closed" in run.stderr, "wrong" in run.stderr
+    assert printed == {"pyspark.daemon": (False, True), "another": (True, True)}

@@ -35,6 +35,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -543,12 +544,37 @@ def folder_name() -> str:
     return f"kernels-{digest.hexdigest()}"
 
 
-# ---------------------------------------------------------------- the garbage collector of a worker
+# ---------------------------------------------------------------- a worker of Spark's daemon
 
 
 DAEMON = "pyspark.daemon"
 
 _frozen_modules = 0
+
+
+def in_worker() -> bool:
+    """Return whether this process is a worker that Spark's daemon has forked."""
+    program = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return program is not None and program.name == DAEMON
+
+
+def hide_closed_connections() -> None:
+    """Print no traceback in a worker whose connection Spark has closed.
+
+    Spark closes the connection of a worker that was idle for a minute, or when `limit` ends a task. The
+    worker's last flush then fails, and the daemon prints a BrokenPipeError, although nothing has failed: an
+    error of a task travels to the driver by the connection, not by stderr. Other tracebacks are printed.
+    """
+    if in_worker() and traceback.print_exc is _print_exc:
+        traceback.print_exc = _print_unless_closed
+
+
+_print_exc = traceback.print_exc
+
+
+def _print_unless_closed(*arguments: Any, **keywords: Any) -> None:
+    if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
+        _print_exc(*arguments, **keywords)
 
 
 def settle() -> None:
@@ -560,8 +586,8 @@ def settle() -> None:
     call. Frozen objects are still freed by their reference count; only cycles among them would stay.
     """
     global _frozen_modules
-    program = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if program is None or program.name != DAEMON or len(sys.modules) <= _frozen_modules:
+    hide_closed_connections()
+    if not in_worker() or len(sys.modules) <= _frozen_modules:
         return
     _frozen_modules = len(sys.modules)
     gc.freeze()

@@ -26,7 +26,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.bootstrap import Shipped, collector_paused, ensure_compiled, hide_traceback, typed
+from lastword.spark.bootstrap import (
+    Shipped,
+    collector_paused,
+    ensure_compiled,
+    hide_closed_connections,
+    hide_traceback,
+    typed,
+)
 from lastword.spark.options import (
     CHOICES,
     NO_STORAGE,
@@ -49,6 +56,8 @@ from lastword.spark.schema import (
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+hide_closed_connections()
 
 CHECKPOINT = "checkpointlocation"
 OF_QUERY = (CHECKPOINT, "queryname")
