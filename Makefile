@@ -11,7 +11,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install release-check java demo demo-bucket lint check lowest test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients systems soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark settings
+.PHONY: help install release-check java demo demo-bucket lint check lowest test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers bucket bucket-processes frames second-opinion sail hostile kills differential differential-server clients systems soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark settings
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -115,6 +115,9 @@ frames: $(READY) ## messages of Kafka's protocol with random damage, by seed: ma
 second-opinion: $(READY) ## messages of Kafka's protocol beside kio, in an environment of its own: make second-opinion N=100000
 	@$(PY) -m tests.protocol.second_opinion --messages $(or $(N),20000)
 
+sail: $(READY) ## every batch verb on Sail, a Spark Connect server without a JVM, in an environment of its own
+	@$(PY) -m tests.spark.sail
+
 hostile: $(READY) ## hostile clients of the server, beside one that must be served: make hostile N=1000000
 	@$(PY) -m tests.server.hostile --frames $(or $(N),100000)
 
@@ -160,7 +163,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket release-check 'bench SIZE=full'; do \
+	@failed=; for proof in test lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' sail 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket release-check 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
