@@ -10,6 +10,7 @@ import typer
 
 from lastword.api.serializers import bytes_json
 from lastword.cli.command import Session, command
+from lastword.cli.remedies import PLACE
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.cli.text import key_text
 from lastword.errors import LastwordError, PartialFailure, UsageError
@@ -163,14 +164,20 @@ def audit(
     with ExitStack() as stack:
         logs = stack.enter_context(out.open(target))
         delivered: Any = delivered_by
+        replica = None
         if is_url(delivered_by) or DEFAULT.is_dir(delivered_by):
-            delivered = stack.enter_context(out.open(_replica(delivered_by, target)))
+            replica = _replica(delivered_by, target)
+            delivered = stack.enter_context(out.open(replica))
         progress = stack.enter_context(out.progress("audit"))
         try:
             report = logs.audit(
                 target.topic, target.partition, delivered=delivered, most_rows=most_rows, progress=progress
             )
-        except PartialFailure as error:
+        except LastwordError as error:
+            if replica is not None and f"{error.file}/".startswith(f"{replica.paths[0].rstrip('/')}/"):
+                PLACE.paths = replica.paths  # the commands of the remedy are for the other log
+            if not isinstance(error, PartialFailure):
+                raise
             report, failed = error.results, error  # results are shown before errors
     for row in report.rows:
         out.row("audit", row.to_dict() | {"key": bytes_json(row.key)})
