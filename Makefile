@@ -54,6 +54,7 @@ $(LOWEST)/.ready: pyproject.toml
 	@touch $@
 
 lowest: $(LOWEST)/.ready ## the fast tests with the lowest version of each package that pyproject.toml allows: make lowest PYTHON=python3.11
+	@$(LOWEST)/bin/python -c 'from lastword.kernels.warming import warm; warm(print)'
 	@$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
 
 test: java $(READY) ## lint and every test: fast and slow ones, then Spark and a real Kafka
@@ -182,7 +183,7 @@ bench-spark: java $(READY) kernels ## the Spark workloads and the restore, besid
 golden: $(READY) kernels ## rewrite the expected text of the golden scripts, to be read in the diff
 	@LASTWORD_REWRITE=1 $(PY) -m pytest tests/cli -q
 
-docs: $(READY) ## the documentation site in build/site, warnings as errors
+docs: java $(READY) kernels ## the documentation site in build/site with executed notebooks, warnings as errors
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict --site-dir build/site
 	@echo build/site/index.html
 

@@ -2,19 +2,24 @@
 
 README.md becomes the home page; ARCHITECTURE.md, CHANGELOG.md and CONTRIBUTING.md become pages. A link to a
 page of the site leads there. A link to another file of the repository becomes plain text, because the site
-has no copy of the source.
+has no copy of the source. The notebooks are executed, and become pages with their outputs and pictures.
+SITE_NOTEBOOKS names those to execute (`state,spark` if it is not set); the others are shown without outputs.
 
 The page of commands is made from the command line itself. The search ranks guides before private formats.
 
-In docs/reference.md the functions of `lastword.spark` are replaced by their full names, because mkdocstrings
-finds modules of the same names first.
+In docs/reference/spark.md the functions of `lastword.spark` are replaced by their full names, because
+mkdocstrings finds modules of the same names first.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +37,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+NOTEBOOKS = {f"examples/{name}.ipynb": f"notebooks/{name}.md" for name in ("state", "spark")}
+PAGES |= NOTEBOOKS
 SOURCES = {page: source for source, page in PAGES.items()}
 GUIDES = (
     "index",
@@ -61,6 +68,22 @@ def commands_page() -> str:
             inner = command.make_context(name, [], parent=root, resilient_parsing=True)
             lines += [f"### {name}", "", "```text", command.get_help(inner).strip(), "```", ""]
     return "\n".join(lines)
+
+
+def notebook_files(notebook: Path) -> dict[str, bytes]:
+    """Return the page of a notebook and its pictures by their paths on the site."""
+    if notebook.stem not in os.environ.get("SITE_NOTEBOOKS", "state,spark").split(","):
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        texts = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in cells]
+        page = "\n\n".join(f"```python\n{text}\n```" if code else text for text, code in texts)
+        return {f"notebooks/{notebook.stem}.md": page.encode()}
+    # A process of its own, because a Spark session stays in its process.
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "scripts" / "run_notebook.py"), str(notebook), folder]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{notebook.name} failed:\n{done.stderr}")
+        return {f"notebooks/{path.name}": path.read_bytes() for path in Path(folder).glob("*.[ms][dv]*")}
 
 
 FUNCTION = re.compile(r"^::: (lastword\.spark)\.(\w+)$", re.M)
@@ -108,8 +131,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for source, page in PAGES.items():
-        text = (ROOT / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=text))
+        pages = notebook_files(ROOT / source) if source in NOTEBOOKS else {page: (ROOT / source).read_bytes()}
+        for path, content in pages.items():
+            files.append(File.generated(config, path, content=content))
     files.append(File.generated(config, "commands.md", content=commands_page()))
     return files
 

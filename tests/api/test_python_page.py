@@ -1,4 +1,4 @@
-"""docs/python.md and docs/reference.md: the examples run as printed, and every public name has an entry."""
+"""docs/python.md and docs/reference/: the examples run as printed, and every public name has an entry."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ from lastword import spark
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "python.md").read_text(encoding="utf-8")
-ENTRIES = re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(encoding="utf-8"), re.M)
+PAGES = [DOCS / "reference.md", *(DOCS / "reference").glob("*.md")]
+ENTRIES = re.findall(r"^::: (\S+)$", "".join(page.read_text(encoding="utf-8") for page in PAGES), re.M)
 
 
 def test_every_public_name_is_there():

@@ -21,7 +21,7 @@ def test_the_site(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "SITE_NOTEBOOKS": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -36,7 +36,11 @@ def test_the_site(tmp_path):
     for names in (INSPECT, CHANGE, SET_UP):
         for name in names:
             assert f'id="{name}"' in commands and f"Usage: lastword {name}" in commands, name
-    page = (tmp_path / "reference.html").read_text(encoding="utf-8")
+    pages = [tmp_path / "reference.html", *(tmp_path / "reference").glob("*.html")]
+    assert max(page.stat().st_size for page in tmp_path.rglob("*.html")) < 300_000
+    page = "".join(page.read_text(encoding="utf-8") for page in pages)
+    for name in ("state", "spark"):
+        assert "lastword" in (tmp_path / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
     anchors = set(re.findall(r'id="([\w.]+)"', page))
     for name in lastword.__all__:
         if name not in ("metrics", "spark"):

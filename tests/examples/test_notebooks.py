@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -78,3 +80,22 @@ def test_notebooks_are_stored_without_outputs():
     for notebook in EXAMPLES.glob("*.ipynb"):
         cells = json.loads(notebook.read_text("utf-8"))["cells"]
         assert not any(cell.get("outputs") for cell in cells), notebook
+
+
+def test_the_site_shows_output_tables_and_pictures(tmp_path):
+    plot = "import matplotlib.pyplot as plt\nprint('printed')\nplt.plot([1, 2])\nplt.show()"
+    cells = [
+        ("markdown", "# Title"),
+        ("code", plot),
+        ("code", "class Table:\n    def _repr_html_(self): return '<b>table</b>'\nTable()"),
+        ("code", "1 + 2"),
+    ]
+    notebook = tmp_path / "small.ipynb"
+    stored = [{"cell_type": kind, "source": [text]} for kind, text in cells]
+    notebook.write_text(json.dumps({"cells": stored}))
+    script = EXAMPLES.parent / "scripts" / "run_notebook.py"
+    subprocess.run([sys.executable, script, notebook, tmp_path], check=True)
+    page = (tmp_path / "small.md").read_text()
+    shown = "# Title", "```text\nprinted\n```", "![Picture 1](small-1.svg)", "<b>table</b>", "```text\n3\n```"
+    places = [page.index(text) for text in shown]
+    assert places == sorted(places) and "<svg" in (tmp_path / "small-1.svg").read_text()
