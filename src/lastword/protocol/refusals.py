@@ -32,7 +32,7 @@ OF_PARTS: dict[str, set[int]] = {
     "DescribeQuorum": OF_TOPICS,
 }
 """Errors that a broker gives to the single parts of a request, though its answer has room for one of all."""
-UNKNOWN = ("node_id", "port", "low_watermark", "producer_epoch", "committed_offset")
+UNKNOWN = ("node_id", "port", "low_watermark", "producer_epoch", "committed_offset", "base_offset")
 """Fields that are -1 in an answer with an error. The schemas give 0 as their default."""
 
 
@@ -40,17 +40,17 @@ class Refusal(NamedTuple):
     """An error, and whether the single parts of the request have it."""
 
     code: int
-    message: str
+    message: str | None
     is_of_parts: bool
 
 
-def error_answer(request: Request, code: int, message: str) -> Message:
+def error_answer(request: Request, code: int, message: str | None) -> Message:
     """Return the answer that refuses a request, with an error for each of its parts.
 
     Args:
         request: The request.
         code: The code of the error.
-        message: Its sentence, for the answers that have one.
+        message: Its sentence, for the answers that have one. None: null, where that is allowed.
     """
     name, version = request.api.name, request.version
     response = schema_of(f"{name}Response").structs[f"{name}Response"]

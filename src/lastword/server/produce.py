@@ -51,7 +51,9 @@ class Producing:
     def _produce(self, request: Request, connection: Peer) -> Any:
         body = request.body
         if body.acks not in (0, 1, -1):
-            return self._refuse_all(body, codes.INVALID_REQUIRED_ACKS)
+            from lastword.protocol.refusals import error_answer
+
+            return error_answer(request, codes.INVALID_REQUIRED_ACKS, None)
         if body.transactional_id is not None:
             return self._node.loop.create_task(self._produce_in_transaction(request))
         return self._append_request(request, {})
@@ -187,23 +189,6 @@ class Producing:
         partition.log_start_offset = log.log_start
         if log.config.message_timestamp_type == "LogAppendTime":
             partition.log_append_time_ms = appended.timestamp
-
-    def _refuse_all(self, body: Any, code: int) -> Message:
-        return messages.ProduceResponse(
-            responses=[
-                messages.ProduceResponse.TopicProduceResponse(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partition_responses=[
-                        messages.ProduceResponse.PartitionProduceResponse(
-                            index=data.index, error_code=code, base_offset=-1, log_append_time_ms=-1
-                        )
-                        for data in topic.partition_data
-                    ],
-                )
-                for topic in body.topic_data
-            ]
-        )
 
 
 def _is_free(topic: ServedTopic, partition: int) -> bool:

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lastword.errors import LastwordError, MalformedMessageError, ProducerFencedError
 from lastword.logdir.identity import PRODUCER_IDS
 from lastword.protocol import Request, codes, encode_stored, messages
+from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, BatchBuilder
 from lastword.records.internal import TRANSACTION_STATES
@@ -628,22 +629,7 @@ class TransactionCoordinator:
                 code = codes.COORDINATOR_LOAD_IN_PROGRESS
             elif code == codes.TRANSACTION_ABORTABLE and request.version < 4:
                 code = codes.INVALID_TXN_STATE
-        kind = messages.TxnOffsetCommitResponse
-        return kind(
-            topics=[
-                kind.TxnOffsetCommitResponseTopic(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partitions=[
-                        kind.TxnOffsetCommitResponsePartition(
-                            partition_index=given.partition_index, error_code=code
-                        )
-                        for given in topic.partitions
-                    ],
-                )
-                for topic in body.topics
-            ]
-        )
+        return error_answer(request, code, "")
 
     async def check_batches(
         self, request: Request[messages.ProduceRequest]
