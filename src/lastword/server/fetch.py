@@ -189,7 +189,7 @@ class Fetches:
     """The handlers of Fetch and of the other APIs that read offsets."""
 
     def __init__(self, context: ServerContext) -> None:
-        self._node = context
+        self._context = context
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._rng = random.Random()
         self._waiting: dict[PartitionLog, set[Waiting]] = {}
@@ -210,11 +210,11 @@ class Fetches:
     # -------------------------------------------------------------- sessions
 
     def _fetch(self, request: Request, connection: Peer) -> Any:
-        find = self._node.topics.find
+        find = self._context.topics.find
         partitions = [
             (find(t.topic, t.topic_id), p.partition) for t in request.body.topics for p in t.partitions
         ]
-        return self._node.with_logs(partitions, lambda: self._fetched(request))
+        return self._context.with_logs(partitions, lambda: self._fetched(request))
 
     def _fetched(self, request: Request) -> Any:
         body = request.body
@@ -222,7 +222,7 @@ class Fetches:
         named = OrderedDict(
             (fetch.key, fetch)
             for topic in body.topics
-            for served in (self._node.topics.find(topic.topic, topic.topic_id),)
+            for served in (self._context.topics.find(topic.topic, topic.topic_id),)
             for fetch in (
                 PartitionFetch(
                     topic.topic,
@@ -249,7 +249,7 @@ class Fetches:
         if session.epoch != body.session_epoch:
             return messages.FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH)
         self._sessions.move_to_end(session.id)
-        session.used = self._node.loop.time()
+        session.used = self._context.loop.time()
         session.epoch = session.epoch % 0x7FFFFFFF + 1
         for topic in body.forgotten_topics_data:
             for number in topic.partitions:
@@ -265,7 +265,7 @@ class Fetches:
 
     def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> FetchSession | None:
         """Return a new session; None if there are too many that are in use."""
-        now = self._node.loop.time()
+        now = self._context.loop.time()
         if len(self._sessions) >= MOST_SESSIONS:
             oldest = next(iter(self._sessions.values()))
             if now - oldest.used < KEPT_SECONDS:
@@ -285,14 +285,14 @@ class Fetches:
         waiting = Waiting(request, session, fetches, full=full)
         newest = [fetch for fetch in fetches if fetch.is_newest]
         if newest:
-            read = self._node.in_pool(self._read_newest, request, newest)
-            return self._node.then(read, lambda: self._answer_or_wait(waiting))
+            read = self._context.in_pool(self._read_newest, request, newest)
+            return self._context.then(read, lambda: self._answer_or_wait(waiting))
         unknown = (
             self._unknown_transactions(fetches) if request.body.isolation_level == READ_COMMITTED else []
         )
         if unknown:
-            read = self._node.in_pool(self._read_transactions, unknown)
-            return self._node.then(read, lambda: self._answer_or_wait(waiting))
+            read = self._context.in_pool(self._read_transactions, unknown)
+            return self._context.then(read, lambda: self._answer_or_wait(waiting))
         return self._answer_or_wait(waiting)
 
     def _unknown_transactions(self, fetches: list[PartitionFetch]) -> list[tuple[PartitionLog, int]]:
@@ -323,7 +323,7 @@ class Fetches:
                 fetch.stable = log.stable_offset
                 if fetch.offset >= log.log_start:
                     most_bytes = max(min(left - size, fetch.most_bytes), 0)
-                    with self._node.budget.reserved(limit_of(log.active.file)):
+                    with self._context.budget.reserved(limit_of(log.active.file)):
                         fetch.batches = self._newest.read(log, fetch.offset, most_bytes, first=not size)
             except Refused:  # again when it is answered
                 continue
@@ -343,7 +343,7 @@ class Fetches:
             waiting.answers.append(answer)
             size += read
             has_error = has_error or answer.error_code != 0
-        waits = body.max_wait_ms > 0 and not self._node.is_closing
+        waits = body.max_wait_ms > 0 and not self._context.is_closing
         if size >= body.min_bytes or has_error or not waits or not fetches:
             return self._response(waiting)
         return self._wait(waiting)
@@ -395,10 +395,10 @@ class Fetches:
             log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch, fetch.name)
             if body.replica_id >= 0 or body.replica_state.replica_id >= 0:
                 raise Refused(codes.NOT_LEADER_OR_FOLLOWER, "there are no other replicas")
-            if self._node.refuse is not None:
-                topic = self._node.topics.find(fetch.topic, fetch.topic_id)
+            if self._context.refuse is not None:
+                topic = self._context.topics.find(fetch.topic, fetch.topic_id)
                 assert topic is not None
-                self._node.refuse(request, topic)
+                self._context.refuse(request, topic)
             committed = body.isolation_level == READ_COMMITTED
             stable = fetch.stable if fetch.is_newest else log.stable_offset
             end = stable if fetch.is_newest else log.log_end
@@ -438,10 +438,10 @@ class Fetches:
 
         `known`: the name that the topic of an id had before.
         """
-        topic = self._node.topics.find(name, topic_id)
+        topic = self._context.topics.find(name, topic_id)
         if topic is None:
             unknown = codes.UNKNOWN_TOPIC_OR_PARTITION if name else codes.UNKNOWN_TOPIC_ID
-            if not name and self._node.topics.get(known):
+            if not name and self._context.topics.get(known):
                 unknown = codes.INCONSISTENT_TOPIC_ID  # deleted and created again in a session
             raise Refused(unknown, "This server does not host this topic-partition.")
         log = topic.log(partition)
@@ -456,11 +456,11 @@ class Fetches:
     # -------------------------------------------------------------- long polls
 
     def _wait(self, waiting: Waiting) -> asyncio.Future[Any]:
-        waiting.future = self._node.loop.create_future()
+        waiting.future = self._context.loop.create_future()
         # A client that has gone is noticed with the answer.
-        most_ms = self._node.dirs.settings.instance.connections_max_idle_ms
+        most_ms = self._context.dirs.settings.instance.connections_max_idle_ms
         seconds = min(waiting.request.body.max_wait_ms, most_ms) / 1000
-        waiting.timer = self._node.loop.call_later(seconds, self._answer, waiting)
+        waiting.timer = self._context.loop.call_later(seconds, self._answer, waiting)
         appended = False
         for fetch, answer in zip(waiting.fetches, waiting.answers, strict=True):
             log = self._log(fetch.topic, fetch.topic_id, fetch.partition)
@@ -483,7 +483,7 @@ class Fetches:
             first = not self._woken
             self._woken.add(log)
         if first:
-            self._node.loop.call_soon_threadsafe(self._wake)
+            self._context.loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         with self._woken_lock:
@@ -541,10 +541,10 @@ class Fetches:
     def _list_offsets(self, request: Request, connection: Peer) -> Any:
         special = all(p.timestamp in (EARLIEST, LATEST) for t in request.body.topics for p in t.partitions)
         if special:
-            get = self._node.topics.find
+            get = self._context.topics.find
             partitions = [(get(t.name), p.partition_index) for t in request.body.topics for p in t.partitions]
-            return self._node.with_logs(partitions, lambda: self._listed_offsets(request))
-        return self._node.in_pool(self._listed_offsets, request)
+            return self._context.with_logs(partitions, lambda: self._listed_offsets(request))
+        return self._context.in_pool(self._listed_offsets, request)
 
     def _listed_offsets(self, request: Request) -> Message:
         body = request.body
@@ -604,16 +604,16 @@ class Fetches:
             raise Refused(codes.UNSUPPORTED_VERSION, f"timestamp {timestamp}")
 
     def _at_time(self, log: PartitionLog, timestamp: int, end: int, answer: Any) -> None:
-        with self._node.budget.reserved(limit_of(log.active.file)):
+        with self._context.budget.reserved(limit_of(log.active.file)):
             record = record_at_time(log, timestamp)
         if record is not None and record.offset < end:
             answer.offset, answer.timestamp = record.offset, record.timestamp
             answer.leader_epoch = log.epochs.at(record.offset + 1)
 
     def _offset_for_leader_epoch(self, request: Request, connection: Peer) -> Any:
-        get = self._node.topics.find
+        get = self._context.topics.find
         partitions = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
-        return self._node.with_logs(partitions, lambda: self._ends_of_epochs(request))
+        return self._context.with_logs(partitions, lambda: self._ends_of_epochs(request))
 
     def _ends_of_epochs(self, request: Request) -> Message:
         topics = []
@@ -643,7 +643,7 @@ class Fetches:
     # -------------------------------------------------------------- DeleteRecords
 
     def _delete_records(self, request: Request, connection: Peer) -> Any:
-        return self._node.in_pool(self._deleted_records, request)
+        return self._context.in_pool(self._deleted_records, request)
 
     def _deleted_records(self, request: Request) -> Message:
         topics = []
@@ -682,7 +682,7 @@ class Fetches:
         if not 0 <= offset <= log.high_watermark:
             raise OffsetOutOfRangeError.above(log.name, offset, log.high_watermark)
         if offset > log.log_start:
-            trim(self._node.dirs, name, partition, offset)
+            trim(self._context.dirs, name, partition, offset)
         return log.log_start
 
 

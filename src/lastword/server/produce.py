@@ -41,7 +41,7 @@ class Producing:
     """
 
     def __init__(self, context: ServerContext, transactions: Callable[[], TransactionCoordinator]) -> None:
-        self._node = context
+        self._context = context
         self._transactions = transactions
 
     def handlers(self) -> Handlers:
@@ -55,7 +55,7 @@ class Producing:
 
             return error_answer(request, codes.INVALID_REQUIRED_ACKS, None)
         if body.transactional_id is not None:
-            return self._node.loop.create_task(self._produce_in_transaction(request))
+            return self._context.loop.create_task(self._produce_in_transaction(request))
         return self._append_request(request, {})
 
     async def _produce_in_transaction(self, request: Request) -> Message | None:
@@ -70,9 +70,9 @@ class Producing:
             answer, syncs = self._append_all(request, refused, waits=False)
             if answer is not None:
                 if syncs:
-                    return self._node.in_pool(self._synced, request, answer, syncs)
+                    return self._context.in_pool(self._synced, request, answer, syncs)
                 return self._acknowledged(request, answer)
-        return self._node.in_pool(self._append_and_sync, request, refused)
+        return self._context.in_pool(self._append_and_sync, request, refused)
 
     def _append_and_sync(self, request: Request, refused: dict[tuple[str, int], Refused]) -> Message | None:
         answer, syncs = self._append_all(request, refused, waits=True)
@@ -110,7 +110,7 @@ class Producing:
         logs: list[tuple[Any, Any, ServedTopic | None]] = []
         responses = []
         for topic in body.topic_data:
-            served = self._node.topics.find(topic.name, topic.topic_id)
+            served = self._context.topics.find(topic.name, topic.topic_id)
             partitions: list[Any] = []
             responses.append(
                 messages.ProduceResponse.TopicProduceResponse(
@@ -168,14 +168,14 @@ class Producing:
         if (served.name, number) in refused_partitions:
             raise refused_partitions[served.name, number]
         log = served.log(number)
-        if self._node.refuse is not None:
-            self._node.refuse(request, served)
+        if self._context.refuse is not None:
+            self._context.refuse(request, served)
         return log
 
     def _prepared(self, log: PartitionLog, request: Request, records: Any, *, waits: bool) -> Prepared:
         """Return the batch that is appended for one that was received."""
         is_transactional = request.body.transactional_id is not None
-        now_ms, budget = self._node.clock.now_ms(), self._node.budget
+        now_ms, budget = self._context.clock.now_ms(), self._context.budget
         return prepared(
             log, records, request.version, now_ms, budget, waits=waits, is_transactional=is_transactional
         )
