@@ -172,7 +172,12 @@ class Waiting:
     """A fetch that waits for bytes."""
 
     def __init__(
-        self, request: Request, session: FetchSession | None, fetches: list[PartitionFetch], *, full: bool
+        self,
+        request: Request[messages.FetchRequest],
+        session: FetchSession | None,
+        fetches: list[PartitionFetch],
+        *,
+        full: bool,
     ) -> None:
         self.request = request
         self.session = session
@@ -209,14 +214,14 @@ class Fetches:
 
     # -------------------------------------------------------------- sessions
 
-    def _fetch(self, request: Request, connection: Peer) -> Any:
+    def _fetch(self, request: Request[messages.FetchRequest], connection: Peer) -> Any:
         find = self._context.topics.find
         partitions = [
             (find(t.topic, t.topic_id), p.partition) for t in request.body.topics for p in t.partitions
         ]
         return self._context.with_logs(partitions, lambda: self._fetched(request))
 
-    def _fetched(self, request: Request) -> Any:
+    def _fetched(self, request: Request[messages.FetchRequest]) -> Any:
         body = request.body
         session: FetchSession | None = None
         named = OrderedDict(
@@ -280,7 +285,11 @@ class Fetches:
     # -------------------------------------------------------------- answers
 
     def _first_answer(
-        self, request: Request, session: FetchSession | None, fetches: list[PartitionFetch], full: bool
+        self,
+        request: Request[messages.FetchRequest],
+        session: FetchSession | None,
+        fetches: list[PartitionFetch],
+        full: bool,
     ) -> Any:
         waiting = Waiting(request, session, fetches, full=full)
         newest = [fetch for fetch in fetches if fetch.is_newest]
@@ -312,7 +321,7 @@ class Fetches:
             with contextlib.suppress(LastwordError):
                 self._aborted.of(log, offset, offset + 1)
 
-    def _read_newest(self, request: Request, newest: list[PartitionFetch]) -> None:
+    def _read_newest(self, request: Request[messages.FetchRequest], newest: list[PartitionFetch]) -> None:
         """Read the newest records of these partitions, in a thread of the pool."""
         left = min(request.body.max_bytes, MOST_BYTES)
         size = 0
@@ -379,7 +388,7 @@ class Fetches:
         return messages.FetchResponse(session_id=0 if session is None else session.id, responses=responses)
 
     def _read(
-        self, request: Request, fetch: PartitionFetch, most_bytes: int, *, first: bool
+        self, request: Request[messages.FetchRequest], fetch: PartitionFetch, most_bytes: int, *, first: bool
     ) -> tuple[Any, int]:
         """Return the answer for one partition, and its bytes of records."""
         answer = messages.FetchResponse.PartitionData(
@@ -538,7 +547,7 @@ class Fetches:
 
     # -------------------------------------------------------------- offsets
 
-    def _list_offsets(self, request: Request, connection: Peer) -> Any:
+    def _list_offsets(self, request: Request[messages.ListOffsetsRequest], connection: Peer) -> Any:
         special = all(p.timestamp in (EARLIEST, LATEST) for t in request.body.topics for p in t.partitions)
         if special:
             get = self._context.topics.find
@@ -546,7 +555,7 @@ class Fetches:
             return self._context.with_logs(partitions, lambda: self._listed_offsets(request))
         return self._context.in_pool(self._listed_offsets, request)
 
-    def _listed_offsets(self, request: Request) -> Message:
+    def _listed_offsets(self, request: Request[messages.ListOffsetsRequest]) -> Message:
         body = request.body
         topics: dict[str, Any] = {}
         named = Counter(
@@ -610,12 +619,14 @@ class Fetches:
             answer.offset, answer.timestamp = record.offset, record.timestamp
             answer.leader_epoch = log.epochs.at(record.offset + 1)
 
-    def _offset_for_leader_epoch(self, request: Request, connection: Peer) -> Any:
+    def _offset_for_leader_epoch(
+        self, request: Request[messages.OffsetForLeaderEpochRequest], connection: Peer
+    ) -> Any:
         get = self._context.topics.find
         partitions = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
         return self._context.with_logs(partitions, lambda: self._ends_of_epochs(request))
 
-    def _ends_of_epochs(self, request: Request) -> Message:
+    def _ends_of_epochs(self, request: Request[messages.OffsetForLeaderEpochRequest]) -> Message:
         topics = []
         for topic in request.body.topics:
             partitions: list[Any] = []
@@ -642,10 +653,10 @@ class Fetches:
 
     # -------------------------------------------------------------- DeleteRecords
 
-    def _delete_records(self, request: Request, connection: Peer) -> Any:
+    def _delete_records(self, request: Request[messages.DeleteRecordsRequest], connection: Peer) -> Any:
         return self._context.in_pool(self._deleted_records, request)
 
-    def _deleted_records(self, request: Request) -> Message:
+    def _deleted_records(self, request: Request[messages.DeleteRecordsRequest]) -> Message:
         topics = []
         for topic in request.body.topics:
             partitions: list[Any] = []

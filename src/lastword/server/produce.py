@@ -48,7 +48,7 @@ class Producing:
         """Return the handlers by the name of the API."""
         return {"Produce": self._produce}
 
-    def _produce(self, request: Request, connection: Peer) -> Any:
+    def _produce(self, request: Request[messages.ProduceRequest], connection: Peer) -> Any:
         body = request.body
         if body.acks not in (0, 1, -1):
             from lastword.protocol.refusals import error_answer
@@ -58,13 +58,15 @@ class Producing:
             return self._context.loop.create_task(self._produce_in_transaction(request))
         return self._append_request(request, {})
 
-    async def _produce_in_transaction(self, request: Request) -> Message | None:
+    async def _produce_in_transaction(self, request: Request[messages.ProduceRequest]) -> Message | None:
         transaction, refused = await self._transactions().check_batches(request)
         with contextlib.nullcontext() if transaction is None else transaction.appending():
             answer = self._append_request(request, refused)
             return await answer if isinstance(answer, asyncio.Future) else answer
 
-    def _append_request(self, request: Request, refused: dict[tuple[str, int], Refused]) -> Any:
+    def _append_request(
+        self, request: Request[messages.ProduceRequest], refused: dict[tuple[str, int], Refused]
+    ) -> Any:
         """Append the batches of a request, without those of the refused partitions; return its answer."""
         if request.size <= LARGE_BYTES:
             answer, syncs = self._append_all(request, refused, waits=False)
@@ -74,12 +76,16 @@ class Producing:
                 return self._acknowledged(request, answer)
         return self._context.in_pool(self._append_and_sync, request, refused)
 
-    def _append_and_sync(self, request: Request, refused: dict[tuple[str, int], Refused]) -> Message | None:
+    def _append_and_sync(
+        self, request: Request[messages.ProduceRequest], refused: dict[tuple[str, int], Refused]
+    ) -> Message | None:
         answer, syncs = self._append_all(request, refused, waits=True)
         assert answer is not None
         return self._synced(request, answer, syncs)
 
-    def _synced(self, request: Request, answer: Any, syncs: list[tuple[PartitionLog, Any]]) -> Message | None:
+    def _synced(
+        self, request: Request[messages.ProduceRequest], answer: Any, syncs: list[tuple[PartitionLog, Any]]
+    ) -> Message | None:
         for log, partition in syncs:
             try:
                 log.sync()
@@ -87,7 +93,7 @@ class Producing:
                 _refuse(partition, error.kafka_code, error.message)
         return self._acknowledged(request, answer)
 
-    def _acknowledged(self, request: Request, answer: Any) -> Message | None:
+    def _acknowledged(self, request: Request[messages.ProduceRequest], answer: Any) -> Message | None:
         """Return the answer; None for acks 0, whose connection is closed if a batch was refused."""
         if request.body.acks != 0:
             return answer
@@ -98,7 +104,11 @@ class Producing:
         return None
 
     def _append_all(
-        self, request: Request, refused_partitions: dict[tuple[str, int], Refused], *, waits: bool
+        self,
+        request: Request[messages.ProduceRequest],
+        refused_partitions: dict[tuple[str, int], Refused],
+        *,
+        waits: bool,
     ) -> tuple[Any, list[tuple[PartitionLog, Any]]]:
         """Append the batches of a request.
 
@@ -153,7 +163,7 @@ class Producing:
 
     def _writable(
         self,
-        request: Request,
+        request: Request[messages.ProduceRequest],
         served: ServedTopic,
         number: int,
         refused_partitions: dict[tuple[str, int], Refused],
@@ -172,7 +182,9 @@ class Producing:
             self._context.refuse(request, served)
         return log
 
-    def _prepared(self, log: PartitionLog, request: Request, records: Any, *, waits: bool) -> Prepared:
+    def _prepared(
+        self, log: PartitionLog, request: Request[messages.ProduceRequest], records: Any, *, waits: bool
+    ) -> Prepared:
         """Return the batch that is appended for one that was received."""
         is_transactional = request.body.transactional_id is not None
         now_ms, budget = self._context.clock.now_ms(), self._context.budget
