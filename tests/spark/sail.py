@@ -30,7 +30,7 @@ def build() -> None:
     try:
         subprocess.run([sys.executable, "-m", "venv", directory], check=True)
         subprocess.run([PYTHON, "-m", "pip", "install", "-q", *wanted, "-e", f"{ROOT}[avro]"], check=True)
-    except subprocess.CalledProcessError:
+    except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
 
