@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,16 @@ def test_a_closed_pipe_is_no_error(house: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == "" and process.wait() == 0
     process.stderr.close()
+
+
+def test_the_modules_of_the_server_are_in_layers() -> None:
+    """Imports for type checkers count: a handler that names another one as a type can reach it, too."""
+    folder = Path(__file__).parents[2] / "src" / "lastword" / "server"
+    imported = re.compile(r"^ *from lastword\.server(?:\.(\w+) import| import (\w+)$)", re.MULTILINE)
+    edges = {
+        path.stem: {one or two for one, two in imported.findall(path.read_text())}
+        for path in folder.glob("*.py")
+        if path.stem != "__init__"
+    }
+    order = list(TopologicalSorter(edges).static_order())  # CycleError: a circle
+    assert order[-1] == "server" and order.index("context") < order.index("admin") < order.index("node")
