@@ -15,6 +15,9 @@ import pytest
 
 CPU = "cpu_seconds"
 MOST_TESTS = 15
+"""Tests that are named one by one."""
+FEWEST_TESTS = 500
+"""A run of fewer tests prints no table."""
 
 
 def spent() -> float:
@@ -45,7 +48,7 @@ class CpuTable:
             self._by_test[report.nodeid] = dict(report.user_properties).get(CPU, 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if len(self._by_test) < MOST_TESTS:
+        if len(self._by_test) < FEWEST_TESTS:
             return
         folders: dict[str, list[float]] = defaultdict(list)
         for test, seconds in self._by_test.items():

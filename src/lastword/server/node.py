@@ -12,7 +12,6 @@ from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
 from lastword.server.admin import Admin
 from lastword.server.configs import Configs
-from lastword.server.constants import Constants
 from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic
 from lastword.server.fetch import Fetches
 from lastword.server.produce import Producing
@@ -53,7 +52,6 @@ class ClusterNode:
         self._add(configs.handlers())
         self._add(Producing(context, lambda: self.transactions).handlers())
         self._add(self._fetches.handlers())
-        self._add(Constants(context).handlers())
         call_soon = context.loop.call_soon_threadsafe
         topics.on_deleted(lambda names: call_soon(self._topics_deleted, names))
         # A coordinator with a state starts with the server: leases and transactions end without a request.
@@ -69,13 +67,16 @@ class ClusterNode:
         """Return the answer to a request, a future of it, or None if it has none."""
         handler = self._handlers.get(request.api.key)
         if handler is None:
+            from lastword.server.constants import Constants
+
+            self._add(Constants(self._context).handlers())
             self._add(self.groups.handlers())
             self._add(self.transactions.handlers())
             handler = self._handlers[request.api.key]
         return handler(request, connection)
 
-    # Their code takes some milliseconds to load, and few tests of a test session have groups or transactions.
-    # The loop's thread makes both.
+    # Their code takes some milliseconds to load, and few tests of a test session have groups or transactions,
+    # or ask what a single node does not have. The loop's thread makes all three.
 
     @property
     def groups(self) -> Groups:
