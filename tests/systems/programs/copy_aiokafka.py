@@ -7,7 +7,12 @@ address, source, target, group = sys.argv[1:5]
 
 
 async def main():
-    settings = {"group_id": group, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    settings = {
+        "group_id": group,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "session_timeout_ms": 6000,
+    }
     async with (
         AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True) as producer,
         AIOKafkaConsumer(source, bootstrap_servers=address, **settings) as consumer,

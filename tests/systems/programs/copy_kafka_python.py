@@ -8,6 +8,7 @@ consumer = KafkaConsumer(
     source,
     bootstrap_servers=address,
     group_id=group,
+    session_timeout_ms=6000,
     auto_offset_reset="earliest",
     enable_auto_commit=False,
 )

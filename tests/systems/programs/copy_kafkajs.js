@@ -4,7 +4,7 @@ const [address, source, target, group] = process.argv.slice(2);
 async function main() {
   const kafka = new Kafka({ brokers: [address] });
   const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1 });
-  const consumer = kafka.consumer({ groupId: group });
+  const consumer = kafka.consumer({ groupId: group, sessionTimeout: 6000, heartbeatInterval: 500 });
   await producer.connect();
   await consumer.connect();
   await consumer.subscribe({ topic: source, fromBeginning: true });

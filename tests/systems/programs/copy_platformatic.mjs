@@ -7,7 +7,7 @@ Promise.withResolvers ??= function () {  // Node.js 20 has none
 };
 const common = { clientId: "systems", bootstrapBrokers: [address] };
 const producer = new Producer(common);
-const consumer = new Consumer({ ...common, groupId: group });
+const consumer = new Consumer({ ...common, groupId: group, sessionTimeout: 6000, rebalanceTimeout: 6000, heartbeatInterval: 500 });
 const stream = await consumer.consume({
   topics: [source],
   autocommit: false,
