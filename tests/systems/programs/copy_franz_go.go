@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -18,6 +19,7 @@ func main() {
 	client, err := kgo.NewClient(
 		kgo.SeedBrokers(os.Args[1]), kgo.ConsumeTopics(os.Args[2]), kgo.ConsumerGroup(os.Args[4]),
 		kgo.DefaultProduceTopic(os.Args[3]), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.DisableAutoCommit(),
+		kgo.SessionTimeout(6*time.Second), kgo.RebalanceTimeout(6*time.Second), kgo.HeartbeatInterval(500*time.Millisecond),
 	)
 	check(err)
 	for {

@@ -18,6 +18,7 @@ func main() {
 	ctx := context.Background()
 	reader := kafka.NewReader(kafka.ReaderConfig{
 		Brokers: []string{os.Args[1]}, Topic: os.Args[2], GroupID: os.Args[4], StartOffset: kafka.FirstOffset,
+		SessionTimeout: 6 * time.Second, RebalanceTimeout: 6 * time.Second, HeartbeatInterval: 500 * time.Millisecond,
 		MaxWait: 100 * time.Millisecond,
 	})
 	writer := &kafka.Writer{

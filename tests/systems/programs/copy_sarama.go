@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"time"
 
 	"github.com/IBM/sarama"
 )
@@ -41,6 +42,8 @@ func main() {
 	config.Producer.Idempotent = true
 	config.Producer.RequiredAcks = sarama.WaitForAll
 	config.Net.MaxOpenRequests = 1
+	config.Consumer.Group.Session.Timeout = 6 * time.Second
+	config.Consumer.Group.Heartbeat.Interval = 500 * time.Millisecond
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	brokers := []string{os.Args[1]}
 	producer, err := sarama.NewSyncProducer(brokers, config)
