@@ -158,7 +158,7 @@ clients: java $(READY) kernels ## every client with every codec, isolation level
 	@LASTWORD_EXHAUSTIVE=1 LASTWORD_KILLS=$(or $(N),10) $(PY) -m pytest -m '' tests/server/test_matrix.py tests/kafka/test_client_matrix.py tests/kafka/test_java_clients.py tests/kafka/test_spark_source.py
 
 systems: java $(READY) kernels ## outside clients and systems on the server and on a real Kafka, compared with a dict: make systems ONLY=sarama,kafkajs
-	@$(PY) -m tests.systems.run $(if $(ONLY),--only $(ONLY)) --records $(or $(N),400)
+	@$(PY) -m tests.systems.run $(if $(ONLY),--only '$(ONLY)') --records $(or $(N),400)
 
 soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and killed all the while: make soak N=10000000
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)

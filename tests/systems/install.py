@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.jars import KafkaJars, KafkaMissing, cache_directory
+from tests.support.jars import KafkaJars, KafkaMissing, cache_directory, find_java
 from tests.systems.table import System
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -34,28 +34,30 @@ def installed(system: System) -> tuple[list[str], dict[str, str]]:
     return STARTERS[system.kind](system, home)
 
 
-def _run(home: Path, *command: str) -> None:
+def run(home: Path, *command: str) -> str:
+    """Run a command of an installation, and return its output; raise `SystemMissing` if it fails."""
     if shutil.which(command[0]) is None:
         raise SystemMissing(f"no {command[0]}")
     done = subprocess.run(command, cwd=home, capture_output=True, text=True)
     if done.returncode:
         raise SystemMissing(f"{' '.join(command)[:60]}: {(done.stderr or done.stdout).strip()[-300:]}")
+    return done.stdout
 
 
 def _python(system: System, home: Path) -> None:
-    _run(home, sys.executable, "-m", "venv", "venv")
-    _run(home, str(home / "venv/bin/python"), "-m", "pip", "install", "--quiet", *system.packages)
+    run(home, sys.executable, "-m", "venv", "venv")
+    run(home, str(home / "venv/bin/python"), "-m", "pip", "install", "--quiet", *system.packages)
 
 
 def _node(system: System, home: Path) -> None:
-    _run(home, "npm", "install", "--no-audit", "--no-fund", "--silent", *system.packages)
+    run(home, "npm", "install", "--no-audit", "--no-fund", "--silent", *system.packages)
 
 
 def _go(system: System, home: Path) -> None:
-    _run(home, "go", "mod", "init", "program")
-    _run(home, "go", "get", *system.packages)
-    _run(home, "go", "mod", "tidy")
-    _run(home, "go", "build", "-o", "program", ".")
+    run(home, "go", "mod", "init", "program")
+    run(home, "go", "get", *system.packages)
+    run(home, "go", "mod", "tidy")
+    run(home, "go", "build", "-o", "program", ".")
 
 
 def _rust(system: System, home: Path) -> None:
@@ -63,13 +65,36 @@ def _rust(system: System, home: Path) -> None:
     (home / "Cargo.toml").write_text(head + "\n".join(system.packages) + "\n")
     (home / "src").mkdir()
     (home / system.program).rename(home / "src" / "main.rs")
-    _run(home, "cargo", "build", "--quiet")
+    run(home, "cargo", "build", "--quiet")
 
 
 def _jvm(system: System, home: Path) -> None:
     for package in system.packages:
         copy = ("dependency:copy", f"-Dartifact={package}", f"-DoutputDirectory={home}")
-        _run(home, "mvn", "--batch-mode", "--quiet", *copy)
+        run(home, "mvn", "--batch-mode", "--quiet", *copy)
+
+
+def _maven(system: System, home: Path) -> None:
+    parts = (package.split(":") for package in system.packages)
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version></dependency>"
+        for group, name, version in parts
+    )
+    head = (
+        "<modelVersion>4.0.0</modelVersion><groupId>p</groupId><artifactId>p</artifactId><version>0</version>"
+    )
+    (home / "pom.xml").write_text(f"<project>{head}<dependencies>{dependencies}</dependencies></project>")
+    copy = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={home}")
+    run(home, "mvn", "--batch-mode", "--quiet", *copy)
+
+
+def _maven_command(system: System, home: Path) -> tuple[list[str], dict[str, str]]:
+    try:
+        java = find_java()
+    except KafkaMissing as missing:
+        raise SystemMissing(str(missing)) from missing
+    opened = [f"--add-opens=java.base/java.{part}=ALL-UNNAMED" for part in ("lang", "util", "time")]
+    return [java, "-Xmx768m", *opened, "-cp", f"{home}/*", str(home / system.program)], {}
 
 
 def _jvm_command(system: System, home: Path) -> tuple[list[str], dict[str, str]]:
@@ -90,6 +115,7 @@ INSTALLERS: dict[str, Callable[[System, Path], None]] = {
     "go": _go,
     "rust": _rust,
     "jvm": _jvm,
+    "maven": _maven,
 }
 STARTERS: dict[str, Callable[[System, Path], tuple[list[str], dict[str, str]]]] = {
     "python": lambda system, home: ([str(home / "venv/bin/python"), str(home / system.program)], {}),
@@ -97,6 +123,7 @@ STARTERS: dict[str, Callable[[System, Path], tuple[list[str], dict[str, str]]]] 
     "go": lambda system, home: ([str(home / "program")], {}),
     "rust": lambda system, home: ([str(home / "target/debug/program")], {}),
     "jvm": _jvm_command,
+    "maven": _maven_command,
 }
 
 

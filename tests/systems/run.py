@@ -1,13 +1,14 @@
 """Run outside clients and systems against the server and a real Kafka: `make systems ONLY=sarama,kafkajs`.
 
 Each system runs twice on each of the two servers. Between its two lives the server's logs are cleaned and the
-directory of its state is removed. The target is compared with a dict, after each life. The result is
-`docs/systems.md`, written if all systems were run.
+directory of its state is removed. The target is compared with a dict, after each life. Own test suites of
+clients run once on each server. The results are saved in `results.json`, from which the page is made.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -17,8 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import confluent_kafka.admin
@@ -26,10 +29,11 @@ import confluent_kafka.admin
 import lastword
 from tests.support.jars import KAFKA_VERSION, KafkaJars
 from tests.support.kafka import Broker, Tools
+from tests.systems import suites
 from tests.systems.install import SystemMissing, environment, installed
-from tests.systems.table import NOT_HERE, SYSTEMS, System
+from tests.systems.page import NAMES, PAGE, RESULTS, compared, is_ours, page
+from tests.systems.table import ROWS, Suite, System
 
-PAGE = Path(__file__).parents[2] / "docs" / "systems.md"
 KEYS = 20
 PARTITIONS = 2
 SETTINGS = {"cleanup.policy": "compact", "segment.ms": "500", "min.compaction.lag.ms": "0"}
@@ -43,16 +47,6 @@ class Server:
     name: str
     address: str
     clean: Callable[[], object]
-
-
-@dataclass
-class Result:
-    """The results of a system: "" or the difference, by server."""
-
-    system: System
-    missing: str = ""
-    differences: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def fed(
@@ -179,11 +173,12 @@ def created(address: str, *topics: str) -> None:
 def servers(root: Path) -> Iterator[tuple[Server, Server]]:
     """Start the server and a real Kafka beside it."""
     kafka_settings = {"auto.create.topics.enable": "true", "group.initial.rebalance.delay.ms": "0"}
+    kafka_settings["num.partitions"] = str(PARTITIONS)
     with (
         Tools(KafkaJars.find_or_fetch()) as tools,
         Broker(tools, root / "kafka", kafka_settings) as broker,
         lastword.open(root / "lastword", "a", log_cleaner_enable=False) as logs,
-        lastword.serve(logs, "127.0.0.1:0", auto_create_topics=True) as server,
+        lastword.serve(logs, "127.0.0.1:0", partitions=PARTITIONS) as server,
     ):
         yield (
             Server("lastword", server.bootstrap_servers, logs.clean),
@@ -191,68 +186,58 @@ def servers(root: Path) -> Iterator[tuple[Server, Server]]:
         )
 
 
-def page(results: list[Result]) -> str:
-    """Return the text of docs/systems.md."""
-    lines = [
-        "# Outside systems",
-        "",
-        "Written by `make systems`. Each system runs twice on the server, and twice on a real Kafka.",
-        "Between its two lives the server's logs are cleaned, and the files of its state are removed.",
-        "After each life the target topic is compared with a dict.",
-        "",
-        f"| system | packages | shown | lastword | Kafka {KAFKA_VERSION} |",
-        "|---|---|---|---|---|",
-    ]
-    shown = {
-        "copy": "copies each record, in a group",
-        "count": "counts the records of each key",
-        "lines": "writes values to a file, and its lines to a topic",
-        "mirror": "copies a topic to the other cluster",
+def system_result(
+    system: System, both: tuple[Server, Server], root: Path, records: int, seconds: float
+) -> Any:
+    differences = {
+        name: lives(system, server, other, root, records, seconds)
+        for name, server, other in zip(NAMES, both, both[::-1], strict=True)
     }
-    for result in results:
-        system = result.system
-        text = shown[system.does] + (f"; {system.remark}" if system.remark else "")
-        names = "<br>".join(f"`{package}`" for package in system.packages)
-        if result.missing:
-            cells = [f"not run: {result.missing}", ""]
-        else:
-            cells = [difference or "right" for difference in result.differences.values()]
-        lines.append(f"| {system.name} | {names} | {text} | {' | '.join(cells)} |".replace("\n", " "))
-    lines += ["", "Not in the table yet:", "", *(f"- {name}" for name in NOT_HERE)]
-    return "\n".join(lines) + "\n"
+    return {"differences": differences, "records": records}
+
+
+def suite_result(suite: Suite, both: tuple[Server, Server], root: Path, seconds: float) -> Any:
+    ended = {
+        name: suites.outcomes(suite, server.address, root, seconds)
+        for name, server in zip(NAMES, both, strict=True)
+    }
+    return compared(ended)
 
 
 def main() -> None:
-    """Run the systems and write the page; exit with 1 if one differs on the server only."""
+    """Run systems, save the results and write the page; exit with 1 if one differs on the server only."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of systems, separated by commas")
     parser.add_argument("--records", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=60, help="the most for one life")
+    parser.add_argument("--suite-seconds", type=float, default=600, help="the most for one run of a suite")
+    parser.add_argument("--docs", action="store_true", help="only write the page, from the saved results")
     given = parser.parse_args()
-    wanted = given.only.split(",") if given.only else [system.name for system in SYSTEMS]
-    chosen = [system for system in SYSTEMS if system.name in wanted]
-    unknown = set(wanted) - {system.name for system in chosen}
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    if given.docs:
+        PAGE.write_text(page(results), encoding="utf-8")
+        return
+    wanted = given.only.split(",") if given.only else [row.name for row in ROWS]
+    chosen = [row for row in ROWS if row.name in wanted]
+    unknown = set(wanted) - {row.name for row in chosen}
     if unknown:
         parser.error(f"no such system: {', '.join(sorted(unknown))}")
-    results = []
     with tempfile.TemporaryDirectory(prefix="lastword-systems-") as root, servers(Path(root)) as both:
-        for system in chosen:
-            result, began = Result(system), time.monotonic()
+        for row in chosen:
+            began = time.monotonic()
             try:
-                for server, other in (both, both[::-1]):
-                    result.differences[server.name] = lives(
-                        system, server, other, Path(root), given.records, given.seconds
-                    )
+                if isinstance(row, System):
+                    result = system_result(row, both, Path(root), given.records, given.seconds)
+                else:
+                    result = suite_result(row, both, Path(root), given.suite_seconds)
             except SystemMissing as missing:
-                result.missing = str(missing)
-            result.seconds = time.monotonic() - began
-            results.append(result)
-            outcome = result.missing or {name: text or "right" for name, text in result.differences.items()}
-            print(f"{system.name}: {outcome} ({result.seconds:.0f} s)", flush=True)
-    if not given.only:
-        PAGE.write_text(page(results), encoding="utf-8")
-    ours, kafkas = ([list(r.differences.values())[n] for r in results if not r.missing] for n in (0, 1))
-    sys.exit(any(a and not b for a, b in zip(ours, kafkas, strict=True)))
+                result = {"missing": str(missing)}
+            result |= {"packages": list(row.packages), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+            print(f"{row.name}: {result} ({time.monotonic() - began:.0f} s)", flush=True)
+            results = json.loads(RESULTS.read_text(encoding="utf-8")) | {row.name: result}
+            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    PAGE.write_text(page(results), encoding="utf-8")
+    sys.exit(any(is_ours(results[row.name]) for row in chosen))
 
 
 if __name__ == "__main__":

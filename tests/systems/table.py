@@ -37,6 +37,15 @@ class System:
     remark: str = ""
 
 
+FLINK = (
+    "org.apache.flink:flink-clients:2.0.0",
+    "org.apache.flink:flink-connector-base:2.0.0",
+    "org.apache.flink:flink-table-api-java-bridge:2.0.0",
+    "org.apache.flink:flink-table-planner-loader:2.0.0",
+    "org.apache.flink:flink-table-runtime:2.0.0",
+    "org.apache.flink:flink-sql-connector-kafka:4.0.1-2.0",
+)
+
 SYSTEMS = (
     System("aiokafka", "python", ("aiokafka==0.14.0",), "copy_aiokafka.py"),
     System("kafka-python", "python", ("kafka-python==3.0.12",), "copy_kafka_python.py"),
@@ -70,7 +79,7 @@ SYSTEMS = (
         remark="exactly once; stores in memory",
     ),
     System(
-        "Connect, two workers",
+        "Connect with two workers",
         "jvm",
         (f"org.apache.kafka:connect-file:{OLDER_VERSION}",),
         "connect_distributed.py",
@@ -88,7 +97,100 @@ SYSTEMS = (
         kafka=OLDER_VERSION,
         remark="both directions at a time, between the two servers",
     ),
+    System(
+        "Flink upsert-kafka",
+        "maven",
+        FLINK,
+        "CopyFlink.java",
+        remark="both tables keyed; it reads from the start in each life",
+    ),
 )
 
-NOT_HERE = ("Flink upsert-kafka", "the own test suites of aiokafka, kafka-python and franz-go")
-"""Systems that have no row yet."""
+
+@dataclass(frozen=True)
+class Suite:
+    """The own test suite of a client, whose tests run against a broker that runs already.
+
+    Attributes:
+        name: The name of its row.
+        kind: How it is installed and started: one of the keys of `suites.KINDS`.
+        packages: Packages that are installed, each with its version; the client is the first.
+        source: The tests: "pip" for the source package of the client, or a repository and a tag of git.
+        package: The directory of the client in the source; removed, so that the installed one is tested.
+        added: A file of `programs/`, and the file of the source to whose end it is added.
+        tests: Files of pytest, or the package of Go.
+        env: The environment of the tests, where ADDRESS is the server's address.
+        remark: A sentence for the page.
+    """
+
+    name: str
+    kind: str
+    packages: tuple[str, ...]
+    source: str = ""
+    package: str = ""
+    added: tuple[str, str] = ("", "")
+    tests: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    remark: str = ""
+
+
+PYTEST = ("pytest==9.0.2", "pytest-mock==3.15.1", "pytest-timeout==2.4.0")
+PLACES = ("admin", "consumer", "producer")
+FILES = (
+    "admin",
+    "client",
+    "coordinator",
+    "pep492",
+    "producer",
+    "transactional_consumer",
+    "transactional_producer",
+)
+
+SUITES = (
+    Suite(
+        "tests of aiokafka",
+        "python",
+        ("aiokafka==0.14.0", *PYTEST, "pytest-asyncio==1.3.0", "docker==7.1.0", "cramjam==2.11.0"),
+        "https://github.com/aio-libs/aiokafka v0.14.0",
+        "aiokafka",
+        ("aiokafka_conftest.py", "tests/conftest.py"),
+        tuple(f"tests/test_{name}.py" for name in FILES),
+        (("ADDRESS", "ADDRESS"),),
+        "without those of SASL, TLS, the consumer and the fetcher",
+    ),
+    Suite(
+        "tests of kafka-python",
+        "python",
+        (
+            "kafka-python==3.0.12",
+            *PYTEST,
+            "crc32c==2.7.1",
+            "lz4==4.4.4",
+            "zstandard==0.25.0",
+            "python-snappy==0.7.3",
+        ),
+        "pip",
+        "kafka",
+        ("kafka_python_service.py", "test/service.py"),
+        tuple(f"test/integration/test_{name}_integration.py" for name in PLACES),
+        (("KAFKA_URI", "kafka://ADDRESS"), ("KAFKA_VERSION", "4.2.0"), ("KAFKA_ROOT", "/")),
+        "without those of SASL and of TLS, which start a Kafka of their own",
+    ),
+    Suite(
+        "tests of franz-go",
+        "go",
+        ("github.com/twmb/franz-go@v1.22.3",),
+        tests=("github.com/twmb/franz-go/pkg/kgo",),
+        env=(
+            ("KGO_SEEDS", "ADDRESS"),
+            ("KGO_TEST_RF", "1"),
+            ("KGO_TEST_RECORDS", "5000"),
+            ("KGO_TEST_MAX_TOPIC_PARTS", "3"),
+            ("KGO_LOG_LEVEL", "none"),
+        ),
+        remark="package kgo, with 5,000 records in each topic",
+    ),
+)
+"""The own suites of clients: their failed tests on the server are compared with those on Kafka."""
+
+ROWS: tuple[System | Suite, ...] = (*SYSTEMS, *SUITES)

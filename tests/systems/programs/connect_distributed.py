@@ -21,6 +21,7 @@ def worker(port):
         "group.id": group,
         "listeners": f"http://127.0.0.1:{port}",
         "plugin.path": os.environ["PLUGINS"],
+        "plugin.discovery": "service_load",
         "offset.flush.interval.ms": 200,
         "scheduled.rebalance.max.delay.ms": 0,
         "exactly.once.source.support": "enabled",
@@ -40,13 +41,17 @@ def worker(port):
 def put(name, config):
     body = json.dumps(config).encode()
     url = f"http://127.0.0.1:{ports[0]}/connectors/{name}/config"
-    for _ in range(120):
+    reason = ""
+    for _ in range(240):
         try:
             request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="PUT")
             return urllib.request.urlopen(request, timeout=10).read()
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    raise SystemExit("the workers do not answer")
+        except urllib.error.HTTPError as error:
+            reason = f"{error.code} {error.read().decode(errors='replace')}"
+        except OSError as error:
+            reason = str(error)
+        time.sleep(0.5)
+    raise SystemExit(f"the workers do not answer: {reason}")
 
 
 workers = [worker(port) for port in ports]

@@ -29,5 +29,5 @@ async def count(stream):
         await outgoing.send(key=key, value=str(counts[key]))
 
 
-sys.argv = [sys.argv[0], "worker", "-l", "warning", "--without-web"]
+sys.argv = [sys.argv[0], "worker", "-l", "warn", "--without-web"]
 app.main()

@@ -1,0 +1,105 @@
+"""The page of outside systems, from their saved results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.support.jars import KAFKA_VERSION
+from tests.systems.table import SUITES, SYSTEMS
+
+PAGE = Path(__file__).parents[2] / "docs" / "systems.md"
+RESULTS = Path(__file__).parent / "results.json"
+NAMES = ("lastword", "Kafka")
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the text of docs/systems.md.
+
+    Args:
+        results: The saved results, by name of the row.
+    """
+    shown = {
+        "copy": "copies each record, in a group",
+        "count": "counts the records of each key",
+        "lines": "writes values to a file, and its lines to a topic",
+        "mirror": "copies a topic to the other cluster",
+    }
+    lines = [
+        "# Outside systems",
+        "",
+        "Written by `make systems` from the results of its last runs. The test command does not run it.",
+        "Each system runs twice on the server, and twice on a real Kafka beside it. Between its two lives",
+        "the system is stopped, the server's logs are cleaned, and its state's files are removed.",
+        "After each life the newest values of the target are compared with a dict: right, if they are equal.",
+        "",
+        f"| system | packages | shown | lastword | Kafka {KAFKA_VERSION} | records | date |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for system in SYSTEMS:
+        text = shown[system.does] + (f"; {system.remark}" if system.remark else "")
+        result = results.get(system.name, {"missing": "no run yet"})
+        if result.get("missing"):
+            cells = [f"not run: {result['missing']}", "", "", ""]
+        else:
+            differences = [result["differences"][name] or "right" for name in NAMES]
+            cells = [*differences, f"{result['records']}", result["date"]]
+        lines.append(_line(system.name, _names(system.packages), text, *cells))
+    lines += [
+        "",
+        "## Own test suites",
+        "",
+        "The tests of a client run against both servers. A test that fails on both is a matter of the suite",
+        "or of the set-up: one broker, no Docker. A test that did not end counts as failed.",
+        "",
+        f"| suite | package | lastword | Kafka {KAFKA_VERSION} | failed on lastword only | on Kafka only | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for suite in SUITES:
+        result = results.get(suite.name, {"missing": "no run yet"})
+        name = suite.name + (f"; {suite.remark}" if suite.remark else "")
+        if result.get("missing"):
+            cells = [f"not run: {result['missing']}", "", "", "", ""]
+        else:
+            counts = [
+                ", ".join(f"{n} {word}" for word, n in result["counts"][server].items()) for server in NAMES
+            ]
+            lists = ["<br>".join(f"`{test}`" for test in result["only"][name]) or "none" for name in NAMES]
+            cells = [*counts, *lists, result["date"]]
+        lines.append(_line(name, _names(suite.packages[:1]), *cells))
+    return "\n".join(lines) + "\n"
+
+
+def _names(packages: tuple[str, ...]) -> str:
+    return "<br>".join(f"`{package}`" for package in packages)
+
+
+def _line(*cells: str) -> str:
+    texts = (cell.replace("|", "/").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(texts)} |".replace("  |", " |")
+
+
+def compared(ended: dict[str, dict[str, str]]) -> Any:
+    """Return the counts of outcomes, and the tests that failed on one server only.
+
+    A test without an outcome counts as failed if it has an outcome on the other server.
+    """
+    every = sorted(set().union(*ended.values()))
+    wrong = {
+        name: {test for test in every if outcome.get(test, "failed") == "failed"}
+        for name, outcome in ended.items()
+    }
+    counts = {name: dict(sorted(Counter(outcome.values()).items())) for name, outcome in ended.items()}
+    ours, kafkas = (wrong[name] for name in NAMES)
+    return {"counts": counts, "only": {NAMES[0]: sorted(ours - kafkas), NAMES[1]: sorted(kafkas - ours)}}
+
+
+def is_ours(result: Any) -> bool:
+    """Return whether a result has something wrong on the server that is right on Kafka."""
+    if result.get("missing"):
+        return False
+    if "only" in result:
+        return bool(result["only"][NAMES[0]])
+    ours, kafkas = (result["differences"][name] for name in NAMES)
+    return bool(ours) and not kafkas
