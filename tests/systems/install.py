@@ -94,7 +94,16 @@ def _maven_command(system: System, home: Path) -> tuple[list[str], dict[str, str
     except KafkaMissing as missing:
         raise SystemMissing(str(missing)) from missing
     opened = [f"--add-opens=java.base/java.{part}=ALL-UNNAMED" for part in ("lang", "util", "time")]
-    return [java, "-Xmx768m", *opened, "-cp", f"{home}/*", str(home / system.program)], {}
+    return [
+        java,
+        "-Xmx768m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        *opened,
+        "-cp",
+        f"{home}/*",
+        str(home / system.program),
+    ], {}
 
 
 def _jvm_command(system: System, home: Path) -> tuple[list[str], dict[str, str]]:
@@ -105,7 +114,15 @@ def _jvm_command(system: System, home: Path) -> tuple[list[str], dict[str, str]]
     classpath = f"{home}/*:{jars.classpath}"
     env = {"JARS": classpath, "PLUGINS": str(home)}
     if system.program.endswith(".java"):
-        return [jars.java, "-Xmx384m", "-cp", classpath, str(home / system.program)], env
+        return [
+            jars.java,
+            "-Xmx384m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            classpath,
+            str(home / system.program),
+        ], env
     return [sys.executable, str(home / system.program)], env
 
 

@@ -29,12 +29,21 @@ def worker(port):
     }
     settings |= {f"{kind}.storage.topic": f"{group}-{kind}" for kind in ("config", "offset", "status")}
     settings |= {f"{kind}.storage.replication.factor": 1 for kind in ("config", "offset", "status")}
+    settings |= {f"{kind}.storage.partitions": 1 for kind in ("offset", "status")}
     settings |= {
         f"{kind}.converter": "org.apache.kafka.connect.storage.StringConverter" for kind in ("key", "value")
     }
     path = home / f"worker-{port}.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    java = ["java", "-Xmx256m", "-cp", os.environ["JARS"], "org.apache.kafka.connect.cli.ConnectDistributed"]
+    java = [
+        "java",
+        "-Xmx256m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        os.environ["JARS"],
+        "org.apache.kafka.connect.cli.ConnectDistributed",
+    ]
     return subprocess.Popen([*java, str(path)])
 
 

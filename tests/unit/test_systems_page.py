@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.systems.page import PAGE, RESULTS, compared, is_ours, page
+from tests.systems.table import ROWS, SUITES, SYSTEMS
+
+
+def saved() -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return results
+
+
+def test_the_page_is_made_from_the_saved_results() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(saved()), "run python -m tests.systems.run --docs"
+
+
+def test_each_row_has_a_result_of_the_versions_in_the_table() -> None:
+    results = saved()
+    assert results.keys() == {row.name for row in ROWS}
+    assert {name: tuple(result["packages"]) for name, result in results.items()} == {
+        row.name: row.packages for row in ROWS
+    }, "run make systems ONLY=NAME"
+
+
+def test_a_row_without_a_result_is_on_the_page() -> None:
+    assert page({}).count("not run: no run yet") == len(SYSTEMS) + len(SUITES)
+
+
+@pytest.mark.parametrize(
+    ("ours", "kafkas", "only_ours", "only_kafkas"),
+    [
+        ({"a": "passed", "b": "failed"}, {"a": "passed", "b": "failed"}, [], []),
+        ({"a": "failed"}, {"a": "passed"}, ["a"], []),
+        ({"a": "passed"}, {"a": "failed"}, [], ["a"]),
+        ({}, {"a": "passed"}, ["a"], []),
+        ({"a": "skipped"}, {"a": "passed"}, [], []),
+    ],
+)
+def test_a_suite_differs_in_the_tests_that_fail_on_one_server(
+    ours: dict[str, str], kafkas: dict[str, str], only_ours: list[str], only_kafkas: list[str]
+) -> None:
+    result = compared({"lastword": ours, "Kafka": kafkas})
+    assert result["only"] == {"lastword": only_ours, "Kafka": only_kafkas}
+    assert is_ours(result) == bool(only_ours)
+
+
+def test_a_difference_on_both_servers_is_not_ours() -> None:
+    assert is_ours({"differences": {"lastword": "wrong", "Kafka": ""}})
+    assert not is_ours({"differences": {"lastword": "wrong", "Kafka": "wrong"}})
+    assert not is_ours({"missing": "no cargo"})
