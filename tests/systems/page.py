@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +54,28 @@ def page(results: dict[str, Any]) -> str:
         "The tests of a client run against both servers. A test that fails on both is a matter of the suite",
         "or of the set-up: one broker, no Docker. A test that did not end counts as failed.",
         "",
-        f"| suite | package | lastword | Kafka {KAFKA_VERSION} | failed on lastword only | on Kafka only | |",
-        "|---|---|---|---|---|---|---|",
+        f"| suite | package | lastword | Kafka {KAFKA_VERSION} | failed on lastword only "
+        "| on Kafka only | on both | date |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for suite in SUITES:
         result = results.get(suite.name, {"missing": "no run yet"})
         name = suite.name + (f"; {suite.remark}" if suite.remark else "")
         if result.get("missing"):
-            cells = [f"not run: {result['missing']}", "", "", "", ""]
+            cells = [f"not run: {result['missing']}", "", "", "", "", ""]
         else:
             counts = [
                 ", ".join(f"{n} {word}" for word, n in result["counts"][server].items()) for server in NAMES
             ]
-            lists = ["<br>".join(f"`{test}`" for test in result["only"][name]) or "none" for name in NAMES]
+            failed = (*(result["only"][server] for server in NAMES), result["both"])
+            lists = [_names(tests) or "none" for tests in failed]
             cells = [*counts, *lists, result["date"]]
         lines.append(_line(name, _names(suite.packages[:1]), *cells))
     return "\n".join(lines) + "\n"
 
 
-def _names(packages: tuple[str, ...]) -> str:
-    return "<br>".join(f"`{package}`" for package in packages)
+def _names(names: Iterable[str]) -> str:
+    return "<br>".join(f"`{name}`" for name in names)
 
 
 def _line(*cells: str) -> str:
@@ -81,7 +84,7 @@ def _line(*cells: str) -> str:
 
 
 def compared(ended: dict[str, dict[str, str]]) -> Any:
-    """Return the counts of outcomes, and the tests that failed on one server only.
+    """Return the counts of outcomes, and the tests that failed on one server only and on both.
 
     A test without an outcome counts as failed if it has an outcome on the other server.
     """
@@ -92,7 +95,8 @@ def compared(ended: dict[str, dict[str, str]]) -> Any:
     }
     counts = {name: dict(sorted(Counter(outcome.values()).items())) for name, outcome in ended.items()}
     ours, kafkas = (wrong[name] for name in NAMES)
-    return {"counts": counts, "only": {NAMES[0]: sorted(ours - kafkas), NAMES[1]: sorted(kafkas - ours)}}
+    only = {NAMES[0]: sorted(ours - kafkas), NAMES[1]: sorted(kafkas - ours)}
+    return {"counts": counts, "only": only, "both": sorted(ours & kafkas)}
 
 
 def is_ours(result: Any) -> bool:

@@ -184,11 +184,11 @@ SUITES = (
         env=(
             ("KGO_SEEDS", "ADDRESS"),
             ("KGO_TEST_RF", "1"),
-            ("KGO_TEST_RECORDS", "5000"),
+            ("KGO_TEST_RECORDS", "1000"),
             ("KGO_TEST_MAX_TOPIC_PARTS", "3"),
             ("KGO_LOG_LEVEL", "none"),
         ),
-        remark="package kgo, with 5,000 records in each topic",
+        remark="package kgo, with 1,000 records in each topic",
     ),
 )
 """The own suites of clients: their failed tests on the server are compared with those on Kafka."""

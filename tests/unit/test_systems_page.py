@@ -31,20 +31,25 @@ def test_a_row_without_a_result_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "kafkas", "only_ours", "only_kafkas"),
+    ("ours", "kafkas", "only_ours", "only_kafkas", "both"),
     [
-        ({"a": "passed", "b": "failed"}, {"a": "passed", "b": "failed"}, [], []),
-        ({"a": "failed"}, {"a": "passed"}, ["a"], []),
-        ({"a": "passed"}, {"a": "failed"}, [], ["a"]),
-        ({}, {"a": "passed"}, ["a"], []),
-        ({"a": "skipped"}, {"a": "passed"}, [], []),
+        ({"a": "passed", "b": "failed"}, {"a": "passed", "b": "failed"}, [], [], ["b"]),
+        ({"a": "failed"}, {"a": "passed"}, ["a"], [], []),
+        ({"a": "passed"}, {"a": "failed"}, [], ["a"], []),
+        ({}, {"a": "passed"}, ["a"], [], []),
+        ({"a": "skipped"}, {"a": "passed"}, [], [], []),
     ],
 )
 def test_a_suite_differs_in_the_tests_that_fail_on_one_server(
-    ours: dict[str, str], kafkas: dict[str, str], only_ours: list[str], only_kafkas: list[str]
+    ours: dict[str, str],
+    kafkas: dict[str, str],
+    only_ours: list[str],
+    only_kafkas: list[str],
+    both: list[str],
 ) -> None:
     result = compared({"lastword": ours, "Kafka": kafkas})
     assert result["only"] == {"lastword": only_ours, "Kafka": only_kafkas}
+    assert result["both"] == both
     assert is_ours(result) == bool(only_ours)
 
 
