@@ -50,6 +50,7 @@ def test_a_suite_differs_in_the_tests_that_fail_on_one_server(
     result = compared({"lastword": ours, "Kafka": kafkas})
     assert result["only"] == {"lastword": only_ours, "Kafka": only_kafkas}
     assert result["both"] == both
+    assert result["skipped"] == (["a"] if ours == {"a": "skipped"} else [])
     assert is_ours(result) == bool(only_ours)
 
 
