@@ -22,7 +22,7 @@ def page(results: dict[str, Any]) -> str:
         results: The saved results, by name of the row.
     """
     shown = {
-        "copy": "copies each record, in a group",
+        "copy": "copies each record",
         "count": "counts the records of each key",
         "lines": "writes values to a file, and its lines to a topic",
         "mirror": "copies a topic to the other cluster",

@@ -201,6 +201,8 @@ def suite_result(suite: Suite, both: tuple[Server, Server], root: Path, seconds:
         name: suites.outcomes(suite, server.address, root, seconds)
         for name, server in zip(NAMES, both, strict=True)
     }
+    if not ended["Kafka"]:
+        raise SystemMissing("no test of the suite ended on Kafka")
     return compared(ended)
 
 
@@ -209,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of systems, separated by commas")
     parser.add_argument("--records", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=60, help="the most for one life")
+    parser.add_argument("--seconds", type=float, default=180, help="the most for one life")
     parser.add_argument("--suite-seconds", type=float, default=600, help="the most for one run of a suite")
     parser.add_argument("--docs", action="store_true", help="only write the page, from the saved results")
     given = parser.parse_args()

@@ -27,7 +27,7 @@ def outcomes(suite: Suite, address: str, place: Path, seconds: float) -> Outcome
         SystemMissing: It cannot be installed here.
     """
     home = _installed(suite)
-    command, read = (_pytest_command, _of_pytest) if suite.kind == "python" else (_go_command, _of_go)
+    command, read = (_pytest_command, of_pytest) if suite.kind == "python" else (_go_command, of_go)
     report = place / f"{home.name}-{address.rpartition(':')[2]}"
     more = {name: value.replace("ADDRESS", address) for name, value in suite.env}
     with report.with_suffix(".log").open("wb") as out:
@@ -94,7 +94,8 @@ def _go_command(suite: Suite, home: Path, report: Path, seconds: float) -> list[
     return [str(home / "suite"), "-test.v", f"-test.timeout={seconds:.0f}s"]
 
 
-def _of_pytest(report: Path) -> Outcomes:
+def of_pytest(report: Path) -> Outcomes:
+    """Return the outcomes in a report of pytest; none if the run was ended before it wrote the report."""
     path = report.with_name(report.name + ".xml")
     if not path.exists():
         return {}
@@ -107,7 +108,8 @@ def _of_pytest(report: Path) -> Outcomes:
     return ended
 
 
-def _of_go(report: Path) -> Outcomes:
+def of_go(report: Path) -> Outcomes:
+    """Return the outcomes in the output of Go's tests, with those of the subtests."""
     words = {"PASS": "passed", "FAIL": "failed", "SKIP": "skipped"}
     text = report.with_suffix(".log").read_text(errors="replace")
     found = re.findall(r"^ *--- (PASS|FAIL|SKIP): (\S+) \(", text, re.M)

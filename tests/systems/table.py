@@ -102,7 +102,7 @@ SYSTEMS = (
         "maven",
         FLINK,
         "CopyFlink.java",
-        remark="both tables keyed; it reads from the start in each life",
+        remark="from a keyed table to another; it reads from the start in each life",
     ),
 )
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.systems.page import PAGE, RESULTS, compared, is_ours, page
+from tests.systems.suites import of_go, of_pytest
 from tests.systems.table import ROWS, SUITES, SYSTEMS
 
 
@@ -58,3 +60,22 @@ def test_a_difference_on_both_servers_is_not_ours() -> None:
     assert is_ours({"differences": {"lastword": "wrong", "Kafka": ""}})
     assert not is_ours({"differences": {"lastword": "wrong", "Kafka": "wrong"}})
     assert not is_ours({"missing": "no cargo"})
+
+
+def test_outcomes_of_pytest_are_read_from_its_report(tmp_path: Path) -> None:
+    cases = [
+        '<testcase classname="tests.a.T" name="right"/>',
+        '<testcase classname="test.b" name="wrong"><failure/></testcase>',
+        '<testcase classname="test.b" name="broken"><error/></testcase>',
+        '<testcase classname="test.b" name="left"><skipped/></testcase>',
+    ]
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    expected = {"a.T.right": "passed", "b.wrong": "failed", "b.broken": "failed", "b.left": "skipped"}
+    assert of_pytest(tmp_path / "report") == expected
+    assert of_pytest(tmp_path / "none") == {}
+
+
+def test_outcomes_of_go_are_read_from_its_output(tmp_path: Path) -> None:
+    lines = ["--- FAIL: TestA (0.1s)", "    --- PASS: TestA/sub (0.0s)", "--- SKIP: TestB (0.0s)", "PASS"]
+    (tmp_path / "report.log").write_text("\n".join(lines))
+    assert of_go(tmp_path / "report") == {"TestA": "failed", "TestA/sub": "passed", "TestB": "skipped"}
