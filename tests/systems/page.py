@@ -52,7 +52,8 @@ def page(results: dict[str, Any]) -> str:
         "## Own test suites",
         "",
         "The tests of a client run against both servers. A test that fails on both is a matter of the suite",
-        "or of the set-up: one broker, no Docker. A test that did not end counts as failed.",
+        "or of the set-up: one broker, no Docker, no authorizer. A test that did not end counts as failed.",
+        "Tests that are skipped on lastword only need an API that the server does not offer: share groups.",
         "",
         f"| suite | package | lastword | Kafka {KAFKA_VERSION} | failed on lastword only "
         "| on Kafka only | on both | skipped on lastword only | date |",
