@@ -5,8 +5,7 @@
 #   data source: `SELECT` and `INSERT INTO` of one table have one path.
 # Versions: pysail 0.7.2, pyspark-client 4.2.0, Python 3.11 or newer.
 # Behaviour: the reader gets path P; the writer gets `spark-warehouse/<table>-<uuid>`, the default location of the
-#   table, instead. The statement succeeds and the rows are in a directory that nobody reads. A temporary view with
-#   the same options, or `LOCATION 'P'` instead of the option, gives P to both.
+#   table, instead. The statement succeeds and the rows are in a directory that nobody reads.
 # Output seen (2026-11-29):
 #   SELECT: P
 #   INSERT: spark-warehouse
