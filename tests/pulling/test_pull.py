@@ -80,7 +80,7 @@ def test_a_copy_is_the_source(source: lastword.LogDir, cluster: Server, copy: Pa
     with lastword.open(copy) as logs:
         config = logs["users"].config
         assert (config.segment_bytes, config.compression_type) == (10240, "zstd")
-        assert config.lastword_pulled_from == cluster.node.cluster_id
+        assert config.lastword_pulled_from == cluster.context.cluster_id
 
 
 def test_a_second_pull_copies_what_is_new(source: lastword.LogDir, cluster: Server, copy: Path) -> None:

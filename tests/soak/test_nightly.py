@@ -37,7 +37,9 @@ PROOFS = {
     "kills-server",
     "kills-spark",
     "memory-spark",
+    "sail",
     "settings",
+    "systems",
     "release-check",
     "bench",
 }
