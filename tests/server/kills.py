@@ -433,7 +433,8 @@ class World:
                 if kind != "reader"
                 for line in Journal(self.folder / f"{name}.jsonl").lines()
             )
-            if done["acked"] > LEAST_ACKNOWLEDGED and done["committed"] > LEAST_COMMITTED:
+            enough = done["acked"] > LEAST_ACKNOWLEDGED and done["committed"] > LEAST_COMMITTED
+            if enough and done["aborted"]:
                 return
             time.sleep(0.2)
 

@@ -64,9 +64,9 @@ def phantom(lines: list[list[object]]) -> None:
 
 
 def backwards(lines: list[list[object]]) -> None:
-    read = first(lines, "read")
-    at = lines.index(read)
-    later = next(line for line in lines[at + 1 :] if line[0] == "read" and line[2] == read[2])
+    """Repeat the first record that a reader read, behind a later one of the same partition."""
+    reads = [line for line in lines if line[0] == "read"]
+    read, later = next((a, b) for n, a in enumerate(reads) for b in reads[n + 1 :] if a[1:3] == b[1:3])
     lines.insert(lines.index(later) + 1, list(read))
 
 
@@ -75,23 +75,24 @@ def unread(lines: list[list[object]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "change", "named"),
+    ("kind", "change", "named"),
     [
-        ("idempotent-0", lost, "lost: idempotent-0"),
-        ("idempotent-0", superseded, "was acknowledged"),
-        ("transactional-0", aborted, "aborted, but there"),
-        ("transactional-0", committed, "lost: transaction"),
-        ("reader-1", phantom, "phantom"),
-        ("reader-1", backwards, "out of order"),
-        ("reader-0", unread, "not read"),
+        ("idempotent", lost, "lost: idempotent"),
+        ("idempotent", superseded, "was acknowledged"),
+        ("transactional", aborted, "aborted, but there"),
+        ("transactional", committed, "lost: transaction"),
+        ("reader", phantom, "phantom"),
+        ("reader", backwards, "out of order"),
+        ("reader", unread, "not read"),
     ],
 )
 def test_the_judge_names_a_fault(
-    folder: Path, tmp_path: Path, client: str, change: Callable[[list[list[object]]], None], named: str
+    folder: Path, tmp_path: Path, kind: str, change: Callable[[list[list[object]]], None], named: str
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    journal = kills.Journal(copy / f"{client}.jsonl")
+    # which client of a kind did how much is chance: the one that did most has what the change needs
+    journal = kills.Journal(max(copy.glob(f"{kind}-*.jsonl"), key=lambda path: path.stat().st_size))
     lines = journal.lines()
     change(lines)
     journal.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
