@@ -1418,6 +1418,10 @@ def _administration() -> Iterator[Step]:
         ("missing", {"topics": [{"name": "missing", "partition_indexes": [0]}]}),
         ("several", {"topics": [{"name": "users", "partition_indexes": [0, 77]}], "coordinator_epoch": 9}),
         ("no topics", {"topics": []}),
+        ("no producer id", {"producer_id": -1}),
+        ("no epoch", {"producer_epoch": -1}),
+        ("no producer", {"producer_id": -1, "producer_epoch": -1}),
+        ("no producer id and no topics", {"producer_id": -1, "topics": []}),
     ):
         marker = {"producer_id": MARKED_PRODUCER, "producer_epoch": 1, "transaction_result": False}
         marker |= {"topics": [{"name": "users", "partition_indexes": [0]}], "coordinator_epoch": 1}

@@ -872,10 +872,11 @@ class TransactionCoordinator:
             wanted = [(topic.name, number) for topic in given.topics for number in topic.partition_indexes]
             if not wanted:
                 continue
-            failures = await self._append_marker(marker, set(wanted))
+            is_possible = given.producer_id >= 0 and given.producer_epoch >= 0
+            failures = await self._append_marker(marker, set(wanted)) if is_possible else {}
             topics: dict[str, list[Any]] = {}
             for name, number in wanted:
-                code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                code = codes.UNKNOWN_TOPIC_OR_PARTITION if is_possible else codes.INVALID_REQUEST
                 if (name, number) in failures:
                     failure = failures[name, number]
                     code = codes.NONE if failure is None else failure.kafka_code
