@@ -266,7 +266,7 @@ def run(frames: int, connections: int, seed: int) -> str:
             mutants = server.malformed(min(frames, 10_000))
         assert not set(errors) - {0, codes.MESSAGE_TOO_LARGE}, errors
         assert 0 in crowd and crowd <= {0, codes.REQUEST_TIMED_OUT}, crowd
-        assert mutants == {0, codes.INVALID_RECORD}
+        assert mutants == {0, codes.INVALID_RECORD}, mutants
         bombed = server.rss() - before
         log = server.end()
     assert server.failed is None, server.failed
