@@ -21,23 +21,26 @@ The functions for a type are built once, as closures over its fields.
 
 from __future__ import annotations
 
-import base64
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.value_formats.interface import ValueFormat, ValueRefused, first_problem, is_list
+from lastword.value_formats.json_scalars import (
+    NOT_FINITE,
+    Read,
+    Scalar,
+    Write,
+    is_binary,
+    parse,
+    quoted,
+    refuse,
+    scalar_of,
+)
+from lastword.value_formats.variant import is_variant, read_variant, write_variant
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Write = Callable[[Any], str]
-Read = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class JsonFormat(ValueFormat):
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
         """Return a function from bytes to a value that `pyarrow.array` accepts. It raises ValueRefused."""
         read = reader_of(kind)
-        reads_null = _reads_null(read)
+        reads_null = read is read_variant  # in a VARIANT null is a value
 
         def decode(data: bytes) -> Any:
             try:
@@ -99,47 +102,6 @@ def payload_of(value: Any) -> Any:
     return value
 
 
-class Digits(str):
-    """The text of a JSON number that is no integer, so that no digit is lost before its type is known."""
-
-    __slots__ = ()
-
-
-def parse(data: bytes) -> Any:
-    """Parse JSON text; a number with a fraction or an exponent becomes `Digits`.
-
-    Raises ValueRefused, or RecursionError for a deep text.
-    """
-    try:
-        return json.loads(data.decode(), parse_float=Digits, parse_constant=Digits)
-    except UnicodeDecodeError:
-        raise ValueRefused(f"it is not JSON: it is not UTF-8, and begins with {data[:12]!r}") from None
-    except ValueError as error:
-        raise ValueRefused(f"it is not JSON: {error}") from None
-
-
-def text_of(value: Any) -> str:
-    """Return the JSON text of a parsed value."""
-    if isinstance(value, Digits):
-        return str(value)
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{quoted(name)}:{text_of(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(text_of, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-quoted: Callable[[str], str] = json.encoder.encode_basestring
-"""Return a string in quotes, with only those characters escaped that JSON requires."""
-
-
-def is_binary(kind: pa.DataType) -> bool:
-    """Return whether the type is binary of either offset width."""
-    import pyarrow as pa
-
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
 def problem_of(kind: pa.DataType) -> str | None:
     """Return the reason why values of a type have no JSON text, or None."""
     return first_problem(kind, _unsupported)
@@ -151,192 +113,9 @@ def _unsupported(kind: pa.DataType) -> str | None:
     types = pa.types
     if types.is_map(kind) and (types.is_nested(kind.key_type) or is_binary(kind.key_type)):
         return f"a map with keys of type {kind.key_type} has no JSON"
-    if types.is_struct(kind) or types.is_map(kind) or is_list(kind) or _scalar(kind) is not None:
+    if types.is_struct(kind) or types.is_map(kind) or is_list(kind) or scalar_of(kind) is not None:
         return None
     return f"type {kind} has no JSON"
-
-
-# ---------------------------------------------------------------- values without parts
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """How values of a type without parts are written and read. `quotes`: the text is a JSON string."""
-
-    write: Write
-    read: Read
-    quotes: bool = False
-
-
-def _scalar(kind: pa.DataType) -> Scalar | None:
-    """Return the functions of a type without parts; None if the type has no JSON."""
-    import pyarrow as pa
-
-    types = pa.types
-    if types.is_string(kind) or types.is_large_string(kind):
-        return Scalar(quoted, _read_text)
-    if types.is_boolean(kind):
-        return Scalar(lambda value: "true" if value else "false", _read_flag)
-    if types.is_signed_integer(kind):
-        return Scalar(str, _integer_reader(kind))
-    if types.is_float32(kind):
-        return Scalar(float32_text, _read_float32)
-    if types.is_float64(kind):
-        return Scalar(float_text, _read_float)
-    if types.is_decimal(kind):
-        return Scalar(lambda value: format(value, "f"), _decimal_reader(kind))
-    if is_binary(kind):
-        return Scalar(lambda value: base64.b64encode(value).decode(), _read_bytes, quotes=True)
-    if types.is_date32(kind):
-        return Scalar(date.isoformat, _read_date, quotes=True)
-    if types.is_timestamp(kind) and kind.unit == "us":
-        if kind.tz is None:
-            return Scalar(_time_text, _read_local_time, quotes=True)
-        return Scalar(lambda value: _time_text(value.astimezone(UTC)) + "Z", _read_time, quotes=True)
-    return None
-
-
-def _refuse(value: Any, wanted: str) -> ValueRefused:
-    text = text_of(value)
-    return ValueRefused(f"{text if len(text) <= 60 else text[:57] + '...'} is no {wanted}")
-
-
-def _read_text(value: Any) -> str:
-    return value if type(value) is str else text_of(value)
-
-
-def _read_flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _refuse(value, "boolean")
-    return value
-
-
-def _integer_reader(kind: pa.DataType) -> Read:
-    bits = kind.bit_width
-    most = 1 << (bits - 1)
-
-    def read(value: Any) -> int:
-        if type(value) is not int or not -most <= value < most:
-            raise _refuse(value, f"integer of {bits} bits")
-        return value
-
-    return read
-
-
-def float_text(value: float) -> str:
-    """Return the shortest text from which the same float of 64 bits is read; a string if it is not finite."""
-    if math.isfinite(value):
-        return repr(value)
-    return '"NaN"' if value != value else '"Infinity"' if value > 0 else '"-Infinity"'
-
-
-def float32_text(value: float) -> str:
-    """Return the shortest text from which the same float of 32 bits is read."""
-    import numpy as np
-
-    short = str(np.float32(value))
-    return short if math.isfinite(value) and _read_float32(Digits(short)) == value else float_text(value)
-
-
-NOT_FINITE = ("NaN", "Infinity", "-Infinity", "+Infinity", "INF", "-INF", "+INF")
-"""The texts that Spark reads as numbers that are not finite."""
-
-
-def _read_float(value: Any) -> float:
-    if value in NOT_FINITE and isinstance(value, str):
-        return float(value)
-    if type(value) is int or type(value) is Digits:
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
-        raise _refuse(value, "number that 64 bits can hold")
-    raise _refuse(value, "number")
-
-
-def _read_float32(value: Any) -> float:
-    import numpy as np
-
-    number = _read_float(value)
-    with np.errstate(over="ignore"):
-        narrow = float(np.float32(number))
-    if math.isinf(narrow) and not math.isinf(number):
-        raise _refuse(value, "number that 32 bits can hold")
-    return narrow
-
-
-def _decimal_reader(kind: pa.DataType) -> Read:
-    precision, scale = kind.precision, kind.scale
-
-    def read(value: Any) -> Decimal:
-        if type(value) is int or (isinstance(value, str) and value not in NOT_FINITE):
-            try:
-                number = Decimal(value)
-            except ArithmeticError:
-                raise _refuse(value, "decimal") from None
-            if number.is_finite() and fits(number, precision, scale):
-                return number
-        raise _refuse(value, f"decimal({precision},{scale})")
-
-    return read
-
-
-def fits(number: Decimal, precision: int, scale: int) -> bool:
-    """Return whether a decimal has no more digits than a type, before the point and after."""
-    if not number:
-        return True
-    if number.adjusted() >= precision - scale:
-        return False
-    _, digits, exponent = number.as_tuple()
-    assert isinstance(exponent, int)
-    ending = len(digits) - len("".join(map(str, digits)).rstrip("0"))
-    return exponent + ending >= -scale
-
-
-def _text_reader(convert: Callable[[str], Any], wanted: str) -> Read:
-    """Return a function from a JSON string to the value that `convert` makes of it."""
-
-    def read(value: Any) -> Any:
-        if type(value) is str:
-            try:
-                return convert(value)
-            except ValueError:
-                pass
-        raise _refuse(value, wanted)
-
-    return read
-
-
-_read_bytes = _text_reader(partial(base64.b64decode, validate=True), "base64")
-_read_date = _text_reader(date.fromisoformat, "date such as 2026-01-31")
-_read_datetime = _text_reader(datetime.fromisoformat, "timestamp such as 2026-01-31T12:00:00Z")
-
-
-def _time_text(value: datetime) -> str:
-    digits = "microseconds" if value.microsecond % 1000 else "milliseconds"
-    return value.replace(tzinfo=None).isoformat(timespec=digits)
-
-
-def _read_time(value: Any) -> datetime:
-    time = _datetime(value)
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
-
-
-def _read_local_time(value: Any) -> datetime:
-    time = _datetime(value)
-    if time.tzinfo is not None:
-        raise _refuse(value, "timestamp without an offset")
-    return time
-
-
-def _datetime(value: Any) -> Any:
-    if type(value) is int or type(value) is Digits:
-        raise ValueRefused(
-            f"{value} is a number, and its unit is not known: read a bigint and convert it (timestamp_millis)"
-        )
-    return _read_datetime(value)
 
 
 # ---------------------------------------------------------------- values with parts
@@ -346,19 +125,17 @@ def writer_of(kind: pa.DataType) -> Write:
     """Return a function from a value of a type to its JSON text."""
     import pyarrow as pa
 
-    from lastword.value_formats.variant import is_variant, write_variant
-
     if is_variant(kind):
         return write_variant
     if pa.types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return _struct_writer([(field.name, writer_of(field.type)) for field in fields])
     if pa.types.is_map(kind):
-        return _map_writer(_scalar(kind.key_type), kind.key_type, writer_of(kind.item_type))
+        return _map_writer(scalar_of(kind.key_type), kind.key_type, writer_of(kind.item_type))
     if is_list(kind):
         element = writer_of(kind.value_type)
         return lambda items: "[" + ",".join("null" if item is None else element(item) for item in items) + "]"
-    scalar = _scalar(kind)
+    scalar = scalar_of(kind)
     assert scalar is not None, kind
     write = scalar.write
     return (lambda value: f'"{write(value)}"') if scalar.quotes else write
@@ -400,22 +177,20 @@ def reader_of(kind: pa.DataType) -> Read:
     """Return a function from a parsed JSON value to a value of a type. Only that of a VARIANT takes null."""
     import pyarrow as pa
 
-    from lastword.value_formats.variant import is_variant, read_variant
-
     if is_variant(kind):
         return read_variant
     if pa.types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return _struct_reader([(field.name, reader_of(field.type), field.nullable) for field in fields])
     if pa.types.is_map(kind):
-        key = _scalar(kind.key_type)
+        key = scalar_of(kind.key_type)
         assert key is not None, kind
         return _map_reader(
             _key_reader(kind.key_type, key), reader_of(kind.item_type), kind.item_field.nullable
         )
     if is_list(kind):
         return _list_reader(reader_of(kind.value_type), kind.value_field.nullable)
-    scalar = _scalar(kind)
+    scalar = scalar_of(kind)
     assert scalar is not None, kind
     return scalar.read
 
@@ -423,19 +198,12 @@ def reader_of(kind: pa.DataType) -> Read:
 NULL = "it is null or absent, and its type is NOT NULL"
 
 
-def _reads_null(read: Read) -> bool:
-    """Return whether a function is that of a VARIANT, in which null is a value."""
-    from lastword.value_formats.variant import read_variant
-
-    return read is read_variant
-
-
 def _struct_reader(fields: list[tuple[str, Read, bool]]) -> Read:
-    variants = {name for name, read, _ in fields if _reads_null(read)}
+    variants = {name for name, read, _ in fields if read is read_variant}
 
     def read_struct(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
-            raise _refuse(value, "object")
+            raise refuse(value, "object")
         result = {}
         for name, read, nullable in fields:
             item = value.get(name)
@@ -453,11 +221,11 @@ def _struct_reader(fields: list[tuple[str, Read, bool]]) -> Read:
 
 
 def _list_reader(read: Read, nullable: bool) -> Read:
-    reads_null = _reads_null(read)
+    reads_null = read is read_variant  # in a VARIANT null is a value
 
     def read_list(value: Any) -> list[Any]:
         if type(value) is not list:
-            raise _refuse(value, "array")
+            raise refuse(value, "array")
         result = []
         for number, item in enumerate(value):
             try:
@@ -474,11 +242,11 @@ def _list_reader(read: Read, nullable: bool) -> Read:
 
 
 def _map_reader(read_key: Read, read: Read, nullable: bool) -> Read:
-    reads_null = _reads_null(read)
+    reads_null = read is read_variant  # in a VARIANT null is a value
 
     def read_map(value: Any) -> list[tuple[Any, Any]]:
         if type(value) is not dict:
-            raise _refuse(value, "object")
+            raise refuse(value, "object")
         result = []
         for name, item in value.items():
             try:

@@ -23,7 +23,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from lastword.value_formats.interface import ValueRefused
-from lastword.value_formats.json_text import NOT_FINITE, Digits, float32_text, float_text, quoted
+from lastword.value_formats.json_scalars import NOT_FINITE, Digits, float32_text, float_text, quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
