@@ -10,6 +10,7 @@ import struct
 import pytest
 
 import lastword
+from lastword.api.cleaner import work_of
 from lastword.background.states import States
 from lastword.errors import ClusterDiffersError, NoPolicyError, UsageError
 from lastword.files import DEFAULT
@@ -388,7 +389,7 @@ def test_a_default_that_cannot_be_read_is_not_replaced(root, caplog):
 def test_the_background_cleaner_says_it_once(root, caplog):
     write_log(root, topic_record("users"), config_record("cleanup.policy", "shred"))
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        work = logs.dirs.background_work(States(logs.dirs.clock))
+        work = work_of(logs.dirs, States(logs.dirs.clock))
         for _ in range(3):
             assert list(work.chores(set())) == []
     assert [text for text in caplog.messages if "nothing is removed from users" in text] == caplog.messages[

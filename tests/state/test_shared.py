@@ -113,7 +113,7 @@ def test_other_arguments_are_refused_and_name_the_first(logs: Any, name: str) ->
 
 def test_the_last_state_frees_the_values(logs: Any) -> None:
     one, two = logs.state("t"), logs.state("t")
-    values = weakref.ref(logs.dirs.states["t"])
+    values = weakref.ref(logs._states["t"])
     one["a"] = 1
     one.close()
     assert two["a"] == 1 and values() is not None
@@ -130,7 +130,7 @@ def test_states_of_an_end_or_a_snapshot_are_not_shared(logs: Any, tmp_path: Path
     assert state.incr("a") == 2 and from_file.incr("a") == 3 and state.incr("a") == 4
     assert dict(old) == {"a": 1} and dict(state) == dict(from_file) == {"a": 4}
     state.close()
-    assert len(logs.dirs.states) == 0 and from_file["a"] == 4
+    assert len(logs._states) == 0 and from_file["a"] == 4
 
 
 def test_a_closed_log_answers_nothing(tmp_path: Path) -> None:

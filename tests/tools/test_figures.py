@@ -7,13 +7,14 @@ import re
 import runpy
 import subprocess
 import sys
-from graphlib import TopologicalSorter
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "figures.py"))
+ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "figures.py"))
 
 SOURCES = {
     "__init__.py": "",
@@ -130,7 +131,7 @@ def test_both_forms(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_closed_pipe_is_no_error(house: Path) -> None:
-    script = Path(__file__).parents[2] / "scripts" / "figures.py"
+    script = ROOT / "scripts" / "figures.py"
     process = subprocess.Popen(
         [sys.executable, script, house], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -140,14 +141,52 @@ def test_a_closed_pipe_is_no_error(house: Path) -> None:
     process.stderr.close()
 
 
-def test_the_modules_of_the_server_are_in_layers() -> None:
-    """Imports for type checkers count: a handler that names another one as a type can reach it, too."""
-    folder = Path(__file__).parents[2] / "src" / "lastword" / "server"
-    imported = re.compile(r"^ *from lastword\.server(?:\.(\w+) import| import (\w+)$)", re.MULTILINE)
-    edges = {
-        path.stem: {one or two for one, two in imported.findall(path.read_text())}
-        for path in folder.glob("*.py")
-        if path.stem != "__init__"
+def imports_of_the_source() -> dict[str, list[str]]:
+    """Return the modules that each module names in an import: for type checkers, and in functions, too."""
+    source = ROOT / "src"
+    paths = {
+        ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in source.glob("lastword/**/*.py")
     }
-    order = list(TopologicalSorter(edges).static_order())  # CycleError: a circle
-    assert order[-1] == "server" and order.index("context") < order.index("admin") < order.index("node")
+    imported = re.compile(r"^ *from (lastword[\w.]*) import (?:\(([^)]*)\)|([^#\n]*))", re.MULTILINE)
+    edges = {}
+    for module, path in paths.items():
+        named = set()
+        for base, lines, line in imported.findall(path.read_text(encoding="utf-8")):
+            for name in re.findall(r"(\w+)(?: as \w+)?", lines or line):
+                named.add(f"{base}.{name}" if f"{base}.{name}" in paths else base)
+        edges[module] = sorted(named - {module})
+    return edges
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, list[str]]:
+    return imports_of_the_source()
+
+
+def test_the_source_has_no_circle(imports: dict[str, list[str]]) -> None:
+    assert len(imports) > 200 and "lastword.api.topics" in imports["lastword.api.logs"]
+    assert SCRIPT["circles"](imports) == []
+
+
+@pytest.mark.parametrize("package", ["api", "server"])
+def test_the_floors_hold_for_names_of_type_checkers(package: str, imports: dict[str, list[str]]) -> None:
+    """`lint-imports` checks the floors without these names."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    container = f"lastword.{package}"
+    (contract,) = (
+        contract
+        for contract in settings["tool"]["importlinter"]["contracts"]
+        if contract.get("containers") == [container]
+    )
+    floors = {
+        f"{container}.{name}": number
+        for number, names in enumerate(contract["layers"])
+        for name in names.split(" | ")
+    }
+    assert {
+        (module, target)
+        for module, number in floors.items()
+        for target in imports[module]
+        if target.startswith(f"{container}.") and floors[target] <= number
+    } == set()

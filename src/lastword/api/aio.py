@@ -34,7 +34,7 @@ from lastword.errors import UsageError
 from lastword.parse import Duration, check_count, parse_seconds
 
 if TYPE_CHECKING:
-    from lastword.api.bucket_dirs import BucketTopic
+    from lastword.api.bucket_topic import BucketTopic
     from lastword.api.logs import LogDir
     from lastword.api.topic import Topic
     from lastword.parse import Duration

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
 from lastword.background.states import Kind, PartitionState, States
@@ -25,9 +25,23 @@ from lastword.units import format_bytes
 from lastword.values import ProcessBound, Value
 
 if TYPE_CHECKING:
+    from lastword.api.bucket_cleaner import BucketWork
+    from lastword.api.bucket_dirs import BucketDirs
     from lastword.api.open_dirs import OpenDirs, PathLike
+    from lastword.background.work import DirectoryWork
     from lastword.config.tables import LogConfig
     from lastword.tools.verify import Verification
+
+
+def work_of(dirs: OpenDirs, states: States) -> DirectoryWork | BucketWork:
+    """Return what the background cleaner does in these directories."""
+    if dirs.holds_logs:
+        from lastword.background.work import DirectoryWork
+
+        return DirectoryWork(dirs.dir_set, dirs.drives, states, dirs.clock)
+    from lastword.api.bucket_cleaner import BucketWork
+
+    return BucketWork(cast("BucketDirs", dirs), states)
 
 
 class Background:
@@ -37,7 +51,7 @@ class Background:
         self.dirs = dirs
         self.states = States(dirs.clock)
         self.drives = dirs.drives
-        self._work = dirs.background_work(self.states)
+        self._work = work_of(dirs, self.states)
         self._applied: LogConfig = dirs.settings.instance
         self.scheduler = Scheduler(
             self._work,

@@ -11,14 +11,17 @@ see. Python has no map from a literal to a type, so each pair of types is one ov
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from weakref import WeakValueDictionary
 
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
-from lastword.api.topic import Topic, create_topic, delete_topics, open_topic
+from lastword.api.topic import Topic
+from lastword.api.topics import create_topic, delete_topics, open_topic
 from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from lastword.api.reader import Bounds
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
+    from lastword.api.states import SharedContents
     from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
@@ -89,6 +93,10 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         self.dirs = dirs
         self.paths = dirs.paths
         self.mode: Mode = dirs.mode
+        states: WeakValueDictionary[str, SharedContents] = WeakValueDictionary()
+        self._states = states
+        self._state_locks: dict[str, threading.RLock] = {}
+        dirs.on_topic_deleted(lambda name, partitions: states.pop(name, None))
 
     def __enter__(self) -> LogDir:
         return self
@@ -652,19 +660,22 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         from lastword.api.states import open_state
 
         check_arguments(config, self.state)
-        return open_state(
-            self.dirs,
-            name,
-            (key_serializer, value_serializer),
-            partitions=partitions,
-            default=default,
-            end=end,
-            snapshot=snapshot,
-            max_bytes=max_bytes,
-            ttl=ttl,
-            progress=progress,
-            config=config,
-        )
+        # One at a time: a topic is created once, and read once.
+        with self._state_locks.setdefault(name, threading.RLock()):
+            return open_state(
+                self.dirs,
+                name,
+                (key_serializer, value_serializer),
+                self._states,
+                partitions=partitions,
+                default=default,
+                end=end,
+                snapshot=snapshot,
+                max_bytes=max_bytes,
+                ttl=ttl,
+                progress=progress,
+                config=config,
+            )
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records.

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from weakref import WeakValueDictionary
 
 from lastword.clock import Clock
 from lastword.config import (
@@ -47,10 +46,6 @@ from lastword.segment import names
 from lastword.values import ProcessBound
 
 if TYPE_CHECKING:
-    from lastword.api.bucket_cleaner import BucketWork
-    from lastword.api.states import SharedContents
-    from lastword.background.states import States
-    from lastword.background.work import DirectoryWork
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.throttle import Drives
     from lastword.partition.log import PartitionLog
@@ -86,9 +81,6 @@ class OpenDirs(ProcessBound):
         opened_at: File and line of the caller that opened them.
         topics_lock: Held while a topic is created or deleted: several directories share its settings. It is
             taken after the claims of partitions, and before the lock of a directory.
-        states: The values of each topic that has an open state, in mode "a".
-        states_lock: Held while a lock is added to `state_locks`.
-        state_locks: A lock of each topic; held while a state of the topic is opened.
         holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
     """
 
@@ -113,9 +105,6 @@ class OpenDirs(ProcessBound):
         self.opened_at = opened_at
         self.topics_lock = threading.RLock()
         self.closed = False
-        self.states: WeakValueDictionary[str, SharedContents] = WeakValueDictionary()
-        self.states_lock = threading.Lock()
-        self.state_locks: dict[str, threading.RLock] = {}
         self._config_file = config_file
         self._forked = False
         self._warned = False
@@ -161,12 +150,6 @@ class OpenDirs(ProcessBound):
             any_mode: Leases: a reader changes its own in mode "r", too.
         """
         return work(self)
-
-    def background_work(self, states: States) -> DirectoryWork | BucketWork:
-        """Return what the background cleaner does here."""
-        from lastword.background.work import DirectoryWork
-
-        return DirectoryWork(self.dir_set, self.drives, states, self.clock)
 
     def collect(self, *, retention_ms: int | None = None, dry_run: bool = False) -> Collection:
         """Remove objects that no version needs. UsageError: a directory has none."""
@@ -492,7 +475,6 @@ class OpenDirs(ProcessBound):
     def topics_deleted(self, topics: Mapping[str, Iterable[int]]) -> None:
         """Notify the listeners of the deletion of topics with these partitions; read the settings again."""
         for name, partitions in topics.items():
-            self.states.pop(name, None)
             for call in self._deletion_listeners:
                 call(name, partitions)
         self.settings_changed()

@@ -1,19 +1,20 @@
 """`LogDir.state`: open the state of a topic. The states of one topic share their values.
 
-`OpenDirs.states` has the values of each topic with an open state in mode "a", as long as one of its states is
-open. A state as of an earlier end, one from a snapshot, and those of mode "r" have values of their own.
+A `LogDir` has the values of each topic with an open state in mode "a", as long as one of its states is open.
+A state as of an earlier end, one from a snapshot, and those of mode "r" have values of their own.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from lastword.api.open_dirs import OpenDirs, PathLike, caller
 from lastword.api.record import Record
 from lastword.api.serializers import Serializer, SerializerLike
-from lastword.api.topic import Topic, create_topic, open_topic, refuse_contradictions
+from lastword.api.topic import Topic
+from lastword.api.topics import create_topic, open_topic, refuse_contradictions
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import TopicExistsError, UsageError
 from lastword.parse import Duration, check_path, parse_bytes
@@ -23,7 +24,7 @@ from lastword.state.state import State
 from lastword.values import ProgressLike, listener
 
 if TYPE_CHECKING:
-    from lastword.api.bucket_dirs import BufferedTopic
+    from lastword.api.bucket_topic import BufferedTopic
     from lastword.api.reader import Bounds
     from lastword.api.record import Appended
     from lastword.records.record import Header
@@ -66,6 +67,7 @@ def open_state(
     dirs: OpenDirs,
     name: str,
     serializers: tuple[SerializerLike | None, SerializerLike | None],
+    shared: WeakValueDictionary[str, SharedContents],
     *,
     partitions: int | None,
     default: Callable[[], Any] | None,
@@ -76,7 +78,7 @@ def open_state(
     progress: ProgressLike | bool | None,
     config: Mapping[str, Any],
 ) -> State[Any, Any]:
-    """See `LogDir.state`."""
+    """See `LogDir.state`. `shared`: the values of each topic with an open state."""
     if default is not None and not callable(default):
         raise UsageError(
             f"default={default!r} is not a function", remedy="default=int gives 0 for a missing key"
@@ -86,35 +88,32 @@ def open_state(
         raise UsageError(f"max_bytes={max_bytes!r} is not a size", remedy='give 0 or more: max_bytes="1GiB"')
     dirs.require_open()
     shares = dirs.mode == "a" and end == "latest" and snapshot is None
-    with dirs.states_lock:
-        lock = dirs.state_locks.setdefault(name, threading.RLock())
-    with lock:  # a topic is created once, and read once
-        topic = _topic(dirs, name, serializers, partitions, end, ttl, config)
-        coders: tuple[Serializer, Serializer] = topic.schema.key, topic.schema.value
-        given = {
-            "key_serializer": coders[0] if serializers[0] is not None else None,
-            "value_serializer": coders[1] if serializers[1] is not None else None,
-            "default": default,
-            "max_bytes": limit,
-        }
-        contents = dirs.states.get(name) if shares else None
-        if contents is not None and contents.users:
-            contents.check_same(given)
-            coders = contents.given["key_serializer"], contents.given["value_serializer"]
-            default = contents.given["default"]
-        else:
-            start = None
-            if snapshot is not None:
-                from lastword.api.restore import SnapshotFile
+    topic = _topic(dirs, name, serializers, partitions, end, ttl, config)
+    coders: tuple[Serializer, Serializer] = topic.schema.key, topic.schema.value
+    given = {
+        "key_serializer": coders[0] if serializers[0] is not None else None,
+        "value_serializer": coders[1] if serializers[1] is not None else None,
+        "default": default,
+        "max_bytes": limit,
+    }
+    contents = shared.get(name) if shares else None
+    if contents is not None and contents.users:
+        contents.check_same(given)
+        coders = contents.given["key_serializer"], contents.given["value_serializer"]
+        default = contents.given["default"]
+    else:
+        start = None
+        if snapshot is not None:
+            from lastword.api.restore import SnapshotFile
 
-                start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
-            contents = SharedContents(
-                _source(dirs, topic, end), max_bytes=limit, snapshot=start, progress=listener(progress)
-            )
-            contents.given = given | {"key_serializer": coders[0], "value_serializer": coders[1]}
-            contents.opened_at = caller()
-            if shares:
-                dirs.states[name] = contents
+            start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
+        contents = SharedContents(
+            _source(dirs, topic, end), max_bytes=limit, snapshot=start, progress=listener(progress)
+        )
+        contents.given = given | {"key_serializer": coders[0], "value_serializer": coders[1]}
+        contents.opened_at = caller()
+        if shares:
+            shared[name] = contents
     return State(topic, contents, coders, default=default, ttl=ttl)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lastword.api.copying import make_topic
 from lastword.api.open_dirs import OpenDirs
-from lastword.api.topic import open_topic
+from lastword.api.topics import open_topic
 from lastword.errors import LastwordError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.protocol import codes, decode_stored, encode_stored

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.topic import delete_topics
+from lastword.api.topics import delete_topics
 from lastword.errors import BusyError, InvalidTopicError, LastwordError, OfflineError, StorageError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.topic import create_topics
+from lastword.api.topics import create_topics
 from lastword.errors import LastwordError
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.protocol import codes
