@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lastword.api.opening import open
     from lastword.api.reader import Reader
     from lastword.api.record import Appended, Record
+    from lastword.api.restore import Restored
+    from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from lastword.pulling.pulls import pull
     from lastword.retention import Deletion
     from lastword.server import Server, serve
-    from lastword.state.contents import Restored
-    from lastword.state.state import State
     from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
     from lastword.tools.duplication import Duplication
@@ -115,11 +115,11 @@ _HOMES = {
     "PullResult": "pulling.leader",
     "Reader": "api.reader",
     "Record": "api.record",
-    "Restored": "state.contents",
+    "Restored": "api.restore",
     "SegmentInfo": "api.inspections",
     "Server": "server",
     "Simulation": "tools.simulate",
-    "State": "state.state",
+    "State": "api.state",
     "Topic": "api.topic",
     "Verification": "tools.verify",
     "Version": "tools.explain",

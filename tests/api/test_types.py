@@ -117,6 +117,6 @@ def test_types_follow_the_names_of_serializers(checked):
     assert len(revealed) == 3 * len(KEYS) * len(NAMES)
     for line, (said,) in revealed.items():
         call, key, value = re.match(r'reveal_type\(logs\.(\w+)\(.*="(\w+)",.*="(\w+)"', line).groups()
-        kind = "state.state.State" if call == "state" else "api.topic.Topic"
+        kind = "api.state.State" if call == "state" else "api.topic.Topic"
         expected = f'note: Revealed type is "lastword.{kind}[{NAMES[key]}, {NAMES[value]}]"'
         assert said.replace("builtins.", "") == expected, line

@@ -162,7 +162,6 @@ def switching(baton: Baton) -> Iterator[None]:
     names = (
         "partition.",
         "logdir.",
-        "state.contents",
         "api.",
         "cleaner.engine.throttle",
         "cleaner.engine.partition",

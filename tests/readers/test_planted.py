@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lastword.api import cleaning, inspections, open_dirs
+from lastword.api.contents import Contents
 from lastword.api.reader import Reader
 from lastword.api.restore import SnapshotFile
 from lastword.errors import FileVanishedError
@@ -20,7 +21,6 @@ from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from lastword.segment.segment import Segment
-from lastword.state.contents import Contents
 from lastword.tools import verify
 from tests.readers import shared
 from tests.readers.history import make

@@ -53,7 +53,7 @@ def test_only_the_tail_is_read_from_the_log(logs, path, monkeypatch):
     logs.restore("users", to=path)
     users["cyd"] = 3
     asked = []
-    import lastword.state.contents as module
+    import lastword.api.contents as module
 
     inner = module.newest_pairs
     monkeypatch.setattr(

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
+from lastword.api.contents import Contents
 from lastword.clock import ManualClock
 from lastword.errors import StorageError, UsageError
 from lastword.state import ttl as engine
-from lastword.state.contents import Contents
 from lastword.state.ttl import ExpiryWatch, expire_values, expires_at, header_of
 from lastword.units import NEVER
 

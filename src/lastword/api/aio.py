@@ -36,10 +36,10 @@ from lastword.parse import Duration, check_count, parse_seconds
 if TYPE_CHECKING:
     from lastword.api.bucket_topic import BucketTopic
     from lastword.api.logs import LogDir
+    from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.parse import Duration
     from lastword.partition.log import PartitionLog
-    from lastword.state.state import State
 
 T = TypeVar("T")
 

@@ -31,8 +31,10 @@ from lastword.values import ProcessBound, ProgressLike, Results, table_html
 if TYPE_CHECKING:
     from lastword.api.cleaner import Background, Cleaner
     from lastword.api.reader import Bounds
+    from lastword.api.restore import Restored
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
+    from lastword.api.state import State
     from lastword.api.states import SharedContents
     from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from lastword.cleaner.policy.plan import Plan
     from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.retention import Deletion
-    from lastword.state.contents import Restored
-    from lastword.state.state import State
     from lastword.tools.audit import Audit
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation

@@ -17,6 +17,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.reader import Bounds, ranges
@@ -24,7 +25,6 @@ from lastword.api.serializers import SERIALIZERS, bytes_json, field_bytes, field
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
-from lastword.state.contents import Restored
 from lastword.state.newest import Pairs, newest_parts
 from lastword.state.snapshot_file import (
     Reach,
@@ -34,8 +34,8 @@ from lastword.state.snapshot_file import (
     read_lines,
     read_reach,
 )
-from lastword.units import format_duration
-from lastword.values import Meter, ProgressLike
+from lastword.units import format_bytes, format_duration
+from lastword.values import Meter, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +49,29 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 2 << 20
 _ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Value):
+    """The restore of one partition: keys and bytes (of keys and values) in memory, and its duration.
+
+    `held_back` names the open transactions above `end_offset`, whose records and later ones are not in a
+    file of `LogDir.restore`; None if there are none.
+    """
+
+    topic: str
+    partition: int
+    end_offset: int
+    keys: int
+    bytes: int
+    seconds: float
+    held_back: str | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}: {plural(self.keys, 'key')}, {format_bytes(self.bytes)}, "
+            f"up to offset {self.end_offset} in {self.seconds:.2f} s"
+        )
 
 
 def restore(

@@ -10,24 +10,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from lastword.api.contents import Contents
 from lastword.api.open_dirs import OpenDirs, PathLike, caller
-from lastword.api.record import Record
 from lastword.api.serializers import Serializer, SerializerLike
+from lastword.api.state import State
 from lastword.api.topic import Topic
 from lastword.api.topics import create_topic, open_topic, refuse_contradictions
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import TopicExistsError, UsageError
 from lastword.parse import Duration, check_path, parse_bytes
-from lastword.partition.log import Changed, PartitionLog
-from lastword.state.contents import Contents, StateSource
-from lastword.state.state import State
 from lastword.values import ProgressLike, listener
 
 if TYPE_CHECKING:
-    from lastword.api.bucket_topic import BufferedTopic
     from lastword.api.reader import Bounds
-    from lastword.api.record import Appended
-    from lastword.records.record import Header
 
 
 class SharedContents(Contents):
@@ -108,7 +103,7 @@ def open_state(
 
             start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
         contents = SharedContents(
-            _source(dirs, topic, end), max_bytes=limit, snapshot=start, progress=listener(progress)
+            dirs, topic, end=end, max_bytes=limit, snapshot=start, progress=listener(progress)
         )
         contents.given = given | {"key_serializer": coders[0], "value_serializer": coders[1]}
         contents.opened_at = caller()
@@ -158,129 +153,6 @@ def _topic(
         key_serializer=key_serializer or (None if saved.lastword_key_serializer else "str"),
         value_serializer=value_serializer or (None if saved.lastword_value_serializer else "json"),
     )
-
-
-def _source(dirs: OpenDirs, topic: Topic[Any, Any], end: Bounds) -> StateSource:
-    from lastword.api.reader import ranges
-
-    name, saved = topic.name, topic.schema.saved
-
-    def ttl_ms() -> int:
-        topic.check_serializers(saved)
-        return dirs.config(name).lastword_ttl_ms
-
-    log: Any = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
-    log = _DirectoryLog(dirs, log) if dirs.holds_logs else _BucketLog(log.buffered())
-    return StateSource(
-        log=log,
-        dirs=dirs,
-        views=lambda: dirs.views(name),
-        topic_id=lambda: next(
-            (log_dir.topic_id(name) for log_dir in dirs.dir_set.log_dirs(name).values()), None
-        ),
-        ranges=None if end == "latest" else lambda views: ranges(views, "earliest", end),
-        first_dirty=lambda partition: dirs.first_dirty(name, partition),
-        map_bytes=dirs.settings.instance.map_bytes,
-        log_dir=dirs.directories[0],
-        ttl_ms=ttl_ms,
-        now_ms=dirs.clock.now_ms,
-        on_refused=(lambda call: None) if dirs.holds_logs else log.topic.on_refused,
-        is_bucket=not dirs.holds_logs,
-    )
-
-
-class _DirectoryLog:
-    """The topic below a state, in a directory."""
-
-    def __init__(self, dirs: OpenDirs, topic: Topic[bytes, bytes]) -> None:
-        self._dirs = dirs
-        self._topic = topic
-        self.name = topic.name
-
-    def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
-        return self._topic.append(key, value, headers=headers, ack="os")
-
-    def append_if(
-        self,
-        key: bytes,
-        value: bytes | None,
-        headers: tuple[Header, ...],
-        check: Callable[[PartitionLog], bool],
-    ) -> Appended | None:
-        self._dirs.require_writable()
-        log = self._log_of(key)
-        with log.lock:
-            return self.append(key, value, headers) if check(log) else None
-
-    def extend(self, records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]) -> object:
-        return self._topic.extend(_with_headers(self._topic, records, headers), ack="os")
-
-    def acknowledge(self, key: bytes | None) -> None:
-        if self._topic.config.lastword_ack == "disk":
-            for log in self._logs().values() if key is None else (self._log_of(key),):
-                log.sync()
-
-    def sync(self) -> None:
-        self._dirs.sync()
-
-    def watched(self, changed: Changed) -> Mapping[int, PartitionLog] | None:
-        if self._dirs.mode == "r":
-            return None
-        logs = self._logs()
-        for log in logs.values():
-            log.watch(changed)
-        return logs
-
-    def _log_of(self, key: bytes) -> PartitionLog:
-        return self._dirs.log(self.name, self._topic._partition_of(key))
-
-    def _logs(self) -> dict[int, PartitionLog]:
-        return {n: self._dirs.log(self.name, n) for n in self._dirs.dir_set.log_dirs(self.name)}
-
-
-class _BucketLog:
-    """The topic below a state, in a bucket."""
-
-    def __init__(self, topic: BufferedTopic) -> None:
-        self.topic = topic
-        self.name = topic.name
-
-    def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
-        return self.topic.append(key, value, **({"headers": headers} if headers else {}))
-
-    def append_if(
-        self,
-        key: bytes,
-        value: bytes | None,
-        headers: tuple[Header, ...],
-        check: Callable[[PartitionLog], bool],
-    ) -> Appended | None:
-        return self.topic.append_if(key, value, headers, check)
-
-    def extend(self, records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]) -> object:
-        return self.topic.extend(_with_headers(self.topic, records, headers))
-
-    def acknowledge(self, key: bytes | None) -> None:
-        """Do nothing: a change is acknowledged by its commit."""
-
-    def sync(self) -> None:
-        self.topic.dirs.sync()
-
-    def watched(self, changed: Changed) -> None:
-        if self.topic.dirs.mode == "a":
-            self.topic.watch(changed)
-
-
-def _with_headers(
-    topic: Topic[bytes, bytes], records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]
-) -> list[Any]:
-    if not headers:
-        return list(records)
-    now_ms = topic.dirs.clock.now_ms()
-    return [
-        Record(topic.name, 0, 0, now_ms, "create", key, value, headers, is_tombstone=value is None)
-        for key, value in records
-    ]
 
 
 def check_keeps_keys(topic: str, config: TopicConfig) -> None:

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import ProducerCall, Producers
     from lastword.api.reader import Bounds, Isolation, Reader, View
+    from lastword.api.restore import Restored
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
     from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.partition import PartitionLog
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
-    from lastword.state.contents import Restored
     from lastword.tools.audit import Audit
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation

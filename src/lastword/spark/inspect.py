@@ -352,10 +352,10 @@ def _written(
 
     from pyspark.sql import functions as F
 
+    from lastword.api.restore import Restored
     from lastword.spark.bootstrap import as_pattern
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, reporting
-    from lastword.state.contents import Restored
     from lastword.state.snapshot_file import Reach, mark_directory
 
     began = time.monotonic()

@@ -1,6 +1,6 @@
-"""`State`, a mapping whose changes are a log, and its restore.
+"""What a state is restored from: the newest values of a log, a file of them, and their time to live.
 
-Uses `resolve` and `partition`; the caller passes an open topic. Start reading at state.py, then newest.py
-(the newest record of each key in a range), snapshot_file.py (newest values as a file) and ttl.py (values that
-expire).
+Uses `resolve` and `partition`; `api.state` has the mapping, and `api.contents` its values. Start reading at
+newest.py (the newest record of each key in a range), then snapshot_file.py (newest values as a file) and
+ttl.py (values that expire).
 """

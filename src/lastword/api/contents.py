@@ -18,11 +18,14 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
+from lastword.api.reader import Bounds, ranges
+from lastword.api.restore import Restored, SnapshotFile
+from lastword.api.state_log import log_below
 from lastword.errors import (
     FileVanishedError,
     ReadOnlyError,
@@ -37,87 +40,18 @@ from lastword.partition.moment import Range
 from lastword.partition.removal_log import RemovalLog
 from lastword.partition.view import PartitionView
 from lastword.records.record import Header
-from lastword.state.newest import Pairs, ValueBuffer, newest, newest_pairs
+from lastword.state.newest import ValueBuffer, newest, newest_pairs
 from lastword.state.ttl import expires_at, own_ttl
-from lastword.units import NEVER, format_bytes
-from lastword.values import Progress, ProgressLike, Value, plural
+from lastword.units import NEVER
+from lastword.values import Progress, ProgressLike
 
 if TYPE_CHECKING:
-    from lastword.logdir import LogDirectory
+    from lastword.api.open_dirs import OpenDirs
+    from lastword.api.record import Appended
+    from lastword.api.topic import Topic
 
 FEW = 100
 _ATTEMPTS = 10  # an attempt fails only if a cleaning runs and there are more segments than descriptors
-
-
-class AppendResult(Protocol):
-    """Partition and offset of an appended record."""
-
-    @property
-    def partition(self) -> int:
-        """The partition."""
-        ...
-
-    @property
-    def offset(self) -> int:
-        """The offset."""
-        ...
-
-
-class OpenDirectories(Protocol):
-    """The open directories of a `LogDir`."""
-
-    closed: bool
-
-    def require_open(self) -> None:
-        """Raise UsageError if they are closed."""
-        ...
-
-
-class ByteTopic(Protocol):
-    """The topic below a state, with keys and values as bytes. Its appends are acknowledged at "os"."""
-
-    @property
-    def name(self) -> str:
-        """The name of the topic."""
-        ...
-
-    def append(self, key: bytes, value: bytes | None, /, headers: tuple[Header, ...]) -> AppendResult:
-        """Append one record."""
-        ...
-
-    def append_if(
-        self,
-        key: bytes,
-        value: bytes | None,
-        /,
-        headers: tuple[Header, ...],
-        check: Callable[[PartitionLog], bool],
-    ) -> AppendResult | None:
-        """Append one record if `check` of its log is true, with nothing appended in between.
-
-        In a bucket `check` may be called several times; the last call counts.
-        """
-        ...
-
-    def extend(self, records: list[tuple[bytes, bytes | None]], /, headers: tuple[Header, ...]) -> object:
-        """Append many records."""
-        ...
-
-    def acknowledge(self, key: bytes | None, /) -> None:
-        """Sync the partition of a key (None: all), if the topic's `lastword.ack` is "disk"."""
-        ...
-
-    def sync(self) -> None:
-        """Sync the log."""
-        ...
-
-    def watched(self, changed: Changed) -> Mapping[int, PartitionLog] | None:
-        """Return the logs, which note their changes in `changed` from now on.
-
-        None: in a bucket `changed` gets a number when this process has committed appends of others. In mode
-        "r" nothing is noted.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -127,84 +61,6 @@ class _LoadStats:
     keys: int = 0
     bytes: int = 0
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Restored(Value):
-    """The restore of one partition: keys and bytes (of keys and values) in memory, and its duration.
-
-    `held_back` names the open transactions above `end_offset`, whose records and later ones are not in a
-    file of `LogDir.restore`; None if there are none.
-    """
-
-    topic: str
-    partition: int
-    end_offset: int
-    keys: int
-    bytes: int
-    seconds: float
-    held_back: str | None = None
-
-    def __str__(self) -> str:
-        return (
-            f"{self.topic}-{self.partition}: {plural(self.keys, 'key')}, {format_bytes(self.bytes)}, "
-            f"up to offset {self.end_offset} in {self.seconds:.2f} s"
-        )
-
-
-class Snapshot(Protocol):
-    """Newest values from an earlier restore.
-
-    `ends` are the end offsets of each partition. `check` raises if a range does not continue the snapshot;
-    the files of the ranges are open by then. `pairs` yields (partition, keys and values) of the records from
-    the given offset of each partition.
-    """
-
-    @property
-    def ends(self) -> Mapping[int, int]:
-        """The end offset of each partition."""
-        ...
-
-    def check(self, ranges: Mapping[int, Range]) -> None:
-        """Raise an error if a range does not continue the snapshot."""
-        ...
-
-    def pairs(self, starts: Mapping[int, int]) -> Iterator[tuple[int, Pairs]]:
-        """Yield (partition, keys and values) of the records from `starts` on."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StateSource:
-    """Access of a state to the topic below it.
-
-    Attributes:
-        log: The topic with keys and values as bytes.
-        dirs: The open directories.
-        views: Lists the partitions.
-        topic_id: Returns the id of the topic, or None; it lists nothing again.
-        ranges: Computes the ranges to read for a state as of an earlier end; None: up to the log end.
-        first_dirty: Returns the first offset of a partition that is not clean, or None.
-        map_bytes: Memory of the key map of a restore.
-        log_dir: A log directory; its `settings` are another object after a change of settings.
-        ttl_ms: Returns the topic's `lastword.ttl.ms`.
-        now_ms: Returns the current time.
-        on_refused: Registers a function that takes the error of a change which the log refuses after the call
-            that made it has returned: in a bucket.
-    """
-
-    log: ByteTopic
-    dirs: OpenDirectories
-    views: Callable[[], Mapping[int, PartitionView]]
-    topic_id: Callable[[], str | None]
-    ranges: Callable[[Mapping[int, PartitionView]], list[Range]] | None
-    first_dirty: Callable[[int], int | None]
-    map_bytes: int
-    log_dir: LogDirectory
-    ttl_ms: Callable[[], int]
-    now_ms: Callable[[], int]
-    on_refused: Callable[[Callable[[BaseException], None]], None]
-    is_bucket: bool
 
 
 @dataclass(slots=True)
@@ -269,16 +125,22 @@ class Contents:
 
     def __init__(
         self,
-        source: StateSource,
+        dirs: OpenDirs,
+        topic: Topic[Any, Any],
         *,
+        end: Bounds = "latest",
         max_bytes: int | None = None,
-        snapshot: Snapshot | None = None,
+        snapshot: SnapshotFile | None = None,
         progress: ProgressLike | None = None,
     ) -> None:
-        self._source = source
-        self._log = source.log
-        self.topic = source.log.name
-        self._dirs, self._log_dir = source.dirs, source.log_dir
+        self._dirs, self._topic = dirs, topic
+        self._saved = topic.schema.saved
+        self._log = log_below(dirs, topic.name)
+        self.topic = topic.name
+        self._end = end
+        self._is_past = end != "latest"
+        self._map_bytes = dirs.settings.instance.map_bytes
+        self._log_dir = dirs.directories[0]  # its `settings` are another object after a change of settings
         self.data: dict[bytes, bytes] = {}
         self.restored: tuple[Restored, ...] = ()
         self._reached: dict[int, _Reached] = {}
@@ -287,12 +149,12 @@ class Contents:
         self._topic_id: str | None = None  # as of the restore
         self.users: set[int] = set()
         self.turn = threading.RLock()
-        self._reading = self.turn if source.is_bucket else threading.RLock()
+        self._reading = threading.RLock() if dirs.holds_logs else self.turn
         self._refused: BaseException | None = None  # the error of a change that is in the mapping only
-        source.on_refused(self._note_refused)
+        self._log.on_refused(self._note_refused)
         self._is_unsynced = False  # in a bucket: a change may not be committed yet
         self._settings = self._log_dir.settings  # before the time to live: older ones only compare again
-        self.ttl_ms = -1 if source.ranges is not None else source.ttl_ms()
+        self.ttl_ms = -1 if self._is_past else self._saved_ttl_ms()
         self._expiry: dict[bytes, int] = {}  # for keys whose value expires
         self._expiring: list[
             tuple[int, bytes]
@@ -325,12 +187,12 @@ class Contents:
             self._take_settings()
         if self._changed:
             self._take_changed()
-        if self._expiring and self._expiring[0][0] <= self._source.now_ms():
+        if self._expiring and self._expiring[0][0] <= self._dirs.clock.now_ms():
             self._drop_expired()
 
     # -------------------------------------------------------------- restoring
 
-    def _restore(self, progress: ProgressLike | None, snapshot: Snapshot | None = None) -> None:
+    def _restore(self, progress: ProgressLike | None, snapshot: SnapshotFile | None = None) -> None:
         """Read all partitions; start again if a cleaning replaced files that could not be held open."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -342,9 +204,9 @@ class Contents:
                 self.data, self._bytes = {}, 0
                 self._expiry, self._expiring, self.own_ttl_ms = {}, [], {}
 
-    def _restore_once(self, progress: ProgressLike | None, snapshot: Snapshot | None) -> None:
-        self._topic_id = self._source.topic_id()  # before the views: an older id only restores once more
-        ranges = {range_.partition: range_ for range_ in self._ranges_of(self._source.views())}
+    def _restore_once(self, progress: ProgressLike | None, snapshot: SnapshotFile | None) -> None:
+        self._topic_id = self._id_of_now()  # before the views: an older id only restores once more
+        ranges = {range_.partition: range_ for range_ in self._ranges_of(self._dirs.views(self.topic))}
         removals = {number: self._removals_of(range_.view) for number, range_ in ranges.items()}
         for number, range_ in ranges.items():
             if removals[number].cut_count:  # list the files after the note was read: a cut may be in between
@@ -372,7 +234,7 @@ class Contents:
             view, end = range_.view, range_.end
             self._note_expiry(view, view.log_start, end)
             reached = self._reached[number] = _Reached(end, view.log_start, {}, removals[number])
-            if self._source.ranges is None and end < view.log_end:  # a transaction is open
+            if not self._is_past and end < view.log_end:  # a transaction is open
                 self._take(self._read_tail(view, reached, end))
             report(1, 1)
             done += size
@@ -390,14 +252,19 @@ class Contents:
         STATE_RESTORE_SECONDS.set(time.monotonic() - began, self.topic)
 
     def _ranges_of(self, views: Mapping[int, PartitionView]) -> list[Range]:
-        if self._source.ranges is not None:
-            return self._source.ranges(views)
+        if self._is_past:
+            return ranges(views, "earliest", self._end)
         return [Range.of(view, lambda view: (view.log_start, view.stable_offset)) for view in views.values()]
+
+    def _id_of_now(self) -> str | None:
+        """Return the id of the topic, or None. It lists nothing again."""
+        log_dirs = self._dirs.dir_set.log_dirs(self.topic)
+        return next((log_dir.topic_id(self.topic) for log_dir in log_dirs.values()), None)
 
     def _removals_of(self, view: PartitionView) -> RemovalLog:
         return removal_log.load(view.files, view.directory)
 
-    def _load(self, snapshot: Snapshot, ranges: dict[int, Range]) -> dict[int, _LoadStats]:
+    def _load(self, snapshot: SnapshotFile, ranges: dict[int, Range]) -> dict[int, _LoadStats]:
         """Put the values of a snapshot into the mapping, and return the statistics of each partition.
 
         Changes the ranges of its partitions to the records that are not in the snapshot, as of the moment for
@@ -444,8 +311,8 @@ class Contents:
         newest_values = newest_pairs(
             range_,
             tombstones=False,
-            map_bytes=self._source.map_bytes,
-            first_dirty=self._source.first_dirty(range_.partition),
+            map_bytes=self._map_bytes,
+            first_dirty=self._dirs.first_dirty(self.topic, range_.partition),
             progress=progress,
         )
         with closing(newest_values) as parts:
@@ -467,9 +334,7 @@ class Contents:
     def _apply_newer(self, range_: Range, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Apply the newest records of a range that follows the mapping; return the number of records."""
         taken = 0
-        newest_values = newest_pairs(
-            range_, tombstones=True, map_bytes=self._source.map_bytes, progress=progress
-        )
+        newest_values = newest_pairs(range_, tombstones=True, map_bytes=self._map_bytes, progress=progress)
         with closing(newest_values) as parts:
             for pairs in parts:
                 taken += len(pairs.keys)
@@ -494,7 +359,7 @@ class Contents:
     def refresh(self) -> int:
         """Apply records that other writers have appended; return the number of keys that they changed."""
         self.check()
-        if self._source.ranges is not None:
+        if self._is_past:
             raise UsageError("this state was opened as of an earlier end", remedy='open it with end="latest"')
         with self._reading:
             self._take_back_refused()
@@ -523,18 +388,18 @@ class Contents:
     def _refresh_once(self) -> int | None:
         """Apply new records; None if the log no longer continues the mapping."""
         changed = 0
-        for _, view in sorted(self._source.views().items()):
+        for _, view in sorted(self._dirs.views(self.topic).items()):
             tail = self._tail(view)
             if tail is None:
                 return None
             self._take(tail)
             changed += len(tail.values)
         # After the last view was made: all of them are of the topic that was restored.
-        return changed if self._source.topic_id() in (None, self._topic_id) else None
+        return changed if self._id_of_now() in (None, self._topic_id) else None
 
     def _watch(self) -> None:
         """Look at the logs of now. A log that was not watched before counts as changed."""
-        if self._source.ranges is not None:
+        if self._is_past:
             return
         known, self._logs = self._logs, self._log.watched(self._changed) or {}
         self._changed.update(number for number, log in self._logs.items() if known.get(number) is not log)
@@ -601,13 +466,13 @@ class Contents:
         range_ = Range(view, start, view.log_end)
         few = view.log_end - start < FEW
         if self.ttl_ms < 0 and view.log_end <= view.stable_offset and not few:
-            with closing(newest_pairs(range_, tombstones=True, map_bytes=self._source.map_bytes)) as parts:
+            with closing(newest_pairs(range_, tombstones=True, map_bytes=self._map_bytes)) as parts:
                 for pairs in parts:
                     tail.values.update(zip(pairs.keys, pairs.values, strict=True))
             return tail
         # A resolution takes no undecided batch. The size of a few records takes longer than to read them.
         plain = True if few or view.log_end > view.stable_offset else None
-        for record in newest(range_, tombstones=True, map_bytes=self._source.map_bytes, plain=plain):
+        for record in newest(range_, tombstones=True, map_bytes=self._map_bytes, plain=plain):
             assert record.key is not None
             tail.values[record.key] = record.value
             if self.ttl_ms >= 0:
@@ -681,7 +546,7 @@ class Contents:
             return tail is not None and tail.values.get(key, self.data.get(key)) == old
 
         with self._reading:
-            if self._source.is_bucket and self._is_unsynced:
+            if not self._dirs.holds_logs and self._is_unsynced:
                 self.sync()  # the changes before this one, in their order
                 if self.data.get(key) != old:
                     return False
@@ -700,7 +565,7 @@ class Contents:
         self._log.acknowledge(key)
 
     def _note_own(
-        self, appended: AppendResult, key: bytes, value: bytes | None, headers: tuple[Header, ...]
+        self, appended: Appended, key: bytes, value: bytes | None, headers: tuple[Header, ...]
     ) -> None:
         """Put an own record into the mapping if it follows directly; else it is read with those before."""
         number, end = appended.partition, appended.offset + 1
@@ -720,7 +585,7 @@ class Contents:
 
     def _note_written(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> None:
         if self.ttl_ms >= 0:
-            at = NEVER if value is None else expires_at(self._source.now_ms(), headers, self.ttl_ms)
+            at = NEVER if value is None else expires_at(self._dirs.clock.now_ms(), headers, self.ttl_ms)
             self._expires(key, at, None if value is None else own_ttl(headers))
 
     def sync(self) -> None:
@@ -758,7 +623,7 @@ class Contents:
     def check_writable(self) -> None:
         """Raise ReadOnlyError if the values are those of an earlier end; else as `check`."""
         self.check()
-        if self._source.ranges is not None:
+        if self._is_past:
             raise ReadOnlyError(
                 f"the state of {self.topic} was opened as of an earlier end",
                 remedy='open it with end="latest" to change it',
@@ -766,11 +631,16 @@ class Contents:
 
     # -------------------------------------------------------------- time to live
 
+    def _saved_ttl_ms(self) -> int:
+        """Return the topic's `lastword.ttl.ms`; InvalidSettingError if its serializers were changed."""
+        self._topic.check_serializers(self._saved)
+        return self._dirs.config(self.topic).lastword_ttl_ms
+
     def _take_settings(self) -> None:
         """Take the time to live of now. If it has changed, restore again: hidden values may be back."""
         with self._reading:
-            settings, ttl_ms = self._log_dir.settings, self._source.ttl_ms()
-            if self._source.ranges is None and ttl_ms != self.ttl_ms:
+            settings, ttl_ms = self._log_dir.settings, self._saved_ttl_ms()
+            if not self._is_past and ttl_ms != self.ttl_ms:
                 self._restore_again(ttl_ms)
             self._watch()
             self._settings = settings
@@ -779,7 +649,7 @@ class Contents:
         """Read the expiry of the newest values of a range. Costs one more read, if values may expire."""
         if self.ttl_ms < 0 or start >= end:
             return
-        for record in newest(Range(view, start, end), tombstones=True, map_bytes=self._source.map_bytes):
+        for record in newest(Range(view, start, end), tombstones=True, map_bytes=self._map_bytes):
             assert record.key is not None
             at = expires_at(record.timestamp, record.headers, self.ttl_ms)
             self._expires(
@@ -799,7 +669,7 @@ class Contents:
 
     def _drop_expired(self) -> None:
         with self._reading:
-            now_ms = self._source.now_ms()
+            now_ms = self._dirs.clock.now_ms()
             while self._expiring and self._expiring[0][0] <= now_ms:
                 at, key = heapq.heappop(self._expiring)
                 if self._expiry.get(key) == at:
@@ -810,4 +680,4 @@ class Contents:
     def remaining_ms(self, key: bytes) -> int | None:
         """Return the time until a value expires; None: never."""
         at = self._expiry.get(key)
-        return None if at is None else max(0, at - self._source.now_ms())
+        return None if at is None else max(0, at - self._dirs.clock.now_ms())

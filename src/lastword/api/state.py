@@ -20,13 +20,15 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import finalize
 
+from lastword.api.contents import Contents
+from lastword.api.restore import Restored
+from lastword.api.serializers import Serializer
 from lastword.errors import BusyError, SerializerError, UsageError
 from lastword.parse import Duration, parse_duration_ms
 from lastword.records.record import Header
-from lastword.state.contents import Contents, Restored
 from lastword.state.ttl import header_of
 from lastword.values import ProcessBound, plural, table_html
 
@@ -53,18 +55,6 @@ _IMMUTABLE = (
 
 class _Delete(enum.Enum):
     DELETE = "DELETE"
-
-
-class Coder(Protocol):
-    """A serializer, as `api.serializers.Serializer`."""
-
-    def encode(self, value: Any, column: str) -> bytes:
-        """Encode a value."""
-        ...
-
-    def decode(self, data: bytes, column: str) -> Any:
-        """Decode a value."""
-        ...
 
 
 class _Items(ItemsView[K, V]):
@@ -109,7 +99,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self,
         topic: Any,
         contents: Contents,
-        coders: tuple[Coder, Coder],
+        coders: tuple[Serializer, Serializer],
         *,
         default: Callable[[], V] | None = None,
         ttl: Duration | None = None,

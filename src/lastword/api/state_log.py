@@ -1,0 +1,123 @@
+"""`StateLog`: the topic below a state, with keys and values as bytes, in a directory or in a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lastword.api.open_dirs import OpenDirs
+from lastword.api.record import Record
+from lastword.api.topics import open_topic
+from lastword.partition.log import Changed, PartitionLog
+
+if TYPE_CHECKING:
+    from lastword.api.bucket_topic import BufferedTopic
+    from lastword.api.record import Appended
+    from lastword.api.topic import Topic
+    from lastword.records.record import Header
+
+
+def log_below(dirs: OpenDirs, name: str) -> StateLog:
+    """Return the log of a state of a topic."""
+    topic: Any = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
+    return StateLog(dirs, topic) if dirs.holds_logs else _BucketLog(dirs, topic.buffered())
+
+
+class StateLog:
+    """The topic below a state, in a directory. Its appends are acknowledged at "os"."""
+
+    _options: Mapping[str, Any] = {"ack": "os"}
+
+    def __init__(self, dirs: OpenDirs, topic: Topic[bytes, bytes]) -> None:
+        self._dirs = dirs
+        self._topic = topic
+        self.name = topic.name
+
+    def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
+        """Append one record."""
+        return self._topic.append(key, value, headers=headers, **self._options)
+
+    def append_if(
+        self,
+        key: bytes,
+        value: bytes | None,
+        headers: tuple[Header, ...],
+        check: Callable[[PartitionLog], bool],
+    ) -> Appended | None:
+        """Append one record if `check` of its log is true, with nothing appended in between.
+
+        In a bucket `check` may be called several times; the last call counts.
+        """
+        self._dirs.require_writable()
+        log = self._log_of(key)
+        with log.lock:
+            return self.append(key, value, headers) if check(log) else None
+
+    def extend(self, records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]) -> None:
+        """Append many records."""
+        written: list[Any] = list(records)
+        if headers:
+            now_ms = self._dirs.clock.now_ms()
+            written = [
+                Record(self.name, 0, 0, now_ms, "create", key, value, headers, is_tombstone=value is None)
+                for key, value in records
+            ]
+        self._topic.extend(written, **self._options)
+
+    def acknowledge(self, key: bytes | None) -> None:
+        """Sync the partition of a key (None: all), if the topic's `lastword.ack` is "disk"."""
+        if self._topic.config.lastword_ack == "disk":
+            for log in self._logs().values() if key is None else (self._log_of(key),):
+                log.sync()
+
+    def sync(self) -> None:
+        """Sync the log."""
+        self._dirs.sync()
+
+    def watched(self, changed: Changed) -> Mapping[int, PartitionLog] | None:
+        """Return the logs, which note their changes in `changed` from now on.
+
+        None: in a bucket `changed` gets a number when this process has committed appends of others. In mode
+        "r" nothing is noted.
+        """
+        if self._dirs.mode == "r":
+            return None
+        logs = self._logs()
+        for log in logs.values():
+            log.watch(changed)
+        return logs
+
+    def on_refused(self, call: Callable[[BaseException], object]) -> None:
+        """Call `call` with the error of a change that is refused after its call has returned: in a bucket."""
+
+    def _log_of(self, key: bytes) -> PartitionLog:
+        return self._dirs.log(self.name, self._topic._partition_of(key))
+
+    def _logs(self) -> dict[int, PartitionLog]:
+        return {n: self._dirs.log(self.name, n) for n in self._dirs.dir_set.log_dirs(self.name)}
+
+
+class _BucketLog(StateLog):
+    """The topic below a state, in a bucket."""
+
+    _topic: BufferedTopic
+    _options: Mapping[str, Any] = {}
+
+    def append_if(
+        self,
+        key: bytes,
+        value: bytes | None,
+        headers: tuple[Header, ...],
+        check: Callable[[PartitionLog], bool],
+    ) -> Appended | None:
+        return self._topic.append_if(key, value, headers, check)
+
+    def acknowledge(self, key: bytes | None) -> None:
+        """Do nothing: a change is acknowledged by its commit."""
+
+    def watched(self, changed: Changed) -> None:
+        if self._dirs.mode == "a":
+            self._topic.watch(changed)
+
+    def on_refused(self, call: Callable[[BaseException], object]) -> None:
+        self._topic.on_refused(call)
