@@ -31,7 +31,6 @@ STAYS = (
     "lastword serve",
     "lastword pull",
     "lastword demo",
-    "lastword bench",
 )  # these run for long, or need a cluster; each has its own test
 PLACES = {
     "/srv/kafka": "data",
@@ -107,7 +106,7 @@ def check(line: str) -> None:
         assert code == 0, f"{part}\n{stderr}"
 
 
-@pytest.mark.parametrize("command", [name for name in HELPED if name not in ("demo", "bench")])
+@pytest.mark.parametrize("command", [name for name in HELPED if name != "demo"])
 def test_help(command: str, here: Path) -> None:
     for line in HELPED[command]:
         if command == "create":

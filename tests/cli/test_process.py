@@ -238,14 +238,6 @@ def test_color_only_when_wanted(data, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_bench(capsys):
-    assert main.run(["bench", "--records", "2000", "--json", "-q"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["workload"] for row in rows[:-1]] == ["append", "scan", "restore", "clean"]
-    assert all(row["ratio"] > 0 and row["records_per_second"] > 0 for row in rows[:-1])
-
-
-@pytest.mark.slow
 def test_follow_shows_what_comes_until_ctrl_c(data):
     """Beside a process that appends; at the end the command prints the position to continue from."""
     command = [*COMMAND, "read", str(data), "users", "--last", "1", "--follow", "--json"]
@@ -287,11 +279,6 @@ def test_a_closed_stdin_is_empty_and_no_terminal(data):
         call = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, *arguments]
         done = subprocess.run(call, capture_output=True, text=True)
         assert done.returncode == code, done
-
-
-def test_a_scratch_directory_that_is_missing_is_named(tmp_path, capsys):
-    assert main.run(["bench", "append", "--records", "1000", "--dir", str(tmp_path / "no")]) == 2
-    assert f"{tmp_path / 'no'} is not a directory" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_it_starts_shows_no_traceback():

@@ -28,6 +28,8 @@ from pathlib import Path
 
 from lastword.clock import ManualClock
 from lastword.config.tables import STRATEGIES
+from lastword.demo.kafka_model import KafkaCleaner as ModelCleaner
+from lastword.demo.kafka_model import read_model
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.partition.transactions import control_of
@@ -36,8 +38,6 @@ from lastword.records.formats import read_records
 from lastword.records.record import RawRecord
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
-from lastword.tools.kafka_model import KafkaCleaner as ModelCleaner
-from lastword.tools.kafka_model import read_model
 from tests.differential.kafka_cleaner import OLD_EMPTY_BATCH, Cleaned, KafkaCleaner, Refused
 from tests.differential.logs import TOPIC, RandomLog, random_log
 from tests.naive import cleaner as naive

@@ -1,4 +1,4 @@
-"""6A: the offset map of Kafka's cleaner, as modelled in `tools.kafka_model`. The same tests of our own
+"""6A: the offset map of Kafka's cleaner, as modelled in `demo.kafka_model`. The same tests of our own
 map, which stores the keys, are in `resolve/test_offset_map.py`; the one difference is that our full map
 updates known keys."""
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from lastword.tools.kafka_model import DigestMap, KafkaCleaner
+from lastword.demo.kafka_model import DigestMap, KafkaCleaner
 
 
 def key(number: int) -> bytes:

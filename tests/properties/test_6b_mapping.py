@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lastword.demo.kafka_model import KafkaCleaner, ModelBatch, ModelSegment
 from lastword.records.record import CREATE_TIME, RawRecord
 from lastword.resolve import resolve
-from lastword.tools.kafka_model import KafkaCleaner, ModelBatch, ModelSegment
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer, committed
 from tests.properties.strategies import by_strategy

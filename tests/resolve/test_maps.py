@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lastword.demo.kafka_model import DigestMap
 from lastword.resolve import MapFull, RunningResolution, resolve
-from lastword.tools.kafka_model import DigestMap
 from tests.naive.exact_map import ExactMap
 from tests.naive.pack import Record, encode_batch
 from tests.resolve.support import MemorySegment

@@ -449,7 +449,7 @@ class Commands(Unconverted, typer.core.TyperGroup):
     """
 
     groups: tuple[tuple[str, dict[str, str]], ...] = ()
-    """Titles, and for each command the module of `lastword.cli` that registers it."""
+    """Titles, and for each command its module: the name in `lastword.cli`, or the full name."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -479,5 +479,5 @@ def _built(name: str, module: str) -> Any:
 @functools.cache
 def _registered(module: str) -> list[Any]:
     app = typer.Typer()
-    importlib.import_module(f"lastword.cli.{module}").register(app)
+    importlib.import_module(module if "." in module else f"lastword.cli.{module}").register(app)
     return app.registered_commands

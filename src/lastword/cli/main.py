@@ -26,7 +26,8 @@ from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
 from lastword.parse import relative_paths
 
-# The commands, in the order of `--help`, each with the module that registers it.
+# The commands, in the order of `--help`, each with the module that registers it: its name in `lastword.cli`,
+# or its full name.
 INSPECT = {
     "ls": "ls",
     "read": "records",
@@ -53,7 +54,7 @@ CHANGE = {
     "pull": "pull",
     "serve": "serve",
 }
-SET_UP = {"users": "serve", "demo": "trials", "bench": "trials", "warm": "trials"}
+SET_UP = {"users": "serve", "demo": "lastword.demo.trial", "warm": "warm"}
 
 
 class Grouped(Commands):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cli import main, trials
+from lastword.cli import main
 from lastword.cli.command import session
 from lastword.config.tables import STRATEGIES
+from lastword.demo import trial
 
 UPDATES = 2_000
 COMMON = {"quiet": True, "verbose": False, "progress": None, "color": "never", "config": None}
@@ -20,7 +21,7 @@ COMMON = {"quiet": True, "verbose": False, "progress": None, "color": "never", "
 def ran(path: Path, *, json_: bool = True) -> str:
     caught = io.StringIO()
     with redirect_stdout(caught):
-        trials.run_demo(session(json=json_, **COMMON), str(path), UPDATES)
+        trial.run_demo(session(json=json_, **COMMON), str(path), UPDATES)
     return caught.getvalue()
 
 
@@ -32,8 +33,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 @pytest.mark.slow
 def test_every_rule_stands_beside_kafkas(rows: list[dict]) -> None:
     rules = {row["rule"]: row for row in rows if row["type"] == "rule"}
-    assert list(rules) == [trials.KAFKA, *(f"lastword, {name}" for name in STRATEGIES)]
-    kafka = rules.pop(trials.KAFKA)
+    assert list(rules) == [trial.KAFKA, *(f"lastword, {name}" for name in STRATEGIES)]
+    kafka = rules.pop(trial.KAFKA)
     assert (kafka["rounds"], kafka["lost"]) == (4, 1)
     for row in rules.values():
         assert row["lost"] == 0 and row["kept"] == kafka["kept"] + 1
@@ -44,7 +45,7 @@ def test_every_rule_stands_beside_kafkas(rows: list[dict]) -> None:
 @pytest.mark.slow
 def test_the_value_that_kafka_loses_is_named(rows: list[dict]) -> None:
     (lost,) = [row for row in rows if row["type"] == "lost"]
-    assert lost["rule"] == trials.KAFKA and {lost["key"], lost["twin"]} == set(trials.TWINS)
+    assert lost["rule"] == trial.KAFKA and {lost["key"], lost["twin"]} == set(trial.TWINS)
     assert lost["offset"] == UPDATES // 10 and lost["value"].endswith(f"update {UPDATES // 10}")
 
 
@@ -53,14 +54,14 @@ def test_the_table(tmp_path: Path) -> None:
     lines = ran(tmp_path, json_=False).splitlines()
     assert lines[0].split() == ["RULE", "ROUNDS", "READ", "WRITTEN", "KEPT", "LOST"]
     assert sum(line.startswith("lost by kafka's rule") for line in lines) == 1
-    assert sum(twin in line for twin in trials.TWINS for line in lines) == 2
+    assert sum(twin in line for twin in trial.TWINS for line in lines) == 2
 
 
 @pytest.mark.slow
 def test_what_is_kept_is_the_values_and_the_tombstones(rows: list[dict]) -> None:
-    history = trials.History(UPDATES)
+    history = trial.History(UPDATES)
     for row in rows:
-        if row["type"] == "rule" and row["rule"] != trials.KAFKA:
+        if row["type"] == "rule" and row["rule"] != trial.KAFKA:
             assert row["kept"] == len(history.newest) + history.deleted and history.deleted > 0
 
 
@@ -71,13 +72,13 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_history_is_as_told() -> None:
-    history = trials.History(UPDATES)
+    history = trial.History(UPDATES)
     assert [len(quarter) for quarter in history.quarters] == [UPDATES // 4] * 4
     first, second = history.quarters[:2]
-    assert [key in dict(first) for key in trials.TWINS] == [True, False]
-    assert [key in dict(second) for key in trials.TWINS] == [False, True]
+    assert [key in dict(first) for key in trial.TWINS] == [True, False]
+    assert [key in dict(second) for key in trial.TWINS] == [False, True]
     assert any(value is None for _, value in second)
-    assert set(trials.TWINS) <= set(history.newest)
+    assert set(trial.TWINS) <= set(history.newest)
 
 
 @pytest.mark.slow

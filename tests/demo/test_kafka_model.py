@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.files import DEFAULT
-from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.view import PartitionView
-from lastword.records.record import CREATE_TIME, RawRecord
-from lastword.tools.kafka_model import (
+from lastword.demo.kafka_model import (
     DigestMap,
     KafkaCleaner,
     KafkaCleaning,
@@ -22,6 +18,10 @@ from lastword.tools.kafka_model import (
     plain_bytes,
     read_model,
 )
+from lastword.files import DEFAULT
+from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.view import PartitionView
+from lastword.records.record import CREATE_TIME, RawRecord
 from tests.golden import loader, test_compact
 
 T = 1_700_000_000_000
