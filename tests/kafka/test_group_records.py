@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import lastword
-from lastword.protocol import encode_stored, messages
-from lastword.server.coordinator import java_hash
+from lastword.protocol import encode_stored, java_hash, messages
 from lastword.testing.unsynced import UNSYNCED
 from tests.kafka import server_script
 from tests.kafka.server_script import Difference, Side, Step, compare

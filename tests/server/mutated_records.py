@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lastword.protocol import codes, encode_stored, messages
-from lastword.server.coordinator import java_hash
+from lastword.protocol import codes, encode_stored, java_hash, messages
 from tests.server.client import Client, batch
 
 GROUPS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"

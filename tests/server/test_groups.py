@@ -14,7 +14,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError, StorageError
 from lastword.partition.log import PartitionLog
-from lastword.protocol import codes, decode_stored
+from lastword.protocol import codes, decode_stored, java_hash
 from lastword.protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
@@ -31,7 +31,7 @@ from lastword.protocol.messages import (
     SyncGroupRequest,
 )
 from lastword.server import Server, classic_groups
-from lastword.server.coordinator import CoordinatorTopic, java_hash
+from lastword.server.coordinator import CoordinatorTopic
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 

@@ -18,7 +18,7 @@ A server:
             ...  # send bytes; os.sendfile for a FileRange
 """
 
-from lastword.protocol.codecs import FileRange, codec, decode_stored, encode_stored
+from lastword.protocol.codecs import FileRange, codec, decode_stored, encode_stored, java_hash
 from lastword.protocol.connection import ClientConnection, Request, Response, ServerConnection
 from lastword.protocol.schemas import Message
 
@@ -32,4 +32,5 @@ __all__ = [
     "codec",
     "decode_stored",
     "encode_stored",
+    "java_hash",
 ]

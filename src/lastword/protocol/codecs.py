@@ -184,6 +184,18 @@ def codec(name: str, version: int) -> MessageCodec:
     return MessageCodec(name, version)
 
 
+def java_hash(text: str) -> int:
+    """Return the absolute value of Java's hash of a text, 0 for its smallest number: `Utils.abs`.
+
+    Modulo the number of partitions, it is the partition of a group or of a transactional id.
+    """
+    data = text.encode("utf-16-be", "surrogatepass")
+    code = 0
+    for at in range(0, len(data), 2):
+        code = (code * 31 + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
+    return code if code < 0x80000000 else (0x100000000 - code) & 0x7FFFFFFF
+
+
 def encode_stored(message: Message, version: int = 0) -> bytes:
     """Return a coordinator's key or value, or a consumer's metadata: two bytes, then the message.
 

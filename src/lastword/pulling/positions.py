@@ -15,7 +15,7 @@ from lastword.api.open_dirs import OpenDirs
 from lastword.api.topics import open_topic
 from lastword.errors import LastwordError
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.protocol import codes, decode_stored, encode_stored
+from lastword.protocol import codes, decode_stored, encode_stored, java_hash
 from lastword.protocol.messages import (
     ListGroupsRequest,
     OffsetCommitKey,
@@ -24,7 +24,6 @@ from lastword.protocol.messages import (
 )
 from lastword.pulling.cluster import BrokerConnection, Cluster, refused
 from lastword.records.batch import BatchBuilder
-from lastword.server.coordinator import java_hash
 
 TOPIC = "__consumer_offsets"
 SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "100MiB"}

@@ -16,7 +16,7 @@ from lastword.errors import DataError, LastwordError, MalformedMessageError, Uns
 from lastword.partition.producer_state import NO_PRODUCER, add_sequence
 from lastword.partition.reads import read_batches
 from lastword.partition.transactions import control_of
-from lastword.protocol import codes, decode_stored
+from lastword.protocol import codes, decode_stored, java_hash
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
 from lastword.server.topics import Refused
@@ -269,12 +269,3 @@ def _next_sequence(log: PartitionLog, producer_id: int, epoch: int) -> int:
     if producer is None or producer.epoch != epoch or not producer.batches:
         return 0
     return add_sequence(producer.last_sequence, 1)
-
-
-def java_hash(text: str) -> int:
-    """Return the absolute value of Java's hash of a text, 0 for its smallest number: `Utils.abs`."""
-    data = text.encode("utf-16-be", "surrogatepass")
-    code = 0
-    for at in range(0, len(data), 2):
-        code = (code * 31 + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
-    return code if code < 0x80000000 else (0x100000000 - code) & 0x7FFFFFFF
