@@ -51,6 +51,15 @@ class Results(list[V]):
         )
 
 
+def draft_of(kind: type) -> Any:
+    """Return a class with the slots of a frozen dataclass, whose objects are filled by plain assignments.
+
+    A frozen dataclass sets every field by a call. To fill a draft and to change its class to `kind` takes a
+    third to a half of the time.
+    """
+    return type("_Draft", (), {"__slots__": tuple(kind.__slots__)})  # type: ignore[attr-defined]
+
+
 class ProcessBound:
     """Mixin for objects that belong to one process (open files, threads, a lock): refuses pickle and copy."""
 

@@ -45,6 +45,8 @@ CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
 
 UNCOMPRESSED, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+COMPRESSION_TYPES = {"gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
+"""The codecs of compressed batches, by the names that settings have."""
 
 # The largest factor by which a codec's data grows when it is decompressed.
 GZIP_GROWTH = 1032

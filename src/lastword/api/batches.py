@@ -181,7 +181,6 @@ GROUP_BYTES = 16 << 20
 GROUP_RECORDS = 100_000
 KERNEL_RECORDS = 20_000  # from here on loading the kernels costs less than packing in Python
 KERNEL_RECORDS_LOADED = 500
-CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
 @dataclass(slots=True)
@@ -234,7 +233,7 @@ class Packer:
         self.assigner = PartitionAssigner(schema.topic, max(1, schema.partitions), schema.partitioner)
         self._key, self._value = schema.key, schema.value
         self.raw_key, self.raw_value = _raw(schema.key), _raw(schema.value)
-        self._codec = CODECS[config.compression_type]
+        self._codec = config.codec
         self.is_plain = self._codec == 0
         self.has_one_partition = self.assigner.partitions == 1
         self.limit = min(config.max_message_bytes, config.segment_bytes)

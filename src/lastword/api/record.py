@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lastword.errors import SerializerError, UsageError
 from lastword.records.record import Header
+from lastword.values import draft_of
 
 if TYPE_CHECKING:
     from lastword.api.serializers import Serializer
@@ -103,7 +104,7 @@ class Appended:
 
 
 _new = object.__new__
-_AppendedDraft: Any = type("_AppendedDraft", (), {"__slots__": tuple(Appended.__slots__)})
+_AppendedDraft = draft_of(Appended)
 
 
 def appended_at(partition: int, offset: int, timestamp: int) -> Appended:

@@ -23,7 +23,7 @@ from lastword.config.setting import (
     words,
 )
 from lastword.units import MIB
-from lastword.wire import INT32_MAX, INT64_MAX
+from lastword.wire import COMPRESSION_TYPES, INT32_MAX, INT64_MAX, UNCOMPRESSED
 
 STRATEGIES = ("kafka", "generational")
 ACKS = ("os", "disk")
@@ -134,7 +134,7 @@ class TopicConfig:
         "producer",
         "cost",
         "Codec of appended batches. producer or uncompressed: no compression here.",
-        ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        ("producer", "uncompressed", *COMPRESSION_TYPES),
     )
     compression_gzip_level: int = count(
         -1,
@@ -238,6 +238,11 @@ class TopicConfig:
     def compacts(self) -> bool:
         """Whether the policy has `compact`."""
         return "compact" in (self.policy or ())
+
+    @property
+    def codec(self) -> int:
+        """Codec of batches that are made here."""
+        return COMPRESSION_TYPES.get(self.compression_type, UNCOMPRESSED)
 
     @property
     def compression_level(self) -> int | None:

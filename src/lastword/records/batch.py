@@ -57,6 +57,7 @@ from lastword.records.record import (
     record_time,
 )
 from lastword.units import NO_TIMESTAMP
+from lastword.values import draft_of
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -150,9 +151,7 @@ class BatchHeader:
 
 
 _new = object.__new__
-# A frozen dataclass sets every field by a call (3 us for these). An object of a class with the same slots is
-# filled instead, and its class is changed to BatchHeader.
-_Draft: Any = type("_Draft", (), {"__slots__": tuple(BatchHeader.__slots__)})
+_Draft = draft_of(BatchHeader)
 
 
 def read_header(

@@ -34,6 +34,7 @@ from lastword.errors import CorruptBatchError, DataError, DecompressionLimitErro
 from lastword.parse import parse_bytes
 from lastword.units import format_bytes
 from lastword.wire import (
+    COMPRESSION_TYPES,
     GZIP,
     GZIP_GROWTH,
     LZ4,
@@ -44,7 +45,7 @@ from lastword.wire import (
     ZSTD_BLOCK_BYTES,
 )
 
-CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+CODEC_NAMES = ("none", *COMPRESSION_TYPES)
 
 _XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK = 32 << 10

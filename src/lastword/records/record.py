@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError
+from lastword.values import draft_of
 
 Header = tuple[str, bytes | None]
 """Name and value of a header.
@@ -55,9 +56,7 @@ class RawRecord:
 
 
 _new = object.__new__
-# A frozen dataclass sets every field by a call. An object of a class with the same slots is filled instead,
-# and its class is changed to RawRecord: a third of the time.
-_Draft: Any = type("_Draft", (), {"__slots__": tuple(RawRecord.__slots__)})
+_Draft = draft_of(RawRecord)
 
 
 def raw_record(

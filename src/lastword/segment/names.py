@@ -116,7 +116,8 @@ MAX_FILE_BYTES = INT32_MAX
 MAX_RELATIVE_OFFSET = INT32_MAX
 """Offsets in a segment are at most this far above its base: indexes hold them in four bytes."""
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+MOST_TOPIC_CHARACTERS = 249
+_TOPIC = re.compile(rf"[a-zA-Z0-9._-]{{1,{MOST_TOPIC_CHARACTERS}}}")
 _SEGMENT_FILE = re.compile(
     r"(\d{20,})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)(\.cleaned|\.swap|\.deleted)?"
 )
@@ -205,7 +206,7 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
     marker = match[4] if match is not None else ""
     if match is None:
         match = _PLAIN.fullmatch(name)
-    if match is None or not _is_topic(match[1]):
+    if match is None or not is_topic(match[1]):
         return None
     partition = int(match[2])
     if partition > INT32_MAX or (not marker and match[2] != str(partition)):
@@ -228,11 +229,12 @@ def topic_partition(directory: str) -> tuple[str, int]:
 
 def is_lease(name: str) -> bool:
     """Return whether a lease may have this name: that of a topic, but shorter, to fit a file name."""
-    return isinstance(name, str) and _is_topic(name) and len(name) <= 200
+    return isinstance(name, str) and is_topic(name) and len(name) <= 200
 
 
 @lru_cache(maxsize=1024)
-def _is_topic(name: str) -> bool:
+def is_topic(name: str) -> bool:
+    """Return whether a topic may have this name."""
     return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
 
 
@@ -243,10 +245,11 @@ def check_topic(name: str) -> str:
             f"{name!r} is the metadata of a Kafka cluster, not a topic",
             remedy=f"lastword dump DIR/{METADATA_DIR}/*.log shows its records; a topic needs another name",
         )
-    if not isinstance(name, str) or not _is_topic(name):
+    if not isinstance(name, str) or not is_topic(name):
         raise InvalidTopicError(
             f"{name!r} is no topic name",
-            remedy="use 1 to 249 of the characters a-z A-Z 0-9 . _ - (and not . or .. alone)",
+            remedy=f"use 1 to {MOST_TOPIC_CHARACTERS} of the characters "
+            "a-z A-Z 0-9 . _ - (and not . or .. alone)",
         )
     return name
 

@@ -27,18 +27,14 @@ from lastword.wire import (
     CODEC_MASK,
     CRC_AT,
     DELETE_HORIZON_BIT,
-    GZIP,
     HEADER_BYTES,
     INT64_MAX,
     LENGTH_AT,
     LOG_APPEND_BIT,
-    LZ4,
     MAGIC_AT,
     OVERHEAD_BYTES,
     SMALLEST_LENGTH,
-    SNAPPY,
     STEP_BYTES,
-    UNCOMPRESSED,
     ZSTD,
 )
 
@@ -50,7 +46,6 @@ if TYPE_CHECKING:
 
 DECODED_BYTES = PLAIN_BYTES
 """Larger records are decompressed in the pool."""
-CODECS = {"uncompressed": UNCOMPRESSED, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 LOG_APPEND = -2
 """Instead of a time: the record claims to have the time of an append."""
 
@@ -190,7 +185,7 @@ def _checked(log: PartitionLog, batch: Any, header: BatchHeader, limits: Limits)
         raise RefusedRecords(refused, header.count, log.name, limits)
     if checked.refusals:
         raise RefusedRecords(checked.refused, checked.refusals, log.name, limits)
-    codec = CODECS.get(config.compression_type, header.codec)
+    codec = header.codec if config.compression_type == "producer" else config.codec
     is_right = stamps or (checked.largest == header.max_timestamp and not header.log_append)
     if codec == header.codec and is_right:
         return Prepared(batch, header.count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from lastword.errors import LastwordError
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.protocol import codes
 from lastword.protocol.schemas import ZERO_UUID
+from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -33,8 +33,6 @@ _log = logging.getLogger("lastword.server")
 NOT_HOSTED = "This server does not host this topic-partition."
 CREATED = {"cleanup.policy": "delete"}
 """Settings of a topic whose creator gives none: without a policy, the log would keep everything."""
-MOST_CHARACTERS = 249
-"""Most characters of a topic's name."""
 
 
 class Refused(Exception):
@@ -52,9 +50,9 @@ def check_topic_name(name: str) -> None:
         reason = "the empty string is not allowed"
     elif name in (".", ".."):
         reason = f"'{name}' is not allowed"
-    elif len(name) > MOST_CHARACTERS:
-        reason = f"the length of '{name}' is longer than the max allowed length {MOST_CHARACTERS}"
-    elif not re.fullmatch(r"[a-zA-Z0-9._-]+", name):
+    elif len(name) > names.MOST_TOPIC_CHARACTERS:
+        reason = f"the length of '{name}' is longer than the max allowed length {names.MOST_TOPIC_CHARACTERS}"
+    elif not names.is_topic(name):
         reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
     else:
         return

@@ -454,8 +454,6 @@ def discard_job(path: str, job: str) -> None:
 LOCK_PATIENCE_SECONDS = 10
 """A process that holds the lock for longer is no commit: it has the directory open."""
 
-CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-
 
 @dataclass(frozen=True, slots=True)
 class TargetTopic:
@@ -485,7 +483,7 @@ class TargetTopic:
             partitions,
             config.lastword_partitioner or "murmur2",
             config.compacts,
-            CODECS[config.compression_type],
+            config.codec,
             config.compression_level,
             config.max_message_bytes,
             config.segment_bytes,
