@@ -36,6 +36,7 @@ warm()  # in the server of forks, so that a process starts in some milliseconds
 
 WRITERS = 4
 CLEANERS = 2
+READERS = 2
 PARTITIONS = 2
 RETENTION_MS = 1500
 TOPIC = "users"
@@ -53,11 +54,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """The log, and the folder with the files of the processes."""
+    """The log, the folder with the files of the processes, and how many of them write."""
 
     url: str
     options: dict[str, str]
     folder: str
+    writers: int = WRITERS
 
     def open(self, mode: str) -> lastword.LogDir:
         return lastword.open(
@@ -78,6 +80,10 @@ class Place:
         text = file.read_text() if file.exists() else ""
         return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
+    @property
+    def writer_names(self) -> list[str]:
+        return [f"w{number}" for number in range(self.writers)]
+
     def has_worked(self, name: str) -> bool:
         """Return whether a process has finished an append, a cleaning, a collection or a read."""
         return any(words[0] in ("ack", "cleaned", "collected", "read") for words in self.lines(name))
@@ -91,10 +97,6 @@ class Notes:
 
     def add(self, *words: object) -> None:
         os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
-
-
-def writer_names() -> list[str]:
-    return [f"w{number}" for number in range(WRITERS)]
 
 
 def batch(writer: str, sequence: int) -> list[tuple[str, dict[str, Any] | None]]:
@@ -211,7 +213,7 @@ def acknowledged(place: Place) -> dict[str, int]:
     """Return the last acknowledged sequence of each writer."""
     return {
         name: max((int(words[1]) for words in place.lines(name) if words[0] == "ack"), default=0)
-        for name in writer_names()
+        for name in place.writer_names
     }
 
 
@@ -240,13 +242,13 @@ def judge(place: Place, found: dict[tuple[int, int], Row], acked: dict[str, int]
     assert len(set(identities)) == len(identities), f"twice: {_repeated(identities)}"
     tried = {
         name: max((int(words[1]) for words in place.lines(name) if words[0] == "try"), default=0)
-        for name in writer_names()
+        for name in place.writer_names
     }
     for row in identities:
         sent = batch(row.writer, row.sequence)
         assert row.sequence <= tried[row.writer] and sent[row.index][0] == row.key, f"{row} was not sent"
     there = set(found.values())
-    for name in writer_names():
+    for name in place.writer_names:
         newest: dict[str, Row] = {}  # of each key that only this writer has
         for sequence in range(1, acked[name] + 1):
             for index, (key, value) in enumerate(batch(name, sequence)):
@@ -277,7 +279,7 @@ def judge_whole(place: Place) -> int:
         appended = sum(len(batch(name, s)) for name, last in acked.items() for s in range(1, last + 1))
         ends = sum(end for _, end in topic.bounds().values())
         assert ends == appended, f"{appended} records were appended, the log has given {ends} offsets"
-        for name in writer_names():
+        for name in place.writer_names:
             for words in place.lines(name):
                 if words[0] == "ack" and len(words) == 4:  # of a single record, with its offset
                     [(key, value)] = batch(name, int(words[1]))
@@ -322,16 +324,29 @@ class Totals:
     errors: list[str] = field(default_factory=list)
 
 
-def run_kills(kills: int, seconds: float, seed: int) -> Totals:
+def run_kills(
+    kills: int,
+    seconds: float,
+    seed: int,
+    *,
+    writers: int = WRITERS,
+    cleaners: int = CLEANERS,
+    readers: int = READERS,
+) -> Totals:
     """Run all processes, kill one after the other, and judge the log in the end."""
     from tests.support.stores import moto
 
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tests.bucket.processes"])
     rng = random.Random(seed)
-    names = [*writer_names(), *(f"c{number}" for number in range(CLEANERS)), "g", "r0", "r1"]
     with moto() as server, tempfile.TemporaryDirectory(prefix="lastword-processes-") as folder:
-        place = Place(f"{server.root}/processes-{seed}", server.options, folder)
+        place = Place(f"{server.root}/processes-{seed}", server.options, folder, writers)
+        names = [
+            *place.writer_names,
+            *(f"c{n}" for n in range(cleaners)),
+            "g",
+            *(f"r{n}" for n in range(readers)),
+        ]
 
         def start(target: Callable[..., None], *given: str) -> multiprocessing.process.BaseProcess:
             process = processes.Process(target=target, args=(place, *given), daemon=True)
@@ -362,7 +377,7 @@ def run_kills(kills: int, seconds: float, seed: int) -> Totals:
         Path(folder, "stop").touch()
         for name, process in running.items():
             finished(process, f"{name}, {place.lines(name)[-1:]}")
-        for name in writer_names():
+        for name in place.writer_names:
             finished(start(finish, name), f"the end of {name}")
         finished(start(judge_whole), "the judge")
         return totals(place, names, kills)
