@@ -2,13 +2,18 @@
 
 The CPU of a test is that of its process and of the child processes that ended during the test. A process that
 serves many tests counts for the test in which it ends. What imports and collects the tests counts for none.
+
+`[tool.lastword.cpu]` in pyproject.toml has a budget for each folder. A folder above it is marked; the run
+does not fail, because machines differ.
 """
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +28,30 @@ FEWEST_TESTS = 500
 def spent() -> float:
     """Return the CPU seconds of this process and of its child processes that ended."""
     return sum(os.times()[:4])
+
+
+def budgets(pyproject: Path) -> dict[str, float]:
+    """Return the budget of each folder in CPU seconds."""
+    table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["lastword"]["cpu"]
+    return {folder: float(seconds) for folder, seconds in table.items()}
+
+
+def lines(by_test: dict[str, float], budgets: dict[str, float]) -> list[str]:
+    """Return the table of the folders with their budgets, and the most expensive tests."""
+    folders: dict[str, list[float]] = defaultdict(list)
+    for test, seconds in by_test.items():
+        folders[os.path.dirname(test.partition("::")[0])].append(seconds)
+    table = [f"CPU seconds of {len(by_test):,} tests: {sum(by_test.values()):.0f}"]
+    for folder, amounts in sorted(folders.items(), key=lambda entry: -sum(entry[1])):
+        total, budget = sum(amounts), budgets.get(folder)
+        row = f"  {folder:<24} {total:8.1f}  {len(amounts):6,} tests"
+        if budget is not None:
+            row += f"  budget {budget:4.0f}{'  ABOVE' if total > budget else ''}"
+        table.append(row)
+    table.append("the most expensive tests:")
+    for test, seconds in sorted(by_test.items(), key=lambda entry: -entry[1])[:MOST_TESTS]:
+        table.append(f"  {seconds:8.1f}  {test}")
+    return table
 
 
 class CpuTable:
@@ -47,16 +76,8 @@ class CpuTable:
         if report.when == "teardown":
             self._by_test[report.nodeid] = dict(report.user_properties).get(CPU, 0.0)
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         if len(self._by_test) < FEWEST_TESTS:
             return
-        folders: dict[str, list[float]] = defaultdict(list)
-        for test, seconds in self._by_test.items():
-            folders[os.path.dirname(test.partition("::")[0])].append(seconds)
-        write = terminalreporter.write_line
-        write(f"CPU seconds of {len(self._by_test)} tests: {sum(self._by_test.values()):.0f}")
-        for folder, amounts in sorted(folders.items(), key=lambda entry: -sum(entry[1])):
-            write(f"  {folder:<24} {sum(amounts):8.1f}  {len(amounts):6,} tests")
-        write("the most expensive tests:")
-        for test, seconds in sorted(self._by_test.items(), key=lambda entry: -entry[1])[:MOST_TESTS]:
-            write(f"  {seconds:8.1f}  {test}")
+        for line in lines(self._by_test, budgets(config.rootpath / "pyproject.toml")):
+            terminalreporter.write_line(line)
