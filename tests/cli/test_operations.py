@@ -197,9 +197,12 @@ def test_the_image_builds(tmp_path):
     their versions are right.
     """
     environment = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     site = next(environment.glob("lib/python*/site-packages"))
     (site / "tests.pth").write_text(next(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    pip = environment / "bin" / "pip"
+    pip.write_text(f'#!/bin/sh\nexec {environment / "bin" / "python"} -m pip "$@"\n')
+    pip.chmod(0o755)
     home = tmp_path / "home"
     home.mkdir()
     variables = {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
