@@ -32,7 +32,7 @@ from lastword.segment.names import FIRST_DIRTY, LOG_STARTS
 from tests.cleaner.test_outgrown import work_of
 from tests.fakes.recording import RecordingFiles
 
-FEW, MANY = 20, 200
+FEW, MANY = 10, 100
 NOW_MS = 1_795_168_800_000
 
 
