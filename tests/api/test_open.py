@@ -367,6 +367,7 @@ def test_a_path_below_the_home_directory(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
+@pytest.mark.usefixtures("frozen")  # each attempt collects garbage
 def test_timeout_waits_for_the_lock(tmp_path):
     path = tmp_path / "data"
     holder = lastword.open(path, "a", log_cleaner_enable=False)
