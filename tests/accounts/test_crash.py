@@ -99,7 +99,7 @@ def test_a_stop_at_every_change(tmp_path):
             log.log.abandon()
         check(target, number, used=used)
         shutil.rmtree(target)
-        number += stride(4)
+        number += stride(8)
     files.stop_at = None
     log.close()
     assert number > 100
@@ -128,7 +128,7 @@ def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_pat
     log.log.abandon()
     used = []
     for number, image in enumerate(
-        files.images(range(start, len(files.journal) + 1, 9 * stride(4)), seeds=range(1))
+        files.images(range(start, len(files.journal) + 1, 9 * stride(8)), seeds=range(1))
     ):
         target = tmp_path / f"image{number}"
         image.write(target)

@@ -477,7 +477,7 @@ def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path) -> None:
     images = 0
     for number, image in enumerate(files.images(seeds=range(2), start=start)):
         images += 1
-        if number % stride(8):
+        if number % stride(24):
             continue
         target = tmp_path / f"image{number}"
         image.write(target)

@@ -524,7 +524,7 @@ def test_a_stop_at_every_change_of_a_round(tmp_path: Path, original: LogBuilder,
         log.abandon()
         check_crashed(continued(target, original), final, f"stop {number}")
         shutil.rmtree(target)
-        number += stride(4)
+        number += stride(8)
     assert number > 40
 
 
@@ -540,11 +540,11 @@ def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path, original: LogBui
     log.clean()
     images = 0
     for number, image in enumerate(files.images(seeds=range(2), start=start)):
-        if number % stride(14):
+        if number % stride(28):
             continue
         target = tmp_path / f"image{number}"
         image.write(target)
         check_crashed(continued(target, original), final, f"{number} {image.label}")
         shutil.rmtree(target)
         images += 1
-    assert images > 12
+    assert images > 6

@@ -493,7 +493,7 @@ def test_every_power_cut_of_a_directorys_life(tmp_path: Path) -> None:
         logs.sync()
         files.mark(f"disk {9 * (round_number + 1)}")
         logs.close()
-    for image in files.images(range(0, len(files.journal) + 1, stride(3)), seeds=range(1)):
+    for image in files.images(range(0, len(files.journal) + 1, stride(9)), seeds=range(1)):
         _check_image(image, tmp_path / "image")
         shutil.rmtree(tmp_path / "image")
 

@@ -333,6 +333,6 @@ def test_every_kill_leaves_a_prefix_that_is_continued(tmp_path: Path) -> None:
 def test_every_power_cut_leaves_a_prefix_that_is_continued(tmp_path: Path) -> None:
     files, source = crashed(tmp_path)
     expected = facts(source)
-    for image in files.images(moments=range(0, len(files.journal) + 1, stride(7)), seeds=range(2)):
+    for image in files.images(moments=range(0, len(files.journal) + 1, stride(21)), seeds=range(2)):
         image.write(tmp_path / "image")
         check_image(tmp_path / "image", source, expected, f"{image.label}\n{files.story()}")

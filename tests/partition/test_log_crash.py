@@ -78,7 +78,7 @@ def test_every_power_cut_leaves_a_prefix(tmp_path: Path) -> None:
     files = ForgetfulFiles(tmp_path / "work")
     work(directory, files)
     count = 0
-    for image in files.images(moments=range(0, len(files.journal) + 1, stride(5)), seeds=range(2)):
+    for image in files.images(moments=range(0, len(files.journal) + 1, stride(15)), seeds=range(2)):
         _check_image(image, tmp_path / "image", files)
         count += 1
     assert count > 100

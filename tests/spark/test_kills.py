@@ -56,7 +56,7 @@ def in_bucket(moto: Server, kills: int, seed: int = 20, before: str = "") -> sub
 
 @pytest.mark.slow
 def test_a_driver_killed_at_any_request_leaves_everything_once(moto: Server) -> None:
-    kills = 12 // stride(2)
+    kills = 12 // stride(4)
     done = in_bucket(moto, kills)
     assert done.returncode == 0, done.stderr[-5000:]
     assert f"{kills} kills, each time every record once" in done.stdout
