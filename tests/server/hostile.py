@@ -202,6 +202,8 @@ class Hostile:
         """Batches with mutated records; return the error codes."""
         now = int(time.time() * 1000)
         with Client(self.address, timeout=60) as client:
+            topic = MetadataRequest.MetadataRequestTopic(name="plain")
+            client.ask(MetadataRequest(topics=[topic]))  # a frame may have deleted it, by its id
             batches = (malformed.mutated(now, self.rng)[1] for _ in range(count))
             return {int(client.produce("plain", data).error_code) for data in batches}
 

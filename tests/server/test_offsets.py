@@ -163,12 +163,14 @@ def test_the_time_in_a_group_counts_from_the_log_after_a_restart(
 def test_a_retention_that_an_old_client_gave_counts(client: Client, clock: ManualClock) -> None:
     commit(client, version=4, retention_time_ms=DAY_MS)
     commit(client, version=4, retention_time_ms=30 * DAY_MS, partition=2)
+    commit(client, version=4, retention_time_ms=2**63 - 1, partition=0)  # no expiration time can be later
     clock.advance(DAY_MS)
     until(lambda: committed(client) == -1)
     clock.advance(28 * DAY_MS)
     assert committed(client, partition=2) == 5
     clock.advance(DAY_MS)
     until(lambda: committed(client, partition=2) == -1)
+    assert committed(client, partition=0) == 5
 
 
 # ---------------------------------------------------------------- topics

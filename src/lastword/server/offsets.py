@@ -22,6 +22,7 @@ from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
 from lastword.server.coordinator import StoredRecord
 from lastword.server.group_store import NOT_COMMITTED, Committed, Group, GroupStore, OtherGroup
 from lastword.server.topics import Refused, ServedTopic
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from lastword.server.context import Handlers, ServerContext
@@ -185,7 +186,7 @@ class Offsets:
         body = request.body
         now_ms = self._context.clock.now_ms()
         retention_ms = getattr(body, "retention_time_ms", -1)
-        expires_ms = now_ms + retention_ms if retention_ms >= 0 else -1
+        expires_ms = min(now_ms + retention_ms, INT64_MAX) if retention_ms >= 0 else -1
         changes: dict[tuple[str, int], Committed] = {}
         topics = []
         for topic in body.topics:
