@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 import lastword
 from lastword.protocol import codes, messages
 from lastword.protocol.codes import APIS
-from lastword.protocol.schemas import Message
+from lastword.protocol.schemas import FIXED, Field, Message, schema_of, within
 from lastword.server import Server
 from tests.server.client import Client, batch
 
@@ -315,6 +318,21 @@ ADMINISTRATION = {
     "ElectLeaders": {"topic_partitions": None, "timeout_ms": 1000},
     "ListPartitionReassignments": {"timeout_ms": 1000},
     "AlterPartitionReassignments": {"timeout_ms": 1000},
+    "WriteTxnMarkers": {
+        "markers": [
+            messages.WriteTxnMarkersRequest.WritableTxnMarker(
+                producer_id=7,
+                producer_epoch=0,
+                transaction_result=False,
+                topics=[
+                    messages.WriteTxnMarkersRequest.WritableTxnMarkerTopic(
+                        name="users", partition_indexes=[0]
+                    )
+                ],
+                coordinator_epoch=0,
+            )
+        ]
+    },
 }
 """The arguments of requests that a node without an authorizer answers."""
 for _name in (
@@ -345,6 +363,46 @@ def test_every_version_is_answered(name: str, server: Server, client: Client, lo
         for created in {"users", "new"} & set(logs):
             logs.delete_topic(created)
         assert topic.name not in logs
+
+
+def with_extremes(request: Message, name: str, version: int) -> Iterator[Message]:
+    """Yield the request with each number of it replaced by the least, the largest and -1: one at a time."""
+
+    def parts(message: Message, fields: list[Field]) -> Iterator[Message]:
+        for field in fields:
+            value = getattr(message, field.name, None)
+            if not within(field.versions, version) or value is None:
+                continue
+            if field.struct is not None:
+                for part in value if field.is_array else [value]:
+                    yield from parts(part, field.fields)
+            elif field.kind in FIXED and field.kind not in ("bool", "float64", "uuid") and not field.is_array:
+                bits = 8 * struct.calcsize(FIXED[field.kind])
+                signed = FIXED[field.kind].islower()
+                for extreme in (-1, -(1 << bits - 1), (1 << bits - 1) - 1) if signed else ((1 << bits) - 1,):
+                    setattr(message, field.name, extreme)
+                    yield request
+                setattr(message, field.name, value)
+
+    yield from parts(request, schema_of(f"{name}Request").fields)
+
+
+@pytest.mark.parametrize("name", sorted(REQUESTS))
+def test_an_extreme_number_is_no_error_of_the_server(
+    name: str, server: Server, client: Client, logs: lastword.LogDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = next(api for api in APIS.values() if api.name == name)
+    for version in sorted({api.first, api.stable}):
+        logs.create_topic("users", cleanup_policy="delete", exist_ok=True)
+        client.produce("users", batch((b"k", b"v")))
+        topic_id = client.ask(metadata(12, b"")).topics[0].topic_id
+        client.ask(offset_commit(9, b""), 9)
+        for request in with_extremes(REQUESTS[name](version, topic_id), name, version):
+            with Client(server, timeout=0.02) as other, contextlib.suppress(OSError):
+                other.send(request, version)
+                other.receive()
+    client.ask(metadata(12, b""))
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("version", range(1, 11))
