@@ -38,6 +38,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTable())
+    # Under nohup a hang-up is ignored, and every process that a test starts would ignore it, too. A handler
+    # is not inherited. The variable tells the workers, which this process starts.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "TESTS_UNDER_NOHUP" in os.environ:
+        os.environ["TESTS_UNDER_NOHUP"] = "1"
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.hookimpl(trylast=True)  # after tests/kafka/conftest.py, which adds marks
