@@ -22,7 +22,7 @@ from lastword.bucket.commit import CLOCK_OBJECT, Bucket
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.clock import Clock
-from lastword.config import Settings
+from lastword.config import Settings, is_topic_file
 from lastword.errors import DataError, PartialFailure, StorageError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
@@ -84,7 +84,7 @@ class BucketDirs(OpenDirs):
             config_file=config_file,
             opened_at=opened_at,
         )
-        self._settings_entry = self._read_files.snapshot.entry(names.SETTINGS)
+        self._settings_version = self._read_files.snapshot
         self._queue = _CommitQueue(self)
         self._watchers: list[tuple[str, ref[Changed]]] = []
 
@@ -113,20 +113,16 @@ class BucketDirs(OpenDirs):
         self._refreshed = now
         self._take(self._bucket.load)
 
-    def refresh_settings(self) -> None:
+    def refresh_settings(self, topic: str | None = None) -> None:
         """Do nothing: a version has its topics and their settings."""
 
     def _take(self, load: Callable[[], Loaded]) -> None:
         """Read from now on the version that `load` returns."""
         snapshot = self._set_version(load)
-        entry, before = snapshot.entry(names.SETTINGS), self._settings_entry
-        if entry != before:
-            self._settings_entry = entry
-            try:
-                self.settings_changed()
-            except BaseException:
-                self._settings_entry = before  # so the next call reads them
-                raise
+        changed = snapshot.changed_in(self._settings_version, "")
+        if any(name == names.SETTINGS or is_topic_file(name) for name in changed):
+            self.settings_changed()
+        self._settings_version = snapshot  # not if it raises: the next call reads them
 
     @property
     def newest(self) -> ManifestVersion:

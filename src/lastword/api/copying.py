@@ -107,7 +107,7 @@ def copy(
         verify: Read the source and the target again and compare the digests of all segments.
         storage_options: Options of the bucket; of both, if both are URLs.
         source_storage_options: Options of the source's bucket, if they are others.
-        config: Another settings file of the source than its lastword.toml.
+        config: Another settings file of the source than those in it.
         clock: For tests: another source of the time.
         progress: True, or a function of `Progress`.
         stop: Called while it runs; True ends the copy, with the results so far.
@@ -255,13 +255,13 @@ class Copying:
         """Make the topic in the target, with the settings of the source; False if that is refused."""
         numbers = sorted(self._source.partitions(topic))
         topic_id = self._source.topic_id(topic)
-        settings = settings_of(self._source, topic)
         try:
+            settings = settings_of(self._source, topic)
             self._target.transaction(lambda dirs: make_topic(dirs, topic, numbers, topic_id, settings))
         except LastwordError as error:
             self._failed[TopicPartition(topic, -1)] = error
             return False
-        self._target.settings_changed()
+        self._target.settings_changed([topic])
         return True
 
     # -------------------------------------------------------------- partitions
@@ -415,7 +415,7 @@ def make_topic(
     changes |= {name: None for name in before if name not in settings and dirs.settings.is_set(name, topic)}
     if changes:
         write_topic_settings(dirs.files, dirs.settings_file, topic, changes)
-        dirs.reload()
+        dirs.reload([topic])
 
 
 def _forget(dirs: OpenDirs, tp: TopicPartition) -> None:

@@ -182,8 +182,10 @@ class OpenDirs(ProcessBound):
             self._refreshed = now
             self.refresh_settings()
 
-    def refresh_settings(self) -> None:
+    def refresh_settings(self, topic: str | None = None) -> None:
         """Read the settings again, in mode "r" if another process has changed them.
+
+        `topic`: its file is compared, too: an editor may have changed it in place.
 
         A topic has its settings before its partitions are there. So they are read after the listing that
         shows the topic; settings of a cluster are read again for each change of the listing.
@@ -191,9 +193,15 @@ class OpenDirs(ProcessBound):
         if self.mode == "a":  # nobody else changes them
             return
         files, storage = [os.path.join(path, names.SETTINGS) for path in self.paths], self.files
+        seen: list[object] = [directory.last_listing for directory in self.directories]
         if self._config_file is not None:
             files, storage = [os.fspath(self._config_file)], DEFAULT
-        seen: list[object] = [directory.last_listing for directory in self.directories]
+        else:
+            for path in self.paths:  # a topic's file that is replaced changes the names of the root
+                version = storage.dir_version(path)
+                seen.append(version.stamp if version is not None and version.is_settled else object())
+        if topic is not None and not self.settings.is_current(topic):
+            seen.append(object())
         for file in files:
             with suppress(StorageError):  # of a drive that failed
                 seen.append(storage.stat(file))
@@ -263,7 +271,7 @@ class OpenDirs(ProcessBound):
         log_dirs = self.dir_set.log_dirs(topic)
         if not log_dirs:
             raise UnknownTopicError.named(topic, ", ".join(self.paths), self.dir_set.log_dirs_by_topic())
-        self.refresh_settings()
+        self.refresh_settings(topic)
         return log_dirs
 
     def only_topic(self, topic: str | None) -> str:
@@ -404,19 +412,22 @@ class OpenDirs(ProcessBound):
     def settings_file(self) -> str:
         """The path of the lastword.toml that all directories share.
 
-        It is in the first directory that has such a file, else in the first directory.
+        It is in the first directory that has such a file, else in the first directory. The files of topics
+        are beside it.
         """
-        return os.path.join(self._settings_directory.path, names.SETTINGS)
+        return os.path.join(self.settings_directory.path, names.SETTINGS)
 
     @property
-    def _settings_directory(self) -> LogDirectory:
+    def settings_directory(self) -> LogDirectory:
+        """The directory that holds the settings."""
+
         def has_file(directory: LogDirectory) -> bool:
             return self.files.exists(os.path.join(directory.path, names.SETTINGS))
 
         return next(filter(has_file, self.directories), self.directories[0])
 
     def set_config(self, topic: str | None, settings: Mapping[str, Any]) -> None:
-        """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets a setting."""
+        """Change settings of a topic or (None) of all; a value of None resets a setting."""
         self.require_writable()
         if self._config_file is not None:
             raise UsageError(
@@ -425,8 +436,8 @@ class OpenDirs(ProcessBound):
         with self.topics_lock:  # a deletion in between would leave these settings behind
             if topic is not None:
                 self.partitions(topic)
-            self._settings_directory.set_config(topic, settings)
-        self.settings_changed()
+            self.settings_directory.set_config(topic, settings)
+        self.settings_changed(None if topic is None else [topic])
 
     def check_new_topic(self, topic: str, settings: Mapping[str, Any]) -> None:
         """Raise UsageError if the settings of a new topic would not apply.
@@ -456,10 +467,10 @@ class OpenDirs(ProcessBound):
         """Raise InvalidSettingError if `set_config` would refuse the settings; the topic may be new."""
         write_topic_settings(self.files, self.settings_file, topic, settings, only_checks=True)
 
-    def reload(self) -> None:
-        """Read the settings file again."""
+    def reload(self, topics: Iterable[str] | None = None) -> None:
+        """Read the settings again; see `LogDirectory.reload_settings`."""
         for directory in self.directories:
-            directory.reload_settings()
+            directory.reload_settings(topics)
 
     def on_settings_changed(self, call: Callable[[], object]) -> None:
         """Call `call` after every `settings_changed`."""
@@ -477,7 +488,7 @@ class OpenDirs(ProcessBound):
         for name, partitions in topics.items():
             for call in self._deletion_listeners:
                 call(name, partitions)
-        self.settings_changed()
+        self.settings_changed(topics)
         self.settings.forget(topics)
 
     def partitions_added(self) -> None:
@@ -486,9 +497,9 @@ class OpenDirs(ProcessBound):
         with first.lock:
             first.settings = copy.copy(first.settings)
 
-    def settings_changed(self) -> None:
-        """Read the settings file again and notify the listeners."""
-        self.reload()
+    def settings_changed(self, topics: Iterable[str] | None = None) -> None:
+        """Read the settings again, as `reload` does, and notify the listeners."""
+        self.reload(topics)
         for call in self._listeners:
             call()
 

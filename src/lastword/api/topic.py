@@ -644,7 +644,7 @@ class Topic(ProcessBound, Generic[K, V]):
         return Results(listed(self.dirs, self.name, partition))
 
     def set_config(self, **config: Unpack[TopicKeywords]) -> None:
-        """Change settings of this topic in lastword.toml; None resets a setting to its default.
+        """Change settings of this topic in its settings file; None resets a setting to its default.
 
         The change applies immediately.
         """

@@ -1,7 +1,7 @@
 """Open, create and delete topics.
 
-Partitions of a new topic go to the directories with the fewest partitions, and several directories share one
-settings file. So a creation is undone after an error, and a deletion claims all partitions before it changes
+Partitions of a new topic go to the directories with the fewest partitions, and one of several directories has
+the settings of all topics. So a creation is undone after an error, and a deletion claims all partitions before it changes
 a file.
 """
 
@@ -17,9 +17,8 @@ from lastword.api.serializers import SerializerLike, contradicts, serializer_of
 from lastword.api.topic import Topic
 from lastword.config import (
     TOPIC_SETTINGS,
+    move_tables,
     parse_topic_settings,
-    remove_topic_settings,
-    restore_topic_settings,
 )
 from lastword.errors import (
     BusyError,
@@ -43,8 +42,11 @@ def open_topic(
     numbers: Collection[int] | None = None,
 ) -> Topic[Any, Any]:
     """See `LogDir.topic`. `numbers`: its partitions, if the directory was listed already."""
+    is_named = numbers is None
     numbers = dirs.partitions(name) if numbers is None else numbers
     config = dirs.config(name)  # read after the listing, which may have shown a new topic
+    if is_named and config.damaged is not None:  # its serializers are not known; a list of topics has it
+        raise config.damaged
     schema = TopicSchema.of(
         name,
         numbers,
@@ -147,7 +149,7 @@ def refuse_contradictions(
 
 
 def create_topics(dirs: OpenDirs, topics: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
-    """Create topics of bytes, with one write of their settings. After an error, none was created.
+    """Create topics of bytes. After an error, none was created.
 
     Args:
         dirs: The directories.
@@ -175,21 +177,21 @@ def _create(dirs: OpenDirs, topics: Mapping[str, tuple[int, Mapping[str, Any]]])
     topic_ids: dict[str, str] = {}
     created: list[LogDirectory] = []
     try:
-        for log_dir, numbers in placed.items():  # several directories share one settings file
+        for log_dir, numbers in placed.items():  # one of the directories holds the settings of all
             topic_ids |= log_dir.create_topics(numbers, settings, topic_ids, dirs.settings_file)
             created.append(log_dir)
             settings = {}
     except LastwordError:
         for log_dir in created:
-            log_dir.delete_topics(list(placed[log_dir]))
+            log_dir.delete_topics(list(placed[log_dir]), settings_stay=True)
         if created:
             with suppress(LastwordError):
-                remove_topic_settings(dirs.files, dirs.settings_file, *topics)
+                dirs.settings_directory.remove_settings(topics)
         raise
     finally:  # without notifying the background: nothing of a new topic is due
         for log_dir in dirs.directories:
             if log_dir not in created or len(created) < len(placed):
-                log_dir.reload_settings()
+                log_dir.reload_settings(topics)
     dirs.dir_set.write_list()
 
 
@@ -210,7 +212,7 @@ def delete_topics(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordEr
 
 
 def _delete(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
-    """Delete topics. The settings of all of them are removed together, before their partitions."""
+    """Delete topics, then their settings."""
     errors: dict[str, LastwordError] = {}
     claimed: dict[str, Mapping[int, LogDirectory]] = {}
     with ExitStack() as claims:
@@ -248,13 +250,14 @@ def _delete_claimed(
             placed.setdefault(log_dir, []).append(name)
     deleted = [name for name in claimed if name not in errors]
     is_shared = len(dirs.directories) > 1
-    settings = remove_topic_settings(dirs.files, dirs.settings_file, *deleted) if is_shared else {}
+    if is_shared:
+        move_tables(dirs.files, dirs.settings_file, deleted)
     for log_dir, names_here in placed.items():
         try:
-            errors |= log_dir.delete_topics(names_here)
+            errors |= log_dir.delete_topics(names_here, settings_stay=is_shared)
         except LastwordError as error:
             errors |= dict.fromkeys(names_here, error)
-    kept = [name for name in errors if dirs.has_topic(name)]
-    restore_topic_settings(dirs.files, dirs.settings_file, settings, kept)
+    if is_shared:
+        dirs.settings_directory.remove_settings(name for name in deleted if not dirs.has_topic(name))
     dirs.dir_set.write_list()
     return errors

@@ -457,6 +457,19 @@ class ManifestVersion:
         }
         return {path for path in paths if base.entry(path) != self.entry(path)}
 
+    def changed_in(self, base: ManifestVersion, directory: str) -> set[str]:
+        """Return the names in a directory whose files differ from those of another version."""
+        if base is self:
+            return set()
+        found = {
+            name
+            for layer in (*base._without(self), *self._without(base))
+            if layer.has_entries(directory)
+            for name in layer.files(directory)
+        }
+        path = f"{directory}/" if directory else ""
+        return {name for name in found if base.entry(path + name) != self.entry(path + name)}
+
     def _without(self, other: ManifestVersion) -> list[Layer]:
         """Return the layers without the pages that another version has, too."""
         pages = zip(self.layers[1:], reversed(self.manifest.pages), strict=True)

@@ -7,6 +7,9 @@ rewrite of one partition hold together, because a rewrite decides about records 
 found, and an append changes none of them. Two appends do not: both would begin at the same offset. Two
 rewrites do not: a lease that was taken meanwhile forbids to remove tombstones, for example.
 
+Each topic has a file of its own for its settings, so the creations and settings of different topics hold
+together. A change of the settings of a topic and its removal do not: they would stay for a new topic.
+
 The files of a divided cleaning change nothing of the log: they hold together with every other change.
 
 The checkpoints of the root have a line for each partition, and are merged line by line. A garbage index that
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from lastword.bucket.manifest import Changes, Entry, ManifestVersion
+from lastword.config import is_topic_file, topic_file
 from lastword.errors import CorruptFileError
 from lastword.partition.checkpoint_file import format_lines, parse_lines
 from lastword.segment import names
@@ -80,7 +84,9 @@ def _both(
 
 
 def _rewritten(base: ManifestVersion, changes: Changes, read: Read) -> set[str]:
-    """Return the partitions that the changes rewrite, "" if they change a file of the root.
+    """Return the partitions that the changes rewrite, and "" if they change a file of the root.
+
+    Of the settings of a topic, it is the name of the file; also if a partition of the topic is removed.
 
     A changed log start or first dirty offset counts: a topic that is removed meanwhile must not leave it.
     """
@@ -88,9 +94,11 @@ def _rewritten(base: ManifestVersion, changes: Changes, read: Read) -> set[str]:
     ends: dict[str, str] = {}
     for path, entry in changes.items():
         directory, _, name = path.partition("/")
+        if name == names.PARTITION_METADATA and entry is None:
+            rewritten.add(topic_file("", names.topic_partition(directory)[0]))
         if not name:
             if path not in CHECKPOINTS:
-                rewritten.add("")
+                rewritten.add(path if is_topic_file(path) else "")
             elif path in _OF_REWRITES:
                 before, after = (set(_lines(path, file, read).items()) for file in (base.entry(path), entry))
                 rewritten.update("-".join(key) for key, _ in before ^ after)

@@ -1,9 +1,9 @@
 """Settings: the tables, and the layers of values with their sources.
 
 setting.py describes one setting (name, unit, range, cost); tables.py has the settings of a topic and of the
-process; keywords.py, written from them, holds their names for type checkers; settings.py reads lastword.toml
-with line numbers, merges arguments, environment, file and defaults, and changes the file. Uses `errors`,
-`units`, `parse` and `files`. Start reading at tables.py.
+process; keywords.py, written from them, holds their names for type checkers; toml_file.py reads and edits a
+file with line numbers; settings.py merges arguments, environment, files and defaults, and changes the files.
+Uses `errors`, `units`, `parse` and `files`. Start reading at tables.py.
 """
 
 from lastword.config.setting import Setting
@@ -12,11 +12,13 @@ from lastword.config.settings import (
     FILE_NAME,
     Settings,
     check_arguments,
+    create_topic_settings,
+    is_topic_file,
     keyword_names,
+    move_tables,
     parse_topic_settings,
     remove_topic_settings,
-    restore_topic_settings,
-    write_settings_of_topics,
+    topic_file,
     write_topic_settings,
 )
 from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig
@@ -31,10 +33,12 @@ __all__ = [
     "Settings",
     "TopicConfig",
     "check_arguments",
+    "create_topic_settings",
+    "is_topic_file",
     "keyword_names",
+    "move_tables",
     "parse_topic_settings",
     "remove_topic_settings",
-    "restore_topic_settings",
-    "write_settings_of_topics",
+    "topic_file",
     "write_topic_settings",
 ]

@@ -22,6 +22,7 @@ from lastword.config.setting import (
     word,
     words,
 )
+from lastword.errors import LastwordError, ReadOnlyError
 from lastword.units import MIB
 from lastword.wire import COMPRESSION_TYPES, INT32_MAX, INT64_MAX, UNCOMPRESSED
 
@@ -206,6 +207,8 @@ class TopicConfig:
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     unread: Unread | None = dataclasses.field(default=None, repr=False)
     """The first value that decides what is removed and cannot be read: nothing is removed then."""
+    damaged: LastwordError | None = dataclasses.field(default=None, compare=False, repr=False)
+    """The mistake in the topic's settings file: no value is known, and appends raise it."""
 
     @property
     def policy(self) -> frozenset[str] | None:
@@ -277,6 +280,13 @@ class TopicConfig:
                 )
             ]
         return []
+
+    def check_takes_records(self, partition: str) -> None:
+        """Raise an error if no records may be added to a partition of the topic."""
+        if self.damaged is not None:
+            raise self.damaged
+        if self.lastword_pulled_from is not None:
+            raise ReadOnlyError.pulled(partition, self.lastword_pulled_from)
 
     def replace(self, **values: Any) -> TopicConfig:
         """Return a copy with other values."""

@@ -44,7 +44,6 @@ from lastword.errors import (
     FileVanishedError,
     LastwordError,
     LogDirLockedError,
-    ReadOnlyError,
     UsageError,
 )
 from lastword.files import Files, Handle, overlapped
@@ -186,9 +185,7 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
     needed = staging.needed_files(files, root, manifest, is_begun=is_begun)
     if not is_begun:
         for topic, number in sorted(dict(reversed(partitions)).items()):  # the first partition of each topic
-            cluster = directory.topic_config(topic).lastword_pulled_from
-            if cluster is not None:
-                raise ReadOnlyError.pulled(f"{topic}-{number}", cluster)
+            directory.topic_config(topic).check_takes_records(f"{topic}-{number}")
     staging.check(
         files,
         needed,

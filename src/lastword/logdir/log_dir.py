@@ -24,9 +24,9 @@ from lastword.clock import Clock, SystemClock
 from lastword.config import (
     Settings,
     TopicConfig,
+    create_topic_settings,
+    move_tables,
     remove_topic_settings,
-    restore_topic_settings,
-    write_settings_of_topics,
     write_topic_settings,
 )
 from lastword.errors import (
@@ -182,9 +182,10 @@ class LogDirectory:
                 self.checkpoints.recovery_points.read_sound(),
                 self.checkpoints.log_starts.read_sound(),
             )
-            for name in names.ROOT_FILES:  # left by an atomic write that was killed
-                files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
             listing = self._contents.get()
+            left = [f"{name}.tmp" for name in names.ROOT_FILES]  # by an atomic write that was killed
+            for name in (*left, *listing.unfinished):
+                files.unlink(os.path.join(self.path, name), missing_ok=True)
             for name in listing.deleted:  # an unfinished deletion
                 with suppress(StorageError):  # it is tried again at the next opening
                     files.remove_tree(os.path.join(self.path, name))
@@ -364,7 +365,7 @@ class LogDirectory:
         topic_ids: Mapping[str, str | None],
         settings_file: str | None = None,
     ) -> dict[str, str]:
-        """Make topics as `create_topic` does, and save their settings with one write.
+        """Make topics as `create_topic` does, and save their settings, each in a file.
 
         After an error, none was made.
 
@@ -372,21 +373,20 @@ class LogDirectory:
             topics: The numbers of their partitions in this directory.
             settings: The settings to save, also of topics that have no partition here.
             topic_ids: Their ids, as far as they have one.
-            settings_file: The file that this directory shares with others; None: its own.
+            settings_file: The lastword.toml beside which settings are saved; None: that of this directory.
 
         Returns:
             The id of each topic.
         """
         file = settings_file or self._settings_path
-        saved = {topic: given for topic, given in settings.items() if given}
         is_saved = False
 
         def save() -> None:
             nonlocal is_saved
-            if saved:
-                write_settings_of_topics(self.files, file, saved)
+            if settings:
+                create_topic_settings(self.files, file, settings)
                 is_saved = True
-            self.reload_settings()
+            self.reload_settings(topics)
 
         with self.lock:
             self._check_writable()
@@ -403,12 +403,12 @@ class LogDirectory:
                 except BaseException:
                     if is_saved:
                         with suppress(LastwordError):
-                            remove_topic_settings(self.files, file, *saved)
-                            self.reload_settings()
+                            remove_topic_settings(self.files, file, *settings)
+                            self.reload_settings(topics)
                     raise
 
     def set_config(self, topic: str | None, settings: Mapping[str, Any]) -> None:
-        """Change settings in the lastword.toml of this directory; see `write_topic_settings`.
+        """Change the settings of a topic, or (None) of all, that this directory holds.
 
         The new file is a change of the root that needs no listing of its partitions.
         """
@@ -449,11 +449,18 @@ class LogDirectory:
         for error in self.delete_topics([topic]).values():
             raise error
 
-    def delete_topics(self, topics: Sequence[str]) -> dict[str, LastwordError]:
+    def delete_topics(
+        self, topics: Sequence[str], *, settings_stay: bool = False
+    ) -> dict[str, LastwordError]:
         """Remove topics as `delete_topic` does, and return the error of each that could not be removed.
 
-        One sync of the root and one write of lastword.toml serve all of them. The settings are removed first:
-        after a kill, a topic may be left without them, but no new topic of the same name gets them.
+        One sync of the root serves all of them. Then their settings are removed, if this directory holds
+        them: a topic has its settings until it is gone. A kill in between leaves a file that no new topic of
+        the same name gets: its creation writes another one.
+
+        Args:
+            topics: The topics.
+            settings_stay: The caller removes the settings: other directories have partitions of the topics.
         """
         errors: dict[str, LastwordError] = {}
         gone: list[TopicPartition] = []
@@ -467,7 +474,8 @@ class LogDirectory:
                 except UnknownTopicError as error:
                     errors[topic] = error
             with self._contents.changing(removed=gone):
-                settings = remove_topic_settings(self.files, self._settings_path, *partitions)
+                if not settings_stay:
+                    move_tables(self.files, self._settings_path, partitions)
                 for topic, numbers in partitions.items():
                     delay_ms = self.topic_config(topic).file_delete_delay_ms
                     try:
@@ -478,17 +486,23 @@ class LogDirectory:
                             gone.append(tp)
                     except LastwordError as error:
                         errors[topic] = error
-                restore_topic_settings(self.files, self._settings_path, settings, errors)
                 self.files.fsync_dir(self.path)
                 for path, delay_ms in marked:
                     self._deferred_deletes.add([path], delay_ms)
                 self._opened.gone(gone)
                 self._partition_checkpoints.forget(gone)
-                for topic in topics:
-                    if topic not in errors:
-                        self._topic_ids.pop(topic, None)
-            self.reload_settings()
+                deleted = [topic for topic in topics if topic not in errors]
+                for topic in deleted:
+                    self._topic_ids.pop(topic, None)
+                if not settings_stay:
+                    remove_topic_settings(self.files, self._settings_path, *deleted)
+            self.reload_settings(topics)
         return errors
+
+    def remove_settings(self, topics: Iterable[str]) -> None:
+        """Remove the settings of topics that were deleted from all directories."""
+        with self.lock, self._contents.changing():
+            remove_topic_settings(self.files, self._settings_path, *topics)
 
     def let_go(self, tp: TopicPartition) -> None:
         """Close a partition that leaves this directory, and drop what is kept of it in memory."""
@@ -529,12 +543,15 @@ class LogDirectory:
     def _settings_path(self) -> str:
         return os.path.join(self.path, names.SETTINGS)
 
-    def reload_settings(self) -> None:
-        """Read the settings again and apply them to the open partitions."""
+    def reload_settings(self, topics: Iterable[str] | None = None) -> None:
+        """Read the settings again and apply them to the open partitions.
+
+        `topics`: the only topics whose settings were changed; None: any may have changed.
+        """
         with self.lock:
             before, self.settings = self.settings, self._load_settings()
             self._register_limits()
-            changed = self.settings.changed_topics(before)
+            changed = self.settings.take_over(before, topics)
             logs = self._opened.logs
             for tp in logs if changed is None else self._partitions_of(changed):
                 if tp in logs:

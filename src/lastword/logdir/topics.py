@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from lastword.config import Settings
+from lastword.config import Settings, is_topic_file
 from lastword.errors import (
     CorruptFileError,
     FileTakenError,
@@ -62,6 +62,7 @@ class Listing:
         is_log_dir: Whether the root is a log directory.
         is_empty: Whether the root has at most the files of a first opening that was killed.
         set_aside: Directories that are not served.
+        unfinished: Files of topics' settings that an atomic write left behind when it was killed.
     """
 
     numbers: Mapping[str, tuple[int, ...]]
@@ -70,6 +71,7 @@ class Listing:
     is_log_dir: bool
     is_empty: bool
     set_aside: tuple[SetAside, ...] = ()
+    unfinished: tuple[str, ...] = ()
 
     @cached_property
     def partitions(self) -> tuple[TopicPartition, ...]:
@@ -226,9 +228,14 @@ class RootListing:
         numbers: dict[str, list[int]] = {}
         deleted: list[str] = []
         set_aside: list[SetAside] = []
+        unfinished: list[str] = []
         is_whole = True  # an empty directory with a partition's name may become a partition
         for name in present:
             parsed = found.get(name)
+            if name.endswith((".toml", ".tmp")):  # no partition's directory
+                if is_topic_file(name.removesuffix(".tmp")) and name.endswith(".tmp"):
+                    unfinished.append(name)
+                continue
             if parsed is None:
                 parsed = None if name in IGNORED else names.parse_partition_dir(name)
                 if parsed is None:
@@ -260,6 +267,7 @@ class RootListing:
             is_log_dir=marked or bool(numbers or deleted or set_aside),
             is_empty=begun.issuperset(present),
             set_aside=tuple(set_aside),
+            unfinished=tuple(unfinished),
         )
         return listing, is_whole
 

@@ -33,7 +33,7 @@ from weakref import ref
 from google_crc32c import value as crc32c
 
 from lastword.config import TopicConfig
-from lastword.errors import DiskFullError, LastwordError, OffsetOutOfRangeError, ReadOnlyError
+from lastword.errors import DiskFullError, LastwordError, OffsetOutOfRangeError
 from lastword.files import FileFacts, Files, Steps, run_steps
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.partition.appending import (
@@ -319,8 +319,8 @@ class PartitionLog(Reads):
         """
         with self.lock:
             local = self._changed_log()
-            if local.config.lastword_pulled_from is not None and not is_begun:
-                raise ReadOnlyError.pulled(self.name, local.config.lastword_pulled_from)
+            if not is_begun:
+                local.config.check_takes_records(self.name)
             if self._recovered_to is not None:
                 self._note_recovery(self._recovered_to)
             if not is_begun:
@@ -470,7 +470,7 @@ class PartitionLog(Reads):
         latest = self._epochs.latest
         if latest is None or self._recovered_to is not None or self._on_append is not None:
             return None  # the first append notes the epoch and the recovery
-        if self.config.lastword_pulled_from is not None:
+        if self.config.lastword_pulled_from is not None or self.config.damaged is not None:
             return None  # refused
         if self._producers.first_unstable_offset() is not None:
             return None  # the last stable offset is not the log end

@@ -5,6 +5,7 @@
 <root>/meta.properties  .kafka_cleanshutdown     Kafka's
 <root>/*-checkpoint                              text checkpoints (logdir.checkpoints)
 <root>/lastword.toml  lastword.partitions        ours
+<root>/lastword.topic-<topic>.toml               ours: the settings of one topic (config.settings)
 <root>/lastword.staged-*  lastword.inbox-*  lastword.applying-*  lastword.committed-*  lastword.refused-*
        lastword.writers                          ours (ingest.staging)
 <root>/lastword.producer-ids                     ours (server.produce)

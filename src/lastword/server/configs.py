@@ -121,6 +121,7 @@ class Configs:
         config = self._dirs.config(topic)
         of_all = self._dirs.settings.topic("")
         brokers = kafka_settings("broker")
+        is_set = self._dirs.settings.is_set
         rows = []
         for name, kafka in kafka_settings("topic").items():
             setting = TOPIC_SETTINGS.get(name)
@@ -136,7 +137,7 @@ class Configs:
             if of_all.source(name) != "default" and kafka.synonyms:
                 source = FROM_BROKER_FILE
                 synonyms.insert(0, (kafka.synonyms[0], shown(served_value(of_all, name)), source))
-            if name in changes or f"[topics.{topic}]" in config.source(name):
+            if name in changes or is_set(name, topic):
                 value = shown(setting.read(changes[name])) if name in changes else value
                 source = FROM_TOPIC
                 synonyms.insert(0, (name, value, source))
