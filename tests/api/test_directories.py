@@ -140,8 +140,10 @@ def test_a_topic_that_is_created_while_its_name_is_deleted_keeps_its_settings(
 ) -> None:
     real = LogDirectory.delete_topics
 
-    def delete_topics(directory: LogDirectory, topics: Sequence[str]) -> dict[str, LastwordError]:
-        errors = real(directory, topics)
+    def delete_topics(
+        directory: LogDirectory, topics: Sequence[str], *, settings_stay: bool
+    ) -> dict[str, LastwordError]:
+        errors = real(directory, topics, settings_stay=settings_stay)
         directory.create_topic("t", 1, {"segment_bytes": 1 << 20})  # as by another thread: the lock is free
         return errors
 
@@ -186,8 +188,10 @@ def test_a_topic_that_is_created_in_another_directory_while_its_name_is_deleted_
 ) -> None:
     real, threads = LogDirectory.delete_topics, []
 
-    def delete_topics(directory: LogDirectory, topics: Sequence[str]) -> dict[str, LastwordError]:
-        errors = real(directory, topics)
+    def delete_topics(
+        directory: LogDirectory, topics: Sequence[str], *, settings_stay: bool
+    ) -> dict[str, LastwordError]:
+        errors = real(directory, topics, settings_stay=settings_stay)
         threads.append(threading.Thread(target=lambda: logs.create_topic("t", segment_bytes=1 << 20)))
         threads[0].start()
         threads[0].join(0.2)  # it waits for the end of the deletion
@@ -244,7 +248,7 @@ def test_a_change_of_settings_while_a_topic_is_deleted_leaves_none(
         monkeypatch.setattr(LogDirectory, "set_config", set_config)
         logs.set_config("t", retention_ms=1)
         threads[0].join()
-        assert logs.dirs.topics() == {} and "topics.t" not in Path(roots[0], "lastword.toml").read_text()
+        assert logs.dirs.topics() == {} and not Path(roots[0], "lastword.topic-t.toml").exists()
 
 
 def test_a_failed_creation_changes_no_settings_that_were_there(roots: list[str]) -> None:

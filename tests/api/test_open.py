@@ -108,7 +108,7 @@ def test_settings_that_toml_has_only_as_text(logs, policy):
     assert topic.config.retention_ms == 7 * 86_400_000
     logs.set_config("t", cleanup_policy=(name for name in ("compact",)))
     assert logs["t"].config.cleanup_policy == {"compact"}
-    assert 'retention.ms = "7d"' in Path(logs.paths[0], "lastword.toml").read_text()
+    assert 'retention.ms = "7d"' in Path(logs.paths[0], "lastword.topic-t.toml").read_text()
 
 
 def test_threads_change_settings_and_make_topics_at_the_same_time(tmp_path):

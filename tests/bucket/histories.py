@@ -310,6 +310,19 @@ def drop(files: BucketFiles, partition: int) -> None:
         set_line(files, name, partition, None)
 
 
+def setting(files: BucketFiles, topic: str) -> int:
+    """Return the number in the settings of a topic."""
+    path = f"{ROOT}/lastword.topic-{topic}.toml"
+    return int(files.read_bytes(path)) if files.exists(path) else 0
+
+
+def count_up(files: BucketFiles, topic: str) -> int:
+    """Add one to the number in the settings of a topic, and return it."""
+    number = setting(files, topic) + 1
+    files.write_atomic(f"{ROOT}/lastword.topic-{topic}.toml", b"%d" % number)
+    return number
+
+
 # ---------------------------------------------------------------- the judge
 
 
@@ -355,6 +368,8 @@ class Judge:
         """Number of the version in which each record came in."""
         self.unnamed_ms: dict[str, int] = {}
         self.pinned: dict[str, tuple[set[str], int]] = {}
+        self.settings: dict[str, set[int]] = {"a": set(), "b": set()}
+        """The acknowledged numbers in the settings of two topics."""
         self.dropped = False  # a process asked for the removal of a partition
         self.released = False  # a process asked for the release of a lease
         self._layers: dict[str, Layer] = {}
@@ -637,6 +652,7 @@ class World(objects.Bucket):
         empty: bool | None = None,
         store: type[FakeStore] | None = None,
     ) -> None:
+        self.seed = seed
         self.rng = rng = random.Random(seed)
         digests = rng.random() < 0.1  # a store that the protocol withstands
         super().__init__(
@@ -713,7 +729,7 @@ class World(objects.Bucket):
         ):
             if rng.random() < chance:
                 kinds.append(kind)
-        return kinds
+        return kinds + ["setter", "setter"] * (self.seed % 5 == 0)
 
     def choose_fault(self, request: Request) -> Fault | None:
         if self.fault_rate and self.rng.random() < self.fault_rate:
@@ -923,6 +939,20 @@ def _drop(actor: Actor) -> None:
         actor.world.counts["drops"] += 1
 
 
+def _set(actor: Actor) -> None:
+    """Change the settings of one of two topics. No acknowledged change is lost."""
+    topic, judge = actor.rng.choice("ab"), actor.world.judge
+
+    def step() -> None:
+        number = actor.transaction(lambda files: count_up(files, topic))
+        if number in judge.settings[topic]:
+            raise Violation("settings", f"change {number} of {topic} was made twice")
+        judge.settings[topic].add(number)
+        actor.world.counts["settings"] += 1
+
+    actor.attempt(step)
+
+
 def _collect(actor: Actor) -> None:
     world = actor.world
 
@@ -999,6 +1029,7 @@ _SCRIPTS: dict[str, Callable[[World], Script]] = {
     "trimmer": lambda world: _steps(world, _trim, 1, 1),
     "lessee": lambda world: _steps(world, _lease, 1, 2),
     "dropper": lambda world: _steps(world, _drop, 1, 1),
+    "setter": lambda world: _steps(world, _set, 1, 3),
     "collector": lambda world: _steps(world, _collect, 2, 3),
     "reader": lambda world: _steps(world, _read, 1, 2),
     "pinned reader": lambda world: _steps(world, _read_pinned, 1, 1),

@@ -169,14 +169,37 @@ def test_other_collections_remove_what_a_collection_reads() -> None:
         collect(opened(store, before=hook), retention_ms=HOUR_MS)
 
 
+def _version(files: Changes) -> ManifestVersion:
+    return ManifestVersion(Manifest("n", changes=files))
+
+
+def _inline(data: bytes) -> Entry:
+    return Entry(1, len(data), 0, data=data)
+
+
+def test_settings_of_different_topics_hold_together_and_those_of_the_same_topic_do_not() -> None:
+    """Nor do settings and the removal of their topic: a new topic of that name would get them."""
+    partition = {"t-0/partition.metadata": _inline(b"id"), f"t-0/{10:020}.log": _inline(b"")}
+    base = _version(partition)
+    of_t: Changes = {"lastword.topic-t.toml": _inline(b"flush.ms = 1")}
+    of_u: Changes = {
+        "lastword.topic-u.toml": _inline(b"flush.ms = 2"),
+        "u-0/partition.metadata": _inline(b"i"),
+    }
+    of_all: Changes = {names.SETTINGS: _inline(b"")}
+    removed: Changes = dict.fromkeys(partition)
+    for ours, theirs in ((of_t, of_u), (of_u, of_t), (of_u, of_all), (of_u, removed)):
+        now = {name: entry for name, entry in {**partition, **theirs}.items() if entry is not None}
+        assert merged(base, ours, _version(now), lambda entry: entry.data) == ours
+    for ours, theirs in ((of_t, of_t), (removed, of_t), (of_t, removed), (of_all, of_all)):
+        now = {name: entry for name, entry in {**partition, **theirs}.items() if entry is not None}
+        with pytest.raises(ChangedMeanwhile):
+            merged(base, ours, _version(now), lambda entry: entry.data)
+
+
 def test_a_line_of_a_partition_that_was_removed_meanwhile() -> None:
     """A log start that would outlive its topic would hide the records of the next topic of this name."""
-
-    def inline(data: bytes) -> Entry:
-        return Entry(1, len(data), 0, data=data)
-
-    def version(files: Changes) -> ManifestVersion:
-        return ManifestVersion(Manifest("n", changes=files))
+    inline, version = _inline, _version
 
     partition = {"t-0/partition.metadata": inline(b"id"), f"t-0/{10:020}.log": inline(b"")}
     base = version({**partition, names.LOG_STARTS: inline(format_lines([]))})

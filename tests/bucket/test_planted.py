@@ -142,6 +142,17 @@ def test_versions_with_the_same_bytes(monkeypatch: Patch) -> None:
     )
 
 
+def test_changes_of_the_same_settings_that_hold_together(monkeypatch: Patch) -> None:
+    real = merge._both
+
+    def both(path: str, base: Any, entry: Any, theirs: Any, read: Any) -> Any:
+        return entry if path.endswith(".toml") else real(path, base, entry, theirs, read)
+
+    monkeypatch.setattr(merge, "_both", both)
+    monkeypatch.setattr(merge, "_rewritten", lambda *_: set())
+    caught("settings", only=["setter", "setter"])
+
+
 def test_a_swap_without_the_history_of_nonces(monkeypatch: Patch) -> None:
     """Another commit follows before the writer that lost an answer reads the manifest."""
     real = Bucket.following

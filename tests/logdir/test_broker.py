@@ -286,7 +286,7 @@ def test_metadata_in_one_directory_counts_for_the_others(root, tmp_path):
     )
     with lastword.open(tmp_path / "other", "a") as logs:
         logs.create_topic("orders")
-    (tmp_path / "other" / "lastword.toml").unlink()
+    (tmp_path / "other" / "lastword.topic-orders.toml").unlink()
     (tmp_path / "other" / "orders-0" / "partition.metadata").write_text(f"version: 0\ntopic_id: {OTHER_ID}")
     with lastword.open([tmp_path / "other", root]) as logs:
         assert logs.topic("orders").config.cleanup_policy == {"compact"}
@@ -329,7 +329,8 @@ def as_of_a_broker(root) -> None:
     """Write the ids as a broker does, and remove what lastword saved for its own topics."""
     ids = [line for line in (root / "meta.properties").read_text().splitlines() if "=" in line]
     (root / "meta.properties").write_text("\n".join(["#", "#Sat Nov 28 11:00:00 UTC 2026", *ids]) + "\n")
-    (root / "lastword.toml").unlink()
+    for file in root.glob("lastword.to*"):
+        file.unlink()
 
 
 @pytest.mark.parametrize(

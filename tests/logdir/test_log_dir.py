@@ -414,8 +414,8 @@ def test_topics_are_deleted_together_but_one_that_cannot_be_renamed(tmp_path: Pa
     files.calls.clear()
     assert logs.delete_topics(["a", "b", "c"]) == {"b": error}
     assert logs.topics() == ["b"] and len(list(tmp_path.glob("*-delete"))) == 2
-    # One of the root, one for lastword.toml, and one for the values of b, which are written again.
-    assert [call.name for call in files.changes].count("fsync_dir") == 3
+    # One of the root with the names of the partitions, and one with those of the files of settings.
+    assert [call.name for call in files.changes].count("fsync_dir") == 2
     files.fail = None
     for topic in ("a", "c"):
         logs.create_topic(topic)
@@ -425,7 +425,7 @@ def test_topics_are_deleted_together_but_one_that_cannot_be_renamed(tmp_path: Pa
     logs.close()
 
 
-def test_a_creation_that_is_killed_before_its_topics_have_names_leaves_no_settings(tmp_path: Path) -> None:
+def test_a_creation_that_is_killed_leaves_no_settings_to_a_new_topic(tmp_path: Path) -> None:
     topics = {f"t{number}": [0, 1] for number in range(5)}
     outcomes = []
     for stop in range(1000):
@@ -440,11 +440,41 @@ def test_a_creation_that_is_killed_before_its_topics_have_names_leaves_no_settin
         except Stopped:
             with opened(root) as logs:
                 outcomes.append((bool(logs.topics()), logs.settings.is_set("retention.ms", "t0")))
+                assert logs.create_topic("t0", exist_ok=True) is not outcomes[-1][0]
+                assert logs.settings.is_set("retention.ms", "t0") is outcomes[-1][0]
+            assert not list(root.glob("*.toml.tmp"))
     assert logs.topics() == list(topics)
     logs.close()
     assert outcomes == sorted(outcomes, key=lambda outcome: (outcome[1], outcome[0]))
-    between = outcomes.count((False, True))
-    assert len(outcomes) > 50 and between <= 2, "the file is synced, and then the first name is given"
+    assert len(outcomes) > 50 and (True, False) not in outcomes
+
+
+def test_a_deletion_that_is_killed_leaves_a_topic_with_its_settings_or_none(tmp_path: Path) -> None:
+    """Also if the settings were in a table of lastword.toml. A new topic of that name has none of them."""
+    for table in (True, False):
+        for stop in range(1000):
+            root = tmp_path / f"{table}-{stop}"
+            files = RecordingFiles(UNSYNCED)
+            logs = LogDirectory.open(root, "a", files, ManualClock(NOW))
+            logs.create_topic("users", 2, {"retention.ms": 1})
+            if table:
+                (root / "lastword.topic-users.toml").unlink()
+                (root / "lastword.toml").write_text("[topics.users]\nretention.ms = 1\n")
+                logs.reload_settings()
+            files.stop_at = files._changes + stop
+            try:
+                logs.delete_topic("users")
+                files.stop_at = None
+                break
+            except Stopped:
+                with opened(root) as logs:
+                    if logs.topics():
+                        assert logs.topic_config("users").retention_ms == 1
+                        logs.delete_topic("users")
+                    logs.create_topic("users")
+                    assert not logs.settings.is_set("retention.ms", "users")
+        assert stop > 4 and not list(root.glob("lastword.topic*"))
+        logs.close()
 
 
 def test_a_deletion_that_was_interrupted_is_finished(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_cleaning_needs_a_policy(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "log"
     create(root, "t")
     append(root, "t", 0, [numbered(0, 10, 2)])
-    (root / "lastword.toml").unlink()
+    (root / "lastword.topic-t.toml").unlink()
     with pytest.raises(NoPolicyError):
         lastword.spark.clean(spark, str(root), "t")
     assert lastword.spark.clean(spark, str(root)).count() == 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import pickle
 import tomllib
 from pathlib import Path
@@ -16,14 +15,17 @@ from lastword.config import (
     TOPIC_SETTINGS,
     Settings,
     TopicConfig,
+    create_topic_settings,
     keyword_names,
+    move_tables,
     parse_topic_settings,
     remove_topic_settings,
+    toml_file,
+    topic_file,
     write_topic_settings,
 )
-from lastword.config import settings as settings_module
-from lastword.config.settings import read_entries
-from lastword.errors import InvalidSettingError, LastwordError, UnknownSettingError
+from lastword.config.toml_file import cut_tables, read_entries
+from lastword.errors import InvalidSettingError, StorageError, UnknownSettingError
 from lastword.files import DEFAULT, OsFiles
 
 FILE = """\
@@ -43,6 +45,13 @@ segment.bytes = "64MiB"
 
 [topics."orders.v2"]
 cleanup.policy = ["compact", "delete"]
+"""
+
+
+USERS = """\
+# the newest word on each user
+cleanup.policy = "compact"                     # never delete
+segment.bytes = "64MiB"
 """
 
 
@@ -312,19 +321,28 @@ class TestLines:
 
 class TestChanging:
     def test_comments_and_order_stay(self, directory: Path) -> None:
-        path = directory / "lastword.toml"
-        settings = write_topic_settings(
+        path = topic_file(str(directory / "lastword.toml"), "users")
+        Path(path).write_text(USERS)
+        write_topic_settings(
             OsFiles(),
-            path,
+            directory / "lastword.toml",
             "users",
             {"segment_ms": "2d", "cleanup.policy": "compact,delete", "segment.bytes": None},
         )
-        text = path.read_text()
-        assert text == FILE.replace('"compact"  ', '"compact,delete"  ').replace(
+        assert Path(path).read_text() == USERS.replace('"compact"  ', '"compact,delete"  ').replace(
             'segment.bytes = "64MiB"\n', 'segment.ms = "2d"\n'
         )
-        assert settings.topic("users").segment_ms == 172800000
-        assert list(path.parent.iterdir()) == [path], "no scratch file is left"
+        assert Settings.load(directory, env={}).topic("users").segment_ms == 172800000
+        assert not list(directory.glob("*.tmp")), "no scratch file is left"
+
+    def test_a_table_is_moved_to_the_file_of_its_topic(self, directory: Path) -> None:
+        path = directory / "lastword.toml"
+        write_topic_settings(OsFiles(), path, "users", {"segment_ms": "2d"})
+        assert path.read_text() == FILE.replace(f"[topics.users]\n{USERS}\n", "")
+        settings = Settings.load(directory, env={})
+        assert (directory / "lastword.topic-users.toml").read_text() == f'{USERS}segment.ms = "2d"\n'
+        assert settings.topic("users").source("segment.ms") == "lastword.topic-users.toml:4"
+        assert settings.topic("orders.v2").cleanup_policy == {"compact", "delete"}
 
     def test_a_new_topic_and_a_new_file(self, tmp_path: Path) -> None:
         path = tmp_path / "lastword.toml"
@@ -336,13 +354,12 @@ class TestChanging:
         assert settings.topic("a.b").cleanup_policy == {"compact"}
         assert settings.topic("a.b").segment_bytes == 2048
         assert settings.topic("a").lastword_key_serializer == "str"
-        assert settings.topic_names == ["a", "a.b"]
 
     def test_names_that_begin_alike_and_stand_apart(self, tmp_path: Path) -> None:
         """The order is that of `create_topic`: lastword.*, another name, lastword.* again."""
         path = tmp_path / "lastword.toml"
-        path.write_text(
-            '[topics.a]\nlastword.key.serializer = "str"\ncleanup.policy = "compact"\n'
+        (tmp_path / "lastword.topic-a.toml").write_text(
+            'lastword.key.serializer = "str"\ncleanup.policy = "compact"\n'
             'lastword.value.serializer = "json"\n'
         )
         write_topic_settings(OsFiles(), path, "a", {"lastword_ttl_ms": 0})
@@ -380,20 +397,23 @@ class TestChanging:
         assert path.read_text() == "[topics.t]\nmax.compaction.lag.ms = 5\n"
 
     def test_a_deleted_topic_leaves_no_settings(self, directory: Path) -> None:
+        """The table becomes a file before the deletion, so a kill in between loses nothing."""
         path = directory / "lastword.toml"
-        remove_topic_settings(OsFiles(), path, "users")
-        remove_topic_settings(OsFiles(), path, "users")
+        move_tables(OsFiles(), path, ["users"])
+        assert Settings.load(directory, env={}).topic("users").segment_bytes == 64 << 20
+        for _ in range(2):
+            remove_topic_settings(OsFiles(), path, "users")
         settings = Settings.load(directory, env={})
-        assert settings.topic_names == ["orders.v2"]
         assert settings.topic("users").cleanup_policy is None
-        remove_topic_settings(OsFiles(), directory / "absent.toml", "users")
+        assert settings.topic("orders.v2").cleanup_policy == {"compact", "delete"}
+        move_tables(OsFiles(), directory / "absent.toml", ["users"])
         assert not (directory / "absent.toml").exists()
 
     @examples(max_examples=30)
     @given(
         st.lists(
             st.tuples(
-                st.sampled_from(["a", "b.c", "ä", "x y"]),
+                st.sampled_from(["a", "b.c", "-", "users"]),
                 st.sampled_from(
                     ["segment.ms", "segment.bytes", "flush.ms", "cleanup.policy", "lastword.ack"]
                 ),
@@ -422,14 +442,16 @@ class TestChanging:
             else:
                 write_topic_settings(OsFiles(), path, topic, {name: None})
                 expected.pop((topic, name), None)
-        settings = Settings.from_text(path.read_text())
-        for topic in ("a", "b.c", "ä", "x y"):
+        settings = Settings.load(path.parent, env={})
+        for topic in ("a", "b.c", "-"):
             config = settings.topic(topic)
             for name, setting_of in TOPIC_SETTINGS.items():
                 if name in values:
                     default = getattr(TopicConfig(), setting_of.keyword)
                     assert getattr(config, setting_of.keyword) == expected.get((topic, name), default)
-        assert settings.topic("users").segment_bytes == 64 << 20
+        users = expected.get(("users", "segment.bytes"))
+        touched = any(change[:2] == ("users", "segment.bytes") for change in changes)
+        assert settings.topic("users").segment_bytes == (users or (1 << 30 if touched else 64 << 20))
 
 
 @pytest.mark.parametrize(
@@ -441,162 +463,148 @@ class TestChanging:
         ("users", {"lastword_partitioner": 'mine "quoted"'}),
     ],
 )
-def test_a_first_table_is_written_as_tomlkit_writes_it(topic, settings, tmp_path, monkeypatch):
-    """The first table of a file is written without tomlkit, if its values are plain."""
+def test_a_new_file_is_written_as_tomlkit_writes_it(topic, settings, tmp_path, monkeypatch):
+    """The file of a new topic is written without tomlkit, if its values are plain."""
     written = []
-    for plain in (True, False):
-        if not plain:
-            monkeypatch.setattr(settings_module, "_new_table", lambda changes: None)
-        path = tmp_path / f"{plain}.toml"
+    for plain in ("plain", "other"):
+        if plain == "other":
+            monkeypatch.setattr(toml_file, "_new_text", lambda changes: None)
+        (tmp_path / plain).mkdir()
+        path = tmp_path / plain / "lastword.toml"
         write_topic_settings(DEFAULT, path, topic, settings)
-        written.append(path.read_bytes())
-    assert written[0] == written[1]
+        written.append(Path(topic_file(str(path), topic)).read_bytes())
+    assert written[0] == written[1] != b""
 
 
-BEFORE = [
-    '[topics.a]\nretention.ms = "7d"\n',
-    '# mine\nlog.cleaner.threads = 2\n\n[defaults]\nretention.ms = 5\n\n[topics."b.c"]\nretention.ms = 1\n',
-    "[topics.a]\nretention.ms = 1\n\n[defaults]\nretention.ms = 5\n",
-    "[topics.a]\nretention.ms = 1\n# the end\n",
-    "[topics.a]\nretention.ms = 1\n\n",
-    "[topics.a]\nretention.ms = 1",
-    "[topics.users]\n\n[topics.a]\nretention.ms = 1\n",
-    "[topics . users]\n\n[topics.a]\nretention.ms = 1\n",
-    "[ topics.users ]\nretention.bytes = 5\n\n[topics.a]\nretention.ms = 1\n",
-    '[topics."\\u0075sers"]\nretention.bytes = 5\n\n[topics.a]\nretention.ms = 1\n',
-    "[topics.users]\nretention.bytes = 5\n\n[topics.users2]\nretention.ms = 1\n",
-    "[defaults]\nretention.ms = 1\n",
-]
-
-
-CHANGES = st.one_of(
-    st.tuples(
-        st.sampled_from(["users", "users", "a", "b.c", "other", None]),
-        st.sampled_from([{"cleanup_policy": "compact,delete"}, {"retention_ms": "3d"}, {"retention_ms": 9}]),
-    ),
-    st.tuples(
-        st.sampled_from(["users", "a", "b.c", None]),
-        st.sampled_from([{"retention_ms": None}, {"retention_ms": None, "cleanup_policy": None}]),
-    ),
-    st.tuples(st.none(), st.sampled_from([{"log_cleaner_threads": 3}, {"log_cleaner_threads": None}])),
-    st.tuples(st.sampled_from([("users",), ("a",), ("b.c",), ("absent", "a"), ("a", "b.c")]), st.none()),
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[topics.users]\nretention.ms = 1\n\n[defaults]\nretention.ms = 5\n",
+        "a = 1\n[ topics . users ] # c\nretention.ms = 1",
+        '[topics."\\u0075sers"]\nretention.ms = 1\n\n[topics.users2]\nretention.ms = 2\n',
+        "topics.users.retention.ms = 1\n[defaults]\nretention.ms = 5\n",
+        "[topics]\nusers.retention.ms = 1\nother.retention.ms = 1\n",
+        "[topics.users.retention]\nms = 1\n[topics.other]\nretention.ms = 1\n",
+        "[topics.other]\nretention.ms = 1\n\n[topics.users.retention]\nms = 1\n",
+    ],
 )
-"""A topic or None, with its settings; or topics, whose tables are removed."""
+def test_a_table_is_cut_in_each_form(text):
+    rest, files = cut_tables(text, ["users", "absent"], "f")
+    assert tomllib.loads(files["users"]) == {"retention": {"ms": 1}} and len(files) == 1
+    kept = [entry[:4] for entry in read_entries(text, "f") if entry.topic != "users"]
+    assert [entry[:4] for entry in read_entries(rest, "f")] == kept
 
 
-def rows_of(settings):
-    return [settings.rows(name) for name in (None, "a", "b.c", "other", "users", "users2", "absent")]
+def test_the_longest_names_have_files(tmp_path):
+    """A name of 249 characters, `.toml` and the ending of a temporary file are more than 255."""
+    path = tmp_path / "lastword.toml"
+    topics = ["t" * 249, "t" * 248, "t" * 231, "t" * 232, "..t", "-"]
+    for number, topic in enumerate(topics, start=1):
+        write_topic_settings(DEFAULT, path, topic, {"retention_ms": number})
+    assert len(list(tmp_path.glob("lastword.topic-*"))) == len(topics)
+    settings = Settings.load(tmp_path, env={})
+    assert [settings.topic(topic).retention_ms for topic in topics] == [1, 2, 3, 4, 5, 6]
+    assert settings.topic("../lastword").retention_ms == settings.topic("t" * 250).retention_ms == 604800000
 
 
-def without_spaces(text):
-    """Return the lines but blank ones: tomlkit gives a new header the spaces of another one."""
-    return [line.replace(" ", "") for line in text.splitlines() if line]
+@pytest.mark.parametrize(
+    "text",
+    ["retention.ms = \n", "\nretention.mss = 1\n", "\nretention.ms = -5\n", "[topics.users]\nflush.ms = 1\n"],
+)
+def test_a_damaged_file_keeps_everything_of_its_topic_alone(tmp_path, text):
+    (tmp_path / "lastword.toml").write_text('[defaults]\ncleanup.policy = "delete"\nretention.ms = 1\n')
+    damaged = tmp_path / "lastword.topic-users.toml"
+    damaged.write_text(text)
+    settings = Settings.load(tmp_path, env={})
+    config = settings.topic("users")
+    assert config.policy is None and config.unread is not None
+    assert settings.topic("other").policy == {"delete"} and settings.topic("other").damaged is None
+    for call in (
+        lambda: settings.rows("users"),
+        lambda: config.check_takes_records("users-0"),
+        lambda: write_topic_settings(DEFAULT, tmp_path / "lastword.toml", "users", {"flush_ms": 1}),
+    ):
+        with pytest.raises(InvalidSettingError) as caught:
+            call()
+        line = 1 if text[0] == "r" else 2
+        assert caught.value.message.startswith(f"{damaged}:{line}: ") and caught.value.file == str(damaged)
+        assert caught.value.remedy
+    assert damaged.read_text() == text
+    damaged.write_text("flush.ms = 1\n")
+    assert settings.topic("users").policy == {"delete"}, "a damaged file is read again at each use"
 
 
-@examples(max_examples=30, deadline=None)
-@given(st.sampled_from(BEFORE), st.lists(CHANGES, min_size=1, max_size=5))
-def test_a_table_is_changed_and_read_alone_as_in_the_whole_file(tmp_path_factory, text, changes):
-    directory = tmp_path_factory.mktemp("config")
-    outcomes = []
-    for alone in (True, False):
-        path = directory / "lastword.toml"
-        path.write_text(text)
-        outcome = []
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(settings_module, "_known_layers", {})
-            if not alone:
-                patched.setattr(settings_module, "_ranges_of_tables", lambda entries, headers: None)
-            for topic, settings in changes:
-                if settings is None:
-                    remove_topic_settings(DEFAULT, path, *topic)
-                else:
-                    with contextlib.suppress(LastwordError):
-                        write_topic_settings(DEFAULT, path, topic, settings)
-                written = path.read_text()
-                shown = rows_of(Settings.load(directory, env={}))
-                settings_module._known_layers.clear()
-                assert rows_of(Settings.load(directory, env={})) == shown
-                outcome.append((without_spaces(written), [[row[:2] for row in rows] for rows in shown]))
-        outcomes.append(outcome)
-    assert outcomes[0] == outcomes[1]
+def test_a_file_that_cannot_be_read_keeps_everything_of_its_topic(tmp_path):
+    (tmp_path / "lastword.toml").write_text('[defaults]\ncleanup.policy = "delete"\n')
+    (tmp_path / "lastword.topic-users.toml").mkdir()
+    settings = Settings.load(tmp_path, env={})
+    assert settings.topic("users").policy is None and settings.topic("other").policy == {"delete"}
+    with pytest.raises(StorageError):
+        settings.rows("users")
 
 
-@pytest.mark.parametrize("name", ["lastword.toml", "other.toml"])
-def test_a_change_reads_only_the_table_of_its_topic(tmp_path, monkeypatch, name):
-    """Characters that the parsers read, for the first and the last topic of few and of many."""
+def test_values_of_a_file_that_contradict_the_defaults_keep_everything(tmp_path):
+    (tmp_path / "lastword.toml").write_text(
+        '[defaults]\nmax.compaction.lag.ms = 5\ncleanup.policy = "compact"\n'
+    )
+    (tmp_path / "lastword.topic-t.toml").write_text("min.compaction.lag.ms = 6\n")
+    settings = Settings.load(tmp_path, env={})
+    assert settings.topic("t").policy is None and settings.topic("u").policy == {"compact"}
+    with pytest.raises(InvalidSettingError, match=r"lastword\.topic-t\.toml:1: topic t: .* is above"):
+        settings.rows("t")
+
+
+def test_a_change_and_an_opening_read_no_file_of_another_topic(tmp_path, monkeypatch):
+    path = tmp_path / "lastword.toml"
+    for number in range(30):
+        create_topic_settings(DEFAULT, path, {f"t{number}": {"retention_ms": number}})
+    files = OsFiles()
     read = []
-    statements, parse = settings_module._statements, tomllib.loads
-    monkeypatch.setattr(
-        settings_module, "_statements", lambda text: read.append(len(text)) or statements(text)
-    )
-    monkeypatch.setattr(tomllib, "loads", lambda text: read.append(len(text)) or parse(text))
-    path = tmp_path / name
-    for number in range(100, 140):
-        write_topic_settings(DEFAULT, path, f"t{number}", {"cleanup_policy": "compact"})
-        for topic in ("t100", f"t{number}"):
-            write_topic_settings(DEFAULT, path, topic, {"retention_ms": "7d"})
-            before = Settings.load(tmp_path)
-            write_topic_settings(DEFAULT, path, topic, {"retention_ms": None})
-            assert Settings.load(tmp_path).changed_topics(before) == ([] if "other" in name else [topic])
-        write_topic_settings(DEFAULT, path, "zz", {"retention_ms": 1})
-        remove_topic_settings(DEFAULT, path, "zz")
-    assert max(read) < 100
-    settings_module._known_layers.clear()
-    shown = Settings.load(tmp_path, path, env={})
-    assert shown.topic("t139").source("cleanup.policy") == f"{path}:119 [topics.t139]"
+    read_bytes = files.read_bytes
+    monkeypatch.setattr(files, "read_bytes", lambda file: read.append(Path(file).name) or read_bytes(file))
+    create_topic_settings(files, path, {"new": {"retention_ms": 1}})
+    write_topic_settings(files, path, "t3", {"retention_ms": 7})
+    remove_topic_settings(files, path, "t4")
+    settings = Settings.load(tmp_path, env={}, files=files)
+    assert set(read) == {"lastword.toml", "lastword.topic-t3.toml"}
+    for name in ("t5", "t5", "t4"):
+        settings.topic(name)
+    assert read.count("lastword.topic-t5.toml") == 1 and "lastword.topic-t4.toml" not in read
 
 
-def test_a_setting_for_all_topics_is_changed_without_their_tables(tmp_path, monkeypatch):
-    import tomlkit
-
-    read, parse = [], tomlkit.parse
-    monkeypatch.setattr(tomlkit, "parse", lambda text: read.append(len(text)) or parse(text))
+def test_an_earlier_topic_leaves_no_values_to_a_new_one(tmp_path):
     path = tmp_path / "lastword.toml"
-    for number in range(100, 140):
-        write_topic_settings(DEFAULT, path, f"t{number}", {"cleanup_policy": "compact"})
-    for change in ({"retention_ms": 5}, {"log_cleaner_threads": 3}, {"retention_ms": 6}):
-        write_topic_settings(DEFAULT, path, None, change)
-    assert 0 < max(read) < 60
-    text = path.read_text()
-    assert text.startswith("log.cleaner.threads = 3\n\n[topics.t100]\n")
-    assert text.endswith("\n\n[defaults]\nretention.ms = 6\n")
+    for name in ("t", "u"):
+        (tmp_path / f"lastword.topic-{name}.toml").write_text("not toml")  # of a deletion that was killed
+    create_topic_settings(DEFAULT, path, {"t": {"flush_ms": 1}, "u": {}})
     settings = Settings.load(tmp_path, env={})
-    assert settings.topic("t120").source("retention.ms") == "lastword.toml:124 [defaults]"
-    write_topic_settings(DEFAULT, path, "t140", {"cleanup_policy": "compact"})
-    settings = Settings.load(tmp_path, env={})
-    assert settings.topic("t140").source("retention.ms") == "lastword.toml:127 [defaults]"
-    assert path.read_text().endswith(
-        '[topics.t140]\ncleanup.policy = "compact"\n\n[defaults]\nretention.ms = 6\n'
-    )
+    assert (settings.topic("t").flush_ms, settings.topic("t").damaged) == (1, None)
+    assert settings.topic("u").damaged is None
 
 
-def test_a_creation_checks_only_the_settings_of_its_topic(tmp_path, monkeypatch):
-    checked = []
-    contradictions = TopicConfig.contradictions
-    monkeypatch.setattr(
-        TopicConfig, "contradictions", lambda config: checked.append(config) or contradictions(config)
-    )
-    counts = []
+def test_a_state_of_the_settings_takes_over_what_has_not_changed(tmp_path):
     path = tmp_path / "lastword.toml"
-    for number in range(60):
-        before = len(checked)
-        write_topic_settings(DEFAULT, path, f"t{number}", {"retention_ms": number})  # no two are equal
-        Settings.load(tmp_path)
-        Settings.load(tmp_path, arguments={"log_cleaner_enable": False})  # as a process that appends does
-        counts.append(len(checked) - before)
-    assert counts[10] == counts[59]
+    for name in ("a", "b"):
+        write_topic_settings(DEFAULT, path, name, {"retention_ms": 1})
+    before = Settings.load(tmp_path, env={})
+    kept = before.topic("b")
+    before.topic("a")
+    write_topic_settings(DEFAULT, path, "a", {"retention_ms": 2})
+    after = Settings.load(tmp_path, env={})
+    assert after.take_over(before, ["a"]) == ["a"]
+    assert after.topic("a").retention_ms == 2 and after.topic("b") is kept
+    write_topic_settings(DEFAULT, path, None, {"flush_ms": 3})
+    last = Settings.load(tmp_path, env={})
+    assert last.take_over(after, ["a"]) is None and last.topic("b").flush_ms == 3
 
 
 def test_a_contradiction_is_found_in_a_table_that_is_added_by_hand(tmp_path):
     path = tmp_path / "lastword.toml"
-    write_topic_settings(DEFAULT, path, "a", {"retention_ms": 1})
-    before = Settings.load(tmp_path)
-    path.write_text(f"{path.read_text()}\n[topics.b]\nretention.ms = 2\n")
-    assert Settings.load(tmp_path).changed_topics(before) is None
+    path.write_text("[topics.b]\nretention.ms = 2\n")
+    Settings.load(tmp_path)
     path.write_text(f"{path.read_text()}\n[topics.c]\nmin.compaction.lag.ms = 6\nmax.compaction.lag.ms = 5\n")
     for _ in range(2):
         with pytest.raises(InvalidSettingError, match="topic c: "):
             Settings.load(tmp_path)
     path.write_text(path.read_text().replace("lag.ms = 6", "lag.ms = 4").replace("ms = 2", "ms = 3"))
-    after = Settings.load(tmp_path)
-    assert after.changed_topics(before) is None and after.topic("b").retention_ms == 3
+    assert Settings.load(tmp_path).topic("b").retention_ms == 3
