@@ -768,7 +768,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         self.dirs.partitions_added()
 
     def set_config(self, topic: str | None = None, **config: Unpack[Keywords]) -> None:
-        """Change settings in lastword.toml, of one topic or (None) of all.
+        """Change settings of one topic, or (None) of the directory and all topics.
 
         A value of None resets a setting. The change applies immediately.
 

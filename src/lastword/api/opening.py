@@ -56,7 +56,7 @@ def open(
             effect.
         mode: "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and cleans;
             it takes the lock and creates a missing directory.
-        config: Another settings file than the directory's lastword.toml. It is never written, so
+        config: Another settings file than those in the directory. It is never written, so
             it must have the settings of a topic before the topic is created.
         metadata: Of a broker whose metadata is in no directory of `path`: the directory that holds them
             (metadata.log.dir), or its server.properties, which has the defaults of topics, too. It is only

@@ -68,7 +68,7 @@ _EVERYWHERE: dict[str, tuple[Any, Any]] = {
     "color": (Annotated[str, typer.Option(metavar="auto|always|never", help="colour the text")], "auto"),
     "config": (
         Annotated[
-            str | None, typer.Option(metavar="FILE", help="read this settings file instead of lastword.toml")
+            str | None, typer.Option(metavar="FILE", help="read this settings file instead of those in DIR")
         ],
         None,
     ),

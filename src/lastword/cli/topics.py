@@ -129,7 +129,7 @@ def config(
     """Show settings with their sources, or change them.
 
     Without TOPIC: the settings of the directory, and the defaults for topics without their own. Changes are
-    written to lastword.toml in the directory; its comments stay.
+    written to lastword.toml in the directory, those of a topic to lastword.topic-NAME.toml; comments stay.
     """
     target = Target.of(directory, topic, None, more)
     changes = settings_of(settings)

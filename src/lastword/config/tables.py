@@ -265,7 +265,7 @@ class TopicConfig:
     def source(self, name: str) -> str:
         """Return the source of a value: `argument`, `environment`, `default`, or a line of the file.
 
-        A line is shown as `lastword.toml:9 [topics.users]`.
+        A line is shown as `lastword.topic-users.toml:2`.
         """
         return self.sources.get(name.replace("_", "."), "default")
 

@@ -2,7 +2,7 @@
 
 `kafka_configs.jsonl` has every public setting of Kafka 4.3.1 with type and default; `scripts/make_configs.py`
 writes it from Kafka's jars. A topic's setting that has an effect here is one of `TOPIC_SETTINGS`, and is
-saved in lastword.toml. A setting that has none is described with its default, and may be given only that
+saved in the topic's file. A setting that has none is described with its default, and may be given only that
 value: a client that sets another value would rely on something that does not happen. Settings of the
 broker cannot be changed by requests.
 """

@@ -127,7 +127,7 @@ class ServerContext:
         return self.loop.run_in_executor(self._pool, work, *arguments)
 
     def in_turn(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Run a change of topics or settings in a thread, one after the other: they share lastword.toml."""
+        """Run a change of topics or settings in a thread, one after the other."""
         return self.loop.run_in_executor(self._changes, work, *arguments)
 
     def then(self, before: asyncio.Future[Any], call: Callable[[], Any]) -> asyncio.Future[Any]:
