@@ -22,17 +22,19 @@ prefix. The most specific source decides:
         >  the top level of the file  >  built in
 
 `lastword.toml` is in the log directory, with the settings of the directory and the defaults of topics. The
-settings of a topic are in a file beside it, `lastword.topic-NAME.toml`: the same names, without a table. A name
-of more than 231 characters is cut and gets a hash; `lastword config DIR TOPIC` shows the file. If several
-directories are opened together, one of them has these files. The cluster's settings are in `__cluster_metadata-0` of a Kafka log
-directory, or where `--metadata` names them ([Kafka](kafka.md#settings)), and are parsed as Kafka parses them.
-Sizes have the units `KiB MiB GiB`, durations `ms s m h d`. All mistakes in `lastword.toml` are reported
-together, before anything is opened. If the file of a topic is damaged or cannot be read, nothing of the topic
-is removed, opening the topic reports the line, and the other topics are served. `lastword config DIR [TOPIC]` shows every value and its source.
+settings of a topic are in a file beside it, `lastword.topic-NAME.toml`: the same names, without a table. A
+name of more than 231 characters is cut and gets a hash. If several directories are opened together, one of
+them has these files. The cluster's settings are in `__cluster_metadata-0` of a Kafka log directory, or where
+`--metadata` names them ([Kafka](kafka.md#settings)), and are parsed as Kafka parses them. Sizes have units
+`KiB MiB GiB`, durations `ms s m h d`. `lastword config DIR [TOPIC]` shows every value and its source.
+
+All mistakes in `lastword.toml` are reported together, before anything is opened. If the file of a topic is
+damaged or cannot be read, nothing of the topic is removed, opening the topic reports the line, and the other
+topics are served.
 
 A table `[topics.NAME]` of `lastword.toml` may be written before the topic is created: the settings that the
-creation gives are added to it, and all are saved in the topic's file. A table counts only while its topic has no
-file; the next change of the settings moves it there. The deletion of a topic removes file and table.
+creation gives are added to it, and all are saved in the topic's file. A table counts only while its topic has
+no file; the next change of the settings moves it there. The deletion of a topic removes file and table.
 
 A file named by `--config` or `config=` is read instead of `lastword.toml`, and never written:
 `lastword config --set` is refused, and the settings of a new topic, its serializers too, must be in that file

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import os
 import re
 import threading
@@ -27,7 +26,21 @@ from typing import Any, NamedTuple, Protocol
 
 from lastword.config.setting import Setting
 from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig, Unread
-from lastword.config.toml_file import Change, TomlEntry, cut_tables, edit, read_entries, read_values
+from lastword.config.toml_file import (
+    FILE_NAME,
+    TOML,
+    TOPIC_FILE,
+    Change,
+    TomlEntry,
+    cut_tables,
+    decoded,
+    edit,
+    is_topic_file,
+    read_entries,
+    read_values,
+    text_of,
+    topic_file,
+)
 from lastword.errors import (
     FileVanishedError,
     InvalidSettingError,
@@ -44,10 +57,6 @@ from lastword.files import FileFacts, Files, overlapped
 MOST_KEPT_CONFIGS = 1 << 16
 
 
-FILE_NAME = "lastword.toml"
-TOPIC_FILE = "lastword.topic-"
-"""Prefix of the file of one topic's settings. No directory: a broker does not start if it finds one."""
-TOML = ".toml"
 PREFIX = "LASTWORD_"
 ALL_SETTINGS: dict[str, Setting] = {**INSTANCE_SETTINGS, **TOPIC_SETTINGS}
 _BY_KEYWORD = {setting.keyword: setting for setting in ALL_SETTINGS.values()}
@@ -532,30 +541,10 @@ def _read(file: str, files: Files | None) -> str:
     if files.is_dir(file):
         raise UsageError(f"{file} is a directory", remedy="name the settings file itself", file=file)
     try:
-        return _decoded(files.read_bytes(file), file)
+        return decoded(files.read_bytes(file), file)
     except FileVanishedError:
         raise UsageError(
             f"there is no settings file {file}", remedy="check the path, or omit config", file=file
-        ) from None
-
-
-def _text_of(files: Files, file: str) -> str | None:
-    """Return the text of a settings file; None: there is none."""
-    try:
-        return _decoded(files.read_bytes(file), file)
-    except FileVanishedError:
-        return None
-
-
-def _decoded(data: bytes, file: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidSettingError(
-            f"{file}: not UTF-8 at byte {error.start}",
-            remedy="save the file as UTF-8",
-            file=file,
-            position=error.start,
         ) from None
 
 
@@ -654,24 +643,7 @@ def layer_of_topic(text: str, path: str) -> Layer:
 # ---------------------------------------------------------------- files of topics
 
 
-_LONGEST_NAME = 255 - len(".tmp")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
-
-def topic_file(path: str, topic: str) -> str:
-    """Return the path of the file of a topic's settings, beside the lastword.toml at `path`.
-
-    A name that would be too long for a file, with the ending of a temporary file, is cut and gets its hash.
-    """
-    if len(topic) > _LONGEST_NAME - len(TOPIC_FILE) - len(TOML):
-        digest = hashlib.sha256(topic.encode()).hexdigest()[:32]
-        topic = f"{topic[: _LONGEST_NAME - len(TOPIC_FILE) - len(TOML) - 33]}~{digest}"
-    return os.path.join(os.path.dirname(path), f"{TOPIC_FILE}{topic}{TOML}")
-
-
-def is_topic_file(name: str) -> bool:
-    """Return whether a file of the root has the settings of one topic."""
-    return name.startswith(TOPIC_FILE) and name.endswith(TOML)
 
 
 class _TopicFile(NamedTuple):
@@ -731,7 +703,7 @@ class TopicFiles:
         facts, before = self.files.stat(path), self._before.pop(topic, None)
         if before is not None and before.facts == facts:
             return before
-        text = None if facts is None else _text_of(self.files, path)
+        text = None if facts is None else text_of(self.files, path)
         return _TopicFile(None, None) if text is None else _TopicFile(facts, layer_of_topic(text, path))
 
     def is_current(self, topic: str) -> bool:
@@ -794,7 +766,7 @@ def write_topic_settings(
     """
     path, changes = os.fspath(path), _changes(values, topic)
     with _changing:
-        shared = _text_of(files, path) or ""
+        shared = text_of(files, path) or ""
         before = Settings.from_text(shared, path)  # an invalid file is not edited
         if topic is None:
             new = edit(shared, changes)
@@ -803,7 +775,7 @@ def write_topic_settings(
                 files.write_atomic(path, new.encode("utf-8"))
             return
         file = topic_file(path, topic)
-        text = _text_of(files, file)
+        text = text_of(files, file)
         rest, tables = before._cut([topic], path)
         if text is None:
             text = tables.get(topic, "")
@@ -821,7 +793,7 @@ def create_topic_settings(
     path = os.fspath(path)
     changes = {topic: _changes(given, topic) for topic, given in settings.items()}
     with _changing:
-        shared = _text_of(files, path) or ""
+        shared = text_of(files, path) or ""
         wanted = [topic for topic in settings if changes[topic]]
         rest, tables = Settings.from_text(shared, path)._cut(wanted, path)
         texts = {topic: edit(tables.get(topic, ""), each) for topic, each in changes.items() if each}
@@ -845,7 +817,7 @@ def move_tables(files: Files, path: str | os.PathLike[str], topics: Iterable[str
     """
     path = os.fspath(path)
     with _changing:
-        shared = _text_of(files, path) or ""
+        shared = text_of(files, path) or ""
         with suppress(InvalidSettingError):  # a file that was damaged by hand: a topic is deleted with it
             rest, tables = Settings.from_text(shared, path)._cut(topics, path)
             texts = {

@@ -16,7 +16,7 @@ from lastword.accounts import estimates, snapshot
 from lastword.accounts.snapshot import VERSION as ACCOUNTS_VERSION
 from lastword.cleaner.distributed import job
 from lastword.cleaner.policy import quarantine
-from lastword.config.settings import TOPIC_FILE
+from lastword.config.toml_file import TOPIC_FILE
 from lastword.errors import CorruptFileError, LastwordError, UsageError
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
