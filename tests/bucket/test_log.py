@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -990,3 +991,32 @@ def test_an_open_file_of_a_private_copy_has_what_is_written_through_another_hand
 
     with pytest.raises(KeyError):
         logs.dirs.transaction(work)
+
+
+@pytest.mark.parametrize("change", ["create", "set"])
+def test_two_processes_change_settings_of_different_topics_without_a_second_run(
+    opened: Open, change: str
+) -> None:
+    first, second = opened(), opened()
+    for name in ("a", "b") if change == "set" else ("first",):
+        first.create_topic(name)
+    second.dirs.refresh()
+    runs = 0
+
+    def work(dirs: Any) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            if change == "set":
+                second.set_config("b", flush_ms=2)
+            else:
+                second.create_topic("b", flush_ms=2)
+        if change == "set":
+            dirs.set_config("a", {"flush.ms": 1})
+        else:
+            dirs.directories[0].create_topic("a", 1, {"flush.ms": 1})
+
+    first.dirs.transaction(work)
+    assert runs == 1
+    for logs in (first, second):
+        assert [logs.topic(name).config.flush_ms for name in ("a", "b")] == [1, 2]
