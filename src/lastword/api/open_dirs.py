@@ -199,7 +199,7 @@ class OpenDirs(ProcessBound):
         else:
             for path in self.paths:  # a topic's file that is replaced changes the names of the root
                 version = storage.dir_version(path)
-                seen.append(version.stamp if version is not None and version.is_settled else object())
+                seen.append(None if version is None else (version.stamp, version.is_settled))
         if topic is not None and not self.settings.is_current(topic):
             seen.append(object())
         for file in files:
