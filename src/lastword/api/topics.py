@@ -1,8 +1,8 @@
 """Open, create and delete topics.
 
-Partitions of a new topic go to the directories with the fewest partitions, and one of several directories has
-the settings of all topics. So a creation is undone after an error, and a deletion claims all partitions before
-it changes a file.
+Partitions of a new topic go to the directories with the fewest partitions, and one of several directories
+has the settings of all topics. So a creation is undone after an error, and a deletion claims all partitions
+before it changes a file.
 """
 
 from __future__ import annotations
