@@ -113,13 +113,13 @@ class BucketDirs(OpenDirs):
         self._refreshed = now
         self._take(self._bucket.load)
 
-    def refresh_settings(self, topic: str | None = None) -> None:
+    def refresh_settings(self, topic: str | None = None, *, edited: bool = True) -> None:
         """Do nothing: a version has its topics and their settings."""
 
     def _take(self, load: Callable[[], Loaded]) -> None:
         """Read from now on the version that `load` returns."""
         snapshot = self._set_version(load)
-        changed = snapshot.changed_in(self._settings_version, "")
+        changed = snapshot.changed_in_root(self._settings_version)
         if any(name == names.SETTINGS or is_topic_file(name) for name in changed):
             self.settings_changed()
         self._settings_version = snapshot  # not if it raises: the next call reads them

@@ -111,7 +111,7 @@ class OpenDirs(ProcessBound):
         self._closing: list[Callable[[], object]] = []
         self._listeners: list[Callable[[], object]] = []
         self._deletion_listeners: list[Callable[[str, Iterable[int]], object]] = []
-        self._settings_seen: object = None
+        self._settings_seen: dict[str, object] = {}
         self._refreshed = clock.monotonic()
         if mode == "a":
             _writers.add(self)
@@ -180,32 +180,33 @@ class OpenDirs(ProcessBound):
         now = self.clock.monotonic()
         if not at_most_every_ms or now - self._refreshed >= at_most_every_ms / 1000:
             self._refreshed = now
-            self.refresh_settings()
+            self.refresh_settings(edited=not at_most_every_ms)
 
-    def refresh_settings(self, topic: str | None = None) -> None:
+    def refresh_settings(self, topic: str | None = None, *, edited: bool = True) -> None:
         """Read the settings again, in mode "r" if another process has changed them.
-
-        `topic`: its file is compared, too: an editor may have changed it in place.
 
         A topic has its settings before its partitions are there. So they are read after the listing that
         shows the topic; settings of a cluster are read again for each change of the listing.
+
+        Args:
+            topic: The topic whose file is compared, too, because an editor may have changed it in place.
+            edited: Compare lastword.toml, too. False: only the names of the root, which a change by
+                lastword changes.
         """
         if self.mode == "a":  # nobody else changes them
             return
-        files, storage = [os.path.join(path, names.SETTINGS) for path in self.paths], self.files
-        seen: list[object] = [directory.last_listing for directory in self.directories]
+        listings = [directory.last_listing for directory in self.directories]
+        seen: dict[str, object] = {**self._settings_seen, "": listings}
         if self._config_file is not None:
-            files, storage = [os.fspath(self._config_file)], DEFAULT
-        else:
-            for path in self.paths:  # a topic's file that is replaced changes the names of the root
-                version = storage.dir_version(path)
-                seen.append(None if version is None else (version.stamp, version.is_settled))
-        if topic is not None and not self.settings.is_current(topic):
-            seen.append(object())
-        for file in files:
+            with suppress(StorageError):
+                seen["config"] = DEFAULT.stat(os.fspath(self._config_file))
+        for path in self.paths if self._config_file is None else ():
+            version = self.files.dir_version(path)
+            seen[path] = None if version is None else (version.stamp, version.is_settled)
+            file = os.path.join(path, names.SETTINGS)
             with suppress(StorageError):  # of a drive that failed
-                seen.append(storage.stat(file))
-        if seen != self._settings_seen:
+                seen[file] = self.files.stat(file) if edited else seen.get(file)
+        if seen != self._settings_seen or (topic is not None and not self.settings.is_current(topic)):
             self.settings_changed()
             self._settings_seen = seen
 

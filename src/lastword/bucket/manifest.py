@@ -457,18 +457,11 @@ class ManifestVersion:
         }
         return {path for path in paths if base.entry(path) != self.entry(path)}
 
-    def changed_in(self, base: ManifestVersion, directory: str) -> set[str]:
-        """Return the names in a directory whose files differ from those of another version."""
-        if base is self:
-            return set()
-        found = {
-            name
-            for layer in (*base._without(self), *self._without(base))
-            if layer.has_entries(directory)
-            for name in layer.files(directory)
-        }
-        path = f"{directory}/" if directory else ""
-        return {name for name in found if base.entry(path + name) != self.entry(path + name)}
+    def changed_in_root(self, base: ManifestVersion) -> set[str]:
+        """Return the names in the root whose files differ from those of another version."""
+        layers = () if base is self else (*base._without(self), *self._without(base))
+        found = {name for layer in layers if layer.has_entries("") for name in layer.files("")}
+        return {name for name in found if base.entry(name) != self.entry(name)}
 
     def _without(self, other: ManifestVersion) -> list[Layer]:
         """Return the layers without the pages that another version has, too."""

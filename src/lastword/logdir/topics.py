@@ -233,7 +233,7 @@ class RootListing:
         for name in present:
             parsed = found.get(name)
             if name.endswith((".toml", ".tmp")):  # no partition's directory
-                if is_topic_file(name.removesuffix(".tmp")) and name.endswith(".tmp"):
+                if name.endswith(".tmp") and is_topic_file(name.removesuffix(".tmp")):
                     unfinished.append(name)
                 continue
             if parsed is None:
