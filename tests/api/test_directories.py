@@ -140,10 +140,8 @@ def test_a_topic_that_is_created_while_its_name_is_deleted_keeps_its_settings(
 ) -> None:
     real = LogDirectory.delete_topics
 
-    def delete_topics(
-        directory: LogDirectory, topics: Sequence[str], *, settings_stay: bool
-    ) -> dict[str, LastwordError]:
-        errors = real(directory, topics, settings_stay=settings_stay)
+    def delete_topics(directory: LogDirectory, topics: Sequence[str]) -> dict[str, LastwordError]:
+        errors = real(directory, topics)
         directory.create_topic("t", 1, {"segment_bytes": 1 << 20})  # as by another thread: the lock is free
         return errors
 
@@ -175,7 +173,9 @@ def test_a_new_topic_never_gets_the_settings_of_one_whose_deletion_was_killed(
         with opened(at) as logs:
             left.add(len(list(logs.dirs.topics())))
             if logs.dirs.has_topic("t"):
+                assert logs.topic("t").config.retention_ms == 1000
                 logs.delete_topic("t")
+            assert not list((tmp_path / "run").glob("*/lastword.topic-*"))  # a broker may make a topic
             assert logs.create_topic("t", 3).config.retention_ms == 7 * 24 * 3_600_000
         shutil.rmtree(tmp_path / "run")
         if is_deleted:
@@ -183,15 +183,27 @@ def test_a_new_topic_never_gets_the_settings_of_one_whose_deletion_was_killed(
     assert left == {0, 1}
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_partition_that_was_moved_away_takes_no_settings_with_it(roots: list[str], alone: bool) -> None:
+    """A kill leaves the directory of a moved partition as that of a deleted one, beside the settings."""
+    two, name = roots[:2], f"t-0.{0:032x}-delete"
+    with opened(two) as logs:
+        logs.create_topic("t", retention_ms="1s")
+        logs.move("t", 0, two[1])
+    shutil.copytree(Path(two[1], "t-0"), Path(two[0], name))
+    with opened(two[0] if alone else two):
+        assert not Path(two[0], name).exists()
+    with opened(two) as logs:
+        assert logs.topic("t").config.retention_ms == 1000
+
+
 def test_a_topic_that_is_created_in_another_directory_while_its_name_is_deleted_keeps_its_settings(
     roots: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, threads = LogDirectory.delete_topics, []
 
-    def delete_topics(
-        directory: LogDirectory, topics: Sequence[str], *, settings_stay: bool
-    ) -> dict[str, LastwordError]:
-        errors = real(directory, topics, settings_stay=settings_stay)
+    def delete_topics(directory: LogDirectory, topics: Sequence[str]) -> dict[str, LastwordError]:
+        errors = real(directory, topics)
         threads.append(threading.Thread(target=lambda: logs.create_topic("t", segment_bytes=1 << 20)))
         threads[0].start()
         threads[0].join(0.2)  # it waits for the end of the deletion

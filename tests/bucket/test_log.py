@@ -588,10 +588,11 @@ def test_settings_that_could_not_be_read_are_read_by_the_next_call(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = opened(), opened("r")
-    for number in range(60):  # the file of the settings has an object of its own
-        writer.create_topic(f"t{number}", segment_bytes="1MiB")
+    writer.create_topic("t1")
+    drives = {f"/{number:020}": "1MiB" for number in range(60)}
+    writer.set_config(None, drives=drives)  # so that lastword.toml has an object of its own
     reader.dirs.refresh()
-    writer["t1"].set_config(segment_bytes="2MiB")
+    writer.set_config(None, segment_bytes="2MiB")
     reading = RemoteStore.get_range
 
     left = iter(range(1, READ_ATTEMPTS))

@@ -17,7 +17,6 @@ from lastword.config import (
     TopicConfig,
     create_topic_settings,
     keyword_names,
-    move_tables,
     parse_topic_settings,
     remove_topic_settings,
     toml_file,
@@ -25,7 +24,7 @@ from lastword.config import (
     write_topic_settings,
 )
 from lastword.config.toml_file import cut_tables, read_entries
-from lastword.errors import InvalidSettingError, StorageError, UnknownSettingError
+from lastword.errors import InvalidSettingError, StorageError, UncertainRequestError, UnknownSettingError
 from lastword.files import DEFAULT, OsFiles
 
 FILE = """\
@@ -397,16 +396,15 @@ class TestChanging:
         assert path.read_text() == "[topics.t]\nmax.compaction.lag.ms = 5\n"
 
     def test_a_deleted_topic_leaves_no_settings(self, directory: Path) -> None:
-        """The table becomes a file before the deletion, so a kill in between loses nothing."""
-        path = directory / "lastword.toml"
-        move_tables(OsFiles(), path, ["users"])
-        assert Settings.load(directory, env={}).topic("users").segment_bytes == 64 << 20
+        """Neither in a file of its own nor in a table."""
+        path, file = directory / "lastword.toml", directory / "lastword.topic-users.toml"
+        file.write_text("flush.ms = 1\n")
         for _ in range(2):
             remove_topic_settings(OsFiles(), path, "users")
         settings = Settings.load(directory, env={})
-        assert settings.topic("users").cleanup_policy is None
+        assert settings.topic("users") == settings.topic("absent") and not file.exists()
         assert settings.topic("orders.v2").cleanup_policy == {"compact", "delete"}
-        move_tables(OsFiles(), directory / "absent.toml", ["users"])
+        remove_topic_settings(OsFiles(), directory / "absent.toml", "users")
         assert not (directory / "absent.toml").exists()
 
     @examples(max_examples=30)
@@ -566,7 +564,8 @@ def test_a_change_and_an_opening_read_no_file_of_another_topic(tmp_path, monkeyp
     write_topic_settings(files, path, "t3", {"retention_ms": 7})
     remove_topic_settings(files, path, "t4")
     settings = Settings.load(tmp_path, env={}, files=files)
-    assert set(read) == {"lastword.toml", "lastword.topic-t3.toml"}
+    own = {"lastword.topic-new.toml", "lastword.topic-t3.toml"}
+    assert set(read) == {"lastword.toml"} | own
     for name in ("t5", "t5", "t4"):
         settings.topic(name)
     assert read.count("lastword.topic-t5.toml") == 1 and "lastword.topic-t4.toml" not in read
@@ -608,3 +607,21 @@ def test_a_contradiction_is_found_in_a_table_that_is_added_by_hand(tmp_path):
             Settings.load(tmp_path)
     path.write_text(path.read_text().replace("lag.ms = 6", "lag.ms = 4").replace("ms = 2", "ms = 3"))
     assert Settings.load(tmp_path).topic("b").retention_ms == 3
+
+
+def test_a_request_without_an_answer_is_no_file_without_settings(tmp_path, monkeypatch):
+    """A drive that failed does not stop the topics on others; a store that answers later stops its topic."""
+    files = OsFiles()
+    path = topic_file("memory://b/lastword.toml", "t")
+    facts = files.stat(__file__)
+    monkeypatch.setattr(files, "exists", lambda path: False)
+    monkeypatch.setattr(files, "stat", lambda path: facts)
+    error = UncertainRequestError.of(path, "read", "no answer", write=False)
+
+    def read_bytes(path):
+        raise error
+
+    monkeypatch.setattr(files, "read_bytes", read_bytes)
+    for root, damaged in (("memory://b", error), ("/d", None)):
+        config = Settings.load(root, env={}, files=files).topic("t")
+        assert config.damaged is damaged and config.unread is not None

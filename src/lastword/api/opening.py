@@ -14,7 +14,7 @@ from lastword.api.logs import LogDir
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike, caller, writers
 from lastword.clock import Clock, ShiftedClock, SystemClock
 from lastword.config import Settings, check_arguments
-from lastword.config.toml_file import FILE_NAME
+from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
 from lastword.files import Files
 from lastword.ingest.apply import Watch, open_to_append

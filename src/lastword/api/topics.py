@@ -15,11 +15,7 @@ from lastword.api.open_dirs import SAVED_DEFAULTS, OpenDirs
 from lastword.api.schema import PartitionerLike, TopicSchema, partitioner_of
 from lastword.api.serializers import SerializerLike, contradicts, serializer_of
 from lastword.api.topic import Topic
-from lastword.config import (
-    TOPIC_SETTINGS,
-    move_tables,
-    parse_topic_settings,
-)
+from lastword.config import TOPIC_SETTINGS, parse_topic_settings
 from lastword.errors import (
     BusyError,
     InvalidSettingError,
@@ -183,7 +179,7 @@ def _create(dirs: OpenDirs, topics: Mapping[str, tuple[int, Mapping[str, Any]]])
             settings = {}
     except LastwordError:
         for log_dir in created:
-            log_dir.delete_topics(list(placed[log_dir]), settings_stay=True)
+            log_dir.delete_topics(list(placed[log_dir]))
         if created:
             with suppress(LastwordError):
                 dirs.settings_directory.remove_settings(topics)
@@ -249,15 +245,11 @@ def _delete_claimed(
         for log_dir in dict.fromkeys(partitions.values()):
             placed.setdefault(log_dir, []).append(name)
     deleted = [name for name in claimed if name not in errors]
-    is_shared = len(dirs.directories) > 1
-    if is_shared:
-        move_tables(dirs.files, dirs.settings_file, deleted)
     for log_dir, names_here in placed.items():
         try:
-            errors |= log_dir.delete_topics(names_here, settings_stay=is_shared)
+            errors |= log_dir.delete_topics(names_here)
         except LastwordError as error:
             errors |= dict.fromkeys(names_here, error)
-    if is_shared:
-        dirs.settings_directory.remove_settings(name for name in deleted if not dirs.has_topic(name))
+    dirs.settings_directory.remove_settings([name for name in deleted if not dirs.has_topic(name)])
     dirs.dir_set.write_list()
     return errors

@@ -9,17 +9,18 @@ Uses `errors`, `units`, `parse` and `files`. Start reading at tables.py.
 from lastword.config.setting import Setting
 from lastword.config.settings import (
     ALL_SETTINGS,
+    FILE_NAME,
     Settings,
     check_arguments,
     create_topic_settings,
+    is_topic_file,
     keyword_names,
-    move_tables,
     parse_topic_settings,
     remove_topic_settings,
+    topic_file,
     write_topic_settings,
 )
 from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig
-from lastword.config.toml_file import FILE_NAME, is_topic_file, topic_file
 
 __all__ = [
     "ALL_SETTINGS",
@@ -34,7 +35,6 @@ __all__ = [
     "create_topic_settings",
     "is_topic_file",
     "keyword_names",
-    "move_tables",
     "parse_topic_settings",
     "remove_topic_settings",
     "topic_file",

@@ -22,30 +22,16 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lastword.config.setting import Setting
 from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig, Unread
-from lastword.config.toml_file import (
-    FILE_NAME,
-    TOML,
-    TOPIC_FILE,
-    Change,
-    TomlEntry,
-    cut_tables,
-    decoded,
-    edit,
-    is_topic_file,
-    read_entries,
-    read_values,
-    text_of,
-    topic_file,
-)
 from lastword.errors import (
     FileVanishedError,
     InvalidSettingError,
     LastwordError,
     NotPermittedError,
+    OfflineError,
     StorageError,
     UnknownSettingError,
     UsageError,
@@ -54,7 +40,54 @@ from lastword.errors import (
 )
 from lastword.files import FileFacts, Files, overlapped
 
+if TYPE_CHECKING:
+    from lastword.config.toml_file import Change, TomlEntry
+
 MOST_KEPT_CONFIGS = 1 << 16
+FILE_NAME = "lastword.toml"
+TOPIC_FILE = "lastword.topic-"
+"""Prefix of the file of one topic's settings. No directory: a broker does not start if it finds one."""
+TOML = ".toml"
+_LONGEST_NAME = 255 - len(".tmp")
+
+
+def topic_file(path: str, topic: str) -> str:
+    """Return the path of the file of a topic's settings, beside the lastword.toml at `path`.
+
+    A name that would be too long for a file, with the ending of a temporary file, is cut and gets its hash.
+    """
+    if len(topic) > _LONGEST_NAME - len(TOPIC_FILE) - len(TOML):
+        import hashlib
+
+        digest = hashlib.sha256(topic.encode()).hexdigest()[:32]
+        topic = f"{topic[: _LONGEST_NAME - len(TOPIC_FILE) - len(TOML) - 33]}~{digest}"
+    return os.path.join(os.path.dirname(path), f"{TOPIC_FILE}{topic}{TOML}")
+
+
+def is_topic_file(name: str) -> bool:
+    """Return whether a file of the root has the settings of one topic."""
+    return name.startswith(TOPIC_FILE) and name.endswith(TOML)
+
+
+def text_of(files: Files, file: str) -> str | None:
+    """Return the text of a settings file; None: there is none."""
+    try:
+        return decoded(files.read_bytes(file), file)
+    except FileVanishedError:
+        return None
+
+
+def decoded(data: bytes, file: str) -> str:
+    """Return the text of a settings file. InvalidSettingError: it is not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidSettingError(
+            f"{file}: not UTF-8 at byte {error.start}",
+            remedy="save the file as UTF-8",
+            file=file,
+            position=error.start,
+        ) from None
 
 
 PREFIX = "LASTWORD_"
@@ -243,11 +276,6 @@ class Settings:
         layers = self._layers(name, own, saved=True)
         self._check_config(name, self._build(TopicConfig, TOPIC_SETTINGS, layers))
 
-    def _cut(self, topics: Iterable[str], path: str) -> tuple[str, dict[str, str]]:
-        """As `cut_tables`, of the text with tables."""
-        wanted = [topic for topic in topics if topic in self._file.topics]
-        return cut_tables(self._file.text, wanted, path) if wanted else (self._file.text, {})
-
     def _layers(self, name: str, own: Layer, *, saved: bool) -> list[Layer]:
         shared: Layer = {name: value for name, value in self._file.top.items() if name in TOPIC_SETTINGS}
         layers = [{} if saved else self._over, own, self._file.defaults, shared]
@@ -263,12 +291,13 @@ class Settings:
 
         The error is None if the drive of the file has failed: topics on other drives still take records.
         """
+        files, layer = self._topic_files, None
         try:
-            layer = None if self._topic_files is None else self._topic_files.layer(name)
+            layer = None if files is None else files.layer(name)
         except LastwordError as error:
-            is_failed = isinstance(error, StorageError) and not isinstance(error, NotPermittedError)
+            is_drive = isinstance(error, StorageError) and not isinstance(error, NotPermittedError)
             unknown = unread(error.message, str(error.remedy), TOPIC_SETTINGS)
-            return unknown, None if is_failed else error
+            return unknown, None if is_drive and files is not None and "://" not in files.path else error
         return self._file.topics.get(name, {}) if layer is None else layer, None
 
     @staticmethod
@@ -623,7 +652,12 @@ def _layers_of(text: str, shown: str, path: str, problems: Problems) -> _FileLay
     known = _known_layers.get((shown, path))
     if known is not None and known.text == text:
         return known
-    layers = _FileLayers(text, shown, _sound(read_entries(text, path), path, problems))
+    entries: Iterable[TomlEntry] = ()
+    if text:
+        from lastword.config.toml_file import read_entries  # loads only for a file with settings
+
+        entries = read_entries(text, path)
+    layers = _FileLayers(text, shown, _sound(entries, path, problems))
     if not problems.lines:
         if len(_known_layers) >= _MOST_FILES:
             _known_layers.clear()
@@ -634,6 +668,8 @@ def _layers_of(text: str, shown: str, path: str, problems: Problems) -> _FileLay
 @functools.lru_cache(maxsize=1024)  # the commits to a bucket read the files of the same topics again
 def layer_of_topic(text: str, path: str) -> Layer:
     """Return the values of a topic's file. InvalidSettingError lists all mistakes."""
+    from lastword.config.toml_file import read_values
+
     problems = Problems()
     sound = _sound(read_values(text, path), path, problems, TOPIC_SETTINGS)
     problems.raise_any(path)
@@ -660,25 +696,24 @@ class TopicFiles:
     because `forget` follows the change and waits for the read.
 
     Args:
-        files: The storage. None: there are only the values of `known`.
+        files: The storage. None: there are only the files of `known`.
         path: The lastword.toml beside them, which may be absent.
-        known: Values of topics.
+        known: Files that were read, by path.
     """
 
     def __init__(self, files: Files | None, path: str, known: Mapping[str, _TopicFile] | None = None) -> None:
         self.files = files
         self.path = path
-        self._now: dict[str, _TopicFile] = dict(known or {})
-        self._before: dict[str, _TopicFile] = {}
+        self._known: dict[str, _TopicFile] = dict(known or {})
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[TopicFiles], tuple[None, str, dict[str, _TopicFile]]]:
-        """Pickle the values: the files belong to this process."""
-        if self.files is not None and self.files.is_dir(os.path.dirname(self.path)):
-            for name in filter(is_topic_file, self.files.listdir(os.path.dirname(self.path))):
-                with suppress(LastwordError):
-                    self.layer(name.removeprefix(TOPIC_FILE).removesuffix(TOML))
-        return TopicFiles, (None, self.path, self._now)
+        """Pickle the values of all files: the storage belongs to this process. Raises as `layer` does."""
+        root = os.path.dirname(self.path)
+        if self.files is not None and self.files.is_dir(root):
+            for name in filter(is_topic_file, self.files.listdir(root)):
+                self._file(os.path.join(root, name))
+        return TopicFiles, (None, self.path, dict(self._known))
 
     def layer(self, topic: str) -> Layer | None:
         """Return the values of a topic's file; None: there is no file.
@@ -687,43 +722,43 @@ class TopicFiles:
             InvalidSettingError: The file is damaged. Nothing is kept: the next call reads it again.
             StorageError: It cannot be read.
         """
-        known = self._now.get(topic)
-        if known is None:
-            with self._lock:
-                known = self._read(topic)
-                if len(self._now) >= MOST_KEPT_CONFIGS:  # clients name topics that do not exist
-                    self._now = {}
-                self._now[topic] = known
-        return known.layer
+        return self._file(topic_file(self.path, topic)).layer if _TOPIC.fullmatch(topic) else None
 
-    def _read(self, topic: str) -> _TopicFile:
-        if self.files is None or not _TOPIC.fullmatch(topic):
+    def _file(self, path: str) -> _TopicFile:
+        known = self._known.get(path)
+        if known is not None:
+            return known
+        if self.files is None:
             return _TopicFile(None, None)
-        path = topic_file(self.path, topic)
-        facts, before = self.files.stat(path), self._before.pop(topic, None)
-        if before is not None and before.facts == facts:
-            return before
-        text = None if facts is None else text_of(self.files, path)
-        return _TopicFile(None, None) if text is None else _TopicFile(facts, layer_of_topic(text, path))
+        with self._lock:
+            try:
+                facts = self.files.stat(path)  # before the text, so `is_current` finds a change in between
+            except NotPermittedError as error:  # the whole directory: it is offline, and others serve
+                raise OfflineError.of("the settings of a topic", os.path.dirname(path), error) from error
+            text = None if facts is None else text_of(self.files, path)
+            known = _TopicFile(facts, None if text is None else layer_of_topic(text, path))
+            if len(self._known) >= MOST_KEPT_CONFIGS:  # clients name topics that do not exist
+                self._known.clear()
+            self._known[path] = known
+            return known
 
     def is_current(self, topic: str) -> bool:
         """Return whether the file of a topic is the one that was read, if it was read."""
-        known = self._now.get(topic)
-        if known is None or self.files is None:
-            return True
-        with suppress(StorageError):  # of a drive that failed
-            return self.files.stat(topic_file(self.path, topic)) == known.facts
+        path = topic_file(self.path, topic)
+        known = self._known.get(path)
+        if known is not None and self.files is not None:
+            with suppress(StorageError):  # of a drive that failed
+                return self.files.stat(path) == known.facts
         return True
 
     def forget(self, topics: Iterable[str] | None) -> None:
-        """Read the files of these topics again when they are used; None: each file that has changed."""
+        """Read the files of these topics again when they are used; None: all files."""
         with self._lock:
             if topics is None:
-                self._before, self._now = {**self._before, **self._now}, {}
+                self._known.clear()
             else:
                 for topic in topics:
-                    self._now.pop(topic, None)
-                    self._before.pop(topic, None)
+                    self._known.pop(topic_file(self.path, topic), None)
 
 
 def _hint(entry: TomlEntry, known: Mapping[str, Setting]) -> str:
@@ -766,21 +801,17 @@ def write_topic_settings(
     """
     path, changes = os.fspath(path), _changes(values, topic)
     with _changing:
-        shared = text_of(files, path) or ""
-        before = Settings.from_text(shared, path)  # an invalid file is not edited
-        if topic is None:
-            new = edit(shared, changes)
-            Settings.from_text(new, path)
-            if not only_checks:
-                files.write_atomic(path, new.encode("utf-8"))
+        if topic is not None:
+            _write(files, path, {topic: changes}, only_checks=only_checks)
             return
-        file = topic_file(path, topic)
-        text = text_of(files, file)
-        rest, tables = before._cut([topic], path)
-        if text is None:
-            text = tables.get(topic, "")
-        layer_of_topic(text, file)  # as above
-        _write(files, path, {topic: edit(text, changes)}, shared, rest, only_checks=only_checks)
+        from lastword.config.toml_file import edit
+
+        text = text_of(files, path) or ""
+        Settings.from_text(text, path)  # an invalid file is not edited
+        text = edit(text, changes)
+        Settings.from_text(text, path)
+        if not only_checks:
+            files.write_atomic(path, text.encode("utf-8"))
 
 
 def create_topic_settings(
@@ -793,79 +824,59 @@ def create_topic_settings(
     path = os.fspath(path)
     changes = {topic: _changes(given, topic) for topic, given in settings.items()}
     with _changing:
-        shared = text_of(files, path) or ""
-        wanted = [topic for topic in settings if changes[topic]]
-        rest, tables = Settings.from_text(shared, path)._cut(wanted, path)
-        texts = {topic: edit(tables.get(topic, ""), each) for topic, each in changes.items() if each}
-        for topic in settings.keys() - texts.keys():
+        for topic in settings:
             files.unlink(topic_file(path, topic), missing_ok=True)
-        _write(files, path, texts, shared, rest)
+        _write(files, path, {topic: each for topic, each in changes.items() if each})
 
 
 def remove_topic_settings(files: Files, path: str | os.PathLike[str], *topics: str) -> None:
-    """Remove the files of topics that were deleted. Their tables were moved before (`move_tables`)."""
-    for topic in topics:
-        files.unlink(topic_file(os.fspath(path), topic), missing_ok=True)
-    if topics:
-        files.fsync_dir(os.path.dirname(os.fspath(path)))
+    """Remove the files of topics that were deleted, and their tables in the lastword.toml."""
+    from lastword.config.toml_file import cut_tables
 
-
-def move_tables(files: Files, path: str | os.PathLike[str], topics: Iterable[str]) -> None:
-    """Move tables of topics from a lastword.toml to the files of the topics, before the topics are deleted.
-
-    So a topic has its settings until it is gone, and a new topic of that name does not find the table.
-    """
     path = os.fspath(path)
     with _changing:
-        shared = text_of(files, path) or ""
+        for topic in topics:
+            files.unlink(topic_file(path, topic), missing_ok=True)
+        if topics:
+            files.fsync_dir(os.path.dirname(path))
+        text = text_of(files, path) or ""
         with suppress(InvalidSettingError):  # a file that was damaged by hand: a topic is deleted with it
-            rest, tables = Settings.from_text(shared, path)._cut(topics, path)
-            texts = {
-                topic: text for topic, text in tables.items() if not files.exists(topic_file(path, topic))
-            }
-            if tables:
-                _write(files, path, texts, shared, rest, checks=False)
+            rest, _ = cut_tables(text, topics, path)
+            if rest != text:
+                files.write_atomic(path, rest.encode("utf-8"))
 
 
 def _write(
-    files: Files,
-    path: str,
-    texts: Mapping[str, str],
-    shared: str,
-    rest: str,
-    *,
-    checks: bool = True,
-    only_checks: bool = False,
+    files: Files, path: str, changes: Mapping[str, list[Change]], *, only_checks: bool = False
 ) -> None:
-    """Write the files of topics, then the lastword.toml without their tables.
+    """Write the files of topics with changes, then the lastword.toml without the tables of these topics.
 
     A file overrides the table of its topic, so that a crash between both changes nothing.
-
-    Args:
-        files: The storage.
-        path: The lastword.toml.
-        texts: The text of each topic's file.
-        shared: The text of lastword.toml.
-        rest: That text without the tables of the topics.
-        checks: Raise the mistakes in the texts.
-        only_checks: Write nothing.
     """
-    if checks:
-        settings = Settings.from_text(shared, path)
-        for topic, text in texts.items():
-            settings.check_topic(topic, layer_of_topic(text, topic_file(path, topic)))
+    from lastword.config.toml_file import cut_tables, edit
+
+    shared = text_of(files, path) or ""
+    settings = Settings.from_text(shared, path)  # an invalid file is not edited
+    rest, tables = cut_tables(shared, changes, path)
+    texts: dict[str, str] = {}
+    for topic, each in changes.items():
+        file = topic_file(path, topic)
+        text = text_of(files, file)
+        text = tables.get(topic, "") if text is None else text
+        layer_of_topic(text, file)  # as above
+        texts[file] = edit(text, each)
+        settings.check_topic(topic, layer_of_topic(texts[file], file))
     if only_checks:
         return
     directory = os.path.dirname(path)
     if "://" not in directory and not files.exists(path):
         files.write_atomic(path, b"")  # marks which of several directories has the settings
 
-    def write(topic: str) -> None:
-        files.write_atomic(topic_file(path, topic), texts[topic].encode("utf-8"), sync_name=False)
+    def write(file: str) -> None:
+        files.write_atomic(file, texts[file].encode("utf-8"), sync_name=False)
 
     overlapped(write, list(texts))
-    if texts:
-        files.fsync_dir(directory)
+    files.fsync_dir(directory)
     if rest != shared:
         files.write_atomic(path, rest.encode("utf-8"))
 

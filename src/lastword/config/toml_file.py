@@ -10,57 +10,11 @@ file of one topic (`read_values`), which has no table.
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from lastword.errors import FileVanishedError, InvalidSettingError, LastwordError
-from lastword.files import Files
-
-FILE_NAME = "lastword.toml"
-TOPIC_FILE = "lastword.topic-"
-"""Prefix of the file of one topic's settings. No directory: a broker does not start if it finds one."""
-TOML = ".toml"
-_LONGEST_NAME = 255 - len(".tmp")
-
-
-def topic_file(path: str, topic: str) -> str:
-    """Return the path of the file of a topic's settings, beside the lastword.toml at `path`.
-
-    A name that would be too long for a file, with the ending of a temporary file, is cut and gets its hash.
-    """
-    if len(topic) > _LONGEST_NAME - len(TOPIC_FILE) - len(TOML):
-        digest = hashlib.sha256(topic.encode()).hexdigest()[:32]
-        topic = f"{topic[: _LONGEST_NAME - len(TOPIC_FILE) - len(TOML) - 33]}~{digest}"
-    return os.path.join(os.path.dirname(path), f"{TOPIC_FILE}{topic}{TOML}")
-
-
-def is_topic_file(name: str) -> bool:
-    """Return whether a file of the root has the settings of one topic."""
-    return name.startswith(TOPIC_FILE) and name.endswith(TOML)
-
-
-def text_of(files: Files, file: str) -> str | None:
-    """Return the text of a settings file; None: there is none."""
-    try:
-        return decoded(files.read_bytes(file), file)
-    except FileVanishedError:
-        return None
-
-
-def decoded(data: bytes, file: str) -> str:
-    """Return the text of a settings file. InvalidSettingError: it is not UTF-8."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidSettingError(
-            f"{file}: not UTF-8 at byte {error.start}",
-            remedy="save the file as UTF-8",
-            file=file,
-            position=error.start,
-        ) from None
+from lastword.errors import InvalidSettingError, LastwordError
 
 
 class TomlEntry(NamedTuple):

@@ -14,7 +14,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cache
 from typing import Any
@@ -25,7 +25,6 @@ from lastword.config import (
     Settings,
     TopicConfig,
     create_topic_settings,
-    move_tables,
     remove_topic_settings,
     write_topic_settings,
 )
@@ -107,6 +106,8 @@ class LogDirectory:
         self._topic_ids: dict[str, str | None] = {}
         self._checked: set[TopicPartition] = set()  # partitions whose topic id was checked
         self._gauges = LogGauges(path, files, lambda: self._opened.logs) if mode == "a" else None
+        self.half_deleted: set[str] = set()
+        """Topics without a partition here whose deletion or creation a kill interrupted."""
         self.directories = 1  # how many directories share the memory of `ledgers`
         self.ledgers = self.new_ledgers()
         self.shared_topic_id: Callable[[str], str | None] = lambda topic: None
@@ -186,6 +187,10 @@ class LogDirectory:
             left = [f"{name}.tmp" for name in names.ROOT_FILES]  # by an atomic write that was killed
             for name in (*left, *listing.unfinished):
                 files.unlink(os.path.join(self.path, name), missing_ok=True)
+            topics = {names.topic_partition(name)[0] for name in listing.deleted}
+            self.half_deleted = topics.difference(listing.numbers)
+            if self.half_deleted and not files.exists(os.path.join(self.path, names.PARTITION_LIST)):
+                self.remove_settings(self.half_deleted)  # before the directories, which show the deletion
             for name in listing.deleted:  # an unfinished deletion
                 with suppress(StorageError):  # it is tried again at the next opening
                     files.remove_tree(os.path.join(self.path, name))
@@ -448,19 +453,13 @@ class LogDirectory:
         """
         for error in self.delete_topics([topic]).values():
             raise error
+        self.remove_settings([topic])
 
-    def delete_topics(
-        self, topics: Sequence[str], *, settings_stay: bool = False
-    ) -> dict[str, LastwordError]:
-        """Remove topics as `delete_topic` does, and return the error of each that could not be removed.
+    def delete_topics(self, topics: Sequence[str]) -> dict[str, LastwordError]:
+        """Remove the partitions of topics here; return the error of each that could not be removed.
 
-        One sync of the root serves all of them. Then their settings are removed, if this directory holds
-        them: a topic has its settings until it is gone. A kill in between leaves a file that no new topic of
-        the same name gets: its creation writes another one.
-
-        Args:
-            topics: The topics.
-            settings_stay: The caller removes the settings: other directories have partitions of the topics.
+        One sync of the root serves all of them. The caller removes the settings after that
+        (`remove_settings`), so a topic has its settings until it is gone.
         """
         errors: dict[str, LastwordError] = {}
         gone: list[TopicPartition] = []
@@ -474,8 +473,6 @@ class LogDirectory:
                 except UnknownTopicError as error:
                     errors[topic] = error
             with self._contents.changing(removed=gone):
-                if not settings_stay:
-                    move_tables(self.files, self._settings_path, partitions)
                 for topic, numbers in partitions.items():
                     delay_ms = self.topic_config(topic).file_delete_delay_ms
                     try:
@@ -491,18 +488,21 @@ class LogDirectory:
                     self._deferred_deletes.add([path], delay_ms)
                 self._opened.gone(gone)
                 self._partition_checkpoints.forget(gone)
-                deleted = [topic for topic in topics if topic not in errors]
-                for topic in deleted:
-                    self._topic_ids.pop(topic, None)
-                if not settings_stay:
-                    remove_topic_settings(self.files, self._settings_path, *deleted)
-            self.reload_settings(topics)
+                for topic in topics:
+                    if topic not in errors:
+                        self._topic_ids.pop(topic, None)
         return errors
 
-    def remove_settings(self, topics: Iterable[str]) -> None:
-        """Remove the settings of topics that were deleted from all directories."""
-        with self.lock, self._contents.changing():
-            remove_topic_settings(self.files, self._settings_path, *topics)
+    def remove_settings(self, topics: Collection[str]) -> None:
+        """Remove the settings of topics that were deleted from all directories.
+
+        A kill before this leaves a file, which the next opening to append removes. A new topic of the same
+        name does not get its values: a creation writes another file.
+        """
+        with self.lock:
+            with self._contents.changing():
+                remove_topic_settings(self.files, self._settings_path, *topics)
+            self.reload_settings(topics)
 
     def let_go(self, tp: TopicPartition) -> None:
         """Close a partition that leaves this directory, and drop what is kept of it in memory."""

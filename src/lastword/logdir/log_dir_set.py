@@ -105,6 +105,10 @@ class LogDirSet:
         if len(self.directories) > 1:
             self._settle()
             if not offline and self.directories[0].mode == "a":
+                half = {topic for directory in self.directories for topic in directory.half_deleted}
+                gone = [topic for topic in half if not self.log_dirs(topic)]
+                for directory in self.directories if gone else ():
+                    directory.remove_settings(gone)
                 self.write_list()
 
     @property

@@ -16,8 +16,8 @@ from lastword.accounts import estimates, snapshot
 from lastword.accounts.snapshot import VERSION as ACCOUNTS_VERSION
 from lastword.cleaner.distributed import job
 from lastword.cleaner.policy import quarantine
-from lastword.config.toml_file import TOPIC_FILE
-from lastword.errors import CorruptFileError, LastwordError, UsageError
+from lastword.config.settings import TOPIC_FILE, decoded
+from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, CommitManifest
@@ -204,7 +204,7 @@ def _settings(files: Files, path: str) -> Fields:
     from lastword.config import Settings
     from lastword.config.toml_file import read_entries
 
-    text = _text_of(files, path)
+    text = decoded(files.read_bytes(path), path)
     for entry in read_entries(text, path):
         yield f"{entry.where} {entry.name}".strip(), str(entry.value)
     Settings.from_text(text, path)
@@ -214,17 +214,10 @@ def _topic_settings(files: Files, path: str) -> Fields:
     from lastword.config.settings import layer_of_topic
     from lastword.config.toml_file import read_values
 
-    text = _text_of(files, path)
+    text = decoded(files.read_bytes(path), path)
     for entry in read_values(text, path):
         yield entry.name, str(entry.value)
     layer_of_topic(text, path)
-
-
-def _text_of(files: Files, path: str) -> str:
-    try:
-        return files.read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 at byte {error.start}", remedy="save it as UTF-8") from None
 
 
 def _arrays(files: Files, path: str) -> Fields:
