@@ -3,7 +3,7 @@
 memory.py      a filesystem in memory, so that opening an image costs no system call
 power.py       every image that a power cut can leave, from the journal of `ForgetfulFiles`
 history.py     attempts and acknowledgements by moment: the oracle for an image
-invariants.py  I1 to I12, each violation under its name
+invariants.py  I1 to I13, each violation under its name
 scenarios.py   what processes do to a directory while power is cut
 enumerate.py   images x invariants; `make crash N=100000`
 planted.py     planted bugs: the harness must name each of them

@@ -79,7 +79,8 @@ def judge_run(
         if known_at != returned_at:
             known, known_at = scenario_run.history.at(returned_at), returned_at
         thorough = len(judged) % THOROUGH_EVERY == 0
-        subject = Subject(scenario_run.settings, scenario_run.clock, image.killed, thorough)
+        saved = scenario_run.history.settings_at(returned_at)
+        subject = Subject(scenario_run.settings, scenario_run.clock, image.killed, thorough, saved)
         violations = check(image.tree, image.mtimes, known, subject)
         if violations:
             name, count = scenario_run.scenario.name, len(scenario_run.files.journal)
@@ -184,7 +185,7 @@ def main() -> int:
                 print(f"{states} states, {time.monotonic() - started:.0f} s", flush=True)
     seconds = time.monotonic() - started
     print(
-        f"{states} different states of {count} runs recovered and judged by I1-I12 "
+        f"{states} different states of {count} runs recovered and judged by I1-I13 "
         f"({images} judgements), {len(failed)} violations, {seconds:.0f} s"
     )
     return 1 if failed else 0

@@ -94,10 +94,21 @@ class History:
         cut.events = [e for e in self.events if e.at <= upto and (killed or e.kind != "os")]
         return cut
 
+    def settings_at(self, upto: int) -> dict[str, list[dict[str, Any]]]:
+        """Return the settings that each topic may have: the acknowledged ones, and later attempts."""
+        states: dict[str, list[dict[str, Any]]] = {}
+        for event in self.events:
+            if event.at <= upto and event.kind in ("setting", "new settings"):
+                before = states.get(event.name, []) if event.kind == "setting" else []
+                states[event.name] = [*before, event.value]
+            elif event.at <= upto and event.kind == "set":
+                states[event.name] = states[event.name][-1:]
+        return states
+
     def at(self, upto: int) -> dict[str, Partition]:
         known: dict[str, Partition] = {}
         for event in self.events:
-            if event.at <= upto:
+            if event.at <= upto and event.kind not in ("setting", "new settings", "set"):
                 partition = known.setdefault(event.name, Partition(retention_ms=self.retention_ms))
                 _apply(partition, event)
         return known

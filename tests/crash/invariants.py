@@ -12,6 +12,7 @@ I9   kept records keep timestamps and headers, batches their checksums
 I10  no temporary file is left after opening
 I11  no handle is left open after closing
 I12  a reader without a lock sees the log before a swap or after it, never a mix, and what recovery finds
+I13  a topic has its settings before a change or after it, whole; a topic that is gone leaves none
 
 `check` opens one image and returns all violations; an image that cannot be opened violates I1.
 """
@@ -22,8 +23,8 @@ import gc
 import itertools
 import random
 import traceback
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from lastword.clock import Clock, ManualClock
 from lastword.config import Settings
@@ -62,12 +63,21 @@ class Violated(AssertionError):
 
 
 class Subject(NamedTuple):
-    """The settings and the clock with which an image is opened."""
+    """The settings and the clock with which an image is opened.
 
-    settings: Settings
+    `settings`: None: those in the directory, where each topic must have one of its states in `saved`.
+    """
+
+    settings: Settings | None
     clock: Clock
     kill: bool = False
     thorough: bool = False
+    saved: Mapping[str, list[dict[str, Any]]] = {}
+
+
+def loader(settings: Settings | None, files: Files, root: str = ROOT) -> Settings | Callable[[], Settings]:
+    """Return the settings; None: a function that reads those in the directory."""
+    return (lambda: Settings.load([root], env={}, files=files)) if settings is None else settings
 
 
 def check(
@@ -98,7 +108,9 @@ def _check(
     for name in known:
         if files.is_dir(f"{ROOT}/{name}"):
             seen[name] = yield from _as_reader(files, name, known[name])
+    yield from saved_settings(files, subject.saved, opened=False)
     yield from _as_writer(files, known, seen, subject)
+    yield from saved_settings(files, subject.saved, opened=True)
     yield from leftovers(files)
     yield from _handles(files)
     first = files.tree()
@@ -147,7 +159,26 @@ def _clean_as_said(name: str, records: list[Attempt], first_dirty: int | None) -
 
 
 def _open(files: Files, subject: Subject, root: str = ROOT) -> LogDirectory:
-    return LogDirectory.open(root, "a", files, subject.clock, subject.settings, rng=random.Random(7))
+    settings = loader(subject.settings, files, root)
+    return LogDirectory.open(root, "a", files, subject.clock, settings, rng=random.Random(7))
+
+
+def saved_settings(
+    files: MemoryFiles, saved: Mapping[str, list[dict[str, Any]]], *, opened: bool
+) -> Iterator[Violation]:
+    """I13. `opened`: the directory was opened to append, so a topic that is gone has left nothing."""
+    settings = Settings.load([ROOT], env={}, files=files) if saved else None
+    for topic, states in saved.items():
+        assert settings is not None
+        config = settings.topic(topic)
+        if files.is_dir(f"{ROOT}/{topic}-0") or files.is_dir(f"{ROOT}/{topic}-1"):
+            values = {name: getattr(config, name) for name in states[-1]}
+            if config.unread is not None or values not in states:
+                yield Violation(
+                    "I13", f"{topic} has {config.unread or values}, and should have one of {states}"
+                )
+        elif opened and any(settings.is_set(name, topic) for name in states[-1]):
+            yield Violation("I13", f"{topic} is gone and has left {config} to the next topic of its name")
 
 
 def _split(name: str) -> tuple[str, int]:
@@ -502,5 +533,7 @@ def _state(log: PartitionLog) -> dict[bytes | None, bytes]:
     return state
 
 
-def subject(settings: Settings, *, kill: bool = False, thorough: bool = False, now: int = NOW) -> Subject:
+def subject(
+    settings: Settings | None, *, kill: bool = False, thorough: bool = False, now: int = NOW
+) -> Subject:
     return Subject(settings, ManualClock(now), kill, thorough)

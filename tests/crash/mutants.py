@@ -5,7 +5,7 @@
 copies a small directory, changes each copy by its seed (flipped bits, cut files, two files exchanged,
 repeated batches, overlapping segments, files removed or replaced by noise), and calls every verb in both
 modes. A verb must return a result or raise a LastwordError: no other exception, and no hang. The records of
-the untouched partition must be right.
+the untouched partition must be right. A topic whose settings cannot be read keeps everything.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import lastword
 from lastword.clock import ManualClock
+from lastword.config.settings import layer_of_topic
 from lastword.errors import LastwordError
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import read_header
@@ -77,7 +78,8 @@ def records(logs: lastword.LogDir, topic: str) -> list[tuple[int, bytes | None, 
 
 def _files(root: Path) -> list[Path]:
     files = [p for p in sorted(root.rglob("*")) if p.is_file() and p.name != ".lock"]
-    return [p for p in files if not p.relative_to(root).parts[0].startswith(UNTOUCHED)]
+    ours = (UNTOUCHED, f"lastword.topic-{UNTOUCHED}")
+    return [p for p in files if not p.relative_to(root).parts[0].startswith(ours)]
 
 
 def flip(root: Path, rng: random.Random) -> str:
@@ -154,8 +156,18 @@ def noise(root: Path, rng: random.Random) -> str:
     return f"noise in {path.name}"
 
 
+def settings(root: Path, rng: random.Random) -> str:
+    path = root / f"lastword.topic-{rng.choice(TOPICS[:2])}.toml"
+    data = path.read_bytes()
+    at = rng.randrange(len(data))
+    path.write_bytes(
+        rng.choice((data[:at], data[:at] + rng.randbytes(1) + data[at + 1 :], rng.randbytes(at)))
+    )
+    return f"{path.name} changed at {at}"
+
+
 CHANGES: tuple[Callable[[Path, random.Random], str], ...] = (
-    *(flip, flip, flip, cut, cut, exchange, twice, missing, overlap, overlap, gone, noise),
+    *(flip, flip, flip, cut, cut, exchange, twice, missing, overlap, overlap, gone, noise, settings),
 )
 
 
@@ -203,6 +215,27 @@ def _verbs(logs: lastword.LogDir, scratch: Path) -> Iterator[tuple[str, Callable
         yield "trim", lambda t=topic: t.trim(6)
         yield "read again", lambda t=topic: _drain(t.read())
     yield "sync", logs.sync
+
+
+def _is_readable(root: str, topic: str) -> bool:
+    file = Path(root, f"lastword.topic-{topic}.toml")
+    try:
+        layer_of_topic(file.read_text() if file.exists() else "", "")
+    except (LastwordError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def removed_unread(logs: lastword.LogDir) -> Iterator[str]:
+    """Yield topics whose settings cannot be read, and whose records a cleaning removes."""
+    for name in (name for name in TOPICS[:2] if not _is_readable(logs.paths[0], name)):
+        with contextlib.suppress(LastwordError):
+            before = [(s.base_offset, s.size) for s in logs.dirs.log(name, 0).segments]
+            for clean in (lambda n=name: logs.clean(n), lambda n=name: logs.expire(n)):
+                with contextlib.suppress(LastwordError):
+                    clean()
+            if [(s.base_offset, s.size) for s in logs.dirs.log(name, 0).segments] != before:
+                yield name
 
 
 class Hang(Exception):
@@ -260,6 +293,8 @@ def judge(template: Path, place: Path, seed: int) -> list[str]:
         if not isinstance(logs, lastword.LogDir):
             continue
         try:
+            for topic in removed_unread(logs) if mode == "a" else ():
+                failures.append(f"{label}: its settings cannot be read, and records of {topic} are removed")
             verbs = _verbs(logs, place)
             while True:
                 verb = attempt(f"{mode}: topic", lambda verbs=verbs: next(verbs, None))

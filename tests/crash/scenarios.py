@@ -19,7 +19,7 @@ from lastword.logdir import LogDirectory
 from lastword.partition import PartitionLog
 from lastword.records.batch import BatchBuilder
 from tests.crash.history import Attempt, History
-from tests.crash.invariants import MAP_BYTES, NOW
+from tests.crash.invariants import MAP_BYTES, NOW, loader
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.crash.power import PowerCut
 from tests.fakes.forgetful import ForgetfulFiles
@@ -63,7 +63,7 @@ class Process:
         self,
         files: Files,
         history: History,
-        settings: Settings,
+        settings: Settings | None,
         clock: ManualClock,
         *,
         root: str = ROOT,
@@ -82,7 +82,8 @@ class Process:
     # ---- opening
 
     def open(self) -> Process:
-        self.logs = LogDirectory.open(self.root, "a", self.files, self.clock, self.settings, rng=self.rng)
+        settings = loader(self.settings, self.files, self.root)
+        self.logs = LogDirectory.open(self.root, "a", self.files, self.clock, settings, rng=self.rng)
         for tp in self.logs.topic_partitions():
             name = str(tp)
             log = self.logs.log(tp.topic, tp.partition)
@@ -90,15 +91,37 @@ class Process:
             self._watch(log)
         return self
 
-    def create(self, topic: str = "users", partitions: int = 1) -> Process:
+    def create(self, topic: str = "users", partitions: int = 1, **settings: int) -> Process:
         assert self.logs
+        if settings:
+            self.history.note("new settings", topic, settings)
         names = [f"{topic}-{number}" for number in range(partitions)]
         for name in names:
             self.history.note("attempt", name, ())
-        self.logs.create_topic(topic, partitions)
+        self.logs.create_topic(topic, partitions, settings)
         for name in names:
             self.history.note("made", name)
             self._watch(self.log(name))
+        return self
+
+    def set_config(self, topic: str, **settings: int) -> Process:
+        assert self.logs
+        before = self.history.settings_at(self.history.moment())[topic][-1]
+        self.history.note("setting", topic, before | settings)
+        self.logs.set_config(topic, settings)
+        self.history.note("set", topic)
+        self.logs.reload_settings([topic])
+        return self
+
+    def as_before(self, topic: str) -> Process:
+        """Put the settings of a topic into a table, as in directories of earlier versions."""
+        assert self.logs
+        toml, file = f"{self.root}/lastword.toml", f"{self.root}/lastword.topic-{topic}.toml"
+        table = f"[topics.{topic}]  # mine\n".encode() + self.files.read_bytes(file)
+        self.files.write_atomic(toml, self.files.read_bytes(toml) + table)
+        self.files.unlink(file)
+        self.files.fsync_dir(self.root)
+        self.logs.reload_settings()
         return self
 
     def drop(self, topic: str = "users") -> Process:
@@ -532,14 +555,30 @@ def transacts(p: Process) -> None:
     p.checkpoint().end(8, commit=True).transact(7, [(b"f", b"1")]).put([(b"g", b"1")]).close()
 
 
+def settings(p: Process) -> None:
+    """Change the settings of topics that have a file, a table, both in turn, and of none any more."""
+    p.open().create("users", 2, retention_ms=10, segment_bytes=1 << 20, flush_ms=7)
+    p.set_config("users", retention_ms=20, segment_bytes=2 << 20)
+    p.create("orders", retention_ms=10, segment_bytes=1 << 20, flush_ms=7).as_before("orders")
+    p.create("events", retention_ms=11, segment_bytes=3 << 20).as_before("events")
+    p.set_config("orders", retention_ms=20, segment_bytes=2 << 20)
+    p.drop("events").drop("users")
+    p.create("users", retention_ms=30, segment_bytes=3 << 20)
+    p.set_config("users", retention_ms=40, segment_bytes=4 << 20).close()
+
+
 @dataclass(frozen=True)
 class Scenario:
+    """`settings`: of all topics; None: each topic has those that are saved for it."""
+
     name: str
     work: Callable[[Process], None]
-    settings: Mapping[str, object] = ()  # type: ignore[assignment]
+    settings: Mapping[str, object] | None = ()  # type: ignore[assignment]
     retention_ms: int = HOUR
 
-    def make_settings(self) -> Settings:
+    def make_settings(self) -> Settings | None:
+        if self.settings is None:
+            return None
         return settings_of(**dict(self.settings) | {"delete_retention_ms": self.retention_ms})
 
 
@@ -556,6 +595,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("closes", closes, {"segment_bytes": 400}),
         Scenario("killed_between", killed_between, {"segment_bytes": 400}),
         Scenario("topics", topics),
+        Scenario("settings", settings, None),
         Scenario("trims", trims, {"segment_bytes": 300}),
         Scenario(
             "expires", expires, {"segment_bytes": 300, "cleanup_policy": "delete", "retention_ms": HOUR}
@@ -582,7 +622,7 @@ class Run:
     files: ForgetfulFiles
     history: History
     clock: ManualClock
-    settings: Settings
+    settings: Settings | None
 
 
 def run(scenario: Scenario, start: PowerCut | None = None, past: History | None = None) -> Run:

@@ -1,7 +1,7 @@
 """Make every n-th call fail, in each scenario, once and for good.
 
 Allowed: the call that fails succeeds or raises an error of ours; so do later calls. Afterwards the directory
-is opened on a healthy drive, and I1 to I12 hold for what was acknowledged, as after a kill, because the
+is opened on a healthy drive, and I1 to I13 hold for what was acknowledged, as after a kill, because the
 system itself keeps running.
 """
 

@@ -11,6 +11,7 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
+from lastword.config import Settings
 from lastword.errors import CorruptBatchError, DataError, SerializerError, UsageError
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
@@ -50,6 +51,24 @@ def test_mutants(template: Path, tmp_path: Path, first: int) -> None:
 @pytest.mark.parametrize("first", range(10, 60, SEEDS_PER_TEST * stride(6)))
 def test_more_mutants(template: Path, tmp_path: Path, first: int) -> None:
     test_mutants(template, tmp_path, first)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_settings_that_cannot_be_read_remove_nothing(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    """Defaults in their place would: so a planted fault is found."""
+    root, removed = tmp_path / "data", []
+    shutil.copytree(template, root)
+    (root / "lastword.toml").write_text('[defaults]\ncleanup.policy = "delete"\nretention.ms = 1\n')
+    for topic in mutants.TOPICS[:2]:
+        (root / f"lastword.topic-{topic}.toml").write_text("retention.ms = 7d\n")
+    if planted:
+        monkeypatch.setattr(Settings, "_own", lambda self, name: ({}, None))
+    clock = ManualClock(mutants.NOW + 10**9)
+    with lastword.open(root, "a", clock=clock, files=UnsyncedFiles(), **mutants.SETTINGS) as logs:
+        removed = list(mutants.removed_unread(logs))
+    assert removed == (["users", "plain"] if planted else [])
 
 
 # ---------------------------------------------------------------- faults that were found, by name

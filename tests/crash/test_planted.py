@@ -11,6 +11,7 @@ import pytest
 
 from lastword.cleaner.engine import partition, sinks
 from lastword.clock import ManualClock
+from lastword.config import settings as settings_module
 from lastword.errors import SyncFailedError
 from lastword.files import Files
 from lastword.logdir import log_dir
@@ -193,6 +194,99 @@ def test_a_checkpoint_renamed_before_it_is_synced(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(ForgetfulHandle, "fsync", fsync)
     caught("trims", "I5")
+
+
+# ---------------------------------------------------------------- settings of topics
+
+
+def caught_briefly(change: Callable[[Process], object]) -> None:
+    """As `caught`, in a scenario with one change of a topic's settings."""
+
+    def work(p: Process) -> None:
+        change(p.open().create(retention_ms=1))
+
+    named(run(Scenario("a change", work, None)), "I13")
+
+
+def test_settings_that_are_renamed_before_they_are_synced(monkeypatch: Patch) -> None:
+    real = ForgetfulHandle.fsync
+
+    def fsync(self: Any) -> None:
+        if "lastword.topic-" not in self.path:
+            real(self)
+
+    monkeypatch.setattr(ForgetfulHandle, "fsync", fsync)
+    caught_briefly(lambda p: p.set_config("users", retention_ms=2))
+
+
+def _write_with(monkeypatch: Patch, instead: Callable[[Files], Instead]) -> None:
+    real = settings_module._write
+
+    def write(files: Files, *given: Any, **more: Any) -> None:
+        real(instead(files), *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(settings_module, "_write", write)
+
+
+def test_settings_whose_name_is_not_synced(monkeypatch: Patch) -> None:
+    _write_with(monkeypatch, lambda files: Instead(files, fsync_dir=nothing))
+    caught_briefly(lambda p: p.set_config("users", retention_ms=2).put([keyed(1)]))
+
+
+def test_settings_that_are_changed_in_place(monkeypatch: Patch) -> None:
+    def in_place(files: Files) -> Instead:
+        def write_atomic(path: str, data: bytes, **_: Any) -> None:
+            with files.open_append(path, create=True) as handle:
+                handle.truncate(0)
+                handle.append(data)
+                handle.fsync()
+
+        return Instead(files, write_atomic=write_atomic)
+
+    _write_with(monkeypatch, in_place)
+    caught_briefly(lambda p: [p.set_config("users", retention_ms=number) for number in (2, 3, 4)])
+
+
+def test_a_table_that_is_removed_before_there_is_a_file(monkeypatch: Patch) -> None:
+    real = settings_module._write
+
+    def write(files: Files, *given: Any, **more: Any) -> None:
+        later: list[tuple[str, bytes]] = []
+
+        def write_atomic(path: str, data: bytes, **_: Any) -> None:
+            if "lastword.topic-" in path:
+                later.append((path, data))
+            else:
+                files.write_atomic(path, data)
+
+        real(Instead(files, write_atomic=write_atomic), *given, **more)  # type: ignore[arg-type]
+        for path, data in later:
+            files.write_atomic(path, data)
+
+    monkeypatch.setattr(settings_module, "_write", write)
+    caught_briefly(lambda p: p.as_before("users").set_config("users", retention_ms=2))
+
+
+def test_settings_that_are_removed_before_their_topic(monkeypatch: Patch) -> None:
+    real = log_dir.LogDirectory.delete_topics
+
+    def delete_topics(self: Any, topics: Any) -> Any:
+        self.remove_settings(topics)
+        return real(self, topics)
+
+    monkeypatch.setattr(log_dir.LogDirectory, "delete_topics", delete_topics)
+    caught_briefly(lambda p: p.drop("users"))
+
+
+def test_settings_that_a_killed_deletion_leaves(monkeypatch: Patch) -> None:
+    real = log_dir.LogDirectory.remove_settings
+
+    def remove_settings(self: Any, topics: Any) -> None:
+        if not self.half_deleted:
+            real(self, topics)
+
+    monkeypatch.setattr(log_dir.LogDirectory, "remove_settings", remove_settings)
+    caught_briefly(lambda p: p.drop("users"))
 
 
 # ---------------------------------------------------------------- a wrong recovery

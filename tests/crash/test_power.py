@@ -1,4 +1,4 @@
-"""Recover after every power cut, and check I1 to I12."""
+"""Recover after every power cut, and check I1 to I13."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ LEAST = {
     "closes": 150,
     "killed_between": 240,
     "topics": 80,
+    "settings": 100,
     "trims": 70,
     "expires": 110,
     "truncates": 70,
