@@ -70,17 +70,11 @@ def is_topic_file(name: str) -> bool:
 
 
 def text_of(files: Files, file: str) -> str | None:
-    """Return the text of a settings file; None: there is none."""
+    """Return the text of a settings file; None: there is none. InvalidSettingError: it is not UTF-8."""
     try:
-        return decoded(files.read_bytes(file), file)
+        return files.read_bytes(file).decode("utf-8")
     except FileVanishedError:
         return None
-
-
-def decoded(data: bytes, file: str) -> str:
-    """Return the text of a settings file. InvalidSettingError: it is not UTF-8."""
-    try:
-        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidSettingError(
             f"{file}: not UTF-8 at byte {error.start}",
@@ -569,12 +563,12 @@ def _read(file: str, files: Files | None) -> str:
     files = files or _default_files()
     if files.is_dir(file):
         raise UsageError(f"{file} is a directory", remedy="name the settings file itself", file=file)
-    try:
-        return decoded(files.read_bytes(file), file)
-    except FileVanishedError:
+    text = text_of(files, file)
+    if text is None:
         raise UsageError(
             f"there is no settings file {file}", remedy="check the path, or omit config", file=file
-        ) from None
+        )
+    return text
 
 
 def _sound(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lastword.errors import InvalidSettingError, LastwordError
@@ -187,36 +187,31 @@ Change = tuple[tuple[str, ...], Any]
 """A path of keys and the value to set there; None removes the value."""
 
 
-def cut_tables(text: str, topics: Iterable[str], shown_name: str) -> tuple[str, dict[str, str]]:
+def cut_tables(text: str, topics: Collection[str], shown_name: str) -> tuple[str, dict[str, str]]:
     """Return a text without the tables of some topics, and the text of a file for each that has a table.
 
     The file of a topic has the lines behind the header of its table, with their comments.
     """
     entries, headers = _read_text(text, shown_name)
-    lines = [f"{line}\n" for line in text.split("\n")]
-    lines[-1] = lines[-1][:-1]
-    wanted, files, ranges = set(topics), {}, []
     by_topic: dict[str, list[TomlEntry]] = {}
     for entry in entries:
-        if entry.topic in wanted:
+        if entry.topic is not None and entry.topic in topics:
             by_topic.setdefault(entry.topic, []).append(entry)
+    lines = re.findall(".*\n|.+", text)
+    files: dict[str, str] = {}
     ends = [*(header.line - 1 for header in headers[1:]), len(lines)]
-    for header, end in zip(headers, ends, strict=False):  # a file without headers has one end
-        topic = header.path[1] if header.path[0] == "topics" and len(header.path) == 2 else None
-        if topic in wanted and not header.is_array:
-            inside = [entry for entry in by_topic.get(topic, ()) if header.line < entry.line <= end]
-            if len(inside) == len(by_topic.get(topic, ())):
-                files[topic] = "".join(lines[header.line : end]).rstrip("\n") + "\n"
-                ranges.append((header.line - 1, end))
-    for begin, end in reversed(ranges):
-        del lines[begin:end]
-    rest = "".join(lines)
+    for (line, path, is_array), end in reversed(list(zip(headers, ends, strict=False))):
+        topic = path[-1]
+        inside = all(line < entry.line <= end for entry in by_topic.get(topic, ()))
+        if path == ("topics", topic) and topic in topics and inside and not is_array:
+            files[topic] = "".join(lines[line:end]).rstrip("\n") + "\n"
+            del lines[line - 1 : end]
     others = {topic: given for topic, given in by_topic.items() if topic not in files}
-    if others:  # in several places of the file, or without a header
-        rest = edit(rest, [(("topics", topic), None) for topic in others])
-        for topic, given in others.items():
-            files[topic] = edit("", [(tuple(entry.name.split(".")), entry.value) for entry in given])
-    return rest, files
+    if not others:
+        return "".join(lines), files
+    for topic, given in others.items():  # in several places of the file, or without a header
+        files[topic] = edit("", [(tuple(entry.name.split(".")), entry.value) for entry in given])
+    return edit("".join(lines), [(("topics", topic), None) for topic in others]), files
 
 
 def edit(text: str, changes: list[Change]) -> str:

@@ -25,6 +25,7 @@ from lastword.config import (
     Settings,
     TopicConfig,
     create_topic_settings,
+    is_topic_file,
     remove_topic_settings,
     write_topic_settings,
 )
@@ -184,9 +185,10 @@ class LogDirectory:
                 self.checkpoints.log_starts.read_sound(),
             )
             listing = self._contents.get()
-            left = [f"{name}.tmp" for name in names.ROOT_FILES]  # by an atomic write that was killed
-            for name in (*left, *listing.unfinished):
-                files.unlink(os.path.join(self.path, name), missing_ok=True)
+            for name in self._contents.names:  # left by an atomic write that was killed
+                stem, extension = os.path.splitext(name)  # noqa: PTH122  names are strings here
+                if extension == ".tmp" and (stem in names.ROOT_FILES or is_topic_file(stem)):
+                    files.unlink(os.path.join(self.path, name), missing_ok=True)
             topics = {names.topic_partition(name)[0] for name in listing.deleted}
             self.half_deleted = topics.difference(listing.numbers)
             if self.half_deleted and not files.exists(os.path.join(self.path, names.PARTITION_LIST)):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from lastword.config import Settings, is_topic_file
+from lastword.config import Settings
 from lastword.errors import (
     CorruptFileError,
     FileTakenError,
@@ -62,7 +62,6 @@ class Listing:
         is_log_dir: Whether the root is a log directory.
         is_empty: Whether the root has at most the files of a first opening that was killed.
         set_aside: Directories that are not served.
-        unfinished: Files of topics' settings that an atomic write left behind when it was killed.
     """
 
     numbers: Mapping[str, tuple[int, ...]]
@@ -71,7 +70,6 @@ class Listing:
     is_log_dir: bool
     is_empty: bool
     set_aside: tuple[SetAside, ...] = ()
-    unfinished: tuple[str, ...] = ()
 
     @cached_property
     def partitions(self) -> tuple[TopicPartition, ...]:
@@ -144,6 +142,11 @@ class RootListing:
     def last(self) -> Listing | None:
         """The last listing, which may be old."""
         return None if self._listed is None else self._listed.listing
+
+    @property
+    def names(self) -> list[str]:
+        """The names in the root when it was last listed."""
+        return (self._listed.names if self._listed is not None else None) or []
 
     def was_found(self, name: str) -> bool:
         """Return whether an earlier listing found that the directory is a partition."""
@@ -228,13 +231,10 @@ class RootListing:
         numbers: dict[str, list[int]] = {}
         deleted: list[str] = []
         set_aside: list[SetAside] = []
-        unfinished: list[str] = []
         is_whole = True  # an empty directory with a partition's name may become a partition
         for name in present:
             parsed = found.get(name)
             if name.endswith((".toml", ".tmp")):  # no partition's directory
-                if name.endswith(".tmp") and is_topic_file(name.removesuffix(".tmp")):
-                    unfinished.append(name)
                 continue
             if parsed is None:
                 parsed = None if name in IGNORED else names.parse_partition_dir(name)
@@ -267,7 +267,6 @@ class RootListing:
             is_log_dir=marked or bool(numbers or deleted or set_aside),
             is_empty=begun.issuperset(present),
             set_aside=tuple(set_aside),
-            unfinished=tuple(unfinished),
         )
         return listing, is_whole
 

@@ -16,7 +16,7 @@ from lastword.accounts import estimates, snapshot
 from lastword.accounts.snapshot import VERSION as ACCOUNTS_VERSION
 from lastword.cleaner.distributed import job
 from lastword.cleaner.policy import quarantine
-from lastword.config.settings import TOPIC_FILE, decoded
+from lastword.config.settings import TOPIC_FILE, text_of
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
@@ -204,7 +204,7 @@ def _settings(files: Files, path: str) -> Fields:
     from lastword.config import Settings
     from lastword.config.toml_file import read_entries
 
-    text = decoded(files.read_bytes(path), path)
+    text = text_of(files, path) or ""
     for entry in read_entries(text, path):
         yield f"{entry.where} {entry.name}".strip(), str(entry.value)
     Settings.from_text(text, path)
@@ -214,7 +214,7 @@ def _topic_settings(files: Files, path: str) -> Fields:
     from lastword.config.settings import layer_of_topic
     from lastword.config.toml_file import read_values
 
-    text = decoded(files.read_bytes(path), path)
+    text = text_of(files, path) or ""
     for entry in read_values(text, path):
         yield entry.name, str(entry.value)
     layer_of_topic(text, path)
