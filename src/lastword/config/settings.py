@@ -662,10 +662,13 @@ def _layers_of(text: str, shown: str, path: str, problems: Problems) -> _FileLay
 @functools.lru_cache(maxsize=1024)  # the commits to a bucket read the files of the same topics again
 def layer_of_topic(text: str, path: str) -> Layer:
     """Return the values of a topic's file. InvalidSettingError lists all mistakes."""
-    from lastword.config.toml_file import read_values
+    from lastword.config.toml_file import read_entries
 
-    problems = Problems()
-    sound = _sound(read_values(text, path), path, problems, TOPIC_SETTINGS)
+    problems, entries = Problems(), read_entries(text, path)
+    for entry in entries:
+        if entry.table:
+            problems.add(f"{path}:{entry.line}: the file of one topic has no table {entry.where}")
+    sound = _sound(entries, path, problems, TOPIC_SETTINGS)
     problems.raise_any(path)
     return _layer(sound, os.path.basename(path))
 
@@ -824,20 +827,23 @@ def create_topic_settings(
 
 
 def remove_topic_settings(files: Files, path: str | os.PathLike[str], *topics: str) -> None:
-    """Remove the files of topics that were deleted, and their tables in the lastword.toml."""
+    """Remove the tables of topics that were deleted from the lastword.toml, then their files.
+
+    A kill in between leaves a file, which a new topic of that name does not read; it would read a table.
+    """
     from lastword.config.toml_file import cut_tables
 
     path = os.fspath(path)
     with _changing:
-        for topic in topics:
-            files.unlink(topic_file(path, topic), missing_ok=True)
-        if topics:
-            files.fsync_dir(os.path.dirname(path))
         text = text_of(files, path) or ""
         with suppress(InvalidSettingError):  # a file that was damaged by hand: a topic is deleted with it
             rest, _ = cut_tables(text, topics, path)
             if rest != text:
                 files.write_atomic(path, rest.encode("utf-8"))
+        for topic in topics:
+            files.unlink(topic_file(path, topic), missing_ok=True)
+        if topics:
+            files.fsync_dir(os.path.dirname(path))
 
 
 def _write(

@@ -3,8 +3,8 @@
 The parser of the standard library reports no line numbers. A TOML statement can be parsed alone, so a valid
 file is cut into the shortest runs of lines that parse, and each run is parsed for its keys.
 
-A file has tables (`read_entries`): the top level, [defaults], and [topics.NAME] for each topic. Or it is the
-file of one topic (`read_values`), which has no table.
+A lastword.toml has tables: the top level, [defaults], and in older directories [topics.NAME] for each topic.
+The file of one topic has only a top level.
 """
 
 from __future__ import annotations
@@ -43,23 +43,8 @@ class TomlEntry(NamedTuple):
 
 
 def read_entries(text: str, shown_name: str) -> tuple[TomlEntry, ...]:
-    """Read all values of a file with tables. `shown_name` names the file in errors."""
+    """Read all values of a file. `shown_name` names the file in errors."""
     return _read_text(text, shown_name)[0]
-
-
-def read_values(text: str, shown_name: str) -> list[TomlEntry]:
-    """Read all values of a topic's file, which has no tables: the name of a value has those of its tables."""
-    _check_toml(text, shown_name)
-    entries: list[TomlEntry] = []
-    base: tuple[str, ...] = ()
-    for line, first, content in _statements(text):
-        if first.startswith("["):
-            base = _only_path(content)
-        else:
-            entries += [
-                TomlEntry("", None, ".".join(base + path), value, line) for path, value in _flatten(content)
-            ]
-    return entries
 
 
 class _Header(NamedTuple):
@@ -72,7 +57,7 @@ class _Header(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _read_text(text: str, shown_name: str) -> tuple[tuple[TomlEntry, ...], tuple[_Header, ...]]:
-    """Return all values of a lastword.toml, and the headers of its tables.
+    """Return all values of a file, and the headers of its tables.
 
     A process that opens a directory reads an unchanged text several times; the last texts are kept.
     """

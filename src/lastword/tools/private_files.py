@@ -16,7 +16,8 @@ from lastword.accounts import estimates, snapshot
 from lastword.accounts.snapshot import VERSION as ACCOUNTS_VERSION
 from lastword.cleaner.distributed import job
 from lastword.cleaner.policy import quarantine
-from lastword.config.settings import TOPIC_FILE, text_of
+from lastword.config import Settings, is_topic_file
+from lastword.config.settings import TOPIC_FILE, layer_of_topic, text_of
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
@@ -201,23 +202,13 @@ def _partition_list(files: Files, path: str) -> Fields:
 
 
 def _settings(files: Files, path: str) -> Fields:
-    from lastword.config import Settings
     from lastword.config.toml_file import read_entries
 
     text = text_of(files, path) or ""
     for entry in read_entries(text, path):
         yield f"{entry.where} {entry.name}".strip(), str(entry.value)
-    Settings.from_text(text, path)
-
-
-def _topic_settings(files: Files, path: str) -> Fields:
-    from lastword.config.settings import layer_of_topic
-    from lastword.config.toml_file import read_values
-
-    text = text_of(files, path) or ""
-    for entry in read_values(text, path):
-        yield entry.name, str(entry.value)
-    layer_of_topic(text, path)
+    check = layer_of_topic if is_topic_file(os.path.basename(path)) else Settings.from_text
+    check(text, path)
 
 
 def _arrays(files: Files, path: str) -> Fields:
@@ -280,7 +271,7 @@ _ROOT_NAMES: dict[str, Reader] = {
     names.BEGUN: _log_ends,
 }
 _ROOT_PREFIXES: dict[str, Reader] = {
-    TOPIC_FILE: _topic_settings,
+    TOPIC_FILE: _settings,
     names.STAGED: _staged,
     names.COMMITTED: _marker,
     names.INBOX: _manifest,
