@@ -167,15 +167,16 @@ class Settings:
         problems = Problems()
         given = _arguments(arguments or {}, problems)
         environment = _environment(os.environ if env is None else env, problems)
+        files = files or _default_files()
         file = _file_of([os.fspath(path) for path in paths], config_file, files)
         text, shown, path = "", "", ""
         if file is not None:
             shown, path = (os.path.basename(file) if config_file is None else file), file
-            text = _read(file, files if config_file is None else None)
+            text = _read(file, files if config_file is None else _default_files())
         settings = cls._checked(given, environment, text, shown, path, problems)
         if config_file is None and paths:
             beside = path or os.path.join(os.fspath(paths[0]), FILE_NAME)
-            settings._topic_files = TopicFiles(files or _default_files(), beside)
+            settings._topic_files = TopicFiles(files, beside)
         return settings
 
     @classmethod
@@ -188,7 +189,9 @@ class Settings:
         cls, given: Layer, environment: Layer, text: str, shown: str, path: str, problems: Problems
     ) -> Settings:
         """Read one file's text. `shown` names the file in sources, `path` in errors."""
-        layers = _layers_of(text, shown, path, problems)
+        layers, found = _layers_of(text, shown, path)
+        for line in found.lines:
+            problems.add(line, unknown=found.unknown)
         problems.raise_any()
         settings = cls({**environment, **given}, layers)
         settings._check_together()
@@ -533,10 +536,9 @@ def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
     return layer
 
 
-def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None, files: Files | None) -> str | None:
+def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None, files: Files) -> str | None:
     if config_file is not None:
         return os.fspath(config_file)
-    files = files or _default_files()
     candidates = []
     for path in (os.path.join(p, FILE_NAME) for p in paths):
         try:
@@ -559,8 +561,7 @@ def _default_files() -> Files:
     return DEFAULT
 
 
-def _read(file: str, files: Files | None) -> str:
-    files = files or _default_files()
+def _read(file: str, files: Files) -> str:
     if files.is_dir(file):
         raise UsageError(f"{file} is a directory", remedy="name the settings file itself", file=file)
     text = text_of(files, file)
@@ -616,15 +617,13 @@ class _FileLayers:
     """The checked values of one file's text with tables, which are not changed.
 
     Attributes:
-        text: The text.
         defaults: The values of [defaults].
         top: The values of the top level.
         topics: The values of the table of each topic.
         checked: Arguments and environment with which no values contradict each other; the newest last.
     """
 
-    def __init__(self, text: str, shown: str, entries: Iterable[TomlEntry]) -> None:
-        self.text = text
+    def __init__(self, shown: str, entries: Iterable[TomlEntry]) -> None:
         by_table: dict[tuple[str, str | None], list[TomlEntry]] = {}
         for entry in entries:
             by_table.setdefault((entry.table, entry.topic), []).append(entry)
@@ -636,27 +635,18 @@ class _FileLayers:
 
 MOST_CHECKED = 4
 """The sets of arguments and environment of which a file keeps that they were checked."""
-_MOST_FILES = 8
-_known_layers: dict[tuple[str, str], _FileLayers] = {}
-"""The last sound text of each file, by the names of `_layers_of`."""
 
 
-def _layers_of(text: str, shown: str, path: str, problems: Problems) -> _FileLayers:
-    """Return the values of a file's text, and add mistakes to `problems`."""
-    known = _known_layers.get((shown, path))
-    if known is not None and known.text == text:
-        return known
+@functools.lru_cache(maxsize=8)  # a process loads the last texts again and again
+def _layers_of(text: str, shown: str, path: str) -> tuple[_FileLayers, Problems]:
+    """Return the values of a file's text, and its mistakes."""
+    problems = Problems()
     entries: Iterable[TomlEntry] = ()
     if text:
         from lastword.config.toml_file import read_entries  # loads only for a file with settings
 
         entries = read_entries(text, path)
-    layers = _FileLayers(text, shown, _sound(entries, path, problems))
-    if not problems.lines:
-        if len(_known_layers) >= _MOST_FILES:
-            _known_layers.clear()
-        _known_layers[shown, path] = layers
-    return layers
+    return _FileLayers(shown, _sound(entries, path, problems)), problems
 
 
 @functools.lru_cache(maxsize=1024)  # the commits to a bucket read the files of the same topics again

@@ -47,12 +47,8 @@ def read_entries(text: str, shown_name: str) -> tuple[TomlEntry, ...]:
     return _read_text(text, shown_name)[0]
 
 
-class _Header(NamedTuple):
-    """The header of a table: its line, from 1, its path, and whether it begins an array's element."""
-
-    line: int
-    path: tuple[str, ...]
-    is_array: bool
+_Header = tuple[int, tuple[str, ...], bool]
+"""The line of a table's header, from 1, its path, and whether it begins an array's element."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -68,7 +64,7 @@ def _read_text(text: str, shown_name: str) -> tuple[tuple[TomlEntry, ...], tuple
     for line, first, content in _statements(text):
         if first.startswith("["):
             base = _only_path(content)
-            headers.append(_Header(line, base, first.startswith("[[")))
+            headers.append((line, base, first.startswith("[[")))
         else:
             entries += [_entry(base + path, value, line) for path, value in _flatten(content)]
     return tuple(entries), tuple(headers)
@@ -184,7 +180,7 @@ def cut_tables(text: str, topics: Collection[str], shown_name: str) -> tuple[str
             by_topic.setdefault(entry.topic, []).append(entry)
     lines = re.findall(".*\n|.+", text)
     files: dict[str, str] = {}
-    ends = [*(header.line - 1 for header in headers[1:]), len(lines)]
+    ends = [*(line - 1 for line, *_ in headers[1:]), len(lines)]
     for (line, path, is_array), end in reversed(list(zip(headers, ends, strict=False))):
         topic = path[-1]
         inside = all(line < entry.line <= end for entry in by_topic.get(topic, ()))
