@@ -37,7 +37,7 @@ LEAST = {
     "closes": 150,
     "killed_between": 240,
     "topics": 80,
-    "settings": 100,
+    "settings": 90,
     "trims": 70,
     "expires": 110,
     "truncates": 70,

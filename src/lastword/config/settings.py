@@ -830,9 +830,10 @@ def remove_topic_settings(files: Files, path: str | os.PathLike[str], *topics: s
             rest, _ = cut_tables(text, topics, path)
             if rest != text:
                 files.write_atomic(path, rest.encode("utf-8"))
-        for topic in topics:
-            files.unlink(topic_file(path, topic), missing_ok=True)
-        if topics:
+        left = [file for file in (topic_file(path, topic) for topic in topics) if files.exists(file)]
+        for file in left:
+            files.unlink(file)
+        if left:
             files.fsync_dir(os.path.dirname(path))
 
 
@@ -856,7 +857,7 @@ def _write(
         layer_of_topic(text, file)  # as above
         texts[file] = edit(text, each)
         settings.check_topic(topic, layer_of_topic(texts[file], file))
-    if only_checks:
+    if only_checks or not texts:
         return
     directory = os.path.dirname(path)
     if "://" not in directory and not files.exists(path):
