@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from lastword.bucket import commit
 from lastword.bucket.collect import collect
-from lastword.bucket.commit import Bucket
+from lastword.bucket.commit import Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles, new_number
 from lastword.bucket.manifest import (
     MANIFEST,
@@ -49,6 +49,7 @@ from lastword.errors import (
     UncertainRequestError,
     UploadsGoneError,
 )
+from lastword.files import Handle
 from lastword.segment import names
 from tests.bucket.turns import Process, Turns, patched
 from tests.fakes import objects
@@ -180,6 +181,10 @@ def producers_of(files: BucketFiles, directory: str) -> dict[str, int]:
     return {name: int(offset) for name, offset in rows}
 
 
+Active = dict[int, tuple[int, Handle]]
+"""Active segments that stay open from one transaction to the next: log end and handle by partition."""
+
+
 @dataclass
 class Batch:
     """Records that are appended together, to one partition or to both, in one transaction.
@@ -197,9 +202,16 @@ class Batch:
     placed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
 
     def append(
-        self, files: BucketFiles, world: World, uploaded: Mapping[int, Entry] | None = None
+        self,
+        files: BucketFiles,
+        world: World,
+        uploaded: Mapping[int, Entry] | None = None,
+        active: Active | None = None,
     ) -> dict[int, tuple[bytes, int]]:
-        """Append the batch, as a transaction does. `uploaded`: the records, which have no offsets yet."""
+        """Append the batch, as a transaction does.
+
+        `uploaded`: the records, which have no offsets yet. `active`: the active segments that stay open.
+        """
         placed = {}
         for partition, records in self.records.items():
             directory = directory_of(partition)
@@ -212,13 +224,21 @@ class Batch:
             if self.name in known:
                 placed[partition] = (incarnation, known[self.name])
                 continue
-            end = logs_of(files, directory)[-1]
+            end, handle = active.pop(partition, (-1, None)) if active is not None else (-1, None)
+            if handle is None:
+                end = logs_of(files, directory)[-1]
             rows = [Record(end + i, *record) for i, record in enumerate(records)]
-            if uploaded is None:
+            if handle is not None:
+                with handle:
+                    handle.append(encoded(rows))
+            elif uploaded is None:
                 create(files, f"{directory}/{log_name(end)}", encoded(rows))
             else:
                 adopt(files, f"{directory}/{log_name(end)}", uploaded[partition], rows)
             create(files, f"{directory}/{log_name(end + len(rows))}", b"")
+            if active is not None:
+                handle = files.open_append(f"{ROOT}/{directory}/{log_name(end + len(rows))}")
+                active[partition] = end + len(rows), handle
             if self.name:
                 text = "".join(f"{n} {o}\n" for n, o in {**known, self.name: end}.items())
                 private(files, directory, names.PRODUCERS, text.encode())
@@ -776,6 +796,7 @@ class Actor:
                 world.turns.sleep(process, HOUR_MS, world.rng.randint(2, 40))
                 world.turns.before_request(process)
 
+        self.kept, self.kept_files, self.active = KeptCopy(), None, {}  # type: ignore[var-annotated]
         self.store = world.store(world, process.name, world.choose_fault, before)
         self.bucket = Bucket(
             self.store,
@@ -822,7 +843,23 @@ class Actor:
             if len(same) < commit.READ_ATTEMPTS:
                 raise Violation("a read stops a step", f"{self.process.name}: {error!r} after {len(same)}")
 
-    def transaction(self, work: Callable[[BucketFiles], Any], *, uploads: str | None = None) -> Any:
+    def append(self, batch: Batch) -> Any:
+        """Append a batch; in half of the histories on the private copy of the last append, if it was kept."""
+        if self.world.seed % 2:
+            return self.transaction(lambda files: batch.append(files, self.world))
+
+        def work(files: BucketFiles) -> Any:
+            if self.kept_files is not files:
+                self.kept_files, self.active = files, {}
+            else:
+                self.world.counts["appends to a kept copy"] += 1
+            return batch.append(files, self.world, active=self.active)
+
+        return self.transaction(work, kept=self.kept)
+
+    def transaction(
+        self, work: Callable[[BucketFiles], Any], *, uploads: str | None = None, kept: KeptCopy | None = None
+    ) -> Any:
         runs = 0
 
         def counted(files: BucketFiles) -> Any:
@@ -830,7 +867,7 @@ class Actor:
             runs += 1
             return work(files)
 
-        result = self.bucket.transaction(counted, uploads=uploads)
+        result = self.bucket.transaction(counted, uploads=uploads, kept=kept)
         self.world.counts["transactions"] += 1
         self.world.counts["transactions that ran again"] += runs > 1
         return result
@@ -865,7 +902,7 @@ def _write(actor: Actor) -> None:
         world.named.update(number for rows in records.values() for _, number, _ in rows)
 
     def append() -> None:
-        batch.placed = actor.transaction(lambda files: batch.append(files, world))
+        batch.placed = actor.append(batch)
 
     outcome = actor.attempt(append, repeatable=bool(batch.name))
     batch.outcome = "acknowledged" if outcome == "done" else outcome
@@ -1023,7 +1060,7 @@ def _read_pinned(actor: Actor) -> None:
 
 
 _SCRIPTS: dict[str, Callable[[World], Script]] = {
-    "writer": lambda world: _steps(world, _write, 1, 2),
+    "writer": lambda world: _steps(world, _write, *((1, 2) if world.seed % 2 else (2, 4))),
     "uploader": lambda world: _steps(world, _upload, 1, 1),
     "cleaner": lambda world: _steps(world, _clean, 1, 2),
     "trimmer": lambda world: _steps(world, _trim, 1, 1),

@@ -83,6 +83,11 @@ def make_log(opened: Open) -> list[tuple]:
     return shown(topic)
 
 
+def objects_of_files(logs: lastword.LogDir) -> list[str]:
+    """Return the objects that hold bytes of files: those of the newest version without its pages."""
+    return sorted({key for _, entry in logs.dirs.newest.files() for key in entry.objects()})  # type: ignore[attr-defined]
+
+
 def shown(topic: lastword.Topic) -> list[tuple]:
     return sorted((r.partition, r.offset, r.key, r.value["n"]) for r in topic.read())
 
@@ -338,7 +343,7 @@ def test_a_damaged_patch() -> None:
 
 def test_every_missing_object_is_found_by_one_listing(bucket: Bucket, opened: Open) -> None:
     records = make_log(opened)
-    named = sorted(opened("r").dirs.newest.objects())  # type: ignore[attr-defined]
+    named = objects_of_files(opened("r"))
     assert len(named) >= 3
     for key in named:
         lost = bucket.objects.pop(key)
@@ -365,7 +370,7 @@ def test_every_missing_object_is_found_by_one_listing(bucket: Bucket, opened: Op
 def test_an_object_that_is_too_short_is_found_by_its_size(bucket: Bucket, opened: Open) -> None:
     make_log(opened)
     logs = opened("r")
-    key = max(logs.dirs.newest.objects())  # type: ignore[attr-defined]
+    key = objects_of_files(logs)[-1]
     size = len(bucket.objects[key].data)
     bucket.write(key, bucket.objects[key].data[:-1])
     [problem] = [p for p in logs.verify().problems if p.code == "truncated-object"]
@@ -497,8 +502,7 @@ def test_a_field_of_the_manifest_with_a_valid_checksum(bucket: Bucket, opened: O
     """A field is missing, or of another kind: as of a program with a fault."""
     make_log(opened)
     form = Framed("bucket-manifest", 1, code="", remedy="")
-    whole = bucket.objects[MANIFEST].data
-    fields = form.decode(whole, URL)
+    fields = form.decode(zlib.decompress(bucket.objects[MANIFEST].data), URL)
     refusals = 0
     for wrong in ({}, *({field: value} for value in WRONG)):
         kept = {name: value for name, value in fields.items() if name != field}
@@ -538,14 +542,24 @@ def test_a_page_of_another_log_or_of_a_later_format(
         assert bucket.objects == before
 
 
-def test_a_manifest_of_another_log(bucket: Bucket, opened: Open) -> None:
+@pytest.mark.parametrize("has_pages", [True, False])
+def test_a_manifest_of_another_log(
+    bucket: Bucket, opened: Open, monkeypatch: pytest.MonkeyPatch, has_pages: bool
+) -> None:
     """It names objects that are not here: every read is refused, and so is every append to a partition."""
+    monkeypatch.setattr(commit, "CHANGES_BYTES", 1000 if has_pages else 1 << 20)
     make_log(opened)
     here = Bucket(clock=bucket.clock)
     here.write(MANIFEST, bucket.objects[MANIFEST].data)
     there = bucket.objects
     bucket.objects = here.objects
     before = dict(bucket.objects)
+    if has_pages:
+        with pytest.raises(CorruptFileError) as refused:
+            opened("r")
+        assert refused.value.code == "lost-object" and is_complete(refused.value)
+        assert bucket.objects == before
+        return
     reader = opened("r")
     with pytest.raises(CorruptFileError) as refused:
         shown(reader["users"])
@@ -561,7 +575,7 @@ def test_a_manifest_of_another_log(bucket: Bucket, opened: Open) -> None:
 def test_an_object_with_more_bytes_is_read_as_it_was(bucket: Bucket, opened: Open) -> None:
     """Objects are read by ranges, so bytes behind the last one that is named are no damage."""
     records = make_log(opened)
-    for key in opened("r").dirs.newest.objects():  # type: ignore[attr-defined]
+    for key in objects_of_files(opened("r")):
         bucket.write(key, bucket.objects[key].data + b"more")
     logs = opened("a")
     assert shown(logs["users"]) == records

@@ -191,7 +191,16 @@ def test_settings_of_different_topics_hold_together_and_those_of_the_same_topic_
     for ours, theirs in ((of_t, of_u), (of_u, of_t), (of_u, of_all), (of_u, removed)):
         now = {name: entry for name, entry in {**partition, **theirs}.items() if entry is not None}
         assert merged(base, ours, _version(now), lambda entry: entry.data) == ours
-    for ours, theirs in ((of_t, of_t), (removed, of_t), (of_t, removed), (of_all, of_all)):
+    appended: Changes = {f"t-0/{10:020}.log": _inline(b"r"), f"t-0/{11:020}.log": _inline(b"")}
+    assert merged(base, appended, _version({**partition, **of_u}), lambda entry: entry.data) == appended
+    for ours, theirs in (
+        (of_t, of_t),
+        (removed, of_t),
+        (of_t, removed),
+        (of_all, of_all),
+        (appended, of_t),
+        (appended, of_all),
+    ):
         now = {name: entry for name, entry in {**partition, **theirs}.items() if entry is not None}
         with pytest.raises(ChangedMeanwhile):
             merged(base, ours, _version(now), lambda entry: entry.data)

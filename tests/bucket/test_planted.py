@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 
 from lastword.bucket import collect, commit, merge
 from lastword.bucket import files as bucket_files
-from lastword.bucket.commit import Bucket, Loaded
+from lastword.bucket.commit import Bucket, KeptCopy, Loaded, PrivateCopy
 from lastword.bucket.manifest import MANIFEST, Entry, Manifest
 from lastword.bucket.merge import ChangedMeanwhile
+from lastword.bucket.scratch import LocalFile
 from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedError
 from lastword.objects import ObjectVersion, StoredObject
 from lastword.segment import names
@@ -263,10 +264,9 @@ def test_a_collection_that_ignores_uploads_under_way(monkeypatch: Patch) -> None
     """The tasks of a job upload, and the objects are removed before the commit of the job."""
     real = collect._decide
 
-    def decide(bucket: Bucket, loaded: Loaded, *given: Any, **named: Any) -> Any:
+    def decide(loaded: Loaded, *given: Any, **named: Any) -> Any:
         manifest = replace(loaded.manifest, uploads={})
         return real(
-            bucket,
             replace(loaded, snapshot=commit.ManifestVersion(manifest, loaded.snapshot.layers[:0:-1])),
             *given,
             **named,
@@ -281,12 +281,13 @@ def test_a_time_that_is_kept_although_the_object_got_a_name(monkeypatch: Patch) 
     real = collect._decide
     first: list[tuple[Sequence[Any], Loaded]] = []
 
-    def decide(bucket: Bucket, loaded: Loaded, listed: Sequence[Any], *given: Any, **named: Any) -> Any:
+    def decide(
+        loaded: Loaded, before: Mapping[str, int], listed: Sequence[Any], *given: Any, **named: Any
+    ) -> Any:
         if not first or first[-1][0] is not listed:
             first[:] = [(listed, loaded)]
-        decision = real(bucket, loaded, listed, *given, **named)
-        stale = real(bucket, first[-1][1], listed, *given, **named)
-        before = collect._condemned(bucket, loaded)
+        decision = real(loaded, before, listed, *given, **named)
+        stale = real(first[-1][1], before, listed, *given, **named)
         removed = {facts.key for facts in decision.removed}
         kept = {key: since for key, since in {**stale.waiting, **before}.items() if key not in removed}
         waiting = {**kept, **decision.waiting}
@@ -317,3 +318,42 @@ def test_a_torn_read_that_is_called_damage(monkeypatch: Patch) -> None:
 def test_a_store_that_checks_and_writes_in_two_steps() -> None:
     """The probe refuses such a store (tests/objects/test_double.py): the protocol cannot withstand it."""
     caught("lost record", "lost commit", "twice", weaknesses=[Weakness.TWO_STEPS], only=["writer"] * 3)
+
+
+# ---------------------------------------------------------------- the copy that is kept
+
+
+def test_a_copy_of_an_older_version_that_is_kept(monkeypatch: Patch) -> None:
+    """Its next commit would be one to the newer version, and hide what another process did."""
+
+    def take(kept: KeptCopy, base: Loaded) -> PrivateCopy | None:
+        copy, kept._copy = kept._copy, None
+        if copy is not None:
+            copy.base = base
+        return copy
+
+    monkeypatch.setattr(KeptCopy, "take", take)
+    caught("checkpoint", "lost record", "offsets", first=150)
+
+
+def test_a_copy_that_is_kept_although_another_commit_was_merged(monkeypatch: Patch) -> None:
+    def settled(ours: commit._Commit) -> Loaded:
+        newest = ours._bucket.committed()
+        ours._copy.files.settle(newest.snapshot, ours._entries)
+        return newest
+
+    monkeypatch.setattr(commit._Commit, "settled", settled)
+    caught("checkpoint", "lost record", "lost lease", "offsets")
+
+
+def test_an_open_file_whose_changes_after_a_commit_are_not_stored(monkeypatch: Patch) -> None:
+    real = LocalFile.write
+
+    def write(file: LocalFile, data: memoryview, position: int) -> bool:
+        was_settled = file.is_settled
+        written = real(file, data, position)
+        file.is_settled = was_settled
+        return written
+
+    monkeypatch.setattr(LocalFile, "write", write)
+    caught("lost record", "checkpoint")

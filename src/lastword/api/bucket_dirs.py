@@ -18,7 +18,7 @@ from weakref import ref
 from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike
 from lastword.bucket.collect import Collection, collect, missing_objects
-from lastword.bucket.commit import CLOCK_OBJECT, Bucket
+from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.clock import Clock
@@ -163,8 +163,9 @@ class BucketDirs(OpenDirs):
         self.notify(None)
         return result
 
-    def _in_private(self, work: Callable[[OpenDirs], T]) -> T:
-        return in_private(self._bucket, self._load, self.clock, work, ledgers=self._ledgers)
+    def _in_private(self, work: Callable[[OpenDirs], T], kept: KeptDirs | None = None) -> T:
+        ledgers = self._ledgers if kept is None else None  # an append uses none
+        return in_private(self._bucket, self._load, self.clock, work, ledgers=ledgers, kept=kept)
 
     def append(
         self, topic: str, work: Callable[[OpenDirs], T], size_bytes: int, *, own: Changed | None = None
@@ -276,6 +277,7 @@ def in_private(
     *,
     uploads: str | None = None,
     ledgers: BucketLedgers | None = None,
+    kept: KeptDirs | None = None,
 ) -> T:
     """Run `work` in a transaction. The results of a PartialFailure are committed before it is raised.
 
@@ -286,6 +288,7 @@ def in_private(
         work: Changes the log directory; its `files` are a private copy.
         uploads: The name of uploads (`Bucket.begin_uploads`) that `work` adopts; the commit ends them.
         ledgers: The garbage indexes that this process keeps between transactions.
+        kept: The log directory that stays open between transactions.
     """
     failures: list[PartialFailure] = []
     of_copy: CopyLedgers | None = None
@@ -295,7 +298,7 @@ def in_private(
         failures.clear()
         of_copy = None if ledgers is None else ledgers.of(files)
         try:
-            return _run(files, load, clock, work, of_copy)
+            return _run(files, load, clock, work, of_copy, kept)
         except _Partly as partly:
             failures.append(partly.failure)
             return None
@@ -304,7 +307,8 @@ def in_private(
         if of_copy is not None:
             of_copy.committed(changes)
 
-    result = bucket.transaction(run, uploads=uploads, committed=committed)
+    copy = None if kept is None else kept.copy
+    result = bucket.transaction(run, uploads=uploads, committed=committed, kept=copy)
     if failures:
         raise failures[0]
     return cast("T", result)  # None only after a failure
@@ -315,33 +319,76 @@ def _run(
     load: Callable[[BucketFiles], Settings],
     clock: Clock,
     work: Callable[[OpenDirs], T],
-    kept: CopyLedgers | None,
+    ledgers: CopyLedgers | None,
+    kept: KeptDirs | None,
 ) -> T:
-    """Run `work` on a log directory in `files`, and close the directory cleanly.
+    """Run `work` on a log directory in `files`, and leave the files as after a clean stop.
 
     The active segments are rolled: a stored segment never grows, and the next transaction appends to an
     empty one.
     """
-    directory = LogDirectory.open(files.root, "a", files, clock, lambda: load(files))
-    directory.ledgers.kept = kept
-    try:
+    dirs = None if kept is None else kept.take(files)
+    if dirs is None:
+        directory = LogDirectory.open(files.root, "a", files, clock, lambda: load(files))
+        directory.ledgers.kept = ledgers
         dirs = OpenDirs(LogDirSet([directory], {}), "a", files, clock)
-        failure: PartialFailure | None = None
+    [directory] = dirs.directories
+    failure: PartialFailure | None = None
+    try:
         try:
             result = work(dirs)
         except PartialFailure as error:
             failure = error
-        except BaseException:
-            dirs.closed = True
-            raise
         directory.roll()
+        if kept is not None:
+            directory.settle()
     except BaseException:
-        directory.abandon()
+        _abandon(dirs)
         raise
-    dirs.close()
+    if kept is not None:
+        kept.keep(files, dirs)
+    else:
+        dirs.close()
     if failure is not None:
         raise _Partly(failure)
     return result
+
+
+def _abandon(dirs: OpenDirs) -> None:
+    dirs.closed = True
+    for directory in dirs.directories:
+        directory.abandon()
+
+
+class KeptDirs:
+    """The log directory of the last commit of appends, open for the next one while no other commit comes.
+
+    For one thread.
+    """
+
+    def __init__(self) -> None:
+        self.copy = KeptCopy()
+        self._files: BucketFiles | None = None
+        self._dirs: OpenDirs | None = None
+
+    def take(self, files: BucketFiles) -> OpenDirs | None:
+        """Return the directory if it is open in these files; else abandon it."""
+        dirs, self._dirs = self._dirs, None
+        if dirs is not None and self._files is not files:
+            _abandon(dirs)
+            return None
+        return dirs
+
+    def keep(self, files: BucketFiles, dirs: OpenDirs) -> None:
+        """Keep a directory until the next call of `take`."""
+        self._files, self._dirs = files, dirs
+
+    def drop(self) -> None:
+        """Abandon the directory and drop its files."""
+        self.copy.drop()
+        if self._dirs is not None:
+            _abandon(self._dirs)
+        self._files = self._dirs = None
 
 
 class _Partly(Exception):
@@ -420,6 +467,7 @@ class _CommitQueue:
         self._held: list[_Append] = []
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._kept = KeptDirs()  # of the thread
 
     def begin(self, call: _Append) -> Future[Any]:
         """Run a call in the next commit; return its `done`, which has the result when it is in the store."""
@@ -470,6 +518,7 @@ class _CommitQueue:
                 self._changed.notify()
             if self._thread is not None:
                 self._thread.join()
+            self._kept.drop()
 
     def _raise_failed(self) -> None:
         if self._failed:
@@ -552,7 +601,7 @@ class _CommitQueue:
         left = calls
         while left:
             try:
-                self._dirs._in_private(partial(_apply, left))
+                self._dirs._in_private(partial(_apply, left), self._kept)
                 self._dirs.notify(left)
                 break
             except _Refused:

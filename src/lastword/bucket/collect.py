@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 
 from lastword.bucket.commit import BUNDLE_BYTES, Bucket, Loaded
@@ -100,20 +100,28 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
         BusyError: Commits of other processes always came first. Nothing was removed.
     """
     listed = [facts for facts in bucket.store.list(OBJECTS) if is_object(facts.key)]
-    for _ in range(bucket.attempts):
-        loaded = bucket.load()
-        # Read after the version, so that no object of an older version is condemned since too early.
-        now_ms = bucket.clock.now_ms() if dry_run else bucket.store_now_ms()
-        decision = _decide(bucket, loaded, listed, now_ms, retention_ms, dry_run=dry_run)
+    loaded = bucket.load()
+    # Read after the version, so that no object of an older version is condemned since too early.
+    now_ms = nameless_ms = bucket.clock.now_ms() if dry_run else bucket.store_now_ms()
+    list_of = cache(partial(_condemned, bucket))
+    condemned: str | None = None
+    stored: dict[str, int] | None = None  # the list at `condemned`
+    for attempt in range(bucket.attempts):
+        if attempt:  # with few requests up to the swap, because another process may commit without a pause
+            loaded = bucket.load()
+            swapped_ms = bucket.store_now_ms() if loaded.is_own else loaded.modified_ms + STORE_CLOCK_STEP_MS
+            nameless_ms = max(nameless_ms, swapped_ms)
+        before = list_of(loaded.manifest.condemned)
+        decision = _decide(loaded, before, listed, now_ms, nameless_ms, retention_ms, dry_run=dry_run)
         if dry_run or not (decision.removed or decision.new):
             return decision.result
-        condemned = None
         waiting = dict(decision.waiting)
         if loaded.manifest.condemned is not None:
             waiting[loaded.manifest.condemned] = UNTIMED
-        if waiting:
-            condemned = bucket.new_key()
-            bucket.store.put(condemned, encode_condemned(waiting))
+        if waiting != stored:
+            condemned, stored = bucket.new_key() if waiting else None, waiting
+            if condemned is not None:
+                bucket.store.put(condemned, encode_condemned(waiting))
         manifest = replace(
             loaded.manifest,
             condemned=condemned,
@@ -131,17 +139,17 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
 
 
 def _decide(
-    bucket: Bucket,
     loaded: Loaded,
+    before: Mapping[str, int],
     listed: Sequence[ObjectFacts],
     now_ms: int,
+    nameless_ms: int,
     retention_ms: int,
     *,
     dry_run: bool,
 ) -> _Decision:
     named = loaded.snapshot.objects()
     pins = _live(loaded.manifest.pins, now_ms).values()
-    before = _condemned(bucket, loaded)
     uploads = _live(loaded.manifest.uploads, now_ms).values()
     uploading_since_ms = min((pin.since_ms - STORE_CLOCK_STEP_MS for pin in uploads), default=None)
     removed, waiting, pinned, waiting_bytes = [], {}, 0, 0
@@ -156,7 +164,7 @@ def _decide(
             continue
         since_ms = before.get(facts.key, UNTIMED)
         timed = since_ms != UNTIMED
-        since_ms = since_ms if timed else now_ms
+        since_ms = since_ms if timed else nameless_ms
         due = timed and since_ms + retention_ms <= now_ms
         kept = any(pin.since_ms <= since_ms for pin in pins)
         if due and not kept:
@@ -184,9 +192,8 @@ def _decide(
     )
 
 
-def _condemned(bucket: Bucket, loaded: Loaded) -> dict[str, int]:
-    """Return the condemned list of a version; empty if it is gone or damaged, so that it begins again."""
-    key = loaded.manifest.condemned
+def _condemned(bucket: Bucket, key: str | None) -> dict[str, int]:
+    """Return a condemned list; empty if it is gone or damaged, so that it begins again."""
     if key is None:
         return {}
     try:

@@ -35,6 +35,7 @@ from lastword.bucket.manifest import (
     CHECKPOINT_BYTES,
     HISTORY,
     INLINE_BYTES,
+    LONG_CHANGES_BYTES,
     MANIFEST,
     MAX_PAGES,
     OBJECTS,
@@ -82,6 +83,11 @@ UPLOADS = 8
 """Objects that are uploaded at the same time."""
 SWAP_ATTEMPTS = 12
 """Attempts of one swap while the manifest does not change."""
+CONFIRMED_SECONDS = 5.0
+"""For so long a swap may begin with a version that was the newest. After a longer time the version is read
+again, so that the history of the one that refuses the swap shows every commit since."""
+KEPT_BYTES = 1 << 20
+"""A private copy with more new bytes is not kept for the next transaction."""
 READ_ATTEMPTS = 5
 READ_AGAIN_SECONDS = 10.0
 """A read that has failed for this long is not repeated."""
@@ -106,16 +112,81 @@ class Loaded:
         snapshot: The files.
         version: The store's version of the manifest; None: there is no manifest yet.
         modified_ms: When it was swapped in, by the store's clock, or earlier.
+        is_own: This process swapped it in, and `modified_ms` is that of an earlier version.
     """
 
     snapshot: ManifestVersion
     version: ObjectVersion | None
     modified_ms: int = 0
+    is_own: bool = False
 
     @property
     def manifest(self) -> Manifest:
         """The manifest of the snapshot."""
         return self.snapshot.manifest
+
+
+@dataclass(slots=True)
+class PrivateCopy:
+    """A version, and the files in which a transaction changes it.
+
+    Attributes:
+        base: The version.
+        files: Its files, with the changes.
+        scratch: The room of new files.
+    """
+
+    base: Loaded
+    files: BucketFiles
+    scratch: ScratchSpace
+
+    def close(self) -> None:
+        """Remove the scratch directory."""
+        self.scratch.close()
+
+
+class KeptCopy:
+    """A private copy that is kept from one transaction to the next while no other commit comes between.
+
+    For one thread at a time. Its memory is bounded: one with more than `KEPT_BYTES` of new bytes is dropped.
+
+    Attributes:
+        is_alone: No other commit came during the last transaction, so the next one begins without a request.
+    """
+
+    def __init__(self) -> None:
+        self.is_alone = False
+        self._copy: PrivateCopy | None = None
+        self._was_overtaken = False  # in this transaction
+
+    def take(self, base: Loaded) -> PrivateCopy | None:
+        """Return the copy if it is one of the version `base`, else drop it."""
+        copy, self._copy = self._copy, None
+        if copy is not None and copy.base.manifest.nonce != base.manifest.nonce:
+            copy.close()
+            self.overtaken()
+            return None
+        return copy
+
+    def overtaken(self) -> None:
+        """Take note that another commit came first."""
+        self.is_alone, self._was_overtaken = False, True
+
+    def keep(self, copy: PrivateCopy, base: Loaded | None) -> bool:
+        """Keep a copy whose changes are in `base`; None: other changes are in that version, too."""
+        self.is_alone = base is not None and not self._was_overtaken
+        self._was_overtaken = False
+        if base is None or not copy.scratch.holds_at_most(KEPT_BYTES):
+            return False
+        copy.base = base
+        self._copy = copy
+        return True
+
+    def drop(self) -> None:
+        """Drop the copy. A second call does nothing."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
 
 
 class Bucket:
@@ -150,6 +221,7 @@ class Bucket:
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
         self._swapped = ""  # nonce of the last version that this process swapped in
+        self._confirmed = -CONFIRMED_SECONDS  # when `_loaded` was the newest version, by the monotonic clock
         self._pages: dict[str, Layer] = {}
 
     def close(self) -> None:
@@ -166,7 +238,9 @@ class Bucket:
             CorruptFileError: The manifest or a page is damaged, lost, or of a newer version of this program.
         """
         with self._lock:
+            began = self.clock.monotonic()
             self._loaded = self._newest(self._loaded)
+            self._confirmed = began
             return self._loaded
 
     def committed(self) -> Loaded:
@@ -176,6 +250,15 @@ class Bucket:
         if loaded is not None and (not swapped or swapped in loaded.manifest.history):
             return loaded
         return self.load()
+
+    def recent(self) -> Loaded:
+        """Return a version with every commit of this process, which was the newest a few seconds ago.
+
+        It was so within `CONFIRMED_SECONDS`.
+        """
+        if self.clock.monotonic() - self._confirmed > CONFIRMED_SECONDS:
+            return self.load()
+        return self.committed()
 
     def _newest(self, known: Loaded | None) -> Loaded:
         """Return the newest version; `known`: the one that was loaded last."""
@@ -239,6 +322,12 @@ class Bucket:
             layer = self._pages[page.object] = decode_page(stored.data, f"{self.url}/{page.object}", page)
         return layer
 
+    def put_page(self, page: PageRef, data: bytes) -> None:
+        """Upload a page, and keep it for the version that names it."""
+        self.store.put(page.object, data)
+        with self._lock:
+            self._pages[page.object] = decode_page(data, f"{self.url}/{page.object}", page)
+
     def names(self, key: str) -> bool:
         """Return whether the newest version names an object."""
         return key in self.load().snapshot.objects()
@@ -256,6 +345,7 @@ class Bucket:
         uploads: str | None = None,
         ends_uploads: bool = True,
         committed: Callable[[Changes], None] = lambda _: None,
+        kept: KeptCopy | None = None,
     ) -> T:
         """Run `work` on a private copy of the newest version, commit its changes and return its result.
 
@@ -269,6 +359,8 @@ class Bucket:
             ends_uploads: The commit ends the uploads. False: others follow under the same name.
             committed: Called with the files that `work` changed, as they are stored, when they are in the
                 log.
+            kept: Has the copy of the last transaction, and takes that of this one. `work` may keep what it
+                opened there, if it leaves the files as a stored version must be.
 
         Raises:
             UploadsGoneError: The uploads lapsed, so their objects may be gone.
@@ -277,27 +369,37 @@ class Bucket:
             BusyError: Others always came first.
         """
         for attempt in range(self.attempts):
-            loaded, vanished = self.load(), self.reads.vanished
-            with ScratchSpace(self._scratch, self.clock) as scratch:
-                files = BucketFiles(self.url, loaded.snapshot, self.reads, scratch=scratch, rng=self.rng)
+            base = self.committed() if kept is not None and kept.is_alone else self.load()
+            copy = (None if kept is None else kept.take(base)) or self._copied(base)
+            vanished, stays = self.reads.vanished, False
+            try:
                 try:
-                    result = work(files)
+                    result = work(copy.files)
                 except Exception:
                     if self.reads.vanished == vanished:
                         raise
                 if self.reads.vanished == vanished:
                     try:
-                        committed(
-                            _Commit(self, loaded, dict(files.changes()), uploads, ends_uploads).publish()
-                        )
+                        commit = _Commit(self, copy, uploads, ends_uploads)
+                        committed(commit.publish())
+                        stays = kept is not None and kept.keep(copy, commit.settled())
                         return result
                     except ChangedMeanwhile:
-                        pass
+                        if kept is not None:
+                            kept.overtaken()
                     except FileVanishedError:  # a checkpoint of another commit; this one is not in
                         if self.reads.vanished == vanished:
                             raise
+            finally:
+                if not stays:
+                    copy.close()
             self.wait(attempt)
         raise self.overtaken()
+
+    def _copied(self, base: Loaded) -> PrivateCopy:
+        scratch = ScratchSpace(self._scratch, self.clock)
+        files = BucketFiles(self.url, base.snapshot, self.reads, scratch=scratch, rng=self.rng)
+        return PrivateCopy(base, files, scratch)
 
     def overtaken(self) -> BusyError:
         """Return the error for a change that others always overtook. Nothing of it is in."""
@@ -406,7 +508,8 @@ class Bucket:
                 pages = [self._pages.get(page.object) for page in manifest.pages]
                 if None not in pages:  # a new page is loaded with the next version
                     snapshot = ManifestVersion(manifest, tuple(page for page in pages if page is not None))
-                    self._loaded = Loaded(snapshot, version, base.modified_ms)
+                    self._loaded = Loaded(snapshot, version, base.modified_ms, is_own=True)
+                    self._confirmed = self.clock.monotonic()
 
     def edit(self, change: Callable[[Loaded], Manifest]) -> None:
         """Commit a change of the manifest that concerns no file."""
@@ -420,7 +523,7 @@ class Bucket:
 
     def following(self, manifest: Manifest) -> Manifest:
         """Return the manifest under the nonce of a new commit."""
-        nonce = f"{self.rng.getrandbits(128):032x}"
+        nonce = f"{self.rng.getrandbits(64):016x}"
         return replace(manifest, nonce=nonce, history=(*manifest.history, nonce)[-HISTORY:])
 
     def wait(self, attempt: int) -> None:
@@ -529,19 +632,13 @@ def _patched(
 class _Commit:
     """One commit: the changes of a transaction on their way into the manifest."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        base: Loaded,
-        changes: dict[str, Node],
-        uploads: str | None,
-        ends_uploads: bool,
-    ) -> None:
+    def __init__(self, bucket: Bucket, copy: PrivateCopy, uploads: str | None, ends_uploads: bool) -> None:
         self._bucket = bucket
-        self._base = base
-        self._given = changes
+        self._copy = copy
         self._uploads = uploads
         self._ended_uploads = uploads if ends_uploads else None
+        self._entries: Changes = {}
+        self._nonce: str | None = copy.base.manifest.nonce  # of the version that is the copy; None: none is
 
     def publish(self) -> Changes:
         """Upload and swap, until the commit is in the log; return the entries of the files that it changed.
@@ -552,15 +649,17 @@ class _Commit:
             UncertainCommitError: It is not known whether the commit is in the log.
             LastwordError: The store refuses. Nothing of the commit is in the log.
         """
-        bucket, first = self._bucket, self._base
+        bucket, first = self._bucket, self._copy.base
         changes = self._without_equal(first.snapshot)
         if not changes:
             return {}
         entries, collection = bucket.upload(changes), first.manifest.collection
-        # The transaction may have taken hours. The swap begins with a version of now, so that the history of
-        # nonces shows every commit since.
-        base = bucket.load()
+        # The transaction may have taken hours.
+        base = bucket.recent()
         for attempt in range(bucket.attempts):
+            if attempt:  # a version from before the wait would be refused while another process commits often
+                bucket.wait(min(attempt, 4))
+                base = bucket.load()
             if self._uploads is not None and self._uploads not in base.manifest.uploads:
                 raise UploadsGoneError.of(bucket.url, self._uploads)
             if base.manifest.collection != collection:
@@ -568,18 +667,28 @@ class _Commit:
             wanted: Changes = entries
             if base.manifest.nonce != first.manifest.nonce:
                 wanted = merged(first.snapshot, entries, base.snapshot, bucket.reads.whole)
-            if attempt:
-                bucket.wait(min(attempt, 4))
-            newer = bucket.swap(base, self._next(base.snapshot, wanted))
-            if newer is None:
+            following = self._next(base.snapshot, wanted, LONG_CHANGES_BYTES if attempt else CHANGES_BYTES)
+            if bucket.swap(base, following) is None:
+                self._entries = entries
+                self._nonce = following.nonce if base.manifest.nonce == first.manifest.nonce else None
                 return entries
-            base = newer
         raise bucket.overtaken()
+
+    def settled(self) -> Loaded | None:
+        """Make the copy one of the version that this commit has made, and return that version.
+
+        None: it has changes of other commits, too, or is not in memory. Then the copy is of no use.
+        """
+        newest = self._bucket.committed()
+        if newest.manifest.nonce != self._nonce:
+            return None
+        self._copy.files.settle(newest.snapshot, self._entries)
+        return newest
 
     def _without_equal(self, snapshot: ManifestVersion) -> dict[str, Node]:
         """Return the changes without files that were written again with the same bytes."""
         changes: dict[str, Node] = {}
-        for path, node in self._given.items():
+        for path, node in self._copy.files.changes():
             before = snapshot.entry(path)
             if (
                 isinstance(node, LocalFile)
@@ -592,8 +701,11 @@ class _Commit:
             changes[path] = node
         return changes
 
-    def _next(self, base: ManifestVersion, entries: Changes) -> Manifest:
-        """Return the manifest that follows a version, with these entries. Uploads a page if it is due."""
+    def _next(self, base: ManifestVersion, entries: Changes, changes_bytes: int) -> Manifest:
+        """Return the manifest that follows a version, with these entries.
+
+        Uploads a page if its changes have more than `changes_bytes`.
+        """
         bucket, before = self._bucket, base.manifest
         changes = {**before.changes, **entries}
         following = bucket.following(
@@ -603,22 +715,30 @@ class _Commit:
                 uploads=_without(before.uploads, self._ended_uploads),
             )
         )
-        if _size_of(following.changes) > CHANGES_BYTES:
-            following = self._paged(base, following)
+        moving = {path: entry for path, entry in following.changes.items() if path not in CHECKPOINTS}
+        if _size_of(moving) > changes_bytes:
+            following = self._paged(base, following, moving)
         return following
 
-    def _paged(self, base: ManifestVersion, manifest: Manifest) -> Manifest:
-        """Return the manifest with its changes in a new page, which takes in small older pages."""
+    def _paged(self, base: ManifestVersion, manifest: Manifest, moving: Changes) -> Manifest:
+        """Return the manifest with `moving` changes in a new page, which takes in small older pages.
+
+        The checkpoints stay in the manifest, because they change with every commit.
+        """
         bucket = self._bucket
         kept = list(manifest.pages)
-        layers, size = [Layer(manifest.changes)], len(manifest.changes)
+        layers, size = [Layer(moving)], len(moving)
         while kept and (kept[-1].entries <= PAGE_RATIO * size or len(kept) >= MAX_PAGES):
             layers.append(base.layers[len(layers)])  # newest first, as `kept` from its end
             size += kept.pop().entries
         count, data = encode_page(layers, oldest=not kept)
-        key = bucket.new_key()
-        bucket.store.put(key, data)
-        return replace(manifest, pages=(*kept, PageRef(key, count, len(data))), changes={})
+        page = PageRef(bucket.new_key(), count, len(data))
+        bucket.put_page(page, data)
+        return replace(
+            manifest,
+            pages=(*kept, page),
+            changes={path: entry for path, entry in manifest.changes.items() if path in CHECKPOINTS},
+        )
 
 
 def _follows(current: Manifest, base: Manifest) -> bool:

@@ -424,13 +424,35 @@ class BucketFiles(Files):
         """Iterate over the paths that were changed, with the file that is there now; None: it was removed."""
         with self._lock:
             for directory, touched in self._touched.items():
-                own, before = self._own[directory], self.snapshot.children(directory)
+                own = self._own[directory]
                 for name in sorted(touched):  # so that a test can repeat the requests of a commit
+                    path, node = f"{directory}/{name}" if directory else name, own.get(name)
+                    stored = self.snapshot.entry(path)
+                    if isinstance(node, LocalFile) and node.is_stored_as(stored):
+                        continue
+                    if node != stored:  # else a directory, or a file that came and went
+                        yield path, node
+
+    def settle(self, snapshot: ManifestVersion, entries: Mapping[str, Entry | None]) -> None:
+        """Take the version in which the changes are stored, so that later changes are those to it.
+
+        A file that is open stays a local one: its handles write to it.
+        """
+        with self._lock:
+            self.snapshot = snapshot
+            for directory, touched in self._touched.items():
+                own = self._own[directory]
+                for name in list(touched):
                     node = own.get(name)
-                    if node is None and before.get(name) is None:
-                        continue  # a directory, or a file that came and went
-                    if node is None or node != before.get(name):
-                        yield (f"{directory}/{name}" if directory else name), node
+                    if isinstance(node, LocalFile) and node.is_open:
+                        node.is_settled = True
+                        continue
+                    touched.discard(name)
+                    if isinstance(node, LocalFile):
+                        node.remove()
+                    if node is not None:
+                        path = f"{directory}/{name}" if directory else name
+                        own[name] = entries[path] if path in entries else snapshot.entry(path)
 
 
 _COPY_BYTES = 8 << 20

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lastword.errors import LOST_OBJECT, CorruptFileError
-from lastword.files.framed import Framed
+from lastword.files.framed import MAGIC, Framed
 from lastword.segment import names
 
 MANIFEST = "manifest"
@@ -41,10 +41,14 @@ SUMMARY_BYTES = 8 << 10
 CHECKPOINT_BYTES = 16 << 10
 """So is a checkpoint of the root of at most this size, a line for each of about 700 partitions: else each
 append would write an object for it, and the next one read it."""
-CHANGES_BYTES = 128 << 10
-"""Size of `changes`, encoded, from which a commit moves them to a page."""
-MAX_PAGES = 2
-"""To open a log and plan takes 4 requests at most: the manifest, its pages, and a check for a newer one."""
+CHANGES_BYTES = 5 << 10
+"""Size of `changes` before compression, without checkpoints, from which a commit moves them to a page: about
+12 commits of a few records. Each commit sends all changes."""
+LONG_CHANGES_BYTES = 128 << 10
+"""The same for a commit that was refused, so that it uploads nothing between its read and its swap: a process
+that commits without a pause would come first each time."""
+MAX_PAGES = 4
+"""To open a log and plan takes 6 requests at most: the manifest, its pages, and a check for a newer one."""
 PAGE_RATIO = 4
 """A new page takes in each older page that is at most this number of times larger."""
 
@@ -54,6 +58,8 @@ _FORM = Framed(
     code="damaged-manifest",
     remedy="restore an older version of this object, if the bucket keeps versions",
 )
+_LEVEL = 1
+"""Level of zlib. The next levels save some percent of the bytes, and double the time."""
 _OBJECT = re.compile(OBJECTS + "[0-9a-f]{32}")
 _PAGE_FORM = Framed("bucket-page", 1, code="damaged-manifest", remedy=_FORM.remedy)
 
@@ -199,8 +205,8 @@ class Manifest:
     uploads: Mapping[str, Pin] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the bytes of the manifest object."""
-        return _FORM.encode(
+        """Return the bytes of the manifest object, compressed."""
+        plain = _FORM.encode(
             {
                 "nonce": self.nonce,
                 "history": list(self.history),
@@ -212,6 +218,7 @@ class Manifest:
             },
             {"changes": f"{{{', '.join([_line(path, entry) for path, entry in self.changes.items()])}}}"},
         )
+        return zlib.compress(plain, _LEVEL)
 
     @classmethod
     def decode(cls, data: bytes, url: str) -> Manifest:
@@ -220,7 +227,11 @@ class Manifest:
         Raises:
             CorruptFileError: The object is damaged, or of a newer version.
         """
-        fields = _FORM.decode(data, url)
+        try:
+            plain = data if data.startswith(MAGIC) else zlib.decompress(data)
+        except zlib.error:
+            raise _FORM.damaged(url, "it cannot be decompressed") from None
+        fields = _FORM.decode(plain, url)
         with _FORM.reading(url):
             return cls(
                 nonce=_text(fields["nonce"]),
@@ -272,7 +283,7 @@ def encode_page(layers: Sequence[Layer], *, oldest: bool) -> tuple[int, bytes]:
         if text[0]:
             texts[directory] = text
     count = sum(number for number, _ in texts.values())
-    return count, zlib.compress(_PAGE_FORM.encode({"directories": texts}), 1)
+    return count, zlib.compress(_PAGE_FORM.encode({"directories": texts}), _LEVEL)
 
 
 def decode_page(data: bytes, url: str, page: PageRef) -> Layer:
@@ -297,7 +308,7 @@ def decode_page(data: bytes, url: str, page: PageRef) -> Layer:
 
 def encode_condemned(since_ms: Mapping[str, int]) -> bytes:
     """Return the bytes of the list of condemned objects."""
-    return zlib.compress(json.dumps(since_ms).encode(), 1)
+    return zlib.compress(json.dumps(since_ms).encode(), _LEVEL)
 
 
 def decode_condemned(data: bytes, url: str) -> dict[str, int]:
@@ -344,7 +355,7 @@ class Patch:
     def encode(self) -> bytes:
         """Return the bytes that are stored."""
         packed = (self._HEAD.pack(at, len(part)) + part for at, part in self._parts.items())
-        return zlib.compress(b"".join(packed), 1)
+        return zlib.compress(b"".join(packed), _LEVEL)
 
     @classmethod
     def decode(cls, data: bytes, url: str) -> Patch:

@@ -5,7 +5,9 @@ Both began with the same version; `ours` did not come in. The changes of one par
 names of batches. Everything else is a *rewrite*: a cleaning, a retention, a trim, a lease. An append and a
 rewrite of one partition hold together, because a rewrite decides about records below the log end that it
 found, and an append changes none of them. Two appends do not: both would begin at the same offset. Two
-rewrites do not: a lease that was taken meanwhile forbids to remove tombstones, for example.
+rewrites do not: a lease that was taken meanwhile forbids to remove tombstones, for example. An append and a
+change of settings do not: an append begins with the newest version that this process knows, and the settings
+may limit its records.
 
 Each topic has a file of its own for its settings, so the creations and settings of different topics hold
 together. A change of the settings of a topic and its removal do not: they would stay for a new topic.
@@ -61,6 +63,10 @@ def merged(
     for path in sorted(changed & ours.keys()):
         result[path] = _both(path, base, ours[path], theirs, read)
     rewritten = _rewritten(base, ours, read)
+    for directory in {path.partition("/")[0] for path in ours if "/" in path} - rewritten:
+        topic = names.topic_partition(directory)[0]
+        if base.children(directory) and changed & {names.SETTINGS, topic_file("", topic)}:
+            raise ChangedMeanwhile(f"the settings of {topic} changed")
     if rewritten:
         rewritten &= _rewritten(base, {path: theirs.entry(path) for path in sorted(changed)}, read)
     if rewritten:

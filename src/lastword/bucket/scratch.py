@@ -19,8 +19,7 @@ from lastword.files import DEFAULT, FileFacts, Handle
 from lastword.units import KIB, MIB, format_bytes
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
+    from lastword.bucket.manifest import Entry
     from lastword.clock import Clock
     from lastword.files.interface import Buffer
 
@@ -51,11 +50,17 @@ class ScratchSpace:
     def __enter__(self) -> ScratchSpace:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the directory. Handles that are open stay valid."""
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+    def holds_at_most(self, size: int) -> bool:
+        """Return whether the files are in memory and take no more of it than `size`."""
+        return self._directory is None and MEMORY_BYTES - self._free_bytes <= size
 
     def take(self, size: int) -> bool:
         """Take memory, if there is as much."""
@@ -114,6 +119,7 @@ class LocalFile:
         "_mtime_ms",
         "_scratch",
         "_taken",
+        "is_settled",
         "lock",
         "number",
         "path",
@@ -124,6 +130,8 @@ class LocalFile:
         self.lock = threading.RLock()
         self.path: str | None = None
         """Where it is on the drive; None: it is in memory."""
+        self.is_settled = False
+        """Whether it is stored as it is now."""
         self._scratch = scratch
         self._data: bytearray | memoryview = bytearray(data)  # or a given buffer, which is not changed
         self._taken = 0
@@ -140,6 +148,15 @@ class LocalFile:
                 handle.on_drive(self.path)
             return handle
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a handle of the file is open."""
+        return bool(self._handles)
+
+    def is_stored_as(self, stored: Entry | None) -> bool:
+        """Return whether the file has not changed since it was stored under this entry."""
+        return self.is_settled and stored is not None and stored.number == self.number
+
     def facts(self) -> FileFacts:
         """Return the facts of the file."""
         with self.lock:
@@ -149,15 +166,22 @@ class LocalFile:
             assert facts is not None, self.path
             return FileFacts(facts.size, facts.mtime_ms, self.number)
 
-    def content(self) -> Buffer:
-        """Return all bytes. The file must not be written any more."""
+    def closed(self, handle: LocalHandle) -> None:
+        """Forget a handle that is closed."""
         with self.lock:
-            return memoryview(self._data) if self.path is None else DEFAULT.read_bytes(self.path)
+            self._handles.discard(handle)
+
+    def content(self) -> Buffer:
+        """Return all bytes: those of now, if a handle is open, else those of the file itself."""
+        with self.lock:
+            if self.path is not None:
+                return DEFAULT.read_bytes(self.path)
+            return bytes(self._data) if self._handles else memoryview(self._data)
 
     def set_mtime(self, ms: int) -> None:
         """Set the time of the last change."""
         with self.lock:
-            self._mtime_ms = ms
+            self._mtime_ms, self.is_settled = ms, False
             if self.path is not None:
                 DEFAULT.set_mtime(self.path, ms)
 
@@ -192,7 +216,7 @@ class LocalFile:
                 own += data  # an assignment to a slice would make a copy of the data first
             else:
                 own[position : position + len(data)] = data
-        self._mtime_ms = self._scratch.clock.now_ms()
+        self._mtime_ms, self.is_settled = self._scratch.clock.now_ms(), False
         return True
 
     def resize(self, size: int) -> bool:
@@ -202,7 +226,7 @@ class LocalFile:
         own = self._owned()
         del own[size:]
         own.extend(bytes(size - len(own)))
-        self._mtime_ms = self._scratch.clock.now_ms()
+        self._mtime_ms, self.is_settled = self._scratch.clock.now_ms(), False
         return True
 
     def _owned(self) -> bytearray:
@@ -224,7 +248,7 @@ class LocalFile:
             handle.append(self._data)
         for opened in self._handles:
             opened.on_drive(path)
-        self.path, self._data = path, bytearray()
+        self.path, self._data, self.is_settled = path, bytearray(), False
         self._scratch.give(self._taken)
         self._taken = 0
         return False
@@ -306,5 +330,6 @@ class LocalHandle(Handle):
 
     def close(self) -> None:
         """As `Handle.close`."""
+        self._file.closed(self)
         if self._handle is not None:
             self._handle.close()

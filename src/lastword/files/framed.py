@@ -23,7 +23,8 @@ import google_crc32c
 from lastword.errors import CorruptFileError, FileVanishedError, LastwordError
 from lastword.files.interface import Files
 
-_MAGIC = b"lastword "
+MAGIC = b"lastword "
+"""The first bytes of a file."""
 MAX_BYTES = 256 << 20
 """A larger file is not read: this program never writes one."""
 
@@ -75,7 +76,7 @@ class Framed:
         if not data.startswith(b"{"):
             line, newline, body = data.partition(b"\n")
             parts = line.split(b" ")
-            if not newline or not line.startswith(_MAGIC) or len(parts) != 4:
+            if not newline or not line.startswith(MAGIC) or len(parts) != 4:
                 raise self.damaged(path, f"the first line is not that of kind {self.kind!r}")
             try:
                 version, stored = _digits(parts[2]), parts[3]

@@ -804,6 +804,12 @@ class LogDirectory:
             for log in self._opened.logs.values():
                 log.roll()
 
+    def settle(self) -> None:
+        """Leave the files as a clean stop does, and stay open: for files that no one else reads meanwhile."""
+        with self.lock:
+            self.sync()
+            leave_clean_shutdown(self.files, self.path)
+
     def close(self) -> None:
         """Sync, write the checkpoints, write the marker if all promises hold, and release the lock.
 

@@ -1,0 +1,139 @@
+"""The private copy of a process that appends stays open from one commit to the next."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.api.bucket_dirs import BucketDirs, _Append, merged_settings
+from lastword.api.logs import LogDir
+from lastword.bucket import commit
+from lastword.bucket.commit import Bucket
+from lastword.clock import SystemClock
+from tests.fakes.objects import Bucket as Objects
+
+URL = "s3://double"
+COMMITS = 150
+
+
+@pytest.fixture
+def objects() -> Objects:
+    return Objects()
+
+
+@pytest.fixture
+def logs(objects: Objects) -> Iterator[LogDir]:
+    with opened(objects) as logs:
+        yield logs
+
+
+def opened(objects: Objects, mode: Any = "a") -> LogDir:
+    clock = SystemClock()
+    settings = merged_settings(URL, None, {"lastword_commit_linger_ms": 0})
+    return LogDir(BucketDirs(Bucket(objects.process(), clock=clock), mode, settings, clock))
+
+
+def values_of(logs: LogDir) -> list[bytes | None]:
+    return [record.value for record in logs["users"].read()]
+
+
+@pytest.mark.parametrize("partitions", [1, 30])
+def test_a_commit_of_one_small_record_is_one_request_of_two_kilobytes(
+    objects: Objects, logs: LogDir, partitions: int
+) -> None:
+    """So says docs/bucket.md; and a new process reads what was committed."""
+    topic = logs.create_topic("users", partitions, cleanup_policy="compact")
+    for _ in range(2):
+        topic.append(b"k", b"first")
+    sent, requests = [], Counter[tuple[str, ...]]()
+    for number in range(COMMITS):
+        before, first = sum(objects.sent.values()), len(objects.log)
+        topic.append(b"k%d" % (number % 50), b"value %d" % number)
+        sent.append(sum(objects.sent.values()) - before)
+        requests[tuple(request.kind for request in objects.log[first:])] += 1
+    assert requests.keys() <= {("swap",), ("put", "swap")}
+    assert requests["put", "swap"] <= COMMITS / 6  # with a page
+    assert statistics.median(sent) <= 2048 and statistics.mean(sent) <= 4096
+    with opened(objects, "r") as reader:
+        assert sorted(map(str, values_of(reader))) == sorted(map(str, values_of(logs)))
+        assert len(values_of(reader)) == COMMITS + 2 and reader.verify().ok
+
+
+def test_a_commit_runs_few_functions(logs: LogDir) -> None:
+    """Without the kept copy each commit opens a log directory: 533 functions."""
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    topic.append(b"k", b"first")
+    functions: set[Any] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "lastword" in frame.f_globals.get("__name__", "").split("."):
+            functions.add(frame.f_code)
+
+    queue = logs.dirs._queue  # type: ignore[attr-defined]
+    call = _Append("users", lambda dirs: topic._on(dirs).append(b"k", b"v"), 2, None)  # type: ignore[attr-defined]
+    sys.setprofile(note)
+    try:
+        assert not queue._commit([call])  # in this thread
+    finally:
+        sys.setprofile(None)
+    assert values_of(logs) == [b"first", b"v"]
+    assert len(functions) <= 330
+
+
+def test_another_process_commits_between(objects: Objects, logs: LogDir) -> None:
+    logs.create_topic("users", cleanup_policy="compact")
+    with opened(objects) as other:
+        for number in range(6):
+            logs["users"].append(b"k", b"mine %d" % number)
+            logs["users"].append(b"k", b"mine again %d" % number)
+            other["users"].append(b"k", b"other %d" % number)
+        expected = [
+            text % number for number in range(6) for text in (b"mine %d", b"mine again %d", b"other %d")
+        ]
+        assert values_of(logs) == values_of(other) == expected
+        assert logs.verify().ok
+
+
+def test_a_setting_that_another_process_changed_counts_for_the_next_record(
+    objects: Objects, logs: LogDir
+) -> None:
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    topic.append(b"k", b"v" * 5000)
+    with opened(objects) as other:
+        other.set_config("users", max_message_bytes="1KiB")
+    with pytest.raises(lastword.errors.RecordTooLargeError):
+        topic.append(b"k", b"v" * 5000)
+    topic.append(b"k", b"short")
+    assert values_of(logs) == [b"v" * 5000, b"short"]
+
+
+def test_a_copy_that_became_large_is_dropped(logs: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of its active segments take memory, so a process that appends to many partitions has many."""
+    topic = logs.create_topic("users", 30, cleanup_policy="compact")
+    monkeypatch.setattr(commit, "KEPT_BYTES", 20_000)
+    kept = logs.dirs._queue._kept  # type: ignore[attr-defined]
+    was_kept = set()
+    for number in range(30):
+        topic.append(b"k%d" % number, b"%d" % number)
+        was_kept.add(kept.copy._copy is not None)
+    assert was_kept == {True, False}
+    assert sorted(values_of(logs)) == sorted(b"%d" % number for number in range(30))  # type: ignore[type-var]
+    assert logs.verify().ok
+
+
+def test_a_refused_record_leaves_nothing_in_the_copy(logs: LogDir) -> None:
+    topic = logs.create_topic("users", cleanup_policy="compact", max_message_bytes="1KiB")
+    topic.append(b"k", b"first")
+    for number in range(3):
+        with pytest.raises(lastword.errors.RecordTooLargeError):
+            topic.extend([(b"k", b"small"), (b"k", b"v" * 5000)])
+        topic.append(b"k", b"%d" % number)
+    assert values_of(logs) == [b"first", b"0", b"1", b"2"]
+    assert logs.verify().ok
