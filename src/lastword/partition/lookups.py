@@ -29,6 +29,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from lastword.kernels.columns import RECORD_FIELDS, find_record
 from lastword.metrics import READ_BYTES
+from lastword.partition.again import read_again
 from lastword.partition.reads import Readable, read_batches
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.records.batch import decompress_records, read_header
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 Int64s = NDArray[np.int64]
 
-_TRIES = 100
 _LARGE_STEP_BYTES = 8192
 
 
@@ -85,15 +85,12 @@ def records_at(
     """
     wanted, inverse = np.unique(np.asarray(offsets, np.int64), return_inverse=True)
     search = _Search(log, committed)
-    for tries in range(_TRIES + 1):
+
+    def find() -> None:
         end = min(log.stable_offset, log.log_end) if committed else log.log_end
-        try:
-            search.find(wanted[(wanted >= log.log_start) & (wanted < end)], end)
-            break
-        except FileVanishedError:
-            if tries == _TRIES:
-                raise
-            log.refresh()
+        search.find(wanted[(wanted >= log.log_start) & (wanted < end)], end)
+
+    read_again(find, log.refresh)
     each = [search.records.get(offset) for offset in wanted.tolist()]
     return [each[number] for number in inverse.tolist()]
 

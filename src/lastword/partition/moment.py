@@ -12,19 +12,20 @@ newer record is above the end of a read, the key would be missing. So a read of 
    descriptors.
 
 A read of all records (`view="log"`) needs none of this: it continues in the segments of now (`reads`).
-A count, a plan or another figure over a whole log begins again with a view of now (`read_again`).
+A count, a plan or another figure over a whole log begins again with a view of now (`again`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
 from lastword.partition import removal_log
+from lastword.partition.again import ATTEMPTS
 from lastword.partition.reads import check_reached
 from lastword.records.formats import UNKNOWN_COUNT
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Bounds = Callable[["PartitionView"], tuple[int, int]]
 
-_ATTEMPTS = 100
 _NOTHING = object()
 
 
@@ -97,7 +97,7 @@ class Range:
         Raises:
             ReadOvertakenError: Files were replaced again and again.
         """
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 return Range(self.held(), self.start, self.end)
             except FileVanishedError:
@@ -120,7 +120,7 @@ def at_one_moment(range_: Range, read: Callable[[PartitionView, int, int], Itera
     Raises:
         ReadOvertakenError: Files were replaced and closed after the first item, or again and again before it.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         if range_.start >= range_.end:
             return
         items: Iterator[T] = iter(())
@@ -141,24 +141,6 @@ def at_one_moment(range_: Range, read: Callable[[PartitionView, int, int], Itera
             _close(items)
         return
     raise _overtaken(range_)
-
-
-def read_again(read: Callable[[], T], renew: Callable[[], object] = lambda: None) -> T:
-    """Return the result of `read`, which begins again if a cleaning replaced a file that it had listed.
-
-    Args:
-        read: Reads one or more logs, and changes nothing. It makes its views, or uses those of `renew`.
-        renew: Called before each repetition.
-
-    Raises:
-        FileVanishedError: Files were replaced again and again.
-    """
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(FileVanishedError):
-            return read()
-        with suppress(FileVanishedError):
-            renew()
-    return read()
 
 
 def _close(items: Iterator[T]) -> None:

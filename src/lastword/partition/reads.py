@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError, OffsetOutOfRangeError
 from lastword.files import Files
+from lastword.partition.again import ATTEMPTS, read_again
 from lastword.partition.cut import read_note
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from lastword.partition.transactions import Outcomes
     from lastword.records.chunk import Chunk
     from lastword.records.record import RawRecord
-
-_TRIES = 100
 
 
 class Readable(Protocol):
@@ -127,7 +126,7 @@ def read_chunks(
             return
         except FileVanishedError:
             tries += 1
-            if tries > _TRIES:
+            if tries > ATTEMPTS:
                 raise
             log.refresh()
             _check_ends(log, offset, end, log_start)
@@ -232,7 +231,7 @@ def read_batches(
             return
         except FileVanishedError:
             tries += 1
-            if tries > _TRIES:
+            if tries > ATTEMPTS:
                 raise
             log.refresh()
             _check_ends(log, offset, end, log_start)
@@ -243,30 +242,27 @@ def record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
 
     None if all are older.
     """
+    return read_again(lambda: _record_at_time(log, timestamp), log.refresh)
+
+
+def _record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
     from lastword.records.formats import check_crc, read_records
 
-    for tries in range(_TRIES + 1):
-        try:
-            start = log.log_start
-            for segment in log.segment_set.starting_at(start):
-                if segment.largest_timestamp < timestamp:
-                    continue
-                position = segment.position_of_timestamp(timestamp)
-                if position is None:
-                    continue
-                if start > segment.base_offset:
-                    position = max(position, segment.position_of(start))
-                for header in segment.headers(position):
-                    if header.max_timestamp < timestamp:
-                        continue
-                    data = segment.read_batch(header)
-                    check_crc(data, header, segment.file, 0)
-                    for record in read_records(data, header, segment.file, position=0):
-                        if record.timestamp >= timestamp and record.offset >= start:
-                            return record
-            break
-        except FileVanishedError:
-            if tries == _TRIES:
-                raise
-            log.refresh()
+    start = log.log_start
+    for segment in log.segment_set.starting_at(start):
+        if segment.largest_timestamp < timestamp:
+            continue
+        position = segment.position_of_timestamp(timestamp)
+        if position is None:
+            continue
+        if start > segment.base_offset:
+            position = max(position, segment.position_of(start))
+        for header in segment.headers(position):
+            if header.max_timestamp < timestamp:
+                continue
+            data = segment.read_batch(header)
+            check_crc(data, header, segment.file, 0)
+            for record in read_records(data, header, segment.file, position=0):
+                if record.timestamp >= timestamp and record.offset >= start:
+                    return record
     return None

@@ -26,7 +26,8 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.errors import FileVanishedError, LastwordError, OffsetOutOfRangeError
+from lastword.errors import LastwordError, OffsetOutOfRangeError
+from lastword.partition.again import read_again
 from lastword.partition.reads import record_at_time
 from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
@@ -47,7 +48,6 @@ MOST_BYTES = 55 << 20
 MOST_SESSIONS = 1000
 KEPT_SECONDS = 120.0
 """A session that was used in this time is not dropped for a new one: Kafka's default."""
-TRIES = 20
 MOST_SEGMENTS = 16
 """Most segments of one read of a partition. A reader of emptied segments gets records in its first answer."""
 READ_COMMITTED = 1
@@ -82,14 +82,7 @@ def read_log(log: PartitionLog, offset: int, limit: int, most_bytes: int, *, fir
         most_bytes: The most bytes.
         first: The first batch may be larger.
     """
-    for tries in range(TRIES):
-        try:
-            return _read(log, offset, limit, most_bytes, first)
-        except FileVanishedError:
-            if tries + 1 == TRIES:
-                raise
-            log.refresh()
-    raise AssertionError
+    return read_again(lambda: _read(log, offset, limit, most_bytes, first), log.refresh)
 
 
 def _read(log: PartitionLog, offset: int, limit: int, most_bytes: int, first: bool) -> Read:

@@ -22,7 +22,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lastword.errors import CapacityError, FileVanishedError
+from lastword.errors import CapacityError
+from lastword.partition.again import read_again
 from lastword.partition.cut import empty_batch
 from lastword.records.formats import read_header
 from lastword.wire import INT32_MAX
@@ -41,7 +42,6 @@ READ_BYTES = 16 << 20
 """Most bytes of the log that one answer reads."""
 MOST_SLICES = 10_000
 """A partition is resolved again after this number of additions, which cost memory each."""
-TRIES = 20
 
 
 class _Resolved:
@@ -93,21 +93,19 @@ class NewestReads:
         with self._lock:
             resolved = self._resolved.setdefault(log, _Resolved())
             self._resolved.move_to_end(log)
+
+        def read() -> bytes:
+            view = log.view()
+            resolved.check(view)
+            if offset >= view.stable_offset:
+                return b""
+            view = view.held(min(offset, self._limit(resolved)))
+            self._resolve(resolved, view)
+            batches = self._live(resolved, view, offset, most_bytes)
+            return _whole_batches(batches, most_bytes, first=first)
+
         with resolved.lock:
-            for tries in range(TRIES):
-                view = log.view()
-                resolved.check(view)
-                if offset >= view.stable_offset:
-                    return b""
-                try:
-                    view = view.held(min(offset, self._limit(resolved)))
-                    self._resolve(resolved, view)
-                    batches = self._live(resolved, view, offset, most_bytes)
-                    return _whole_batches(batches, most_bytes, first=first)
-                except FileVanishedError:
-                    if tries + 1 == TRIES:
-                        raise
-        raise AssertionError
+            return read_again(read)
 
     @staticmethod
     def _limit(resolved: _Resolved) -> int:

@@ -49,7 +49,6 @@ OLDER_SEGMENT = "older-segment-not-clean"
 NEXT_ROUND = "next-round"
 ABORTED = "aborted-transaction"
 TTL = "time-to-live"
-_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)

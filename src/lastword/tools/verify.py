@@ -35,6 +35,7 @@ from lastword.clock import Clock, SystemClock
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError, StorageError
 from lastword.files import FileFacts, Files
 from lastword.logdir.identity import read_topic_id
+from lastword.partition.again import read_again
 from lastword.partition.checkpoint_file import number, read_lines, read_offset_lines
 from lastword.partition.directory_segments import DirectorySegments, read_log_start
 from lastword.partition.durability import read_synced
@@ -51,7 +52,6 @@ from lastword.values import Progress, ProgressLike, Value, plural
 if TYPE_CHECKING:
     from lastword.tools.md5 import Md5Check, Md5Collision
 
-_ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05  # between two checks of a partition with a problem
 _CONFIRMED = 5  # checks in a row that find the same problem while the files change
 _CHECKS = 20  # of one partition at most
@@ -349,18 +349,17 @@ def _md5_check(
         if progress is not None:
             progress(Progress.at("compare keys", done, size, clock.monotonic() - started))
 
-    for _ in range(_ATTEMPTS):
-        try:
-            return md5_collisions(
-                view, memory_bytes=memory_bytes or DEFAULT_MAP_BYTES, progress=report_progress
-            )
-        except FileVanishedError:
-            view.refresh()  # a rewrite was published meanwhile
-        except DataError as error:
-            text = f"its keys were not compared: {error.message}"
-            findings.add(error.file or view.directory, error.position, error.offset, error.code, text, False)
-            return None
-    findings.add(view.directory, None, None, "unreadable", "cleanings replaced its files too often", False)
+    memory = memory_bytes or DEFAULT_MAP_BYTES
+    try:
+        return read_again(
+            lambda: md5_collisions(view, memory_bytes=memory, progress=report_progress), view.refresh
+        )
+    except FileVanishedError:
+        text = "cleanings replaced its files too often"
+        findings.add(view.directory, None, None, "unreadable", text, False)
+    except DataError as error:
+        text = f"its keys were not compared: {error.message}"
+        findings.add(error.file or view.directory, error.position, error.offset, error.code, text, False)
     return None
 
 
