@@ -21,7 +21,12 @@ def test_the_site(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "SITE_NOTEBOOKS": ""},
+        env={
+            **os.environ,
+            "NO_MKDOCS_2_WARNING": "1",
+            "SITE_NOTEBOOKS": "",
+            "SITE_SEPARATE_SIGNATURES": "false",
+        },
         capture_output=True,
         text=True,
         check=False,
