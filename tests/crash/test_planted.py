@@ -38,10 +38,17 @@ def caught(scenario: str, invariant: str) -> None:
 
 
 def named(scenario_run: Run, invariant: str, doomed: Any = ()) -> None:
-    moments = range(0, len(scenario_run.files.journal) + 1, stride(3))
-    tally = judge_run(scenario_run, moments=moments, seeds=range(1), doomed=doomed, looking_for=invariant)
-    invariants = {violation.invariant for _, violations in tally.violations for violation in violations}
-    assert invariant in invariants, f"{invariant} should have named it; violated: {sorted(invariants)}"
+    """Look first where most bugs take effect: at some moments after the first output of a cleaning."""
+    journal, every = scenario_run.files.journal, stride(3)
+    begin = next((number for number, op in enumerate(journal) if "rewrite-" in op.path), 0)
+    end = len(journal) + 1
+    invariants: set[str] = set()
+    for moments in (range(begin, end, 31), range(begin, end, every), range(0, begin, every)):
+        tally = judge_run(scenario_run, moments=moments, seeds=range(1), doomed=doomed, looking_for=invariant)
+        invariants |= {violation.invariant for _, violations in tally.violations for violation in violations}
+        if invariant in invariants:
+            return
+    raise AssertionError(f"{invariant} should have named it; violated: {sorted(invariants)}")
 
 
 def nothing(*_: Any, **__: Any) -> None:
