@@ -23,22 +23,29 @@ def data(tmp_path_factory):
     return path
 
 
-def completed(shell, line, **more):
-    """Return the completions of the last word of `line`, as each shell requests them."""
-    words = line.split(" ")
-    asked = {
-        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
-        "zsh": {"_TYPER_COMPLETE_ARGS": line},
-        "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-    }[shell]
-    environment = {**os.environ, "_LASTWORD_COMPLETE": f"complete_{shell}", **asked, **more}
-    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr == "", done
-    return done.stdout
+@pytest.fixture
+def completed(monkeypatch, capsys):
+    """Return a function from a line to the completions of its last word, as each shell requests them."""
+
+    def complete(shell, line):
+        words = line.split(" ")
+        asked = {
+            "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
+            "zsh": {"_TYPER_COMPLETE_ARGS": line},
+            "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        }[shell]
+        for name, value in (asked | {"_LASTWORD_COMPLETE": f"complete_{shell}"}).items():
+            monkeypatch.setenv(name, value)
+        assert main.run([]) == 0
+        said = capsys.readouterr()
+        assert said.err == ""
+        return said.out
+
+    return complete
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_commands_topics_and_settings_complete(shell, data):
+def test_commands_topics_and_settings_complete(shell, data, completed):
     assert "verify" in completed(shell, "lastword ver")
     candidates = completed(shell, f"lastword read {data} us")
     assert "users-old" in candidates and "events" not in candidates
@@ -47,15 +54,15 @@ def test_commands_topics_and_settings_complete(shell, data):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-@pytest.mark.parametrize("order", ["source_{}", "{}_source"])
-def test_the_script_of_each_shell(shell, order):
-    environment = {**os.environ, "_LASTWORD_COMPLETE": order.format(shell)}
-    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and f"complete_{shell}" in done.stdout, done
+def test_the_script_of_each_shell(shell, monkeypatch, capsys):
+    monkeypatch.setenv("_LASTWORD_COMPLETE", f"source_{shell}")
+    assert main.run([]) == 0
+    assert f"complete_{shell}" in capsys.readouterr().out
 
 
 def test_bash_reads_its_script():
-    environment = {**os.environ, "_LASTWORD_COMPLETE": "source_bash"}
+    """As a process, and with the name in the order that most programs take."""
+    environment = {**os.environ, "_LASTWORD_COMPLETE": "bash_source"}
     script = subprocess.run(COMMAND, env=environment, capture_output=True, text=True).stdout
     done = subprocess.run(
         ["bash", "-c", 'eval "$1"; complete -p lastword', "bash", script], capture_output=True, text=True

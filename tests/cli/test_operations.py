@@ -88,7 +88,10 @@ def test_systemd_accepts_a_unit(path, tmp_path):
 
 @pytest.fixture
 def window(tmp_path):
-    """Return a function that runs the script beside a `systemctl` that notes its calls."""
+    """Return a function that runs the script beside a `systemctl` that notes its calls.
+
+    With `ANSWER`, `lastword` is a script that prints it: a run of the window starts four processes.
+    """
     data, notes, tools = tmp_path / "data", tmp_path / "notes", tmp_path / "tools"
     with lastword.open(data, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=2_000)
@@ -98,7 +101,9 @@ def window(tmp_path):
     program = tools / "lastword"
     program.write_text(
         f'#!/bin/sh\necho "lastword $*" >> {notes}\n'
-        f'[ -z "$FAIL" ] || [ "$1" != "$FAIL" ] || exit 3\nexec {sys.executable} -m lastword "$@"\n'
+        f'[ -z "$FAIL" ] || [ "$1" != "$FAIL" ] || exit 3\n'
+        '[ -z "$ANSWER" ] || { echo "$ANSWER"; [ "$3" != --wait ] || exec sleep "$SLEEP"; exit; }\n'
+        f'exec {sys.executable} -m lastword "$@"\n'
     )
     systemctl = tools / "systemctl"
     systemctl.write_text(f'#!/bin/sh\necho "systemctl $*" >> {notes}\n[ "$1" != "$FAIL_UNIT" ] || exit 5\n')
@@ -144,11 +149,13 @@ def test_the_window_stops_cleans_verifies_and_starts(window):
         ({"FAIL_UNIT": "stop"}, 5, [DRY_RUN, STOP, START]),
         ({"FAIL": "verify"}, 3, [DRY_RUN, STOP, CLEAN, VERIFY, START]),
         ({"FAIL_UNIT": "start"}, 5, [DRY_RUN, STOP, CLEAN, VERIFY, START]),
-        ({"CLEAN_TIME": "0.01s"}, 0, [DRY_RUN, STOP, CLEAN, VERIFY, START]),
+        ({"CLEAN_TIME": "0.01s", "SLEEP": "9"}, 0, [DRY_RUN, STOP, CLEAN, VERIFY, START]),
     ],
     ids=["the dry run", "stop", "verify", "start", "the time is over"],
 )
 def test_the_window_that_fails_starts_the_broker_again(window, settings, code, calls):
+    if "DIR" not in settings:
+        settings = {"ANSWER": '{"type":"summary","free_bytes":3355}', "SLEEP": "0"} | settings
     done, called = window(**settings)
     if "CLEAN_TIME" in settings and CLEAN not in called[2:]:
         called.insert(2, CLEAN)  # the process ended before it noted its call
@@ -206,6 +213,7 @@ def test_the_image_builds(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     variables = {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
+    variables |= {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     place = {"/src/": f"{tmp_path}/src/", "/src ": f"{tmp_path}/src ", "/home/lastword": str(home)}
     steps = re.sub(r"\\\n", "", DOCKERFILE)
     done = []
