@@ -17,6 +17,7 @@ import pytest
 
 import lastword
 from lastword import errors
+from lastword.api import opening
 from lastword.cli.main import run
 from lastword.clock import ManualClock
 from lastword.testing.unsynced import UNSYNCED
@@ -367,8 +368,9 @@ def test_a_path_below_the_home_directory(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
-@pytest.mark.usefixtures("frozen")  # each attempt collects garbage
-def test_timeout_waits_for_the_lock(tmp_path):
+def test_timeout_waits_for_the_lock(tmp_path, monkeypatch):
+    collections = []
+    monkeypatch.setattr(opening.gc, "collect", lambda: collections.append(1))
     path = tmp_path / "data"
     holder = lastword.open(path, "a", log_cleaner_enable=False)
     clock = ManualClock()
@@ -376,6 +378,7 @@ def test_timeout_waits_for_the_lock(tmp_path):
     with pytest.raises(errors.LogDirLockedError):
         lastword.open(path, "a", timeout=5, clock=clock)
     assert clock.monotonic() - began == pytest.approx(5, abs=0.01)
+    assert len(collections) == 6, "of 50 attempts"
     with pytest.raises(errors.LogDirLockedError):
         lastword.open(path, "a", clock=clock)
     assert clock.monotonic() - began == pytest.approx(5, abs=0.01), "no timeout: at once"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -126,7 +127,9 @@ def open(
                 beside = _ids_of_any(files, paths) if mode == "a" and len(paths) > 1 else None
                 opened.append(
                     wait_for_lock(
-                        partial(_directory, directory_path, mode, files, clock, load, beside),
+                        partial(
+                            _directory, directory_path, mode, files, clock, load, beside, itertools.count(1)
+                        ),
                         left,
                         clock,
                         clock.sleep,
@@ -220,6 +223,7 @@ def _directory(
     clock: Clock,
     load: Callable[[], Settings],
     beside: Mapping[str, str] | None,
+    attempts: Iterator[int],
 ) -> LogDirectory:
     """Open one directory. LogDirLockedError names the object of this process that has it open."""
     opens: Callable[..., LogDirectory] = (
@@ -232,7 +236,9 @@ def _directory(
     except LogDirLockedError as error:
         if error.pid != os.getpid():
             raise
-    gc.collect()  # an unreferenced object that was not closed frees its lock
+    attempt = next(attempts)
+    if attempt & (attempt - 1) == 0:  # the attempts 1, 2, 4, 8 and so on: a collection takes long
+        gc.collect()  # an unreferenced object that was not closed frees its lock
     try:
         return opens(files, clock, load)
     except LogDirLockedError as error:
