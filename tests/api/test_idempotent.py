@@ -590,7 +590,7 @@ def test_some_bits_of_the_journal(old_format: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("old_format", [False, True])
 def test_every_bit_of_the_journal(old_format: bool) -> None:
-    _no_call_comes_in_twice(stride(61), old_format=old_format)
+    _no_call_comes_in_twice(stride(127), old_format=old_format)
 
 
 def test_a_journal_cut_at_every_length_is_torn_or_damaged() -> None:

@@ -133,8 +133,8 @@ def interleavings(
 ) -> Iterator[tuple[int, Any]]:
     """Yield what `read` returns or raises, interrupted before each of its file operations in turn.
 
-    The test command interrupts it before every ninth operation, and the last one. The number of operations
-    varies: a directory that was changed a moment ago is listed again.
+    The test command interrupts it before every eighteenth operation, and the last one. The number of
+    operations varies: a directory that was changed a moment ago is listed again.
     """
     number, is_last = 0, False
     while True:
@@ -152,7 +152,7 @@ def interleavings(
         if is_last:
             return
         is_last = interrupted.calls <= number
-        number = interrupted.calls - 1 if is_last else number + stride(9)
+        number = interrupted.calls - 1 if is_last else number + stride(18)
 
 
 @pytest.mark.parametrize(
@@ -288,4 +288,4 @@ def test_a_state_read_during_a_truncation_is_read_again_by_refresh(
         if done:
             assert number > 10
             return
-        number += stride(8)
+        number += stride(16)
