@@ -126,7 +126,7 @@ def test_every_kill(tmp_path: Path, work: str) -> None:
         shutil.rmtree(root)
         return finished
 
-    assert every_stop(stopped_at, 1 if partitions == 1 else stride(5)) > 5
+    assert every_stop(stopped_at, stride(2) if partitions == 1 else stride(10)) > 5
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,9 @@ def test_17_every_failing_call(tmp_path: Path, work: str, kind: str) -> None:
         shutil.rmtree(root)
         return not files.hit
 
-    assert every_stop(failing_at, 1 if partitions == 1 else stride(5)) >= (0 if kind == "EMFILE" else 1)
+    assert every_stop(failing_at, stride(2) if partitions == 1 else stride(10)) >= (
+        0 if kind == "EMFILE" else 1
+    )
 
 
 def test_files_of_a_removal_that_failed_half_way_go_after_the_delay(tmp_path: Path) -> None:
