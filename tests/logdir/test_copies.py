@@ -170,7 +170,7 @@ def test_kills(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_kill(tmp_path: Path) -> None:
     before, after = prepare(tmp_path / "start")
-    assert every_stop(lambda n: kill(tmp_path, tmp_path / "start", before, after, n), stride(10)) > 100
+    assert every_stop(lambda n: kill(tmp_path, tmp_path / "start", before, after, n), stride(20)) > 100
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
     target.close()
     images = list(files.images(range(0, len(files.journal) + 1, stride(6)), seeds=seeds))
     assert len(images) > 100
-    for image in images[:: stride(9)]:
+    for image in images[:: stride(18)]:
         image.write(tmp_path / "image")
         check(tmp_path / "image", before, after, done="copied" in image.marks)
         shutil.rmtree(tmp_path / "image")

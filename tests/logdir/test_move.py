@@ -217,7 +217,7 @@ def test_every_kill(tmp_path: Path) -> None:
         shutil.rmtree(root)
         return finished
 
-    assert every_stop(stopped_at, stride(6)) > 40
+    assert every_stop(stopped_at, stride(12)) > 40
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(6)[:: stride(3)], marks=pytest.mark.slow)])
@@ -235,7 +235,7 @@ def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
     if len(seeds) == 1:
         images = images[::5]
     else:
-        images = images[:: stride(6)]
+        images = images[:: stride(12)]
     for image in images:
         image.write(tmp_path / "image")
         check(tmp_path / "image", image.marks)
