@@ -390,7 +390,7 @@ def test_killed_at_every_step_and_run_again(
     staged_as(monkeypatch, way)
     sequence = None if writer is None else 7
     outcomes = set()
-    for step, torn in itertools.product(range(0, 200, stride(10)), (False, True) if much_bytes else (True,)):
+    for step, torn in itertools.product(range(0, 200, stride(20)), (False, True) if much_bytes else (True,)):
         root = tmp_path / f"{step}{torn}"
         make(root)
         with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
@@ -450,7 +450,7 @@ def test_killed_while_files_become_segments(
     large_ones(monkeypatch)
     wanted = ["before", *(f"j{task}{n}" for task, size in enumerate(sizes) for n in range(size))]
     outcomes = set()
-    for step, torn in itertools.product(range(0, 400, stride(9)), (False, True)):
+    for step, torn in itertools.product(range(0, 400, stride(18)), (False, True)):
         root = tmp_path / f"{step}{torn}"
         make(root, 1)
         with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
@@ -527,7 +527,7 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     none, first, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
     seen = set()
     for number, image in enumerate(files.images(seeds=range(1))):
-        if number % stride(24 if way == "together" else 12):
+        if number % stride(48 if way == "together" else 24):
             continue
         target = tmp_path / "image"
         image.write(target)
