@@ -153,7 +153,7 @@ def test_some_calls_are_interrupted(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_every_call_fails(name: str, tmp_path: Path) -> None:
-    assert faults(tmp_path / "d", STEPS[name], stride(16)) > 30
+    assert faults(tmp_path / "d", STEPS[name], stride(24)) > 30
 
 
 @pytest.mark.quick
