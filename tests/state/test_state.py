@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import lastword
 from lastword import errors
 from lastword.partition import scan
+from tests.support.exhaustive import third
 
 
 def records(logs, name="users"):
@@ -615,5 +616,5 @@ class StateIsADict(RuleBasedStateMachine):
 
 TestStateIsADict = pytest.mark.slow(StateIsADict.TestCase)
 TestStateIsADict.settings = settings(
-    max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=third(30), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -25,8 +25,10 @@ from lastword.units import NEVER
 from tests.api.conftest import tree_digest
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer
+from tests.support.exhaustive import stride, third
 
 KEYS = 20_000
+UPDATES = 15 if stride(2) == 1 else 10
 LIVE_SEGMENTS = 50
 
 
@@ -37,7 +39,7 @@ def settings_of(keys=KEYS, **changes):
 
 
 @cache
-def cost(kind, strategy="generational", *, keys=KEYS, updates=15, skew=0.99, space_target=1.5, **changes):
+def cost(kind, strategy="generational", *, keys=KEYS, updates=UPDATES, skew=0.99, space_target=1.5, **changes):
     trace = traffic(kind, keys, keys * updates, seed=1, skew=skew).trace()
     part = TracedPartition("t", 0, trace, settings_of(keys, **changes))
     return simulate([part], strategy=strategy, space_target=space_target).drive
@@ -206,7 +208,7 @@ class Naive:
         return sum(int(size[row]) for row in self.on_disk if base <= row < end and row in self.dead)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=third(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 300)), min_size=1, max_size=80),
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(1, 3)), max_size=12),
