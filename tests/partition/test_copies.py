@@ -323,7 +323,7 @@ def crashed(tmp_path: Path) -> tuple[ForgetfulFiles, PartitionLog]:
 def test_every_kill_leaves_a_prefix_that_is_continued(tmp_path: Path) -> None:
     files, source = crashed(tmp_path)
     expected = facts(source)
-    for upto in range(0, len(files.journal) + 1, 3):
+    for upto in range(0, len(files.journal) + 1, 3 * stride(3)):
         image = files.crash(upto, keep_all, f"kill after {upto}")
         image.write(tmp_path / "image")
         check_image(tmp_path / "image", source, expected, f"{image.label}\n{files.story()}")

@@ -97,7 +97,7 @@ def test_every_kill_keeps_what_was_acknowledged(tmp_path: Path) -> None:
     directory = make(tmp_path / "work")
     files = ForgetfulFiles(tmp_path / "work")
     work(directory, files)
-    for upto in range(len(files.journal) + 1):
+    for upto in range(0, len(files.journal) + 1, stride(3)):
         image = files.crash(upto, keep_all, f"kill after {upto}")
         at_os, _ = acked(image.marks)
         image.write(tmp_path / "image")
