@@ -22,6 +22,7 @@ from tests.build import records_of
 from tests.cleaner.test_accounted import HOUR, NOW, Log
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import Call, RecordingFiles
+from tests.support.exhaustive import stride
 
 STRATEGIES = ["kafka", "generational"]
 CONFIG = TopicConfig(
@@ -147,18 +148,17 @@ def test_sigkill_in_the_middle_of_a_round(strategy: str, tmp_path: Path) -> None
     """
     warm()
     files = RecordingFiles(HastyFiles())
-    (tmp_path / "counted").mkdir()
-    begun(tmp_path / "counted", HastyFiles()).close()
-    log = opened(tmp_path / "counted", files)
+    (tmp_path / "begun").mkdir()
+    begun(tmp_path / "begun", HastyFiles()).close()
+    log = opened(shutil.copytree(tmp_path / "begun", tmp_path / "counted"), files)
     before = len(files.changes)
     log.clean(strategy=strategy)
     changes = len(files.changes) - before
     log.close()
     ended = 0
-    for number in [*range(0, changes, changes // 24), changes + 1]:
+    for number in [*range(0, changes, changes * stride(2) // 24), changes + 1]:
         path = tmp_path / f"kill{number}"
-        path.mkdir()
-        begun(path, HastyFiles()).close()
+        shutil.copytree(tmp_path / "begun", path)
         was_killed = killed_before(path, strategy, number)
         assert newest(seen(path)) == NEWEST, number
         again = opened(path, HastyFiles())
