@@ -21,7 +21,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -1191,7 +1191,7 @@ class Tally:
         return "\n".join(f"{count:>12,}  {name}" for name, count in sorted(self.counts.items()))
 
 
-def run_many(seeds: range) -> Tally:
+def run_many(seeds: Iterable[int]) -> Tally:
     """Run the histories of these seeds."""
     tally = Tally()
     for seed in seeds:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.bucket.histories import run, run_many
@@ -52,6 +54,9 @@ SELDOM = (
     "uploads that are gone",
 )
 """What happens in at least one of 2,000 histories on average."""
+SAMPLE = [*range(700), 785, 932]
+"""Seeds of which the last two have what is rarest, so that everything occurs as often as in 2,040."""
+EVERY = [range(first, first + 2_040) for first in range(0, 20_400, 2_040)]
 
 
 @pytest.mark.quick
@@ -72,12 +77,12 @@ def test_a_named_batch_comes_in_again_after_its_partition_was_dropped() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("frozen")
-@pytest.mark.parametrize("first", range(0, 20_400, 2_040 * stride(10)))
-def test_histories(first: int) -> None:
+@pytest.mark.parametrize("seeds", [SAMPLE] if stride(2) > 1 else EVERY, ids=lambda seeds: f"{seeds[0]}")
+def test_histories(seeds: Sequence[int]) -> None:
     """Every history keeps the promises of commit.py, merge.py and collect.py."""
-    tally = run_many(range(first, first + 2_040))
+    tally = run_many(seeds)
     assert tally.violations == []
-    assert len(tally.identities) >= 2_000
+    assert len(tally.identities) >= 0.98 * len(seeds)
     rare = {name: tally.counts[name] for name in OFTEN if tally.counts[name] < 10}
     rare |= {name: tally.counts[name] for name in SELDOM if not tally.counts[name]}
     assert not rare, tally.text()
