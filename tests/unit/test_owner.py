@@ -299,9 +299,9 @@ def test_a_writer_without_the_lock_is_refused_too(open_root: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("ls", "DIR"),
-        ("append", "DIR", "users", "a", "1"),
         ("create", "DIR/../new", "t"),
+        ("ls", "DIR"),  # compiles kernels: no cache of other users is trusted
+        ("append", "DIR", "users", "a", "1"),
         ("restore", "DIR", "users", "DIR/out.jsonl"),
     ][:: stride(2)],
     ids=lambda arguments: arguments[0],
