@@ -13,7 +13,7 @@ After each step:
 The same sequences, without stops and power cuts, run on a log whose segments are in memory. All code
 above the segment store is the same.
 
-`LASTWORD_MODEL_EXAMPLES` sets the number of sequences (default 100).
+`LASTWORD_MODEL_EXAMPLES` sets the number of sequences (default 40).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.partitions import data_records
 from tests.transactions import end_transaction
 
-EXAMPLES = int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "40"))
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"c", b"d", b"long" * 9])
 VALUES = st.sampled_from([b"", b"x", b"y" * 30])
