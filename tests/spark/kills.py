@@ -534,12 +534,14 @@ def kill_everywhere(
     home: Path, kinds: Mapping[str, Kind], kills: int, rng: random.Random, say: Callable[[str], None]
 ) -> dict[str, int]:
     """Kill at `kills` changes, spread over all of each kind; return the count by kind."""
-    steps = {name: steps_of(home, kind) for name, kind in kinds.items()}
+    steps: dict[str, int] = {}
     counts = dict.fromkeys(kinds, 0)
     rng_start = rng.random()
     tries = 0
     while sum(counts.values()) < kills:
         name = list(kinds)[tries % len(kinds)]
+        if name not in steps:
+            steps[name] = steps_of(home, kinds[name])
         place = Path(tempfile.mkdtemp(dir=home))
         spread = (rng_start + tries // len(kinds) * 0.618034) % 1  # spread evenly, for any number of kills
         kill_at = 1 + int(spread * steps[name])
@@ -554,7 +556,7 @@ def kill_everywhere(
             raise
         shutil.rmtree(place)
     for name, count in counts.items():
-        say(f"{name}: {count} kills, over {steps[name]} changes of the storage")
+        say(f"{name}: {count} kills, over {steps.get(name, 0)} changes of the storage")
     return counts
 
 

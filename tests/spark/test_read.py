@@ -41,6 +41,7 @@ from tests.fakes.recording import RecordingFiles
 from tests.golden.loader import case, names, value_matches
 from tests.naive.pack import seal
 from tests.spark.conftest import append, create, numbered, read_directly
+from tests.support.exhaustive import stride
 from tests.transactions import end_transaction
 
 T0 = 1_700_000_000_000
@@ -140,14 +141,16 @@ def golden_roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [root / "data" for root in unpacked if (root / "data").is_dir()]
 
 
-@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize(
-    ("cut", "room_bytes"),
+    ("cut", "room_bytes", "isolation"),
     [
-        ({}, read.JOINED_BYTES),
-        ({"maxrecordsperpartition": "7"}, 2000),
-        ({"maxbytesperpartition": "300"}, 300),
-    ],
+        ({}, read.JOINED_BYTES, "read_committed"),
+        ({}, read.JOINED_BYTES, "read_uncommitted"),
+        ({"maxrecordsperpartition": "7"}, 2000, "read_uncommitted"),
+        ({"maxrecordsperpartition": "7"}, 2000, "read_committed"),
+        ({"maxbytesperpartition": "300"}, 300, "read_committed"),
+        ({"maxbytesperpartition": "300"}, 300, "read_uncommitted"),
+    ][:: stride(2)],
 )
 def test_a_shared_task_has_the_rows_of_its_parts(
     golden_roots: list[Path],
@@ -626,7 +629,7 @@ def test_a_task_interrupted_by_a_cleaning_gives_all_keys_or_raises(
         shutil.rmtree(path)
         if calls <= number:
             break
-        number += 1
+        number += stride(5)
     assert seen == ({"rows"} if view == "log" else {"rows", "refused"})
 
 
