@@ -40,7 +40,7 @@ def test_a_log_of_many_segments_is_opened_and_planned_with_few_requests_and_byte
         assert splits.plan(splits.choose(chosen, bucket.files(bucket.load().snapshot)), chosen)
 
     reads = {f"plan a read of {view} on Spark": partial(plan_a_read, view=view) for view in ("log", "newest")}
-    costs = segment_verbs(100_000 // stride(10), policy, reads)
+    costs = segment_verbs(100_000 // stride(20), policy, reads)
     usages = {verb: usage for verb, (_, usage) in costs.items()}
     assert usages["append"].writes == 1
     assert usages["append"].sent < 300_000 and usages["append"].received == 0
