@@ -190,5 +190,5 @@ def test_the_model_finds_records_that_count_as_equal(tmp_path: Path, monkeypatch
     """The fault that the digests are for: what a cleaning removed counted as equal to any record."""
     monkeypatch.setattr("lastword.api.producers.Share.check_skipped", lambda share, sequence: None)
     with pytest.raises(AssertionError):
-        for seed in range(200):
+        for seed in (46, *range(200)):  # 46 is the first that finds it
             run(tmp_path / str(seed), seed, monkeypatch)
