@@ -214,7 +214,7 @@ def test_every_bit_of_a_transaction_index() -> None:
     (path,) = [path for path in lived.tree if path.endswith(names.TXN_INDEX)]
     data = lived.tree[path]
     assert data is not None and len(data) == 2 * indexes.TXN_ENTRY.size
-    for bit in range(8 * len(data)):
+    for bit in range(0, 8 * len(data), stride(3)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         tree = {**lived.tree, path: bytes(changed)}

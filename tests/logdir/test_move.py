@@ -220,7 +220,13 @@ def test_every_kill(tmp_path: Path) -> None:
     assert every_stop(stopped_at, stride(12)) > 40
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(6)[:: stride(3)], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(1), marks=pytest.mark.quick),
+        pytest.param(range(6)[:: stride(3)], marks=pytest.mark.slow),
+    ],
+)
 def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
     root = tmp_path / "root"
     root.mkdir()
