@@ -39,7 +39,9 @@ def settings_of(keys=KEYS, **changes):
 
 
 @cache
-def cost(kind, strategy="generational", *, keys=KEYS, updates=UPDATES, skew=0.99, space_target=1.5, **changes):
+def cost(
+    kind, strategy="generational", *, keys=KEYS, updates=UPDATES, skew=0.99, space_target=1.5, **changes
+):
     trace = traffic(kind, keys, keys * updates, seed=1, skew=skew).trace()
     part = TracedPartition("t", 0, trace, settings_of(keys, **changes))
     return simulate([part], strategy=strategy, space_target=space_target).drive
