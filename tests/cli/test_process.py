@@ -142,7 +142,7 @@ def test_a_pipe_gets_few_writes(data, unbuffered):
     assert len(writes) <= 2 + len(text) // (1 << 15), [len(packet) for packet in writes]
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"][:: stride(2)])
 def test_text_is_utf_8_whatever_the_locale(data, encoding):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}
     subprocess.run(
