@@ -20,6 +20,7 @@ from lastword.records.batch import BatchBuilder
 from lastword.resolve import resolve
 from tests.cleaner.test_accounted import HOUR, NOW, Log
 from tests.support.cleaning import clean
+from tests.support.exhaustive import stride
 from tests.transactions import end_transaction
 
 CONFIG = TopicConfig(
@@ -230,12 +231,12 @@ def test_a_life(tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*range(100, 118), 171, 185, 197, 211])
+@pytest.mark.parametrize("seed", [*range(100, 118, stride(3)), 171, 185, 197, 211])
 def test_lives(tmp_path, seed):
     live(tmp_path, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(200, 204))
+@pytest.mark.parametrize("seed", range(200, 204, stride(2)))
 def test_lives_with_a_map_that_holds_a_few_keys(tmp_path, seed):
     live(tmp_path, seed, map_bytes=1024)
