@@ -83,8 +83,8 @@ test-kafka: java $(READY) kernels
 test-beside: java $(READY) kernels
 	@$(PY) -m pytest -m beside $(ENGINES)
 
-exhaustive: java $(READY) kernels ## the slow tests and all properties without sampling: every bit, every failing call, every moment of a power cut
-	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m '(slow or kafka or hypothesis) and not spark' --timeout 1800
+exhaustive: java $(READY) kernels ## the tests without sampling, but those of Spark: every bit, every failing call, every moment of a power cut
+	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not quick' --timeout 1800
 
 model: $(READY) kernels ## random operations against a dict: make model N=5000
 	@LASTWORD_MODEL_EXAMPLES=$(or $(N),2000) $(PY) -m pytest tests/model -q
