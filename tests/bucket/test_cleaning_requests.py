@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import lastword
+from lastword.bucket import commit
 from lastword.bucket.reading import ObjectReads
 from tests.bucket.test_log import bucket_of
 
@@ -63,7 +64,10 @@ def test_a_scan_of_new_segments_takes_a_request_for_each(opened: Open, requests:
     assert logs.verify().ok
 
 
-def test_a_transaction_is_seen_without_another_request(opened: Open, requests: Counter[str]) -> None:
+def test_a_transaction_is_seen_without_another_request(
+    opened: Open, requests: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "CONFIRMED_SECONDS", 60.0)
     logs = opened()
     logs.create_topic("t", cleanup_policy="compact")
     logs.clean(due=True)

@@ -6,6 +6,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,7 +17,10 @@ from lastword.api.bucket_dirs import BucketDirs, _Append, merged_settings
 from lastword.api.logs import LogDir
 from lastword.bucket import commit
 from lastword.bucket.commit import Bucket
-from lastword.clock import SystemClock
+from lastword.clock import ManualClock, SystemClock
+from lastword.logdir import LogDirectory
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.segment import names
 from tests.fakes.objects import Bucket as Objects
 
 URL = "s3://double"
@@ -35,7 +39,7 @@ def logs(objects: Objects) -> Iterator[LogDir]:
 
 
 def opened(objects: Objects, mode: Any = "a") -> LogDir:
-    clock = SystemClock()
+    clock = ManualClock(SystemClock().now_ms())
     settings = merged_settings(URL, None, {"lastword_commit_linger_ms": 0})
     return LogDir(BucketDirs(Bucket(objects.process(), clock=clock), mode, settings, clock))
 
@@ -85,6 +89,32 @@ def test_a_commit_runs_few_functions(logs: LogDir) -> None:
         sys.setprofile(None)
     assert values_of(logs) == [b"first", b"v"]
     assert len(functions) <= 330
+
+
+def test_a_version_that_was_not_read_for_long_is_read_before_the_swap(objects: Objects, logs: LogDir) -> None:
+    """Else so many commits may follow it that the history of the newest version would not show it."""
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    for _ in range(3):
+        topic.append(b"k", b"v")
+    for seconds, expected in ((0, ["swap"]), (2, ["get", "swap"])):
+        logs.dirs.clock.advance(seconds * 1000)  # type: ignore[attr-defined]
+        first = len(objects.log)
+        topic.append(b"k", b"v")
+        assert [request.kind for request in objects.log[first:]] == expected
+
+
+def test_a_directory_with_a_partition_that_is_offline_is_not_left_clean(tmp_path: Path) -> None:
+    directory = LogDirectory.open(tmp_path / "d", "a")
+    directory.create_topic("users", 2)
+    directory.close()
+    directory = LogDirectory.open(tmp_path / "d", "a")
+    marker = tmp_path / "d" / names.CLEAN_SHUTDOWN
+    assert directory.leave_clean() and marker.exists()
+    assert directory.leave_clean() and marker.exists()
+    directory._opened.offline[TopicPartition("users", 1)] = lastword.errors.BusyError("x", remedy="y")
+    assert not directory.leave_clean() and not marker.exists()
+    directory.close()
+    assert not marker.exists()
 
 
 def test_another_process_commits_between(objects: Objects, logs: LogDir) -> None:

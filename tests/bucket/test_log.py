@@ -487,7 +487,10 @@ def test_a_time_index_that_lacks_its_end_removes_no_record(opened: Open) -> None
     assert [record.offset for record in topic.read()] == [0, 1]
 
 
-def test_the_number_of_partitions_has_no_effect_on_an_append(opened: Open, requests: Counter[str]) -> None:
+def test_the_number_of_partitions_has_no_effect_on_an_append(
+    opened: Open, requests: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "CONFIRMED_SECONDS", 60.0)
     logs = opened()
     topic = logs.create_topic("t", partitions=300, cleanup_policy="compact")
     topic.extend((b"k%d" % number, b"v") for number in range(2000))
@@ -550,6 +553,7 @@ def test_calls_cost_the_requests_that_the_page_states(
     opened: Open, requests: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit, "CHANGES_BYTES", 1 << 20)  # no page: the page states how many there are
+    monkeypatch.setattr(commit, "CONFIRMED_SECONDS", 60.0)
 
     def sent() -> tuple[int, int]:
         """Return writes and reads since the last call."""

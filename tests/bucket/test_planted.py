@@ -337,12 +337,12 @@ def test_a_copy_of_an_older_version_that_is_kept(monkeypatch: Patch) -> None:
 
 
 def test_a_copy_that_is_kept_although_another_commit_was_merged(monkeypatch: Patch) -> None:
-    def settled(ours: commit._Commit) -> Loaded:
+    def rebased(ours: commit._Commit) -> Loaded:
         newest = ours._bucket.committed()
-        ours._copy.files.settle(newest.snapshot, ours._entries)
+        ours._copy.files.rebase(newest.snapshot, ours._entries)
         return newest
 
-    monkeypatch.setattr(commit._Commit, "settled", settled)
+    monkeypatch.setattr(commit._Commit, "rebased", rebased)
     caught("checkpoint", "lost record", "lost lease", "offsets")
 
 
@@ -350,9 +350,9 @@ def test_an_open_file_whose_changes_after_a_commit_are_not_stored(monkeypatch: P
     real = LocalFile.write
 
     def write(file: LocalFile, data: memoryview, position: int) -> bool:
-        was_settled = file.is_settled
+        was_stored = file.is_stored
         written = real(file, data, position)
-        file.is_settled = was_settled
+        file.is_stored = was_stored
         return written
 
     monkeypatch.setattr(LocalFile, "write", write)

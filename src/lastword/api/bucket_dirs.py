@@ -340,12 +340,11 @@ def _run(
         except PartialFailure as error:
             failure = error
         directory.roll()
-        if kept is not None:
-            directory.settle()
+        stays = kept is not None and directory.leave_clean()
     except BaseException:
         _abandon(dirs)
         raise
-    if kept is not None:
+    if kept is not None and stays:
         kept.keep(files, dirs)
     else:
         dirs.close()

@@ -83,9 +83,10 @@ UPLOADS = 8
 """Objects that are uploaded at the same time."""
 SWAP_ATTEMPTS = 12
 """Attempts of one swap while the manifest does not change."""
-CONFIRMED_SECONDS = 5.0
+CONFIRMED_SECONDS = 1.0
 """For so long a swap may begin with a version that was the newest. After a longer time the version is read
-again, so that the history of the one that refuses the swap shows every commit since."""
+again, so that the history of the one that refuses the swap shows every commit since: other processes would
+have to commit more than `HISTORY` times in this time."""
 KEPT_BYTES = 1 << 20
 """A private copy with more new bytes is not kept for the next transaction."""
 READ_ATTEMPTS = 5
@@ -382,7 +383,7 @@ class Bucket:
                     try:
                         commit = _Commit(self, copy, uploads, ends_uploads)
                         committed(commit.publish())
-                        stays = kept is not None and kept.keep(copy, commit.settled())
+                        stays = kept is not None and kept.keep(copy, commit.rebased())
                         return result
                     except ChangedMeanwhile:
                         if kept is not None:
@@ -674,7 +675,7 @@ class _Commit:
                 return entries
         raise bucket.overtaken()
 
-    def settled(self) -> Loaded | None:
+    def rebased(self) -> Loaded | None:
         """Make the copy one of the version that this commit has made, and return that version.
 
         None: it has changes of other commits, too, or is not in memory. Then the copy is of no use.
@@ -682,7 +683,7 @@ class _Commit:
         newest = self._bucket.committed()
         if newest.manifest.nonce != self._nonce:
             return None
-        self._copy.files.settle(newest.snapshot, self._entries)
+        self._copy.files.rebase(newest.snapshot, self._entries)
         return newest
 
     def _without_equal(self, snapshot: ManifestVersion) -> dict[str, Node]:

@@ -433,7 +433,7 @@ class BucketFiles(Files):
                     if node != stored:  # else a directory, or a file that came and went
                         yield path, node
 
-    def settle(self, snapshot: ManifestVersion, entries: Mapping[str, Entry | None]) -> None:
+    def rebase(self, snapshot: ManifestVersion, entries: Mapping[str, Entry | None]) -> None:
         """Take the version in which the changes are stored, so that later changes are those to it.
 
         A file that is open stays a local one: its handles write to it.
@@ -445,7 +445,7 @@ class BucketFiles(Files):
                 for name in list(touched):
                     node = own.get(name)
                     if isinstance(node, LocalFile) and node.is_open:
-                        node.is_settled = True
+                        node.is_stored = True
                         continue
                     touched.discard(name)
                     if isinstance(node, LocalFile):

@@ -119,7 +119,7 @@ class LocalFile:
         "_mtime_ms",
         "_scratch",
         "_taken",
-        "is_settled",
+        "is_stored",
         "lock",
         "number",
         "path",
@@ -130,7 +130,7 @@ class LocalFile:
         self.lock = threading.RLock()
         self.path: str | None = None
         """Where it is on the drive; None: it is in memory."""
-        self.is_settled = False
+        self.is_stored = False
         """Whether it is stored as it is now."""
         self._scratch = scratch
         self._data: bytearray | memoryview = bytearray(data)  # or a given buffer, which is not changed
@@ -155,7 +155,7 @@ class LocalFile:
 
     def is_stored_as(self, stored: Entry | None) -> bool:
         """Return whether the file has not changed since it was stored under this entry."""
-        return self.is_settled and stored is not None and stored.number == self.number
+        return self.is_stored and stored is not None and stored.number == self.number
 
     def facts(self) -> FileFacts:
         """Return the facts of the file."""
@@ -181,7 +181,7 @@ class LocalFile:
     def set_mtime(self, ms: int) -> None:
         """Set the time of the last change."""
         with self.lock:
-            self._mtime_ms, self.is_settled = ms, False
+            self._mtime_ms, self.is_stored = ms, False
             if self.path is not None:
                 DEFAULT.set_mtime(self.path, ms)
 
@@ -216,7 +216,7 @@ class LocalFile:
                 own += data  # an assignment to a slice would make a copy of the data first
             else:
                 own[position : position + len(data)] = data
-        self._mtime_ms, self.is_settled = self._scratch.clock.now_ms(), False
+        self._mtime_ms, self.is_stored = self._scratch.clock.now_ms(), False
         return True
 
     def resize(self, size: int) -> bool:
@@ -226,7 +226,7 @@ class LocalFile:
         own = self._owned()
         del own[size:]
         own.extend(bytes(size - len(own)))
-        self._mtime_ms, self.is_settled = self._scratch.clock.now_ms(), False
+        self._mtime_ms, self.is_stored = self._scratch.clock.now_ms(), False
         return True
 
     def _owned(self) -> bytearray:
@@ -248,7 +248,7 @@ class LocalFile:
             handle.append(self._data)
         for opened in self._handles:
             opened.on_drive(path)
-        self.path, self._data, self.is_settled = path, bytearray(), False
+        self.path, self._data, self.is_stored = path, bytearray(), False
         self._scratch.give(self._taken)
         self._taken = 0
         return False

@@ -804,11 +804,21 @@ class LogDirectory:
             for log in self._opened.logs.values():
                 log.roll()
 
-    def settle(self) -> None:
-        """Leave the files as a clean stop does, and stay open: for files that no one else reads meanwhile."""
+    def leave_clean(self) -> bool:
+        """Leave the files as `close` does, and stay open: for files that no one else opens meanwhile.
+
+        Returns:
+            Whether all promises of a clean stop hold. Otherwise the directory must be closed.
+        """
         with self.lock:
             self.sync()
-            leave_clean_shutdown(self.files, self.path)
+            marked = self.files.exists(os.path.join(self.path, names.CLEAN_SHUTDOWN))
+            if self._opened.offline or not (marked or self._opened.left_clean):
+                take_clean_shutdown(self.files, self.path)
+                return False
+            if not marked:
+                leave_clean_shutdown(self.files, self.path)
+            return True
 
     def close(self) -> None:
         """Sync, write the checkpoints, write the marker if all promises hold, and release the lock.
