@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lastword.files import failures, owner, real
+from lastword.files import descriptors, failures, owner, real, scratch
 
 INTERRUPT = -1
 """In place of an error number: the call succeeds, and KeyboardInterrupt is raised."""
@@ -85,13 +85,16 @@ class FaultyOs:
         return os.pwrite(fd, view[: len(view) // 2], position)
 
 
+MODULES = (real, descriptors, failures, owner, scratch)
+
+
 @contextmanager
 def planted(faulty: FaultyOs) -> Iterator[FaultyOs]:
     before = real.os
-    for module in (real, failures, owner):
+    for module in MODULES:
         module.os = faulty  # type: ignore[attr-defined]
     try:
         yield faulty
     finally:
-        for module in (real, failures, owner):
+        for module in MODULES:
             module.os = before  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lastword.errors import DiskFullError, StorageError
-from lastword.files.real import Scratch, new_path
+from lastword.files.scratch import Scratch, new_path
 from lastword.resolve import MapFull, RunningResolution
 from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lastword.errors import CorruptBatchError, DiskFullError, LastwordError, NotPermittedError, StorageError
-from lastword.files.real import Scratch
+from lastword.files.scratch import Scratch
 from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from lastword.resolve import Resolution, whole

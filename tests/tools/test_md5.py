@@ -14,7 +14,7 @@ import lastword
 from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import CorruptBatchError, NotPermittedError, StorageError
 from lastword.files import DEFAULT
-from lastword.files.real import Scratch
+from lastword.files.scratch import Scratch
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.resolve import whole

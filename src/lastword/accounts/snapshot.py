@@ -295,7 +295,7 @@ def load_ledger(
     path = private_path(directory, names.ACCOUNTS)
     if scratch is None:
         return load(files, path, room={"map_arena": map_bytes & ~7})
-    from lastword.files.real import new_path
+    from lastword.files.scratch import new_path
     from lastword.resolve.offset_map import Spill
 
     return load(files, path, places={"map_arena": Spill(new_path(scratch))})

@@ -1,9 +1,10 @@
 """All storage I/O.
 
 `Files` (interface.py) is the interface that the rest of lastword uses: open, pread, append, fsync, fsync_dir,
-rename, unlink, truncate, lock. `OsFiles` (real.py) implements it on the operating system; failures.py turns a
-failed call into a typed error. Tests use fakes that record calls, stop at a call, or drop all bytes that were
-not synced. lock.py holds the lock that excludes other processes, a running Kafka included.
+rename, unlink, truncate, lock. `OsFiles` (real.py) implements it on the operating system, with few
+descriptors (descriptors.py); failures.py turns a failed call into a typed error. lock.py holds the lock that
+excludes other processes, a running Kafka included. scratch.py has files that are memory on a drive. Tests use
+fakes that record calls, stop at a call, or drop all bytes that were not synced.
 
 Start reading at interface.py: it states what each call promises, and what is durable when.
 """

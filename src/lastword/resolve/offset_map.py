@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.errors import CapacityError
-from lastword.files.real import Scratch, new_path
+from lastword.files.scratch import Scratch, new_path
 from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels.hashing import digest_seeds, seeds

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lastword.errors import CorruptFileError, DiskFullError, LastwordError
 from lastword.files import DEFAULT
-from lastword.files.real import Scratch
+from lastword.files.scratch import Scratch
 from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, TransactionOutcomes
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import Resolver
