@@ -164,7 +164,7 @@ def test_a_swap_without_the_history_of_nonces(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(Bucket, "following", following)
     monkeypatch.setattr(commit, "_follows", lambda current, base: True)
-    caught("twice", first=300)
+    caught("twice")
 
 
 def test_an_upload_that_is_named_before_it_is_complete(monkeypatch: Patch) -> None:
@@ -294,11 +294,11 @@ def test_a_time_that_is_kept_although_the_object_got_a_name(monkeypatch: Patch) 
         return replace(decision, waiting=waiting, new=len(waiting.keys() - before.keys()))
 
     monkeypatch.setattr(collect, "_decide", decide)
-    only = ["writer", "cleaner", "collector", "collector"] * 2
+    only = ["writer", "writer", "cleaner", "collector", "collector"]
     given = {"retention_ms": HOUR_MS // 2, "pause_rate": 0.12, "only": only}
     reads = tuple(fault for fault in POSSIBLE["get"] if fault is not Fault.TORN)
     monkeypatch.setitem(POSSIBLE, "get", reads)  # type: ignore[index]  # of the seed that shows the fault
-    caught("retention", "pin", first=6490, **given)
+    caught("retention", "pin", first=270, **given)
 
 
 # ---------------------------------------------------------------- reads, and stores that are not as they say
