@@ -141,6 +141,21 @@ def test_handles_stay_valid_when_a_file_moves_to_the_drive_and_is_removed(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_stored_object_does_not_change_with_an_open_file(tmp_path: Path) -> None:
+    """obstore's memory store keeps the buffer that it is given, and does not copy it."""
+    store = open_store("memory://test-open-file/log")
+    with scratch.ScratchSpace(str(tmp_path), ManualClock(1_000)) as room:
+        file = scratch.LocalFile(room, 7)
+        with file.open("a") as handle:
+            handle.append(b"stored")
+            store.put("object", [file.content()])
+            handle.pwrite(b"other!", 0)
+            handle.append(b" and more")
+        stored = store.get("object")
+        assert stored is not None and stored.data == b"stored"
+        assert bytes(file.content()) == b"other! and more"
+
+
 def test_small_files_do_not_use_more_memory_than_they_may(tmp_path: Path) -> None:
     with scratch.ScratchSpace(str(tmp_path), ManualClock(1_000)) as room:
         assert room.take(scratch.MEMORY_BYTES - 10 * scratch.LEAST_BYTES)

@@ -172,7 +172,7 @@ class LocalFile:
             self._handles.discard(handle)
 
     def content(self) -> Buffer:
-        """Return all bytes: those of now, if a handle is open, else those of the file itself."""
+        """Return all bytes. While a handle is open, it is a copy: a store may keep the buffer."""
         with self.lock:
             if self.path is not None:
                 return DEFAULT.read_bytes(self.path)
