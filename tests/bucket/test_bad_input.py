@@ -330,6 +330,21 @@ def test_a_damaged_object(bucket: Bucket, opened: Open) -> None:
     assert shown(opened("r")["users"]) == records
 
 
+def test_a_compressed_manifest_that_is_cut_or_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Manifest("nonce").encode()
+    assert Manifest.decode(whole, URL) == Manifest("nonce")
+    assert Manifest.decode(zlib.decompress(whole), URL) == Manifest("nonce")  # of an earlier build
+    for data in (whole[:-1], whole[:-5], whole + b"x", b"x", b""):
+        with pytest.raises(CorruptFileError) as refused:
+            Manifest.decode(data, URL)
+        assert is_complete(refused.value)
+    monkeypatch.setattr("lastword.bucket.manifest.MAX_BYTES", 20)
+    with pytest.raises(CorruptFileError, match="too long"):
+        Manifest.decode(whole, URL)
+
+
 def test_a_damaged_patch() -> None:
     data = Patch({5: b"abc", 900: b"0123456789"}).encode()
     for other in damaged(data, len(data)):

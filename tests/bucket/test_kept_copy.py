@@ -17,6 +17,7 @@ from lastword.api.bucket_dirs import BucketDirs, _Append, merged_settings
 from lastword.api.logs import LogDir
 from lastword.bucket import commit
 from lastword.bucket.commit import Bucket
+from lastword.bucket.manifest import MAX_PAGES
 from lastword.clock import ManualClock, SystemClock
 from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import TopicPartition
@@ -92,7 +93,7 @@ def test_a_commit_runs_few_functions(logs: LogDir) -> None:
 
 
 def test_a_version_that_was_not_read_for_long_is_read_before_the_swap(objects: Objects, logs: LogDir) -> None:
-    """Else so many commits may follow it that the history of the newest version would not show it."""
+    """Otherwise more commits may follow it than the history of the newest version shows."""
     topic = logs.create_topic("users", cleanup_policy="compact")
     for _ in range(3):
         topic.append(b"k", b"v")
@@ -156,6 +157,15 @@ def test_a_copy_that_became_large_is_dropped(logs: LogDir, monkeypatch: pytest.M
     assert was_kept == {True, False}
     assert sorted(values_of(logs)) == sorted(b"%d" % number for number in range(30))  # type: ignore[type-var]
     assert logs.verify().ok
+
+
+def test_the_pages_in_memory_are_those_of_the_newest_version(logs: LogDir) -> None:
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    bucket = logs.dirs._bucket  # type: ignore[attr-defined]
+    for number in range(120):
+        topic.append(b"k", b"%d" % number)
+        assert len(bucket._pages) <= MAX_PAGES + 1
+    assert bucket.committed().manifest.pages
 
 
 def test_a_refused_record_leaves_nothing_in_the_copy(logs: LogDir) -> None:

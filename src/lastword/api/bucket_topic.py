@@ -56,7 +56,7 @@ class BucketTopic(Topic[Any, Any]):
         """As `Topic.extend`. Returns when the records are in the store.
 
         A list, a mapping, a table and every call of a named producer is one commit. An iterator, and a reader
-        of Arrow batches, is committed in groups of `GROUP_BYTES`. So memory is bounded.
+        of Arrow batches, is committed in groups of `GROUP_BYTES`, which bounds the memory.
         """
         self._check_ack(options)
         is_one = options.get("producer") is not None or options.get("sequence") is not None

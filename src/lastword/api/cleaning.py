@@ -26,7 +26,7 @@ from lastword.errors import (
 )
 from lastword.files import OVERLAP_FROM, overlapped
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.partition.again import read_again
+from lastword.partition.reads import read_again
 from lastword.values import Meter, ProgressLike, plural
 
 if TYPE_CHECKING:

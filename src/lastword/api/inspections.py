@@ -29,7 +29,7 @@ from lastword.errors import (
 )
 from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.partition.again import read_again
+from lastword.partition.reads import read_again
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.units import format_bytes

@@ -41,7 +41,7 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.parse import as_int
 from lastword.partition import leases
-from lastword.partition.again import read_again
+from lastword.partition.reads import read_again
 from lastword.segment import names
 from lastword.values import ProcessBound
 

@@ -253,9 +253,9 @@ class Bucket:
         return self.load()
 
     def recent(self) -> Loaded:
-        """Return a version with every commit of this process, which was the newest a few seconds ago.
+        """Return a version that was the newest within `CONFIRMED_SECONDS`.
 
-        It was so within `CONFIRMED_SECONDS`.
+        It has every commit of this process.
         """
         if self.clock.monotonic() - self._confirmed > CONFIRMED_SECONDS:
             return self.load()
@@ -295,9 +295,13 @@ class Bucket:
                     raise lost_object(str(error.file), "the newest version of the log") from error
                 incomplete = stored.version
                 continue
-            kept = {page.object for page in manifest.pages}
-            self._pages = {key: layer for key, layer in self._pages.items() if key in kept}
+            self._forget_pages(manifest)
             return Loaded(ManifestVersion(manifest, pages), stored.version, stored.modified_ms)
+
+    def _forget_pages(self, manifest: Manifest) -> None:
+        """Keep only the pages of a version in memory."""
+        named = {page.object for page in manifest.pages}
+        self._pages = {key: layer for key, layer in self._pages.items() if key in named}
 
     def again(self, read: Callable[[], T]) -> T:
         """Return the result of a read, which is repeated as a whole if it fails: it has no effect.
@@ -511,6 +515,7 @@ class Bucket:
                     snapshot = ManifestVersion(manifest, tuple(page for page in pages if page is not None))
                     self._loaded = Loaded(snapshot, version, base.modified_ms, is_own=True)
                     self._confirmed = self.clock.monotonic()
+                    self._forget_pages(manifest)
 
     def edit(self, change: Callable[[Loaded], Manifest]) -> None:
         """Commit a change of the manifest that concerns no file."""

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lastword.errors import LOST_OBJECT, CorruptFileError
-from lastword.files.framed import MAGIC, Framed
+from lastword.files.framed import MAGIC, MAX_BYTES, Framed
 from lastword.segment import names
 
 MANIFEST = "manifest"
@@ -227,11 +227,7 @@ class Manifest:
         Raises:
             CorruptFileError: The object is damaged, or of a newer version.
         """
-        try:
-            plain = data if data.startswith(MAGIC) else zlib.decompress(data)
-        except zlib.error:
-            raise _FORM.damaged(url, "it cannot be decompressed") from None
-        fields = _FORM.decode(plain, url)
+        fields = _FORM.decode(data if data.startswith(MAGIC) else _decompressed(_FORM, data, url), url)
         with _FORM.reading(url):
             return cls(
                 nonce=_text(fields["nonce"]),
@@ -290,11 +286,7 @@ def decode_page(data: bytes, url: str, page: PageRef) -> Layer:
     """Return the entries of a page. CorruptFileError: the object is damaged, or of a newer version."""
     if len(data) != page.size:
         raise _PAGE_FORM.damaged(url, f"it has {len(data)} bytes, and {page.size} were written")
-    try:
-        plain = zlib.decompress(data)
-    except zlib.error:
-        raise _PAGE_FORM.damaged(url, "it cannot be decompressed") from None
-    fields = _PAGE_FORM.decode(plain, url)
+    fields = _PAGE_FORM.decode(_decompressed(_PAGE_FORM, data, url), url)
     with _PAGE_FORM.reading(url):
         texts = {
             directory: (int(count), _text(text)) for directory, (count, text) in fields["directories"].items()
@@ -304,6 +296,22 @@ def decode_page(data: bytes, url: str, page: PageRef) -> Layer:
             raise ValueError(f"{entries} entries, and {page.entries} were written")
         return Layer({}, texts, url)
     raise AssertionError
+
+
+def _decompressed(form: Framed, data: bytes, url: str) -> bytes:
+    """Return the bytes of a manifest or a page, at most `MAX_BYTES`.
+
+    Raises:
+        CorruptFileError: They are damaged, cut or too long.
+    """
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(data, MAX_BYTES)
+    except zlib.error:
+        raise form.damaged(url, "it cannot be decompressed") from None
+    if not stream.eof or stream.unused_data:
+        raise form.damaged(url, "it is cut, or too long")
+    return plain
 
 
 def encode_condemned(since_ms: Mapping[str, int]) -> bytes:

@@ -92,7 +92,8 @@ def _both(
 def _rewritten(base: ManifestVersion, changes: Changes, read: Read) -> set[str]:
     """Return the partitions that the changes rewrite, and "" if they change a file of the root.
 
-    Of the settings of a topic, it is the name of the file; also if a partition of the topic is removed.
+    A change of the settings of a topic counts as the name of their file. So does the removal of a partition
+    of the topic.
 
     A changed log start or first dirty offset counts: a topic that is removed meanwhile must not leave it.
     """

@@ -1,7 +1,7 @@
 """`OsFiles`: storage on the operating system.
 
-Errors of system calls are translated in this package (`failures.translate`), and nowhere else. The descriptor
-of an `OsHandle` may be closed while the handle is idle (descriptors.py).
+Errors of system calls are translated in this package (`failures.translate`), and nowhere else. An idle
+`OsHandle` may lose its descriptor; its next use opens the file again (descriptors.py).
 """
 
 from __future__ import annotations

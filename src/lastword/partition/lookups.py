@@ -29,8 +29,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from lastword.kernels.columns import RECORD_FIELDS, find_record
 from lastword.metrics import READ_BYTES
-from lastword.partition.again import read_again
-from lastword.partition.reads import Readable, read_batches
+from lastword.partition.reads import Readable, read_again, read_batches
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.records.batch import decompress_records, read_header
 from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader

@@ -12,7 +12,7 @@ newer record is above the end of a read, the key would be missing. So a read of 
    descriptors.
 
 A read of all records (`view="log"`) needs none of this: it continues in the segments of now (`reads`).
-A count, a plan or another figure over a whole log begins again with a view of now (`again`).
+A count, a plan or another figure over a whole log begins again with a view of now (`read_again`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
 from lastword.partition import removal_log
-from lastword.partition.again import ATTEMPTS
-from lastword.partition.reads import check_reached
+from lastword.partition.reads import ATTEMPTS, check_reached
 from lastword.records.formats import UNKNOWN_COUNT
 
 if TYPE_CHECKING:

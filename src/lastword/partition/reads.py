@@ -12,12 +12,12 @@ For newest values this is not enough: see `moment`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastword.errors import CorruptBatchError, FileVanishedError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition.again import ATTEMPTS, read_again
 from lastword.partition.cut import read_note
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader
@@ -27,6 +27,30 @@ if TYPE_CHECKING:
     from lastword.partition.transactions import Outcomes
     from lastword.records.chunk import Chunk
     from lastword.records.record import RawRecord
+
+
+T = TypeVar("T")
+
+ATTEMPTS = 100
+"""How often a read begins or goes on after a cleaning has replaced a file that it had listed."""
+
+
+def read_again(read: Callable[[], T], renew: Callable[[], object] = lambda: None) -> T:
+    """Return the result of `read`, which begins again if a cleaning replaced a file that it had listed.
+
+    Args:
+        read: Reads one or more logs, and changes nothing. It makes its views, or uses those of `renew`.
+        renew: Called before each repetition.
+
+    Raises:
+        FileVanishedError: Files were replaced again and again.
+    """
+    for _ in range(ATTEMPTS - 1):
+        with suppress(FileVanishedError):
+            return read()
+        with suppress(FileVanishedError):
+            renew()
+    return read()
 
 
 class Readable(Protocol):

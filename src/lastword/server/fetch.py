@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.errors import LastwordError, OffsetOutOfRangeError
-from lastword.partition.again import read_again
-from lastword.partition.reads import record_at_time
+from lastword.partition.reads import read_again, record_at_time
 from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.records.compression import limit_of

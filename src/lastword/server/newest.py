@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lastword.errors import CapacityError
-from lastword.partition.again import read_again
 from lastword.partition.cut import empty_batch
+from lastword.partition.reads import read_again
 from lastword.records.formats import read_header
 from lastword.wire import INT32_MAX
 

@@ -44,7 +44,7 @@ from lastword.errors import CorruptFileError
 from lastword.kernels import table as fields
 from lastword.kernels.hashing import hash_spans, seeds
 from lastword.kernels.pages import PAGE_BITS
-from lastword.partition.again import read_again
+from lastword.partition.reads import read_again
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk

@@ -35,11 +35,11 @@ from lastword.clock import Clock, SystemClock
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError, StorageError
 from lastword.files import FileFacts, Files
 from lastword.logdir.identity import read_topic_id
-from lastword.partition.again import read_again
 from lastword.partition.checkpoint_file import number, read_lines, read_offset_lines
 from lastword.partition.directory_segments import DirectorySegments, read_log_start
 from lastword.partition.durability import read_synced
 from lastword.partition.open import expected_cuts
+from lastword.partition.reads import read_again
 from lastword.partition.recovery import Cut
 from lastword.partition.view import PartitionView
 from lastword.segment import names
