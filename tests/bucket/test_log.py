@@ -40,7 +40,7 @@ from lastword.errors import (
     UploadsGoneError,
     UsageError,
 )
-from lastword.kernels import cache_folder
+from lastword.kernels.native import cache_folder
 from lastword.objects.remote import RemoteStore
 
 Open = Callable[..., lastword.LogDir]

@@ -91,7 +91,7 @@ def refused(log: LogBuilder, error: type[DataError] = CertificateError) -> DataE
 
 def named(kernel: Any, args: tuple[Any, ...]) -> dict[str, Any]:
     """Return the arguments of a kernel by their names."""
-    return dict(zip(inspect.signature(kernel.py_func).parameters, args, strict=True))
+    return dict(zip(inspect.signature(kernel.function).parameters, args, strict=True))
 
 
 def test_two_keys_taken_for_one(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from lastword import kernels
-from lastword.kernels.warming import warm
-from tests.naive.pack import rebase
+from lastword.kernels import native
+from lastword.kernels import table as fields
+from lastword.kernels.batches import valid_rows
+from lastword.kernels.warming import every_kernel
 from tests.support.exhaustive import stride
 
 
@@ -26,30 +30,32 @@ def run(program: str, **environment: str) -> list[str]:
 
 def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
-    assert kernels._private_folder(folder)
+    assert native._private_folder(folder)
     folder.chmod(0o777)
-    assert not kernels._private_folder(folder)
+    assert not native._private_folder(folder)
 
 
 def test_a_folder_that_others_may_replace_is_not_trusted(tmp_path: Path) -> None:
     """The owner of the parent can rename the folder, and put another folder in its place."""
     above = tmp_path / "above"
-    assert kernels._private_folder(above / "own")
+    assert native._private_folder(above / "own")
     above.chmod(0o777)
-    assert not kernels._private_folder(above / "own")
+    assert not native._private_folder(above / "own")
     above.chmod(0o1777)
-    assert kernels._private_folder(above / "own"), "as /tmp is"
+    assert native._private_folder(above / "own"), "as /tmp is"
     if os.geteuid() == 0:
         above.chmod(0o755)
         os.chown(above, 12_345, 12_345)
-        assert not kernels._private_folder(above / "own")
+        assert not native._private_folder(above / "own")
 
 
 def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
     """If no folder could be kept, each process used to leave its own folder."""
     (tmp_path / "file").write_text("")
     (tmp_path / f"lastword-{os.getuid()}").write_text("")
-    program = "from lastword.kernels import cache_folder; print(cache_folder().is_dir(), cache_folder())"
+    program = (
+        "from lastword.kernels.native import cache_folder; print(cache_folder().is_dir(), cache_folder())"
+    )
     (line,) = run(program, LASTWORD_CACHE_DIR=str(tmp_path / "file"), TMPDIR=str(tmp_path))
     there, _, folder = line.partition(" ")
     assert there == "True" and "lastword-kernels-" in folder
@@ -58,15 +64,15 @@ def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
 
 def test_no_folder_where_a_file_lies(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert not kernels._private_folder(tmp_path / "file")
-    assert not kernels._private_folder(tmp_path / "file" / "below")
+    assert not native._private_folder(tmp_path / "file")
+    assert not native._private_folder(tmp_path / "file" / "below")
 
 
 def test_an_unusable_choice_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LASTWORD_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(kernels.tempfile, "gettempdir", lambda: str(tmp_path))
-    folder = kernels.cache_folder.__wrapped__()
+    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = native.cache_folder.__wrapped__()
     assert folder.parent == tmp_path / f"lastword-{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -80,104 +86,69 @@ def test_a_usable_folder_needs_no_temporary_directory(
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setenv("LASTWORD_CACHE_DIR", str(tmp_path / "kernels"))
-    monkeypatch.setattr(kernels.tempfile, "gettempdir", no_directory)
-    assert kernels.cache_folder.__wrapped__().parent == tmp_path / "kernels"
+    monkeypatch.setattr(native.tempfile, "gettempdir", no_directory)
+    assert native.cache_folder.__wrapped__().parent == tmp_path / "kernels"
 
 
-def test_warm_leaves_nothing_to_compile() -> None:
-    """`warm` uses the types of the real callers: a whole round afterwards compiles nothing new."""
-    from lastword.kernels import (
-        batches,
-        columns,
-        digest,
-        hashing,
-        key_batch,
-        legacy,
-        offset_map,
-        pack,
-        pages,
-        repack,
-    )
-
-    warm()
-    dispatchers = {
-        f"{module.__name__}.{name}": dispatcher
-        for module in (
-            batches,
-            columns,
-            digest,
-            hashing,
-            legacy,
-            offset_map,
-            pack,
-            pages,
-            key_batch,
-            repack,
-        )
-        for name, dispatcher in vars(module).items()
-        if hasattr(dispatcher, "signatures")
-    }
-    before = {name: len(dispatcher.signatures) for name, dispatcher in dispatchers.items()}
-    _whole_round()
-    assert {name: len(dispatcher.signatures) for name, dispatcher in dispatchers.items()} == before
+def array(layout: native.Layout) -> np.ndarray:
+    return np.zeros((2,) * layout.dimensions, layout.dtype)
 
 
-def _whole_round() -> None:
-    import numpy as np
-    import pyarrow as pa
+@pytest.mark.parametrize("kernel", list(every_kernel()), ids=lambda kernel: kernel.name)
+def test_an_array_of_another_form_is_refused(kernel: native.Kernel) -> None:
+    """Machine code would read outside the array, or other numbers than those that are there."""
+    every = list(native.leaves(kernel.parameters))
+    good = {leaf.name: array(leaf.type) for leaf in every if isinstance(leaf.type, native.Layout)}
+    for name, value in good.items():
+        other = "int32" if value.dtype != np.int32 else "int64"
+        bad = [value.astype(other), value[None], None, bytes(8)]
+        if next(leaf for leaf in every if leaf.name == name).type.writable:
+            frozen = value.copy()
+            frozen.flags.writeable = False
+            bad += [frozen, np.zeros((4,) * value.ndim, value.dtype)[(slice(None, None, 2),) * value.ndim]]
+        for one in bad:
+            with pytest.raises(TypeError, match=re.escape(kernel.name)):
+                kernel(*given(kernel.parameters, good | {name: one}))
 
-    from lastword.kernels.digest import sum_contents, sum_pairs
-    from lastword.kernels.hashing import digest_seeds
-    from lastword.kernels.repack import JOINING_FIELDS, RepackOutput, RepackSource, bytes_needed, repack_rows
-    from lastword.records.chunk import chunk_of
-    from lastword.records.columns import decode_columns, raw_records, to_arrow
-    from lastword.records.formats import build_message, build_wrapper
-    from lastword.records.pack import pack_arrow
-    from lastword.records.record import RawRecord
-    from lastword.resolve import resolve
-    from tests.resolve.support import MemorySegment
 
-    keys = pa.array([b"k%d" % (i % 150) for i in range(200)])
-    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    headers = pa.array([[{"key": "h", "value": None}]] * 200, kind)
-    data = bytearray().join(pack_arrow(keys, keys, np.zeros(200, np.int64), headers, batch_bytes=500))
-    rebase(data, 0, 0)
-    resolution = resolve([MemorySegment(bytes(data), 0, 200)], map_bytes=1500, salt=b"", now_ms=0)
-    assert resolution.passes > 1
-    chunk = chunk_of(data)
-    columns = decode_columns(chunk)
-    to_arrow(columns.select(~resolution.dead.mask(columns.offset)), chunk)
-    raw_records(columns, chunk)
-    old = [RawRecord(n, 0, 0, b"k", b"v") for n in (1, 2)]
-    wrapped = chunk_of(build_message(0, 0, b"k", b"v") + build_wrapper(1, 3, old))
-    assert len(decode_columns(wrapped)) == 3
-    resolution.dead.count(0, 100)
-    out = np.empty(1 << 16, np.uint8)
-    table = np.empty((100, chunk.table.shape[1]), np.int64)
-    retain = np.zeros(chunk.rows, np.uint8)
-    classes = np.empty(100, np.int64)
-    dead = resolution.dead.window(0, 200).arrays
-    joining, side = np.full(JOINING_FIELDS, -1, np.int64), np.empty(64, np.uint8)
-    bytes_needed(chunk.table, 0, side)
-    source, output = (
-        RepackSource(chunk.raw, chunk.uncompressed, chunk.table),
-        RepackOutput(out, table, classes, joining, side),
-    )
-    repack_rows(source, chunk.rows, 0, retain, dead, -1, output, 0, 0)
-    all_stay, ends = np.ones(chunk.rows, np.uint8), np.empty(chunk.rows, np.uint8)
-    largest = np.empty(chunk.rows, np.int64)
-    sum_contents(chunk.uncompressed, chunk.table, chunk.rows, dead, all_stay, -1, ends, largest)
-    sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *digest_seeds(resolution.digest_seed))
+def given(parameters: tuple[native.Leaf | native.Group, ...], arrays: dict[str, Any]) -> list[Any]:
+    """Return arguments of a kernel: the arrays by the names of their leaves, and 0 for each number."""
+    return [
+        one.type(*given(one.parts, arrays)) if isinstance(one, native.Group) else arrays.get(one.name, 0)
+        for one in parameters
+    ]
+
+
+def test_an_array_of_longlong_is_one_of_int64() -> None:
+    """NumPy has two types of 64 bits; some functions return the one, others the other."""
+    table = np.zeros((1, fields.FIELDS), np.longlong)
+    assert table.dtype is not np.dtype(np.int64) and valid_rows(np.zeros(8, np.uint8), table, 0) == 0
+
+
+def test_a_kept_file_that_is_not_whole_is_compiled_again(tmp_path: Path) -> None:
+    load = "from lastword.kernels.table import index_rows; index_rows.load(); "
+    program = load + "import sys; print('numba' in sys.modules)"
+    environment = {"LASTWORD_CACHE_DIR": str(tmp_path)}
+    assert run(program, **environment) == ["True"]
+    (file,) = tmp_path.rglob("table.index_rows.o")
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:100] + b"?" + whole[101:]):
+        file.write_bytes(damaged)
+        assert run(program, **environment) == ["True"]
+        assert file.read_bytes()[16:].startswith(b"_ZN") and run(program, **environment) == ["False"]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
 CHECKED = """
 import numba
 import numpy as np
-from lastword.kernels import memory
+from lastword.kernels import intrinsics
+from lastword.kernels.memory import load64
+from lastword.kernels.native import U8, kernel
 
 @numba.njit
 def load(data, position):
-    return memory.load64(data, position)
+    return intrinsics.load64(data, position)
 
 for position in (-1, 3, 1 << 62):
     try:
@@ -185,17 +156,26 @@ for position in (-1, 3, 1 << 62):
     except IndexError:
         print("refused")
 print(load(np.zeros(10, np.uint8), 2))
+
+@kernel
+def word(data: U8, position: int) -> np.uint64:
+    return load64(data, position)
+
+try:
+    print(word(np.zeros(10, np.uint8), 3))
+except IndexError:
+    print("refused")
 """
 
 
 @pytest.mark.slow
 def test_the_bounds_check_reaches_raw_loads() -> None:
-    assert run(CHECKED, NUMBA_BOUNDSCHECK="1") == ["refused"] * 3 + ["0"]
+    assert run(CHECKED, NUMBA_BOUNDSCHECK="1") == ["refused"] * 3 + ["0", "refused"]
 
 
 INDEXES = """
 import numba, numpy as np
-from lastword.kernels.memory import not_negative
+from lastword.kernels.intrinsics import not_negative
 plain = numba.njit(lambda data, index: data[index])
 proved = numba.njit(lambda data, index: data[not_negative(index)])
 data = np.arange(10)

@@ -12,10 +12,14 @@ from google_crc32c import value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.kernels.hashing import FOLDS, crc32c, table_step1, table_step8
-from lastword.kernels.memory import load8, load64
+from lastword.kernels import hashing
+from lastword.kernels.compiler import dispatcher
+from lastword.kernels.hashing import crc32c
+from lastword.kernels.intrinsics import FOLDS, load8, load64
 from tests.kernels.support import padded
 from tests.naive.crc32c import crc32c as naive
+
+table_step1, table_step8 = dispatcher(hashing.table_step1), dispatcher(hashing.table_step8)
 
 
 @numba.njit
@@ -68,9 +72,9 @@ features = binding.get_host_cpu_features()
 if {without}:
     features["vpclmulqdq"] = False
     binding.get_host_cpu_features = lambda: features
-from lastword.kernels import batches, hashing, pack
+from lastword.kernels import batches, hashing, intrinsics, pack
 from lastword.kernels import table as fields
-assert not (hashing.FOLDS and {without})
+assert not (intrinsics.FOLDS and {without})
 data = np.random.default_rng(1).integers(0, 256, 9000, dtype=np.uint8)
 table = np.zeros((5, fields.FIELDS), np.int64)
 for row, (position, size) in enumerate([(0, 700), (700, 1400), (2100, 650), (2750, 3000), (5750, 800)]):

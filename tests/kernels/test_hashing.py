@@ -9,21 +9,24 @@ from hypothesis import strategies as st
 from lastword import kernels
 from lastword.api.schema import by_murmur2
 from lastword.kernels import hashing
+from lastword.kernels.compiler import dispatcher
 from lastword.kernels.hashing import hash_spans, murmur2_partitions
 from tests.kernels.support import padded
 from tests.naive import hashing as naive
 
 words = st.integers(0, (1 << 64) - 1)
 
+key_hash, pair_digest = dispatcher(hashing.key_hash), dispatcher(hashing.pair_digest)
+
 
 @numba.njit
 def hash_of(data, position, size, seed0, seed1):
-    return hashing.key_hash(data, position, size, seed0, seed1)
+    return key_hash(data, position, size, seed0, seed1)
 
 
 @numba.njit
 def digest_of(hashed, offset, seed0, seed1):
-    return hashing.pair_digest(hashed, offset, seed0, seed1)
+    return pair_digest(hashed, offset, seed0, seed1)
 
 
 @given(st.binary(max_size=70), st.integers(0, 9), words, words)

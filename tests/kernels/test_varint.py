@@ -7,23 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.kernels import memory
+from lastword.kernels.compiler import dispatcher
 from tests.kernels.support import padded
 from tests.naive.varint import BadVarint, read, write
+
+read_varint, read_varlong = dispatcher(memory.read_varint), dispatcher(memory.read_varlong)
+write_varint, varint_size = dispatcher(memory.write_varint), dispatcher(memory.varint_size)
 
 
 @numba.njit
 def read32(data):
-    return memory.read_varint(data, 0)
+    return read_varint(data, 0)
 
 
 @numba.njit
 def read64(data):
-    return memory.read_varlong(data, 0)
+    return read_varlong(data, 0)
 
 
 @numba.njit
 def write64(data, value):
-    return memory.write_varint(data, 0, value), memory.varint_size(value)
+    return write_varint(data, 0, value), varint_size(value)
 
 
 VECTORS = [

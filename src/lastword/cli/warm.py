@@ -27,15 +27,16 @@ def warm(out: Session) -> None:
 
     Use it in the RUN step of a container image, or before the first use. Commands that count, clean or
     restore otherwise compile missing kernels themselves. The folder is LASTWORD_CACHE_DIR, else lastword in
-    the user's cache directory; it is valid for one version of lastword, Numba and Python, and for one type
+    the user's cache directory; it is valid for one version of lastword, NumPy and Python, and for one type
     of processor.
     """
     began = time.monotonic()
-    from lastword.kernels import cache_folder, warming
+    from lastword.kernels import warming
+    from lastword.kernels.native import cache_folder
 
     warming.warm()
     folder = cache_folder()
-    sizes = [path.stat().st_size for path in folder.rglob("*.nb?")]
+    sizes = [path.stat().st_size for path in folder.glob("*.o")]
     out.summary(
         f"{plural(len(sizes), 'file')} of compiled kernels, {format_bytes(sum(sizes))}, in {folder}",
         folder=str(folder),

@@ -16,12 +16,11 @@ from lastword.kernels import (
     NO_SLACK,
     OK,
     SLACK,
-    inline,
-    kernel,
 )
 from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.legacy import read_entry
 from lastword.kernels.memory import load8, load16_be, load32, load32_be, load64_be, store32_be, store64_be
+from lastword.kernels.native import BOOLS, I64, I64X2, U8, inline, kernel
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -72,7 +71,16 @@ from lastword.wire import (
 
 
 @kernel
-def walk_batches(raw, position, end, file_position, next_offset, verify, table, row):
+def walk_batches(
+    raw: U8,
+    position: int,
+    end: int,
+    file_position: int,
+    next_offset: int,
+    verify: bool,
+    table: I64X2,
+    row: int,
+) -> tuple[int, int, int, int]:
     """Fill `table` from `row` on with the batches of raw[position:end].
 
     `file_position` is the position of raw[0] in its file. `next_offset` is the smallest base offset that the
@@ -145,7 +153,7 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
 
 
 @kernel
-def valid_rows(data, table, rows):
+def valid_rows(data: U8, table: I64X2, rows: int) -> int:
     """Count the leading rows of magic 2 whose checksums match their bytes in `data`.
 
     Four checksums are computed side by side: a single one waits for its own last step most of the time.
@@ -213,7 +221,7 @@ def _zstd_bound(raw, position, end):
 
 
 @kernel
-def find_plain_zstd(raw, starts, ends, marks):
+def find_plain_zstd(raw: U8, starts: I64, ends: I64, marks: BOOLS) -> None:
     """Set marks[i] to whether raw[starts[i]:ends[i]] is one frame of zstd as Kafka writes it.
 
     Such a frame has no content size, checksum or dictionary, and nothing follows it. The blocks are read by
@@ -236,7 +244,7 @@ def find_plain_zstd(raw, starts, ends, marks):
 
 
 @kernel
-def rows_that_fit(raw, table, rows, skip, max_bytes):
+def rows_that_fit(raw: U8, table: I64X2, rows: int, skip: U8, max_bytes: int) -> int:
     """Count the leading rows whose records take at most `max_bytes` together when decompressed; at least 1.
 
     The bound of a row is what its codec can reach (zstd: the sum of its blocks), never a size that the row
@@ -268,7 +276,7 @@ def rows_that_fit(raw, table, rows, skip, max_bytes):
 
 
 @kernel
-def assign_offsets(data, sizes, next_offset, epoch, table):
+def assign_offsets(data: U8, sizes: I64, next_offset: int, epoch: int, table: I64X2) -> int:
     """Check the encoded batches in `data`, of `sizes` bytes each, and number them from `next_offset`.
 
     Each batch becomes a row of `table`, with its position in `data` as its file position. Its base offset

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels.memory import copy_wide, load8, read_varint, read_varlong
+from lastword.kernels.native import I32, I64, I64X2, READ_I32, READ_I64, READ_U8, U8, inline, kernel
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -28,15 +29,15 @@ class ColumnArrays(NamedTuple):
     batch in the table. Offset, timestamp and positions are int64, the others int32.
     """
 
-    offset: np.ndarray
-    timestamp: np.ndarray
-    key_position: np.ndarray
-    key_length: np.ndarray
-    value_position: np.ndarray
-    value_length: np.ndarray
-    header_position: np.ndarray
-    header_count: np.ndarray
-    row: np.ndarray
+    offset: I64
+    timestamp: I64
+    key_position: I64
+    key_length: I32
+    value_position: I64
+    value_length: I32
+    header_position: I64
+    header_count: I32
+    row: I32
 
     @classmethod
     def empty(cls, size):
@@ -108,7 +109,9 @@ def skip_headers(data, position, body_end):
 
 
 @kernel
-def decode_rows(uncompressed, table, rows, with_control, columns):
+def decode_rows(
+    uncompressed: U8, table: I64X2, rows: int, with_control: bool, columns: ColumnArrays
+) -> tuple[int, int, int]:
     """Fill an entry of every column for each record of the first `rows` rows.
 
     Control batches are left out unless `with_control`. Returns (records, row, status). With a BAD_ status
@@ -184,7 +187,16 @@ NO_TIME = NO_KEY = -1  # a record without a time is never out of range
 
 
 @kernel
-def check_records(uncompressed, table, row, oldest, newest, needs_key, most_body, refused):
+def check_records(
+    uncompressed: U8,
+    table: I64X2,
+    row: int,
+    oldest: int,
+    newest: int,
+    needs_key: bool,
+    most_body: int,
+    refused: I64X2,
+) -> tuple[int, int, int]:
     """Check every record of the batch of a row as its producer made it: offsets 0, 1, 2 to the last.
 
     Fills a row of `refused` for each record without a key, if `needs_key`, and for each whose time is not in
@@ -249,7 +261,7 @@ RECORD_FIELDS = 6
 
 
 @kernel
-def find_record(uncompressed, table, row, offset, record):
+def find_record(uncompressed: U8, table: I64X2, row: int, offset: int, record: I64) -> tuple[bool, int]:
     """Fill `record` with the fields of the record at `offset` in the batch of a row; lengths are -1 for null.
 
     Every record of the batch is checked as in `decode_rows`. Returns (found, status).
@@ -301,8 +313,14 @@ def find_record(uncompressed, table, row, offset, record):
 
 @kernel
 def decode_headers(
-    uncompressed, header_position, header_count, name_position, name_length, value_position, value_length
-):
+    uncompressed: READ_U8,
+    header_position: READ_I64,
+    header_count: READ_I32,
+    name_position: I64,
+    name_length: I32,
+    value_position: I64,
+    value_length: I32,
+) -> int:
     """Fill an entry for each header of each record; return the number of headers.
 
     The columns come from `decode_rows`, which checked them.
@@ -323,7 +341,7 @@ def decode_headers(
 
 
 @kernel
-def span_bytes(length):
+def span_bytes(length: READ_I32) -> tuple[int, int]:
     """Return (bytes of all spans, number of nulls); a negative length is a null."""
     total = 0
     nulls = 0
@@ -336,7 +354,9 @@ def span_bytes(length):
 
 
 @kernel
-def gather_spans(source, position, length, offsets, data, validity):
+def gather_spans(
+    source: READ_U8, position: READ_I64, length: READ_I32, offsets: I32, data: U8, validity: U8
+) -> int:
     """Copy each source[position:position + length] into `data`, one after another.
 
     `offsets` (int32[n + 1]) and `data` (SLACK bytes longer than needed) become an Arrow binary array. The

@@ -11,16 +11,12 @@ its seeds no one can construct keys that collide.
 from __future__ import annotations
 
 import hashlib
-import platform
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import config
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
-from lastword.kernels import BAD_LENGTH, NO_SLACK, OK, SLACK, inline, kernel
-from lastword.kernels.memory import element_pointer, load8, load32, load64, multiply_fold
+from lastword.kernels import BAD_LENGTH, NO_SLACK, OK, SLACK
+from lastword.kernels.memory import load8, load32, load64, multiply_fold
+from lastword.kernels.native import I64, READ_I32, READ_I64, READ_U8, U8, U64, Intrinsic, inline, kernel
 
 # ---------------------------------------------------------------- CRC-32C
 
@@ -46,42 +42,6 @@ def _tables() -> np.ndarray:
 TABLES = _tables()
 
 
-def _hardware() -> str | None:
-    """Return the family of the LLVM intrinsic on this machine: "x86", "aarch64" or None."""
-    if config.CPU_NAME or config.CPU_FEATURES:  # the code is for another machine
-        return None
-    features = binding.get_host_cpu_features()
-    machine = platform.machine().lower()
-    if machine in ("x86_64", "amd64") and features.get("sse4.2"):
-        return "x86"
-    if machine in ("aarch64", "arm64") and features.get("crc"):
-        return "aarch64"
-    return None
-
-
-HARDWARE = _hardware()
-
-
-def _instruction(name, wide_state, data_bits):
-    """Return a CRC instruction as a function (uint64 state, uint64 data) -> uint64 state."""
-
-    def typing(typingctx, state, data):
-        def codegen(context, builder, signature, args):
-            state_type = ir.IntType(64 if wide_state else 32)
-            data_type = ir.IntType(data_bits)
-            function_type = ir.FunctionType(state_type, [state_type, data_type])
-            function = cgutils.get_or_insert_function(builder.module, function_type, name)
-            before = args[0] if wide_state else builder.trunc(args[0], state_type)
-            operand = args[1] if data_bits == 64 else builder.trunc(args[1], data_type)
-            after = builder.call(function, [before, operand])
-            return after if wide_state else builder.zext(after, ir.IntType(64))
-
-        return types.uint64(types.uint64, types.uint64), codegen
-
-    typing.__name__ = "crc_step"
-    return intrinsic(typing)
-
-
 @inline
 def table_step8(state, word):
     """Advance the CRC by eight bytes with the tables."""
@@ -104,99 +64,13 @@ def table_step1(state, byte):
     return np.uint64(TABLES[0, (state ^ byte) & np.uint64(255)]) ^ (state >> np.uint64(8))
 
 
-if HARDWARE == "x86":
-    _step8 = _instruction("llvm.x86.sse42.crc32.64.64", True, 64)
-    _step1 = _instruction("llvm.x86.sse42.crc32.32.8", False, 8)
-elif HARDWARE == "aarch64":
-    _step8 = _instruction("llvm.aarch64.crc32cx", False, 64)
-    _step1 = _instruction("llvm.aarch64.crc32cb", False, 32)
-else:
-    _step8 = table_step8
-    _step1 = table_step1
-
-
-def _power(exponent: int) -> int:
-    """Return x^exponent modulo the polynomial, with the bits in the order of a CRC."""
-    value = 1 << 31
-    for _ in range(exponent):
-        value = (value >> 1) ^ (POLYNOMIAL if value & 1 else 0)
-    return value
-
-
-def _has_folds() -> bool:
-    """Return whether this machine multiplies 512 bits without carries."""
-    features = binding.get_host_cpu_features() if HARDWARE == "x86" and config.ENABLE_AVX else {}
-    return bool(features.get("vpclmulqdq") and features.get("avx512f"))
-
-
-FOLDS = _has_folds()
+step8 = Intrinsic("step8")
+step1 = Intrinsic("step1")
+FOLDS = Intrinsic("FOLDS")
+fold_crc = Intrinsic("fold_crc")
 FOLD_BYTES = 64
 FEWEST_FOLDS = 8
 """Folds from which on they are faster than the instruction alone."""
-_LANES = 4
-
-
-@intrinsic
-def fold_crc(typingctx, state, data, position, folds):
-    """Advance the CRC by FOLD_BYTES * `folds` bytes, for `folds` >= 4; only if FOLDS.
-
-    A vector of 64 bytes stands for all bytes before its end: its CRC, from state 0, is theirs. To move it by
-    n bits, each half of its 128-bit parts is multiplied by a power of x, and the bytes there are added. Four
-    vectors side by side move by 256 bytes; then they are folded into one.
-    """
-
-    def codegen(context, builder, signature, args):
-        vector = ir.VectorType(ir.IntType(64), 8)
-        word, byte = ir.IntType(64), ir.IntType(8)
-        start, data, position, folds = args
-        step = ir.Constant(word, FOLD_BYTES)
-        origin = element_pointer(
-            context, builder, signature.args[1], data, position, builder.mul(folds, step)
-        )
-        multiply = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector, vector, byte]), "llvm.x86.pclmulqdq.512"
-        )
-        advance = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(word, [word, word]), "llvm.x86.sse42.crc32.64.64"
-        )
-
-        def load(block):
-            place = builder.gep(origin, [builder.mul(block, step)])
-            return builder.load(builder.bitcast(place, vector.as_pointer()), align=1)
-
-        def moved(value, size, data):
-            powers = ir.Constant(vector, [_power(8 * size + 31), _power(8 * size - 33)] * 4)
-            low = builder.call(multiply, [value, powers, ir.Constant(byte, 0x00)])
-            high = builder.call(multiply, [value, powers, ir.Constant(byte, 0x11)])
-            return builder.xor(builder.xor(low, high), data)
-
-        lanes = [cgutils.alloca_once_value(builder, load(ir.Constant(word, lane))) for lane in range(_LANES)]
-        first = builder.load(lanes[0])
-        number = ir.Constant(ir.IntType(32), 0)
-        first_word = builder.xor(builder.extract_element(first, number), start)
-        builder.store(builder.insert_element(first, first_word, number), lanes[0])
-        rounds = builder.udiv(folds, ir.Constant(word, _LANES))
-        with cgutils.for_range_slice(
-            builder, ir.Constant(word, 1), rounds, ir.Constant(word, 1), intp=word
-        ) as (number, _):
-            for lane in range(_LANES):
-                block = builder.add(builder.mul(number, ir.Constant(word, _LANES)), ir.Constant(word, lane))
-                value = moved(builder.load(lanes[lane]), FOLD_BYTES * _LANES, load(block))
-                builder.store(value, lanes[lane])
-        for lane in range(1, _LANES):
-            value = moved(builder.load(lanes[lane - 1]), FOLD_BYTES, builder.load(lanes[lane]))
-            builder.store(value, lanes[lane])
-        last = lanes[_LANES - 1]
-        done = builder.mul(rounds, ir.Constant(word, _LANES))
-        with cgutils.for_range_slice(builder, done, folds, ir.Constant(word, 1), intp=word) as (block, _):
-            builder.store(moved(builder.load(last), FOLD_BYTES, load(block)), last)
-        value, state = builder.load(last), ir.Constant(word, 0)
-        for place in range(8):
-            part = builder.extract_element(value, ir.Constant(ir.IntType(32), place))
-            state = builder.call(advance, [state, part])
-        return state
-
-    return types.uint64(types.uint64, data, types.int64, types.int64), codegen
 
 
 @inline
@@ -204,10 +78,10 @@ def _continue_short(data, state, position, size):
     """Advance the CRC by a slice, by the instruction alone."""
     end = position + size
     while end - position >= 8:
-        state = _step8(state, load64(data, position))
+        state = step8(state, load64(data, position))
         position += 8
     while position < end:
-        state = _step1(state, np.uint64(load8(data, position)))
+        state = step1(state, np.uint64(load8(data, position)))
         position += 1
     return state
 
@@ -246,10 +120,10 @@ def crc_of_four(data, position0, size0, position1, size1, position2, size2, posi
     done = 0
     together = 0 if FOLDS else min(min(size0, size1), min(size2, size3)) - 7
     while done < together:
-        state0 = _step8(state0, load64(data, position0 + done))
-        state1 = _step8(state1, load64(data, position1 + done))
-        state2 = _step8(state2, load64(data, position2 + done))
-        state3 = _step8(state3, load64(data, position3 + done))
+        state0 = step8(state0, load64(data, position0 + done))
+        state1 = step8(state1, load64(data, position1 + done))
+        state2 = step8(state2, load64(data, position2 + done))
+        state3 = step8(state3, load64(data, position3 + done))
         done += 8
     return (
         _continue_crc(data, state0, position0 + done, size0 - done),
@@ -260,7 +134,7 @@ def crc_of_four(data, position0, size0, position1, size1, position2, size2, posi
 
 
 @kernel
-def crc32c(data, position, size):
+def crc32c(data: U8, position: int, size: int) -> int:
     """Return the CRC-32C of data[position:position + size]; -1 if that is not inside `data`."""
     if position < 0 or size < 0 or position > data.size or size > data.size - position:
         return np.int64(-1)
@@ -316,7 +190,9 @@ def pair_digest(hashed_key, offset, seed0, seed1):
 
 
 @kernel
-def hash_spans(source, position, length, seed0, seed1, hashes):
+def hash_spans(
+    source: READ_U8, position: READ_I64, length: READ_I32, seed0: np.uint64, seed1: np.uint64, hashes: U64
+) -> int:
     """Fill `hashes` (uint64) with the `key_hash` of each span of `source`, or `NULL_KEY` for a null span."""
     for i in range(position.size):
         size = length[i]
@@ -357,7 +233,7 @@ def murmur2(data, position, size):
 
 
 @kernel
-def murmur2_partitions(data, edges, partitions, chosen):
+def murmur2_partitions(data: READ_U8, edges: READ_I32, partitions: int, chosen: I64) -> int:
     """Fill `chosen` (int64) with the partition of each key data[edges[i]:edges[i + 1]].
 
     The sign bit of the hash is cleared, as in Java's `toPositive`. BAD_LENGTH for edges that decrease or are

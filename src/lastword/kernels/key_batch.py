@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.hashing import key_hash
 from lastword.kernels.memory import copy_wide, load32, load64, multiply_fold, store64
+from lastword.kernels.native import I64, I64X2, U8, U64, U64X2, inline, kernel
 from lastword.kernels.pages import PAGE_BITS
 from lastword.kernels.table import (
     ATTRIBUTES,
@@ -103,10 +104,10 @@ class KeyBatch(NamedTuple):
         homes: int64[2, n]; scratch of `offset_map.insert_keys`.
     """
 
-    hashes: np.ndarray
-    spans: np.ndarray
-    page_ids: np.ndarray
-    homes: np.ndarray
+    hashes: U64X2
+    spans: I64X2
+    page_ids: I64
+    homes: I64X2
 
 
 @inline
@@ -116,7 +117,9 @@ def number_hash(offset, seed0, seed1):
 
 
 @kernel
-def fill_key_batch(uncompressed, table, outcomes, rows, cursor, words, batch):
+def fill_key_batch(
+    uncompressed: U8, table: I64X2, outcomes: U8, rows: int, cursor: I64, words: U64, batch: KeyBatch
+) -> int:
     """Fill `batch` with the chunk's next records, from cursor[ROW] and cursor[ORDINAL] on.
 
     Stops after the first `rows` rows, or when `batch` is full. `outcomes` (uint8 for each row): the outcome
@@ -249,7 +252,9 @@ def fill_key_batch(uncompressed, table, outcomes, rows, cursor, words, batch):
 
 
 @kernel
-def divide_key_batch(uncompressed, batch, first, filled, bins, data):
+def divide_key_batch(
+    uncompressed: U8, batch: KeyBatch, first: int, filled: int, bins: I64X2, data: U8
+) -> tuple[int, int, int]:
     """Append records first..filled - 1 of a key batch, as rows, to the bins of their shards, in order.
 
     A record without a key belongs to a shard by its offset. `bins` (int64[shards, BIN_FIELDS]) are parts of
@@ -316,7 +321,9 @@ def divide_key_batch(uncompressed, batch, first, filled, bins, data):
 
 
 @kernel
-def fill_from_rows(section, end, count, with_keyless, words, cursor, batch):
+def fill_from_rows(
+    section: U8, end: int, count: int, with_keyless: bool, words: U64, cursor: I64, batch: KeyBatch
+) -> int:
     """Fill `batch` with the records of a section: `count` rows in section[:end]; `section` has slack.
 
     Without `with_keyless`, records without a key are left out. Key positions count in `section`. Sets

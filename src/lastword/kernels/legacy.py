@@ -21,8 +21,6 @@ from lastword.kernels import (
     NO_SLACK,
     OK,
     SLACK,
-    inline,
-    kernel,
 )
 from lastword.kernels.memory import (
     copy_wide,
@@ -34,6 +32,7 @@ from lastword.kernels.memory import (
     varint_size,
     write_varint,
 )
+from lastword.kernels.native import I64X2, U8, inline, kernel
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -208,7 +207,9 @@ def write_record(
 
 
 @kernel
-def translate_messages(raw, table, row, rows, uncompressed, done):
+def translate_messages(
+    raw: U8, table: I64X2, row: int, rows: int, uncompressed: U8, done: int
+) -> tuple[int, int, int]:
     """Write the records of uncompressed rows of magic 0 and 1, from `row` on, into uncompressed[done:].
 
     Stops at the first row of another kind. Returns (row reached, bytes of `uncompressed` used, status).
@@ -235,7 +236,7 @@ def translate_messages(raw, table, row, rows, uncompressed, done):
 
 
 @kernel
-def scan_inner(inner, size):
+def scan_inner(inner: U8, size: int) -> tuple[int, int, int, int]:
     """Check the decompressed entries inner[:size] of a wrapper, with their CRCs.
 
     Returns (whole entries, first offset, last offset as stored, status). An incomplete entry at the end is
@@ -277,7 +278,9 @@ def scan_inner(inner, size):
 
 
 @kernel
-def translate_wrapper(inner, count, first, last, table, row, uncompressed, done):
+def translate_wrapper(
+    inner: U8, count: int, first: int, last: int, table: I64X2, row: int, uncompressed: U8, done: int
+) -> tuple[int, int]:
     """Write the records of a wrapper's inner entries into uncompressed[done:], and complete its row.
 
     `count`, `first` and `last` come from `scan_inner`. Returns (bytes of `uncompressed` used, status). The

@@ -7,8 +7,9 @@ which reads all kinds and reports the damage.
 
 from __future__ import annotations
 
-from lastword.kernels import FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels import FULL, NO_SLACK, OK, SLACK
 from lastword.kernels.memory import copy_exact, copy_wide, load8, load16, load32, load64, store8, store64
+from lastword.kernels.native import I64X2, U8, inline, kernel
 from lastword.kernels.table import ATTRIBUTES, MAGIC, POSITION, RECORDS_END, RECORDS_POSITION, SIZE
 from lastword.wire import CODEC_MASK, HEADER_BYTES, LZ4
 
@@ -130,7 +131,9 @@ def decompress_frame(source, position, end, out, start, limit):
 
 
 @kernel
-def decompress_lz4_rows(raw, table, row, rows, skip, uncompressed, done):
+def decompress_lz4_rows(
+    raw: U8, table: I64X2, row: int, rows: int, skip: U8, uncompressed: U8, done: int
+) -> tuple[int, int, int]:
     """Put the records of the batches from `row` on into `uncompressed`, from `done` on.
 
     Their positions are set in the table.

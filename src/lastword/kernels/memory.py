@@ -9,103 +9,28 @@ Varints are zig-zag: 32-bit (at most 5 bytes) and 64-bit (at most 10).
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import config
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
-from lastword.kernels import inline
+from lastword.kernels.native import Intrinsic, inline
 
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
-_I128 = ir.IntType(128)
-
-
-def element_pointer(context, builder, array_type, array, position, size):
-    """Return the address of byte `position`.
-
-    With the bounds check on: IndexError unless `size` bytes from there are inside the array.
-    """
-    view = context.make_array(array_type)(context, builder, array)
-    if config.BOUNDSCHECK:
-        (length,) = cgutils.unpack_tuple(builder, view.shape, 1)
-        room = builder.sub(length, position)
-        size_value = size if isinstance(size, ir.Value) else ir.Constant(_I64, size)
-        bad = builder.or_(
-            builder.icmp_signed("<", position, ir.Constant(_I64, 0)),
-            builder.or_(
-                builder.icmp_signed("<", size_value, ir.Constant(_I64, 0)),
-                builder.icmp_signed("<", room, size_value),
-            ),
-        )
-        with builder.if_then(bad, likely=False):
-            context.call_conv.return_user_exc(builder, IndexError, ("raw access outside the array",))
-    return builder.gep(view.data, [position])
-
-
-def _load(bits, result, swap=False, name=""):
-    def typing(typingctx, array, position):
-        def codegen(context, builder, signature, args):
-            pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], bits // 8)
-            kind = ir.IntType(bits)
-            value = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
-            if swap:
-                value = builder.bswap(value)
-            if bits == 64:
-                return value
-            return builder.sext(value, _I64) if swap else builder.zext(value, _I64)
-
-        return result(array, types.int64), codegen
-
-    typing.__name__ = name
-    return intrinsic(typing)
-
-
-load8 = _load(8, types.int64, name="load8")
-load16 = _load(16, types.int64, name="load16")
-load32 = _load(32, types.int64, name="load32")
-load64 = _load(64, types.uint64, name="load64")
-load16_be = _load(16, types.int64, swap=True, name="load16_be")
-load32_be = _load(32, types.int64, swap=True, name="load32_be")
-load64_be = _load(64, types.int64, swap=True, name="load64_be")
-
-
-def _store(bits, operand, swap=False, name=""):
-    def typing(typingctx, array, position, value):
-        def codegen(context, builder, signature, args):
-            pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], bits // 8)
-            kind = ir.IntType(bits)
-            value = args[2] if bits == 64 else builder.trunc(args[2], kind)
-            if swap:
-                value = builder.bswap(value)
-            builder.store(value, builder.bitcast(pointer, kind.as_pointer()), align=1)
-            return context.get_dummy_value()
-
-        return types.void(array, types.int64, operand), codegen
-
-    typing.__name__ = name
-    return intrinsic(typing)
-
-
-store8 = _store(8, types.int64, name="store8")
-store32 = _store(32, types.int64, name="store32")
-store64 = _store(64, types.uint64, name="store64")
-store16_be = _store(16, types.int64, swap=True, name="store16_be")
-store32_be = _store(32, types.int64, swap=True, name="store32_be")
-store64_be = _store(64, types.int64, swap=True, name="store64_be")
-
-
-@intrinsic
-def copy_exact(typingctx, target, target_position, source, source_position, size):
-    """Copy `size` bytes between arrays that do not overlap."""
-
-    def codegen(context, builder, signature, args):
-        to = element_pointer(context, builder, signature.args[0], args[0], args[1], args[4])
-        origin = element_pointer(context, builder, signature.args[2], args[2], args[3], args[4])
-        cgutils.raw_memcpy(builder, to, origin, args[4], 1)
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, source, types.int64, types.int64), codegen
+load8 = Intrinsic("load8")
+load16 = Intrinsic("load16")
+load32 = Intrinsic("load32")
+load64 = Intrinsic("load64")
+load16_be = Intrinsic("load16_be")
+load32_be = Intrinsic("load32_be")
+load64_be = Intrinsic("load64_be")
+store8 = Intrinsic("store8")
+store32 = Intrinsic("store32")
+store64 = Intrinsic("store64")
+store16_be = Intrinsic("store16_be")
+store32_be = Intrinsic("store32_be")
+store64_be = Intrinsic("store64_be")
+copy_exact = Intrinsic("copy_exact")
+prefetch = Intrinsic("prefetch")
+not_negative = Intrinsic("not_negative")
+multiply_fold = Intrinsic("multiply_fold")
+multiply_high = Intrinsic("multiply_high")
+count_bits = Intrinsic("count_bits")
 
 
 @inline
@@ -118,79 +43,6 @@ def copy_wide(target, target_position, source, source_position, size):
         while done < size:
             store64(target, target_position + done, load64(source, source_position + done))
             done += 8
-
-
-@intrinsic
-def prefetch(typingctx, array, position):
-    """Prefetch the cache line at `position`."""
-
-    def codegen(context, builder, signature, args):
-        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], 1)
-        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], function_type)
-        builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), codegen
-
-
-@intrinsic
-def not_negative(typingctx, value):
-    """Return an index, which must not be negative, so that its uses do not test its sign.
-
-    Numba counts a negative index from the end of the array: a test and a selection for each use of an index
-    whose sign is not proved. With the bounds check on: IndexError for a negative value.
-    """
-
-    def codegen(context, builder, signature, args):
-        good = builder.icmp_signed(">=", args[0], ir.Constant(_I64, 0))
-        if config.BOUNDSCHECK:
-            with builder.if_then(builder.not_(good), likely=False):
-                context.call_conv.return_user_exc(builder, IndexError, ("negative index",))
-        else:
-            function_type = ir.FunctionType(ir.VoidType(), [ir.IntType(1)])
-            function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.assume")
-            builder.call(function, [good])
-        return args[0]
-
-    return types.int64(types.int64), codegen
-
-
-def _wide_product(builder, args):
-    product = builder.mul(builder.zext(args[0], _I128), builder.zext(args[1], _I128))
-    high = builder.trunc(builder.lshr(product, ir.Constant(_I128, 64)), _I64)
-    return builder.trunc(product, _I64), high
-
-
-@intrinsic
-def multiply_fold(typingctx, a, b):
-    """Return the low half xor the high half of the 128-bit product of two uint64."""
-
-    def codegen(context, builder, signature, args):
-        low, high = _wide_product(builder, args)
-        return builder.xor(low, high)
-
-    return types.uint64(types.uint64, types.uint64), codegen
-
-
-@intrinsic
-def multiply_high(typingctx, a, b):
-    """Return the high half of the 128-bit product of two uint64: a hash becomes one of b places."""
-
-    def codegen(context, builder, signature, args):
-        return _wide_product(builder, args)[1]
-
-    return types.uint64(types.uint64, types.uint64), codegen
-
-
-@intrinsic
-def count_bits(typingctx, word):
-    """Return how many bits of a uint64 are set."""
-
-    def codegen(context, builder, signature, args):
-        return builder.ctpop(args[0])
-
-    return types.int64(types.uint64), codegen
 
 
 OVERLONG = 1 << 40

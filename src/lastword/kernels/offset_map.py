@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastword.kernels import BAD_COUNT, BAD_OFFSET, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels import BAD_COUNT, BAD_OFFSET, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels.columns import read_bounds, read_key
 from lastword.kernels.hashing import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.key_batch import (
@@ -46,6 +46,7 @@ from lastword.kernels.key_batch import (
     SIZE,
     SIZE_MASK,
     TOMBSTONE,
+    KeyBatch,
 )
 from lastword.kernels.memory import (
     copy_wide,
@@ -59,7 +60,8 @@ from lastword.kernels.memory import (
     store32,
     store64,
 )
-from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, find_page, set_bit, test_bit
+from lastword.kernels.native import I64, I64X2, U8, U64, inline, kernel
+from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, DeadBits, Pages, find_page, set_bit, test_bit
 from lastword.kernels.table import ATTRIBUTES, BASE_OFFSET, COUNT, RECORDS_END, RECORDS_POSITION
 from lastword.wire import CONTROL_BIT, INT64_MAX, SMALLEST_RECORD_BYTES
 
@@ -160,10 +162,10 @@ class KeyMap(NamedTuple):
         words: uint64[WORD_FIELDS]; seeds and the range of hashes (`key_batch`).
     """
 
-    arena: np.ndarray
-    slots: np.ndarray
-    state: np.ndarray
-    words: np.ndarray
+    arena: U8
+    slots: U64
+    state: I64
+    words: U64
 
 
 class CountArrays(NamedTuple):
@@ -175,9 +177,9 @@ class CountArrays(NamedTuple):
         digests: uint64; sum of the pair digests of the live records.
     """
 
-    bases: np.ndarray
-    stats: np.ndarray
-    digests: np.ndarray
+    bases: I64
+    stats: I64X2
+    digests: U64
 
 
 PREFETCH_DISTANCE = 12  # records between the prefetches of slot, entry and bit, and the use
@@ -280,7 +282,15 @@ def prefetch_bit(homes, arena, state, pages, i):
 
 
 @kernel
-def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
+def insert_keys(
+    uncompressed: U8,
+    batch: KeyBatch,
+    filled: int,
+    segment: int,
+    key_map: KeyMap,
+    pages: Pages,
+    counts: CountArrays,
+) -> int:
     """Insert the first `filled` records of a key batch into the map, from state[NEXT] on.
 
     `segment` is that of the first record; later records may be in later segments. The pages of the records
@@ -420,7 +430,7 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
 
 
 @kernel
-def rebuild_slots(key_map, homes):
+def rebuild_slots(key_map: KeyMap, homes: I64X2) -> int:
     """Fill the (zeroed) slots from the arena; `homes` (int64[2, n]) is scratch.
 
     BAD_RECORD if the arena is not a sequence of entries, or their number is not that of `state`: its bytes
@@ -463,7 +473,7 @@ def rebuild_slots(key_map, homes):
 
 
 @kernel
-def drop_entries(key_map, pages, counts):
+def drop_entries(key_map: KeyMap, pages: Pages, counts: CountArrays) -> None:
     """Remove from the arena the keys outside the range of hashes in `words`, and vacant keys without copies.
 
     The newest record of a key outside the range is subtracted from the live records. Afterwards the slots
@@ -521,7 +531,7 @@ def find_entry(key_map, data, position, length):
 
 
 @kernel
-def find_key(key_map, key, key_length):
+def find_key(key_map: KeyMap, key: U8, key_length: int) -> int:
     """Return the entry of key[:key_length], or -1; `key` has slack."""
     if key_length < 0 or key_length > key.size - SLACK:
         return np.int64(-1)
@@ -535,7 +545,7 @@ def find_key(key_map, key, key_length):
 
 
 @kernel
-def list_tombstones(arena, state, entries, offsets, copies, size_bytes):
+def list_tombstones(arena: U8, state: I64, entries: I64, offsets: I64, copies: U8, size_bytes: I64) -> int:
     """List the live tombstones in the order of the arena, as many as fit; return their number."""
     done = 0
     entry = np.int64(ARENA_START)
@@ -554,7 +564,7 @@ def list_tombstones(arena, state, entries, offsets, copies, size_bytes):
 
 
 @kernel
-def mark_due(key_map, entries, pages, counts):
+def mark_due(key_map: KeyMap, entries: I64, pages: Pages, counts: CountArrays) -> None:
     """Set the bits of the tombstones in these entries: their delete horizons have passed."""
     arena, _slots, state, words = key_map
     digest0 = words[DIGEST0]
@@ -574,7 +584,9 @@ def mark_due(key_map, entries, pages, counts):
 
 
 @kernel
-def count_removals(uncompressed, table, rows, key_map, dead):
+def count_removals(
+    uncompressed: U8, table: I64X2, rows: int, key_map: KeyMap, dead: DeadBits
+) -> tuple[int, int]:
     """Add a removal to the key of each dead record in the chunk's first `rows` rows.
 
     `dead` are the bits by which the rewrite removes records. Returns (row, status).
@@ -617,7 +629,7 @@ def count_removals(uncompressed, table, rows, key_map, dead):
 
 
 @kernel
-def apply_removals(arena, state, published):
+def apply_removals(arena: U8, state: I64, published: bool) -> None:
     """Subtract the counted removals from the copies, or discard them if the rewrite was not `published`.
 
     A key whose due tombstone was removed becomes vacant.

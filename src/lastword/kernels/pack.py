@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
-from lastword.kernels import BAD_RECORD, FULL, OK, SLACK, inline, kernel
+from lastword.kernels import BAD_RECORD, FULL, OK, SLACK
 from lastword.kernels.hashing import crc_of
 from lastword.kernels.memory import (
     copy_exact,
@@ -17,6 +15,7 @@ from lastword.kernels.memory import (
     varint_size,
     write_varint,
 )
+from lastword.kernels.native import I64, I64X2, READ_U8, U8, inline, kernel
 from lastword.wire import (
     ATTRIBUTES_AT,
     BASE_SEQUENCE_AT,
@@ -49,9 +48,9 @@ class Spans(NamedTuple):
     A value is `length` bytes from `position` on; length -1 is null. Positions and lengths are int64.
     """
 
-    data: np.ndarray
-    position: np.ndarray
-    length: np.ndarray
+    data: READ_U8
+    position: I64
+    length: I64
 
 
 class RecordSpans(NamedTuple):
@@ -63,8 +62,8 @@ class RecordSpans(NamedTuple):
 
     keys: Spans
     values: Spans
-    timestamps: np.ndarray
-    header_first: np.ndarray
+    timestamps: I64
+    header_first: I64
     header_names: Spans
     header_values: Spans
 
@@ -82,7 +81,15 @@ def _outside(source, position, length):
 
 
 @kernel
-def pack_records(records, attributes, append_time, batch_bytes, first, out, batches):
+def pack_records(
+    records: RecordSpans,
+    attributes: int,
+    append_time: int,
+    batch_bytes: int,
+    first: int,
+    out: U8,
+    batches: I64X2,
+) -> tuple[int, int, int, int]:
     """Write the records from `first` on into `out`; start a new batch when `batch_bytes` would be exceeded.
 
     `append_time` is the maximum timestamp of every batch if `attributes` has LOG_APPEND. Base offsets are 0,
@@ -198,7 +205,7 @@ def pack_records(records, attributes, append_time, batch_bytes, first, out, batc
 
 
 @kernel
-def seal_batch(data, position, size):
+def seal_batch(data: U8, position: int, size: int) -> bool:
     """Set length and CRC of the batch data[position:position + size]; return False if that is outside."""
     if position < 0 or size < HEADER_BYTES or position > data.size or size > data.size - position:
         return False

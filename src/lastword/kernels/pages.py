@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastword.kernels import inline, kernel
 from lastword.kernels.memory import count_bits
+from lastword.kernels.native import BOOLS, I32, I64, U64X2, inline, kernel
 
 PAGE_BITS = 12
 PAGE_WORDS = 1 << (PAGE_BITS - 6)
@@ -28,9 +28,9 @@ class DeadBits(NamedTuple):
         bits: uint64[slots, PAGE_WORDS].
     """
 
-    ids: np.ndarray
-    slots: np.ndarray
-    bits: np.ndarray
+    ids: I64
+    slots: I32
+    bits: U64X2
 
 
 class Pages(NamedTuple):
@@ -41,10 +41,10 @@ class Pages(NamedTuple):
         segments: int32; the segment of the page's first record.
     """
 
-    ids: np.ndarray
-    slots: np.ndarray
-    segments: np.ndarray
-    bits: np.ndarray
+    ids: I64
+    slots: I32
+    segments: I32
+    bits: U64X2
 
 
 @inline
@@ -156,13 +156,13 @@ def bits_between(dead, first, last):
 
 
 @kernel
-def test_bits(dead, offsets, out):
+def test_bits(dead: DeadBits, offsets: I64, out: BOOLS) -> None:
     """Set out[i] to whether the bit of offsets[i] is set."""
     for i in range(offsets.size):
         out[i] = test_bit(dead, offsets[i])
 
 
 @kernel
-def count_between(dead, first, last):
+def count_between(dead: DeadBits, first: int, last: int) -> int:
     """Count the set bits of the offsets first..last."""
     return bits_between(dead, first, last)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels.columns import read_bounds, read_deltas, read_key, read_value
 from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.memory import (
@@ -34,8 +34,9 @@ from lastword.kernels.memory import (
     varint_size,
     write_varint,
 )
+from lastword.kernels.native import I64, I64X2, U8, inline, kernel
 from lastword.kernels.pack import seal
-from lastword.kernels.pages import bits_between, in_word, read_word, test_bit
+from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word, test_bit
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -228,9 +229,9 @@ SET_HORIZON = 3
 class RepackSource(NamedTuple):
     """The arrays of a chunk: `raw` and `uncompressed` (uint8, with slack), and its batch `table`."""
 
-    raw: np.ndarray
-    uncompressed: np.ndarray
-    table: np.ndarray
+    raw: U8
+    uncompressed: U8
+    table: I64X2
 
 
 class RepackOutput(NamedTuple):
@@ -244,11 +245,11 @@ class RepackOutput(NamedTuple):
         side: uint8, half of TARGET_BYTES and slack; scratch of the kernel.
     """
 
-    data: np.ndarray
-    table: np.ndarray
-    classes: np.ndarray
-    joining: np.ndarray
-    side: np.ndarray
+    data: U8
+    table: I64X2
+    classes: I64
+    joining: I64
+    side: U8
 
 
 @inline
@@ -364,7 +365,17 @@ def _has_kept_tombstone(uncompressed, table, row, dead):
 
 
 @kernel
-def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_position, out_row):
+def repack_rows(
+    source: RepackSource,
+    rows: int,
+    row: int,
+    retain: U8,
+    dead: DeadBits,
+    horizon_ms: int,
+    output: RepackOutput,
+    out_position: int,
+    out_row: int,
+) -> tuple[int, int, int, int, int]:
     """Rewrite the batches row..rows of `source` into the output, from out_position on.
 
     `retain` (uint8[rows]): AS_BITS, RETAIN for a data batch that must leave at least its header, DROP or
@@ -520,7 +531,7 @@ def _checked_part(table, row):
 
 
 @kernel
-def seal_joined(data, table, classes, rows):
+def seal_joined(data: U8, table: I64X2, classes: I64, rows: int) -> int:
     """Set the checksums of the JOINED batches without a codec in the first `rows` rows.
 
     Four are computed side by side, as in `batches.valid_rows`. Returns a status.
@@ -555,13 +566,13 @@ def seal_joined(data, table, classes, rows):
 
 
 @kernel
-def bytes_needed(table, row, side):
+def bytes_needed(table: I64X2, row: int, side: U8) -> int:
     """Return the free bytes that `repack_rows` needs in its output before it takes this batch."""
     return max(table[row, SIZE], _growth_bound(table, row)) + side.size + SLACK
 
 
 @kernel
-def mark_dead_rows(table, rows, dead, marks):
+def mark_dead_rows(table: I64X2, rows: int, dead: DeadBits, marks: U8) -> None:
     """Set marks[row] to 1 for each data batch (magic 2) whose records are all dead, else 0."""
     for row in range(rows):
         count = table[row, COUNT]

@@ -9,7 +9,7 @@ others are the fields of the header. A row of magic 0 or 1 reads the same once i
 
 from __future__ import annotations
 
-from lastword.kernels import kernel
+from lastword.kernels.native import I64, I64X2, kernel
 
 POSITION = 0
 FILE_POSITION = 1
@@ -39,7 +39,9 @@ INDEX_STATE_FIELDS = 4
 
 
 @kernel
-def index_rows(table, rows, interval_bytes, state, offset_entries, time_entries):
+def index_rows(
+    table: I64X2, rows: int, interval_bytes: int, state: I64, offset_entries: I64X2, time_entries: I64X2
+) -> tuple[int, int]:
     """Fill the offset index and time index entries of the first `rows` rows.
 
     The rule is that of `segment.indexes`. The entries are (last offset, file position) and (timestamp,
@@ -71,8 +73,17 @@ def index_rows(table, rows, interval_bytes, state, offset_entries, time_entries)
 
 @kernel
 def rows_before_roll(
-    table, first, unasked, rows, segment_size, most_bytes, most_offset, last_time, overdue, clock
-):
+    table: I64X2,
+    first: int,
+    unasked: int,
+    rows: int,
+    segment_size: int,
+    most_bytes: int,
+    most_offset: int,
+    last_time: int,
+    overdue: bool,
+    clock: bool,
+) -> int:
     """Return the row (exclusive) up to which the rows from `first` on fit a segment of `segment_size` bytes.
 
     The first `unasked` rows are included in any case. The rule: at most `most_bytes`, no offset above

@@ -28,13 +28,11 @@ import gc
 import hashlib
 import os
 import pickle
-import platform
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -506,42 +504,12 @@ def _root_of(path: str, files: Files) -> tuple[str, bool]:
 
 
 def ensure_compiled() -> None:
-    """Compile the kernels for this machine, if they are not, without loading them if they are.
+    """Compile the kernels for this machine, unless that was done: Spark's tasks then load them."""
+    from lastword.kernels.native import cache_folder
+    from lastword.kernels.warming import READY, warm
 
-    Spark plans each read in a new Python process, and Numba takes half a second to import. So this function
-    computes the name of the kernels' folder as `kernels.cache_folder` does, and checks for the mark in it.
-    """
-    if "lastword.kernels" in sys.modules or not _marked():
-        from lastword.kernels.warming import warm
-
+    if not (cache_folder() / READY).exists():
         warm()
-
-
-def _marked() -> bool:
-    from importlib.metadata import PackageNotFoundError
-
-    try:
-        name = folder_name()
-    except (PackageNotFoundError, OSError):
-        return False
-    chosen, user = os.environ.get("LASTWORD_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    root = Path(chosen) if chosen else (Path(user) if user else Path("~/.cache").expanduser()) / "lastword"
-    roots = (root, Path(tempfile.gettempdir()) / f"lastword-{os.getuid()}")
-    return any((folder / name / "ready").exists() for folder in roots)
-
-
-def folder_name() -> str:
-    """Return the name of the kernels' folder, as `kernels.cache_folder` computes it."""
-    from importlib.metadata import version
-
-    checked = os.environ.get("NUMBA_BOUNDSCHECK", "0") not in ("", "0")
-    versions = (platform.python_version(), version("numba"), version("llvmlite"), version("numpy"))
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(repr((versions, checked)).encode())
-    package = Path(__file__).parents[1]
-    for path in [*sorted((package / "kernels").glob("*.py")), package / "wire.py"]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return f"kernels-{digest.hexdigest()}"
 
 
 # ---------------------------------------------------------------- a worker of Spark's daemon

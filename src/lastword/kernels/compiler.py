@@ -1,0 +1,149 @@
+"""Kernels to machine code, by Numba. Imported only when a kernel is not in the cache folder.
+
+Python calls the *entry* of a kernel: a generated function that reads the headers of the arrays, checks them,
+and calls the kernel. Its arguments are words, so its code has the calling convention of C but for the first
+two arguments, which are Numba's: where to write the results, and where to write an exception's address.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numba
+import numpy
+
+from lastword.kernels import intrinsics
+from lastword.kernels.native import DTYPES, Group, Intrinsic, Kernel, Layout, Leaf, Step, leaves
+
+_OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    # No reference counting: kernels allocate nothing, and their callers hold the arrays. Numba would leave
+    # some counting in inner loops, at several atomic operations a record.
+    "_nrt": False,
+}
+
+
+def object_code(kernel: Kernel) -> bytes:
+    """Compile a kernel.
+
+    Returns:
+        The name of its entry, a line feed, and the object file for this processor.
+    """
+    layouts = {leaf.type for leaf in leaves(kernel.parameters) if isinstance(leaf.type, Layout)}
+    scope = {
+        "kernel": dispatcher(kernel),
+        "fits": _fits,
+        "word_at": intrinsics.word_at,
+        "int64": numpy.int64,
+        "uint64": numpy.uint64,
+        **{_maker(layout): _array_maker(layout) for layout in layouts},
+        **{f"make_{group.name}": group.type for group in _groups(kernel.parameters)},
+    }
+    exec(entry_source(kernel), scope)
+    entry = numba.njit(**_OPTIONS)(scope["entry"])
+    signature = (numba.int64,) * (1 + len(list(leaves(kernel.parameters))))
+    entry.compile(signature)
+    (compiled,) = entry.overloads.values()
+    _, _, (code, _) = compiled.library.serialize_using_object_code()
+    return bytes(compiled.fndesc.llvm_func_name.encode() + b"\n" + code)
+
+
+def entry_source(kernel: Kernel) -> str:
+    """Return the source of the entry of a kernel.
+
+    Its parameters: the address of the addresses of NumPy's types, as in `native.DTYPES`; then a word for each
+    leaf: the address of an array object, or the number. Its results: 1, and those of the kernel; first 0,
+    if an array does not fit.
+    """
+    every = list(leaves(kernel.parameters))
+    arrays = [leaf for leaf in every if isinstance(leaf.type, Layout)]
+    checks = [
+        f"fits({leaf.name}, dtypes + {8 * DTYPES.index(leaf.type.dtype)}, {leaf.type.dimensions}, "
+        f"{_ALIGNED | _WRITABLE if leaf.type.writable else _ALIGNED})"
+        for leaf in arrays
+    ]
+    count = len(kernel.results)
+    values = [f"int64({f'result[{n}]' if kernel.returns_tuple else 'result'})" for n in range(count)]
+    return "\n".join(
+        (
+            f"def entry(dtypes, {', '.join(leaf.name for leaf in every)}):",
+            f" if not ({' and '.join(checks) or 'True'}):",
+            f"  return ({', '.join(['int64(0)'] * (1 + count))},)",
+            f" result = kernel({', '.join(map(_argument, kernel.parameters))})",
+            f" return ({', '.join(['int64(1)', *values])},)",
+        )
+    )
+
+
+# The header of a NumPy array, behind that of a Python object: address of the elements, dimensions (int32),
+# address of their sizes, of their strides, base, type, flags (int32). Code in C relies on it, too.
+_HEAD = object.__basicsize__
+_DIMENSIONS, _SIZES, _TYPE, _FLAGS = _HEAD + 8, _HEAD + 16, _HEAD + 40, _HEAD + 48
+_ALIGNED = 0x0101  # in C order, aligned
+_WRITABLE = 0x0400
+
+
+def _argument(parameter: Leaf | Group) -> str:
+    """Return the expression that makes an argument of the kernel out of words."""
+    name = parameter.name
+    if isinstance(parameter, Group):
+        return f"make_{name}({', '.join(map(_argument, parameter.parts))})"
+    if isinstance(parameter.type, Layout):
+        return f"{_maker(parameter.type)}(word_at({name} + {_HEAD}), word_at({name} + {_SIZES}))"
+    return {int: name, bool: f"{name} != 0", numpy.uint64: f"uint64({name})"}[parameter.type]
+
+
+def _maker(layout: Layout) -> str:
+    return f"{layout.dtype}_{layout.dimensions}"
+
+
+@functools.cache
+def _array_maker(layout: Layout) -> Any:
+    element = numba.from_dtype(numpy.dtype(layout.dtype))
+    return intrinsics.array_maker(element, layout.dimensions)
+
+
+def _groups(parameters: tuple[Leaf | Group, ...]) -> Iterator[Group]:
+    for parameter in parameters:
+        if isinstance(parameter, Group):
+            yield parameter
+            yield from _groups(parameter.parts)
+
+
+@numba.njit(forceinline=True, **_OPTIONS)
+def _fits(array, dtype, dimensions, flags):  # type: ignore[no-untyped-def]
+    """Return whether an array object has the type at the address `dtype`, dimensions and flags."""
+    return (
+        intrinsics.word_at(array + _TYPE) == intrinsics.word_at(dtype)
+        and intrinsics.word_at(array + _DIMENSIONS) & 0xFFFFFFFF == dimensions
+        and intrinsics.word_at(array + _FLAGS) & flags == flags
+    )
+
+
+_dispatchers: dict[Step | Kernel, Any] = {}
+
+
+def dispatcher(source: Step | Kernel) -> Any:
+    """Return Numba's function of a step or kernel; steps and intrinsics that it names are Numba's, too."""
+    if source not in _dispatchers:
+        function = source.function
+        names = function.__code__.co_names
+        scope = {name: _real(value) for name, value in function.__globals__.items() if name in names}
+        scope["__name__"] = function.__module__
+        copy = types.FunctionType(
+            function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+        )
+        _dispatchers[source] = numba.njit(forceinline=isinstance(source, Step), **_OPTIONS)(copy)
+    return _dispatchers[source]
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, Intrinsic):
+        value = getattr(intrinsics, value.name)
+    return dispatcher(value) if isinstance(value, Step | Kernel) else value
