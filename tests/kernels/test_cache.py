@@ -111,10 +111,10 @@ def test_an_array_of_another_form_is_refused(kernel: native.Kernel) -> None:
                 kernel(*given(kernel.parameters, good | {name: one}))
 
 
-def given(parameters: tuple[native.Leaf | native.Group, ...], arrays: dict[str, Any]) -> list[Any]:
+def given(parameters: tuple[native.Leaf | native.Bundle, ...], arrays: dict[str, Any]) -> list[Any]:
     """Return arguments of a kernel: the arrays by the names of their leaves, and 0 for each number."""
     return [
-        one.type(*given(one.parts, arrays)) if isinstance(one, native.Group) else arrays.get(one.name, 0)
+        one.type(*given(one.parts, arrays)) if isinstance(one, native.Bundle) else arrays.get(one.name, 0)
         for one in parameters
     ]
 

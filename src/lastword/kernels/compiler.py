@@ -16,7 +16,7 @@ import numba
 import numpy
 
 from lastword.kernels import intrinsics
-from lastword.kernels.native import DTYPES, Group, Intrinsic, Kernel, Layout, Leaf, Step, leaves
+from lastword.kernels.native import DTYPES, Bundle, Inlined, Intrinsic, Kernel, Layout, Leaf, leaves
 
 _OPTIONS = {
     "nogil": True,
@@ -43,7 +43,7 @@ def object_code(kernel: Kernel) -> bytes:
         "int64": numpy.int64,
         "uint64": numpy.uint64,
         **{_maker(layout): _array_maker(layout) for layout in layouts},
-        **{f"make_{group.name}": group.type for group in _groups(kernel.parameters)},
+        **{f"make_{bundle.name}": bundle.type for bundle in _bundles(kernel.parameters)},
     }
     exec(entry_source(kernel), scope)
     entry = numba.njit(**_OPTIONS)(scope["entry"])
@@ -89,10 +89,10 @@ _ALIGNED = 0x0101  # in C order, aligned
 _WRITABLE = 0x0400
 
 
-def _argument(parameter: Leaf | Group) -> str:
+def _argument(parameter: Leaf | Bundle) -> str:
     """Return the expression that makes an argument of the kernel out of words."""
     name = parameter.name
-    if isinstance(parameter, Group):
+    if isinstance(parameter, Bundle):
         return f"make_{name}({', '.join(map(_argument, parameter.parts))})"
     if isinstance(parameter.type, Layout):
         return f"{_maker(parameter.type)}(word_at({name} + {_HEAD}), word_at({name} + {_SIZES}))"
@@ -109,11 +109,11 @@ def _array_maker(layout: Layout) -> Any:
     return intrinsics.array_maker(element, layout.dimensions)
 
 
-def _groups(parameters: tuple[Leaf | Group, ...]) -> Iterator[Group]:
+def _bundles(parameters: tuple[Leaf | Bundle, ...]) -> Iterator[Bundle]:
     for parameter in parameters:
-        if isinstance(parameter, Group):
+        if isinstance(parameter, Bundle):
             yield parameter
-            yield from _groups(parameter.parts)
+            yield from _bundles(parameter.parts)
 
 
 @numba.njit(forceinline=True, **_OPTIONS)
@@ -126,10 +126,10 @@ def _fits(array, dtype, dimensions, flags):  # type: ignore[no-untyped-def]
     )
 
 
-_dispatchers: dict[Step | Kernel, Any] = {}
+_dispatchers: dict[Inlined | Kernel, Any] = {}
 
 
-def dispatcher(source: Step | Kernel) -> Any:
+def dispatcher(source: Inlined | Kernel) -> Any:
     """Return Numba's function of a step or kernel; steps and intrinsics that it names are Numba's, too."""
     if source not in _dispatchers:
         function = source.function
@@ -139,11 +139,11 @@ def dispatcher(source: Step | Kernel) -> Any:
         copy = types.FunctionType(
             function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
         )
-        _dispatchers[source] = numba.njit(forceinline=isinstance(source, Step), **_OPTIONS)(copy)
+        _dispatchers[source] = numba.njit(forceinline=isinstance(source, Inlined), **_OPTIONS)(copy)
     return _dispatchers[source]
 
 
 def _real(value: Any) -> Any:
     if isinstance(value, Intrinsic):
         value = getattr(intrinsics, value.name)
-    return dispatcher(value) if isinstance(value, Step | Kernel) else value
+    return dispatcher(value) if isinstance(value, Inlined | Kernel) else value

@@ -85,29 +85,29 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Group:
+class Bundle:
     """A named tuple among the parameters: its class, and what it has in it."""
 
     name: str
     type: type
-    parts: tuple[Leaf | Group, ...]
+    parts: tuple[Leaf | Bundle, ...]
 
 
-def _parameter(name: str, hint: Any) -> Leaf | Group:
+def _parameter(name: str, hint: Any) -> Leaf | Bundle:
     if typing.get_origin(hint) is Annotated:
         return Leaf(name, typing.get_args(hint)[1])
     if isinstance(hint, type) and issubclass(hint, tuple):
         hints = typing.get_type_hints(hint, include_extras=True)
-        return Group(name, hint, tuple(_parameter(f"{name}_{part}", kind) for part, kind in hints.items()))
+        return Bundle(name, hint, tuple(_parameter(f"{name}_{part}", kind) for part, kind in hints.items()))
     if hint in (int, bool, numpy.uint64):
         return Leaf(name, hint)
     raise TypeError(f"no type of a kernel's parameter: {name}: {hint}")
 
 
-def leaves(parameters: tuple[Leaf | Group, ...]) -> Iterator[Leaf]:
+def leaves(parameters: tuple[Leaf | Bundle, ...]) -> Iterator[Leaf]:
     """Yield the arrays and numbers of `parameters`, in their order."""
     for parameter in parameters:
-        if isinstance(parameter, Group):
+        if isinstance(parameter, Bundle):
             yield from leaves(parameter.parts)
         else:
             yield parameter
@@ -116,7 +116,7 @@ def leaves(parameters: tuple[Leaf | Group, ...]) -> Iterator[Leaf]:
 # ---------------------------------------------------------------- what the modules of this package define
 
 
-class Step:
+class Inlined:
     """A function that LLVM puts into the kernels that use it; Python cannot call it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -132,7 +132,7 @@ class Intrinsic:
 
 def inline(function: Callable[..., Any]) -> Any:
     """Mark a step of kernels."""
-    return Step(function)
+    return Inlined(function)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -159,7 +159,7 @@ class Kernel:
         return self._call(*arguments)
 
     @functools.cached_property
-    def parameters(self) -> tuple[Leaf | Group, ...]:
+    def parameters(self) -> tuple[Leaf | Bundle, ...]:
         """The parameters with their types."""
         hints = typing.get_type_hints(self.function, include_extras=True)
         names = inspect.signature(self.function).parameters
@@ -224,9 +224,9 @@ _FAULT = (ctypes.c_int64 * 1)()  # where compiled code puts the address of an ex
 _DTYPES = (ctypes.c_int64 * len(DTYPES))(*map(id, _SINGLETONS))
 
 
-def _unpacked(parameters: tuple[Leaf | Group, ...]) -> Iterator[str]:
+def _unpacked(parameters: tuple[Leaf | Bundle, ...]) -> Iterator[str]:
     for parameter in parameters:
-        if isinstance(parameter, Group):
+        if isinstance(parameter, Bundle):
             yield f" {', '.join(part.name for part in parameter.parts)}, = {parameter.name}"
             yield from _unpacked(parameter.parts)
 
