@@ -85,7 +85,7 @@ class Groups:
     def _when_loaded(self, handler: Handler) -> Handler:
         """Return the handler, which waits until the groups are loaded."""
 
-        def handle(request: Request, connection: Peer) -> Any:
+        def handle(request: Request[Any], connection: Peer) -> Any:
             loading = self._load()
             if loading is None:
                 return handler(request, connection)

@@ -254,7 +254,7 @@ class TransactionCoordinator:
 
     def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
-        handlers: dict[str, Callable[[Request], Awaitable[Message]]] = {
+        handlers: dict[str, Callable[[Request[Any]], Awaitable[Message]]] = {
             "InitProducerId": self._init_producer_id,
             "AddPartitionsToTxn": self._add_partitions,
             "AddOffsetsToTxn": self._add_offsets,
@@ -266,8 +266,8 @@ class TransactionCoordinator:
         }
         return {name: self._as_task(handler) for name, handler in handlers.items()}
 
-    def _as_task(self, handler: Callable[[Request], Awaitable[Message]]) -> Handler:
-        def handle(request: Request, connection: Peer) -> asyncio.Task[Any]:
+    def _as_task(self, handler: Callable[[Request[Any]], Awaitable[Message]]) -> Handler:
+        def handle(request: Request[Any], connection: Peer) -> asyncio.Task[Any]:
             return self._spawn(handler(request))
 
         return handle
@@ -622,7 +622,8 @@ class TransactionCoordinator:
             producer = body.producer_id, body.producer_epoch
             await self._admit(body.transactional_id, producer, {partition}, adds=request.version >= 5)
             answer = self._groups.offsets.commit_in_transaction(request, producer)
-            return await answer if isinstance(answer, asyncio.Future) else answer
+            message: Message = await answer if isinstance(answer, asyncio.Future) else answer
+            return message
         except Refused as refused:
             code = _older_code(refused.code, True)
             if code == codes.CONCURRENT_TRANSACTIONS:

@@ -33,7 +33,7 @@ from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructField
 
     from lastword.api.open_dirs import By, OpenDirs

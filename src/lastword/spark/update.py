@@ -30,7 +30,7 @@ from lastword.spark.bootstrap import Shipped, as_pattern, conf_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 MODES = ("update", "complete")
 

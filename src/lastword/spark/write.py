@@ -228,10 +228,11 @@ class WriteJob:
             return self.name, (UNNUMBERED + uuid.uuid4().int % UNNUMBERED, 0), None, -1
         task = context.partitionId(), context.taskAttemptId()
         query = context.getLocalProperty(QUERY) if self.stream else None
-        if query is None:
+        number = context.getLocalProperty(BATCH)
+        if query is None or number is None:
             return self.name, task, None, -1
         # Spark makes one writer for the tasks and another for the commit, so the job is named here.
-        batch = int(context.getLocalProperty(BATCH))
+        batch = int(number)
         return f"{self.name}-{batch}", task, self.writer_of(f"spark-{query}"), batch
 
     def _is_over(self, writer: str | None, batch: int) -> bool:
