@@ -50,7 +50,7 @@ def _run_all() -> None:
     batches.valid_rows(out, table, 1)
     hashing.crc32c(out, 0, end)
     batches.assign_offsets(out, np.full(1, end, np.int64), 0, 0, table)
-    fields.rows_before_roll(table, 0, 0, 1, 0, 1, 1, 0, False, False)
+    fields.rows_before_roll(table, 0, 0, 1, 0, 1, 1, 0)
     entries = np.empty((1, 2), np.int64), np.empty((1, 2), np.int64)
     fields.index_rows(table, 1, 4096, np.zeros(fields.INDEX_STATE_FIELDS, np.int64), *entries)
     _columns(out, table)
