@@ -526,7 +526,7 @@ def audit(
     need_pyspark()
     from pyspark.sql import functions as F
 
-    from lastword.spark.write import NAMED_PARTITIONERS
+    from lastword.spark.targets import NAMED_PARTITIONERS
 
     path, storage = shared_log(path, storage_options)
     _check_columns(delivered)
