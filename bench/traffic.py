@@ -88,7 +88,8 @@ def _uniform(random: np.random.Generator, keys: int, records: int, skew: float) 
 def _zipf(random: np.random.Generator, keys: int, records: int, skew: float) -> Keys:
     upto = np.cumsum(np.arange(1, keys + 1, dtype=np.float64) ** -skew)
     ranks = np.searchsorted(upto, random.random(records) * upto[-1], "right")
-    return random.permutation(keys)[np.minimum(ranks, keys - 1)]
+    drawn: Keys = random.permutation(keys)[np.minimum(ranks, keys - 1)]
+    return drawn
 
 
 def _hot_cold(random: np.random.Generator, keys: int, records: int, skew: float) -> Keys:

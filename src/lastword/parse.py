@@ -42,7 +42,8 @@ def _parse(text: str | int, units: dict[str, int], kind: str) -> int:
     whole, part = int(match[1]) * scale, match[2]
     if part is None:
         return whole
-    fraction, rest = divmod(int(part[1:]) * scale, 10 ** (len(part) - 1))
+    tenths: int = 10 ** (len(part) - 1)
+    fraction, rest = divmod(int(part[1:]) * scale, tenths)
     if rest:
         raise UsageError(
             f"{text!r} is not a whole number of {'bytes' if units is _BYTE_UNITS else 'milliseconds'}",

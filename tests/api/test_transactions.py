@@ -90,13 +90,13 @@ def test_a_transaction_that_its_coordinator_has_is_aborted_with_its_producer(
 
 
 def test_a_transaction_whose_commit_is_decided_is_not_aborted(tmp_path: Path, clock: ManualClock) -> None:
-    from lastword.server.transactions import TransactionState, _key
+    from lastword.server.transaction_state import TransactionState, key_of
 
     state = TransactionState(7, 0, 1000, "PrepareCommit", frozenset({("t", 0)}), clock.now_ms())
     with opened(tmp_path, clock) as logs:
         logs.create_topic("t", cleanup_policy="compact")
         logs.create_topic("__transaction_state", cleanup_policy="compact")
-        logs["__transaction_state"].append(_key("x1"), state.value())
+        logs["__transaction_state"].append(key_of("x1"), state.value())
         batch_of_seven = batch((b"m", b"1"), attributes=0x10, producer=PRODUCER)
         logs.dirs.log("t", 0).append_batch(batch_of_seven)
         with pytest.raises(UsageError, match="its commit is decided"):

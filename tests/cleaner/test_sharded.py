@@ -152,7 +152,7 @@ def test_producers_are_forgotten_at_the_same_time(tmp_path: Path) -> None:
     logs = []
     for name in ("one", "many"):
         log = a_log(tmp_path / name, 5)
-        log.log.producer_expiration_ms = HOUR
+        log.log.tail.producer_expiration_ms = HOUR
         late = Producer(log, 20).put(("late", 1))
         log.wait(HOUR - 60_000)
         late.commit()

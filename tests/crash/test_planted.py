@@ -15,9 +15,10 @@ from lastword.config import settings as settings_module
 from lastword.errors import SyncFailedError
 from lastword.files import Files
 from lastword.logdir import log_dir
-from lastword.partition import PartitionLog, directory_segments, recovery, swap
+from lastword.partition import directory_segments, recovery, swap
 from lastword.partition import open as open_module
 from lastword.partition.durability import Durability
+from lastword.partition.tail import Tail
 from lastword.segment import append as append_module
 from lastword.segment import indexes, names, recover
 from tests.crash.enumerate import judge_run
@@ -440,7 +441,7 @@ def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
 
 
 def test_a_time_that_is_not_the_makers(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(PartitionLog, "_append_time", lambda self: 123)
+    monkeypatch.setattr(Tail, "_append_time", lambda self: 123)
     caught("append", "I9")
 
 

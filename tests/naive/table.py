@@ -32,19 +32,16 @@ def rows_before_roll(
     segment_size: int,
     most_bytes: int,
     most_offset: int,
-    last_time: int | None,
-    overdue: bool,
+    last_time: int,
 ) -> int:
     """Return the number of rows that fit into the segment.
 
-    Rows are (size, last offset, largest timestamp). With `last_time` None only `overdue` counts.
+    Rows are (size, last offset, largest timestamp). The first row of a segment may have any size and time.
     """
     before = segment_size
     for number, (size, last_offset, timestamp) in enumerate(rows):
-        too_large = before + size > most_bytes
-        too_old = before > 0 and (overdue if last_time is None else timestamp > last_time)
-        full = before > 0 if too_large else last_offset > most_offset or too_old
-        if full and number >= unasked:
+        is_over = before + size > most_bytes or timestamp > last_time
+        if number >= unasked and (last_offset > most_offset or (before > 0 and is_over)):
             return number
         before += size
     return len(rows)

@@ -19,7 +19,7 @@ from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DiskFullError, LastwordError
 from lastword.partition import appending
-from lastword.partition import log as log_module
+from lastword.partition import tail as tail_module
 from lastword.partition.staged_batches import SLACK_BYTES, Block
 from lastword.records.batch import BatchBuilder, checked_part
 from lastword.segment.append import SegmentAppender
@@ -64,11 +64,11 @@ def calls(draw: st.DrawFn) -> list[tuple[int, list[bytes]]]:
 
 @contextmanager
 def only_plain() -> Iterator[None]:
-    before, log_module.FEW = log_module.FEW, 1 << 30
+    before, tail_module.FEW = tail_module.FEW, 1 << 30
     try:
         yield
     finally:
-        log_module.FEW = before
+        tail_module.FEW = before
 
 
 def as_block(batches: list[bytes]) -> Block:
@@ -365,12 +365,12 @@ def test_every_append_is_notified_while_a_reader_waits(tmp_path: Path) -> None:
     log.append_batch(batch((b"k", b"v")))
     assert log.append_single(b"k", b"v", NOW, 1 << 20) == (1, 70)
     ends: list[int] = []
-    log.on_append = lambda: ends.append(log.log_end)
+    log.on_append(lambda: ends.append(log.log_end))
     assert log.append_single(b"k", b"v", NOW, 1 << 20) is None  # it would not notify
     log.append_batch(batch((b"k", b"v")))
     log.append_batches([batch((b"k", b"v"))] * 9)
     assert ends == [3, 12]
-    log.on_append = None
+    log.on_append(None)
     assert log.append_single(b"k", b"v", NOW, 1 << 20) == (12, 70)
     assert ends == [3, 12]
     log.close()

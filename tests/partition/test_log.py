@@ -185,6 +185,18 @@ class TestRolling:
             log.append_batch(batch((b"k", b"v"), timestamp=timestamp))
         assert [segment.base_offset for segment in log.segments] == [0, 1, 2]
 
+    def test_another_size_holds_for_the_active_segment(self, tmp_path: Path) -> None:
+        log, _ = opened(make(tmp_path), files=UNSYNCED)
+        data = batch((b"k", b"v"), timestamp=5000)
+        for _ in range(2):
+            log.append_batch(data)
+        log.config = TopicConfig(segment_bytes=log.active.size)
+        log.append_batch(data)
+        log.config = TopicConfig()
+        for _ in range(2):
+            log.append_batch(data)
+        assert [segment.base_offset for segment in log.segments] == [0, 2]
+
     def test_by_a_full_index(self, tmp_path: Path) -> None:
         config = TopicConfig(segment_index_bytes=48, index_interval_bytes=0)
         for call in ("single", "many"):

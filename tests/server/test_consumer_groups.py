@@ -24,7 +24,7 @@ from lastword.protocol.messages import (
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
-from lastword.server import Server, consumer_groups
+from lastword.server import Server, consumer_group_state
 from lastword.server.assignors import ranges, uniform
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
@@ -488,9 +488,9 @@ def test_a_partition_never_has_two_owners(logs: lastword.LogDir, seed: int) -> N
 
 def test_a_history_finds_a_planted_fault(logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that assigns partitions before their owners have given them up."""
-    right = consumer_groups.reconciled
+    right = consumer_group_state.reconciled
     monkeypatch.setattr(
-        consumer_groups, "reconciled", lambda *arguments: right(*arguments[:-1], lambda partition: True)
+        consumer_group_state, "reconciled", lambda *arguments: right(*arguments[:-1], lambda partition: True)
     )
     with pytest.raises(AssertionError):
         for seed in range(4):

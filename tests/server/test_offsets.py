@@ -23,7 +23,7 @@ from lastword.protocol.messages import (
 )
 from lastword.server import Server, classic_groups, group_leases
 from lastword.server.classic_groups import ClassicGroup, ClassicMember
-from lastword.server.consumer_groups import ConsumerGroup, ConsumerMember
+from lastword.server.consumer_group_state import ConsumerGroup, ConsumerMember
 from lastword.server.group_leases import lease_name
 from lastword.server.group_store import Committed
 from lastword.testing.unsynced import UNSYNCED

@@ -16,7 +16,7 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.server.transactions import DECIDED
+from lastword.server.transaction_state import DECIDED
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.forgetful import ForgetfulFiles, Image
 from tests.fakes.hasty import HastyFiles

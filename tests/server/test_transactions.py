@@ -30,7 +30,8 @@ from lastword.server import Server
 from lastword.server import transactions as coordinator
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.group_store import OtherGroup
-from lastword.server.transactions import LAST_EPOCH, TransactionCoordinator, TransactionState
+from lastword.server.transaction_state import LAST_EPOCH, TransactionState
+from lastword.server.transactions import TransactionCoordinator
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
 from tests.server.client import Client, batch, fetch_request, produce_request

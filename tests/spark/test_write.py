@@ -37,7 +37,7 @@ from lastword.ingest import staging
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog
-from lastword.spark import write
+from lastword.spark import targets, write
 from lastword.spark.options import parse_write
 from lastword.spark.schema import sink_columns
 from lastword.spark.source import LastwordDataSource
@@ -547,7 +547,7 @@ def test_a_topic_that_another_job_makes_meanwhile_is_compared_with_the_options(
 ) -> None:
     """The job whose options differ wrote to the topic of the other job without an error."""
     create(tmp_path, "other")
-    really = write.exists
+    really = targets.exists
 
     def exists(*given: Any) -> bool:
         result = really(*given)
@@ -555,10 +555,10 @@ def test_a_topic_that_another_job_makes_meanwhile_is_compared_with_the_options(
             create(tmp_path, "t", 4, cleanup_policy="delete")
         return result
 
-    monkeypatch.setattr(write, "exists", exists)
+    monkeypatch.setattr(targets, "exists", exists)
     with pytest.raises(SparkOptionError, match=r"has 4 partitions, not 8; has cleanup.policy = delete, not"):
         make_writer(tmp_path, partitions="8", cleanup_policy="compact")
-    assert make_writer(tmp_path, partitions="4").job.target == write.existing_target(str(tmp_path), "t")
+    assert make_writer(tmp_path, partitions="4").job.target == targets.existing_target(str(tmp_path), "t")
 
 
 def test_a_row_for_a_topic_of_brokers_is_refused(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ class Tools:
         answer = self.ask("run", tool=name, arguments=arguments, stdin=stdin)
         if answer["code"]:
             raise RuntimeError(f"{tool} ended with {answer['code']}: {answer['printed']}")
-        return answer["printed"]
+        return str(answer["printed"])
 
     def dump_log(self, files: Iterable[Path], *options: str) -> str:
         """Return the output of DumpLogSegments; by default --deep-iteration, which reads every record."""
@@ -201,7 +201,10 @@ class Clients:
 
     def settings_of(self, topic: str) -> dict[str, str]:
         """Return the settings of a topic that come from the cluster's metadata."""
-        return self.tools.ask("describe", bootstrap=self.bootstrap, kind="TOPIC", name=topic)
+        settings: dict[str, str] = self.tools.ask(
+            "describe", bootstrap=self.bootstrap, kind="TOPIC", name=topic
+        )
+        return settings
 
     def commit(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Commit offsets of a consumer group."""
@@ -211,9 +214,10 @@ class Clients:
         """Send each inner list as one batch, by a producer with `config`; return the offsets."""
         lines = [[_to_json(record) for record in batch] for batch in batches]
         settings = {k.replace("_", "."): str(v) for k, v in config.items()}
-        return self.tools.ask(
+        offsets: list[int] = self.tools.ask(
             "produce", bootstrap=self.bootstrap, topic=topic, batches=lines, config=settings
         )
+        return offsets
 
     def keep_producer(self, name: str, **config: str) -> None:
         """Create a producer that keeps its id and sequences when the broker restarts."""
@@ -226,7 +230,8 @@ class Clients:
         A step is `("name", step)`: begin, commit, abort, close, or the records of one batch.
         """
         lines = [[name, s if isinstance(s, str) else [_to_json(r) for r in s]] for name, s in steps]
-        return self.tools.ask("send", topic=topic, steps=lines)
+        offsets: list[int] = self.tools.ask("send", topic=topic, steps=lines)
+        return offsets
 
     def producers(self, topic: str, partition: int = 0) -> list[dict[str, int]]:
         """Return the broker's state of a partition's producers, in order of id.
@@ -238,7 +243,10 @@ class Clients:
 
     def offsets(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, dict[str, int]]:
         """Return the offsets of partition 0 of each topic: "start", "end", and "newest" by timestamp."""
-        return self.tools.ask("offsets", bootstrap=self.bootstrap, topics=topics, isolation=isolation)
+        offsets: dict[str, dict[str, int]] = self.tools.ask(
+            "offsets", bootstrap=self.bootstrap, topics=topics, isolation=isolation
+        )
+        return offsets
 
     def count(
         self,

@@ -60,6 +60,7 @@ def test_every_class_pickles_with_all_its_facts(kind: type[LastwordError]) -> No
     assert again.__dict__ == error.__dict__
     assert str(again) == str(error)
     assert again.args == error.args
+    assert kind.__module__ == "lastword.errors"  # in tracebacks, from which Spark's errors are read
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)

@@ -101,7 +101,9 @@ class TombstoneClocks:
         keep: int = -1,
     ) -> NDArray[np.int64]:
         """Return the offsets of the tombstones that may go now."""
-        return self.offset[self.held_by(live, now_ms, delete_retention_ms, floor=floor, keep=keep) == MAY_GO]
+        reasons = self.held_by(live, now_ms, delete_retention_ms, floor=floor, keep=keep)
+        due: NDArray[np.int64] = self.offset[reasons == MAY_GO]
+        return due
 
     def held_by(
         self,
@@ -111,7 +113,7 @@ class TombstoneClocks:
         *,
         floor: int = NO_FLOOR,
         keep: int = -1,
-    ) -> Any:
+    ) -> NDArray[np.int64]:
         """Return the reason that keeps each tombstone with a clock (`leases.held_by`).
 
         Args:
@@ -125,7 +127,8 @@ class TombstoneClocks:
         has_older = live.copies[np.searchsorted(live.offset, self.offset)] > 1
         ends_file = self.offset == keep
         facts = TombstoneFacts(self.offset, due_ms, has_older=has_older, ends_file=ends_file)
-        return held_by(facts, now_ms, floor)
+        reasons: NDArray[np.int64] = held_by(facts, now_ms, floor)
+        return reasons
 
     def first_due(self, live: LiveTombstones, delete_retention_ms: int) -> tuple[int, int]:
         """Return (offset, ms) of the tombstone that is due first; (-1, -1) if no clock runs."""
@@ -141,7 +144,10 @@ class TombstoneClocks:
             return np.empty(0, np.int64)
         horizon_ms = live.horizon_ms[np.searchsorted(live.offset, self.offset)]
         room_ms = INT64_MAX - np.maximum(self.since_ms, 0)
-        return np.maximum(self.since_ms + np.minimum(delete_retention_ms, room_ms), horizon_ms)
+        due_ms: NDArray[np.int64] = np.maximum(
+            self.since_ms + np.minimum(delete_retention_ms, room_ms), horizon_ms
+        )
+        return due_ms
 
 
 Clocks = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -294,7 +300,8 @@ class Deletes:
         if not self.tracking.exact:
             return np.empty(0, np.int64)
         held = self.clocks.held_by(self.live(), now_ms, delete_retention_ms, floor=floor)
-        return self.clocks.offset[held == LEASE]
+        offsets: NDArray[np.int64] = self.clocks.offset[held == LEASE]
+        return offsets
 
     def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
         """Return when the tombstone at `offset` may go, in ms since 1970; 0: it is garbage already.
@@ -336,4 +343,5 @@ class Deletes:
         held = (live.copies > 1) & (live.offset >= self.tracking.first_offset)
         bases = np.array([segment.base_offset for segment in facts], np.int64)
         at = np.searchsorted(bases, live.offset[held], side="right") - 1
-        return np.bincount(at, live.size_bytes[held], len(facts)).astype(np.int64).tolist()
+        blocked: list[int] = np.bincount(at, live.size_bytes[held], len(facts)).astype(np.int64).tolist()
+        return blocked

@@ -32,7 +32,7 @@ from lastword.segment import names
 if TYPE_CHECKING:
     from lastword.bucket.commit import Loaded
     from lastword.bucket.manifest import Changes, ManifestVersion
-    from lastword.partition.log import Changed
+    from lastword.partition.tail import Changed
 
 T = TypeVar("T")
 

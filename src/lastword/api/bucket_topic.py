@@ -20,7 +20,8 @@ from lastword.errors import LastwordError, PartialFailure, UsageError
 
 if TYPE_CHECKING:
     from lastword.api.schema import TopicSchema
-    from lastword.partition.log import Changed, PartitionLog
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.tail import Changed
 
 
 class BucketTopic(Topic[Any, Any]):

@@ -35,9 +35,10 @@ from lastword.errors import (
 )
 from lastword.metrics import STATE_RESTORE_SECONDS
 from lastword.partition import removal_log
-from lastword.partition.log import Changed, PartitionLog
+from lastword.partition.log import PartitionLog
 from lastword.partition.moment import Range
 from lastword.partition.removal_log import RemovalLog
+from lastword.partition.tail import Changed
 from lastword.partition.view import PartitionView
 from lastword.records.record import Header
 from lastword.state.newest import ValueBuffer, newest, newest_pairs

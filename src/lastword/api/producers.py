@@ -272,7 +272,7 @@ class ProducerCall:
 
     def turn(self, records: int) -> int:
         """Return the turn of the next record without a key, and count `records` more records."""
-        turn = self.turn_at(self.seen)
+        turn: int = self.turn_at(self.seen)
         self.seen += records
         return turn
 

@@ -109,12 +109,13 @@ _AppendedDraft = draft_of(Appended)
 
 def appended_at(partition: int, offset: int, timestamp: int) -> Appended:
     """Return `Appended(partition, offset, timestamp)`, in half the time."""
-    draft: Any = _new(_AppendedDraft)
+    appended = _new(_AppendedDraft)
+    draft: Any = appended
     draft.partition = partition
     draft.offset = offset
     draft.timestamp = timestamp
     draft.__class__ = Appended
-    return draft
+    return appended
 
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[Header]

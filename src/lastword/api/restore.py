@@ -324,7 +324,8 @@ class SnapshotFile:
         column = self._column(batch, name)
         if not pa.types.is_integer(column.type) or column.null_count:
             raise self._damaged(f"has a row whose {name} is not a number")
-        return column.to_numpy(zero_copy_only=False)
+        numbers: NDArray[np.int64] = column.to_numpy(zero_copy_only=False)
+        return numbers
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         index = batch.schema.get_field_index(name)  # reads no names: they may be invalid text

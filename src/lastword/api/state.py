@@ -145,7 +145,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def __getitem__(self, key: K) -> V:
         data = self._checked().data.get(self._key.encode(key, "key"))
         if data is not None:
-            return self._value.decode(data, "value")
+            value: V = self._value.decode(data, "value")
+            return value
         if self._default is not None:
             return self._default()
         raise KeyError(key)
@@ -366,7 +367,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             return None if new is State.DELETE else self._value.encode(new, "value")
 
         self._replace(key, step)
-        return new
+        changed: V = new
+        return changed
 
     def _replace(
         self,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.record import Record
 from lastword.api.topics import open_topic
-from lastword.partition.log import Changed, PartitionLog
+from lastword.partition.log import PartitionLog
+from lastword.partition.tail import Changed
 
 if TYPE_CHECKING:
     from lastword.api.bucket_topic import BufferedTopic

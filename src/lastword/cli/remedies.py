@@ -1,4 +1,4 @@
-"""Convert the remedy of an error to a command line: errors.py writes remedies for callers in Python."""
+"""Convert the remedy of an error to a command line: `lastword.errors` has those for callers in Python."""
 
 from __future__ import annotations
 

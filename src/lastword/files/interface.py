@@ -427,7 +427,8 @@ def run_steps(steps: Steps[R]) -> R:
             else:
                 syncs = next(steps)
     except StopIteration as end:
-        return end.value
+        result: R = end.value
+        return result
 
 
 def sync_along(syncs: Syncs, steps: Steps[None] | None) -> Steps[None]:

@@ -196,11 +196,11 @@ def _holder(fd: int, facts: os.stat_result) -> int | None:
     """Find the process that holds the lock; None if it is hidden, or has freed the lock meanwhile."""
     query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, query))
+        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, query))
     except (OSError, struct.error):
         return None
-    if kind != fcntl.F_UNLCK and pid > 0:
-        return pid
+    if kind != fcntl.F_UNLCK and holder > 0:
+        return int(holder)
     # The kernel names no process for a lock of an open file description, but it does for its flock.
     inode = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
     try:

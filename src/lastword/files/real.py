@@ -321,7 +321,8 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
         return None
     function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     function.restype = ctypes.c_int
-    return function
+    call: Callable[[int, int, int, int], int] = function
+    return call
 
 
 def _start_writeback(fd: int, position: int, size: int) -> None:

@@ -40,7 +40,7 @@ class ColumnArrays(NamedTuple):
     row: I32
 
     @classmethod
-    def empty(cls, size):
+    def empty(cls, size: int) -> ColumnArrays:
         """Return arrays for `size` records."""
         wide, narrow = np.int64, np.int32
         types = (wide, wide, wide, narrow, wide, narrow, wide, narrow, narrow)

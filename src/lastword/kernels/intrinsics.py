@@ -6,6 +6,7 @@ Only `compiler.py` imports this module: it needs Numba. Kernels name these funct
 from __future__ import annotations
 
 import platform
+from typing import Any
 
 from llvmlite import binding, ir
 from numba import config
@@ -324,7 +325,7 @@ def word_at(typingctx, address):
     return types.int64(types.int64), codegen
 
 
-def array_maker(element, dimensions):
+def array_maker(element: Any, dimensions: int) -> Any:
     """Return a function that makes an array in C order of addresses: of its elements, and of its sizes."""
     array_type = types.Array(element, dimensions, "C")
 

@@ -81,26 +81,17 @@ def rows_before_roll(
     most_bytes: int,
     most_offset: int,
     last_time: int,
-    overdue: bool,
-    clock: bool,
 ) -> int:
     """Return the row (exclusive) up to which the rows from `first` on fit a segment of `segment_size` bytes.
 
-    The first `unasked` rows are included in any case. The rule: at most `most_bytes`, no offset above
-    `most_offset`, and, after the segment's first batch, no batch with a timestamp above `last_time`, or no
-    batch at all if `overdue`. `clock`: the segment's first batch has no timestamp, so only `overdue` counts.
+    The first `unasked` rows are included in any case. The rule: no offset above `most_offset`, and, after the
+    segment's first batch, at most `most_bytes` and no batch with a timestamp above `last_time`.
     """
     start = table[first, POSITION]
     for row in range(first + unasked, rows):
         before = segment_size + table[row, POSITION] - start
-        if before + table[row, SIZE] > most_bytes:
-            if before > 0:
-                return row
-            continue
         if table[row, LAST_OFFSET] > most_offset:
             return row
-        if before == 0:
-            continue
-        if overdue if clock else table[row, MAX_TIMESTAMP] > last_time:
+        if before > 0 and (before + table[row, SIZE] > most_bytes or table[row, MAX_TIMESTAMP] > last_time):
             return row
     return rows

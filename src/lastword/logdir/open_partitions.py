@@ -129,7 +129,7 @@ class OpenPartitions:
             rng=self._rng,
             producer_expiration_ms=producer_expiration_ms,
         )
-        log.on_roll = self._on_roll
+        log.tail.on_roll = self._on_roll
         self._recovered.append(recovery)
         if config.compacts and self._is_quiet(log):
             with suppress(DiskFullError):  # the log can be read and shortened; retention tries it again

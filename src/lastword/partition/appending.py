@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,7 +57,6 @@ class Pending:
     def __init__(self, next_offset: int) -> None:
         self.data = bytearray()
         self.headers: list[BatchHeader] = []
-        self.first_timestamp: int | None = None
         self._next_offset = next_offset
 
     def add(
@@ -84,12 +83,9 @@ class Pending:
         self._next_offset = placed.next_offset
         return placed
 
-    def take_last(self) -> bytes:
-        """Remove the last batch and return its bytes."""
-        header = self.headers.pop()
-        taken = bytes(memoryview(self.data)[header.position :])
-        del self.data[header.position :]
-        return taken
+    def remove_last(self) -> None:
+        """Remove the last batch."""
+        del self.data[self.headers.pop().position :]
 
 
 def _stamp(data: bytearray, position: int, now_ms: int) -> None:
@@ -162,6 +158,22 @@ def copied_headers(data: Batch, name: str, log_end: int, latest_epoch: int | Non
         headers.append(header)
         position, offset, epoch = header.end, header.next_offset, max(epoch, header.leader_epoch)
     return headers
+
+
+def epoch_runs(headers: Iterable[BatchHeader], latest: int) -> Iterator[tuple[int, list[BatchHeader]]]:
+    """Yield each leader epoch with the headers of its batches; `latest` for those before the next epoch.
+
+    A batch without an epoch belongs to the epoch of the batch before it.
+    """
+    epoch, run = latest, list[BatchHeader]()
+    for header in headers:
+        if header.leader_epoch > epoch:
+            if run:
+                yield epoch, run
+            epoch, run = header.leader_epoch, []
+        run.append(header)
+    if run:
+        yield epoch, run
 
 
 def _not_rising(name: str, header: BatchHeader, field: str, before: str) -> CorruptBatchError:

@@ -15,14 +15,14 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.files import Steps
 from lastword.partition import cut
-from lastword.partition.appending import Pending
+from lastword.partition.appending import Pending, largest_batch
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.durability import Durability, FailureLatch
 from lastword.partition.segment_store import SegmentSet
@@ -40,6 +40,31 @@ if TYPE_CHECKING:
     from lastword.records.batch import BatchHeader
 
 
+class RollLimits(NamedTuple):
+    """The limits of a segment: a batch that exceeds one of them begins the next segment.
+
+    The first batch of a segment may exceed all of them but the offset.
+
+    Attributes:
+        bytes: Largest size of the segment.
+        offset: Largest offset.
+        timestamp: Largest timestamp. If the first batch has none, the clock decides: INT64_MAX, or the
+            smallest number if the segment is too old.
+        index_bytes: Largest size of an index.
+    """
+
+    bytes: int
+    offset: int
+    timestamp: int
+    index_bytes: int
+
+    def exceeded_by(self, header: BatchHeader, before: int) -> bool:
+        """Return whether a batch exceeds bytes, offset or timestamp behind `before` bytes of the segment."""
+        if header.last_offset > self.offset:
+            return True
+        return before > 0 and (before + header.size > self.bytes or header.max_timestamp > self.timestamp)
+
+
 @dataclass(slots=True)
 class Lane:
     """The limits within which single records are appended to the active segment without a roll.
@@ -50,20 +75,14 @@ class Lane:
         appender: Appender of the active segment.
         leader_epoch: Leader epoch of the batches.
         batch_bytes: Largest size of a batch.
-        segment_bytes: Largest size of the segment.
-        index_bytes: Largest size of an index.
-        offset: Largest offset.
-        timestamp: Largest timestamp.
+        limits: Limits of the active segment.
         position: Last position at which a batch gets no index entry.
     """
 
     appender: SegmentAppender
     leader_epoch: int
     batch_bytes: int
-    segment_bytes: int
-    index_bytes: int
-    offset: int
-    timestamp: int
+    limits: RollLimits
     position: int
 
 
@@ -93,88 +112,21 @@ class RollRule:
         limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
         return limit - self._jitter_ms
 
-    def must_roll(
-        self, config: TopicConfig, appender: SegmentAppender, header: BatchHeader, pending: Pending
-    ) -> bool:
-        """Return whether the last pending batch begins a new segment, if the others are in the active one."""
-        size = appender.end.size
-        before = size + header.position  # bytes of the segment in front of this batch
-        if header.last_offset - appender.base_offset > MAX_RELATIVE_OFFSET:
-            return True
-        if before == 0:
-            return False
-        if before + header.size > min(config.segment_bytes, MAX_FILE_BYTES):
-            return True
-        began = pending.first_timestamp if size == 0 else appender.rolling_timestamp
-        if began is not None and began >= 0:
-            waited = header.max_timestamp - began
+    def limits(self, config: TopicConfig, base_offset: int, first_timestamp: int) -> RollLimits:
+        """Return the limits of a segment.
+
+        Args:
+            config: Settings of the topic.
+            base_offset: Base offset of the segment.
+            first_timestamp: Largest timestamp of its first batch; -1: none, so the clock decides.
+        """
+        age_ms = self._age_ms(config)
+        if first_timestamp >= 0:
+            timestamp = min(first_timestamp + age_ms, INT64_MAX)
         else:
-            waited = self._clock.now_ms() - self._created_ms
-        if waited > self._age_ms(config):
-            return True
-        return appender.is_full(config.segment_index_bytes)
-
-    def lane(self, config: TopicConfig, appender: SegmentAppender, leader_epoch: int) -> Lane | None:
-        """Return the limits within which `must_roll` is False for a batch of one record.
-
-        None if the decision needs the clock, or if it is True for every batch.
-        """
-        began, position = appender.rolling_timestamp, appender.last_unindexed_position
-        if began < 0 or position < 0 or appender.is_full(config.segment_index_bytes):
-            return None
-        return Lane(
-            appender,
-            leader_epoch,
-            min(config.max_message_bytes, config.segment_bytes),
-            min(config.segment_bytes, MAX_FILE_BYTES),
-            config.segment_index_bytes,
-            min(appender.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX - 1),
-            min(began + self._age_ms(config), INT64_MAX),
-            position,
-        )
-
-    def rows_before(
-        self, config: TopicConfig, appender: SegmentAppender, table: np.ndarray, first: int, unasked: int
-    ) -> int:
-        """Return the row (exclusive) up to which a batch table's rows from `first` on fit the active segment.
-
-        The first `unasked` of them do in any case. The indexes have room for all of them.
-        """
-        from lastword.kernels import table as fields
-
-        size = appender.end.size
-        began = int(table[first, fields.MAX_TIMESTAMP]) if not size else appender.rolling_timestamp
-        by_clock, age_ms = began < 0, self._age_ms(config)
-        return int(
-            fields.rows_before_roll(
-                table,
-                first,
-                unasked,
-                table.shape[0],
-                size,
-                min(config.segment_bytes, MAX_FILE_BYTES),
-                min(appender.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX),
-                0 if by_clock else min(began + age_ms, INT64_MAX),
-                by_clock and self._clock.now_ms() - self._created_ms > age_ms,
-                by_clock,
-            )
-        )
-
-    def makes_one_segment(self, config: TopicConfig, batches: Sequence[AssignedBatch]) -> bool:
-        """Return whether appending the batches would make exactly one new segment.
-
-        Their positions count from its beginning; each of them alone may be appended.
-        """
-        first, last = batches[0], batches[-1]
-        if (
-            last.position + last.size > min(config.segment_bytes, MAX_FILE_BYTES)
-            or last.last_offset - first.base_offset > MAX_RELATIVE_OFFSET
-            or TIME_ENTRY_BYTES * (len(batches) + 1) >= config.segment_index_bytes
-            or max(batch.size for batch in batches) > min(config.max_message_bytes, config.segment_bytes)
-        ):
-            return False
-        largest = max(batch.max_timestamp for batch in batches)
-        return first.max_timestamp < 0 or largest - first.max_timestamp <= self._age_ms(config)
+            timestamp = -INT64_MAX - 1 if self._clock.now_ms() - self._created_ms > age_ms else INT64_MAX
+        size, offset = min(config.segment_bytes, MAX_FILE_BYTES), base_offset + MAX_RELATIVE_OFFSET
+        return RollLimits(size, min(offset, INT64_MAX - 1), timestamp, config.segment_index_bytes)
 
     def is_due(self, config: TopicConfig, appender: SegmentAppender) -> bool:
         """Return whether the active segment is older than `segment.ms`, by the clock."""
@@ -239,6 +191,8 @@ class LocalLog:
         self._set(segments, appender)
         self.appender = appender
         self.roll_rule.begin_segment(self.config)
+        self._kept_limits: RollLimits | None = None
+        """The limits of the active segment, once it has a batch with a timestamp."""
 
     def _set(self, segments: SegmentSet, appender: SegmentAppender) -> None:
         self._live = segments, appender
@@ -257,6 +211,11 @@ class LocalLog:
     def log_end(self) -> int:
         """The offset that the next record gets."""
         return self.appender.end.next_offset
+
+    def set_config(self, config: TopicConfig) -> None:
+        """Use other settings of the topic from now on."""
+        self.config = config
+        self._kept_limits = None
 
     def check_open(self) -> None:
         """Raise the failure that stopped the log, or ValueError if it is closed."""
@@ -281,16 +240,19 @@ class LocalLog:
         With `LogAppendTime` a batch is stamped, and `flush.messages` and `flush.ms` are checked after each
         append; their defaults never require a sync.
         """
-        config = self.config
+        config, appender, position = self.config, self.appender, self.appender.last_unindexed_position
         if (
             self.failure.error is not None
             or self.is_closed
             or config.message_timestamp_type == "LogAppendTime"
             or config.flush_messages < INT64_MAX
             or config.flush_ms < INT64_MAX
+            or appender.rolling_timestamp < 0  # the clock decides
+            or position < 0
+            or self.is_full()
         ):
             return None
-        return self.roll_rule.lane(config, self.appender, leader_epoch)
+        return Lane(appender, leader_epoch, largest_batch(config), self._limits(), position)
 
     def append_table(self, data: memoryview, rows: np.ndarray) -> None:
         """Append the batches of a table's rows with one write.
@@ -324,13 +286,49 @@ class LocalLog:
 
     # -------------------------------------------------------------- roll
 
-    def must_roll(self, header: BatchHeader, pending: Pending) -> bool:
-        """Return whether the last pending batch begins a new segment."""
-        return self.roll_rule.must_roll(self.config, self.appender, header, pending)
+    def _limits(self, first_timestamp: int = -1) -> RollLimits:
+        """Return the limits of the active segment. `first_timestamp`: of its first batch, if it is empty."""
+        if self._kept_limits is not None:
+            return self._kept_limits
+        appender = self.appender
+        began = appender.rolling_timestamp if appender.end.size else first_timestamp
+        limits = self.roll_rule.limits(self.config, appender.base_offset, began)
+        if appender.end.size and began >= 0:
+            self._kept_limits = limits
+        return limits
+
+    def must_roll(self, pending: Pending) -> bool:
+        """Return whether the last pending batch begins a new segment, if the others are in the active one."""
+        header, limits, appender = pending.headers[-1], self._kept_limits, self.appender
+        if limits is None:
+            limits = self._limits(pending.headers[0].max_timestamp)
+        before = appender.end.size + header.position
+        return limits.exceeded_by(header, before) or (before > 0 and appender.is_full(limits.index_bytes))
 
     def rows_before_roll(self, table: np.ndarray, first: int, unasked: int) -> int:
-        """See `RollRule.rows_before`."""
-        return self.roll_rule.rows_before(self.config, self.appender, table, first, unasked)
+        """Return the row (exclusive) up to which a batch table's rows from `first` on fit the active segment.
+
+        The first `unasked` of them do in any case. The indexes have room for all of them.
+        """
+        from lastword.kernels import table as fields
+
+        size, limits = self.active_bytes, self._limits(int(table[first, fields.MAX_TIMESTAMP]))
+        return int(fields.rows_before_roll(table, first, unasked, table.shape[0], size, *limits[:3]))
+
+    def makes_one_segment(self, batches: Sequence[AssignedBatch]) -> bool:
+        """Return whether appending the batches behind a roll would make exactly one new segment.
+
+        Their positions count from its beginning; each of them alone may be appended.
+        """
+        first, last = batches[0], batches[-1]
+        limits = self.roll_rule.limits(self.config, first.base_offset, first.max_timestamp)
+        return (
+            last.position + last.size <= limits.bytes
+            and last.last_offset <= limits.offset
+            and (first.max_timestamp < 0 or max(b.max_timestamp for b in batches) <= limits.timestamp)
+            and TIME_ENTRY_BYTES * (len(batches) + 1) < limits.index_bytes
+            and max(batch.size for batch in batches) <= largest_batch(self.config)
+        )
 
     def is_roll_due(self) -> bool:
         """Return whether the active segment is older than `segment.ms`, by the clock."""

@@ -1,8 +1,8 @@
 """`PartitionLog`: the writing side of one partition, one object per open partition.
 
-It adds to `LocalLog`, which has the files, what a broker adds as the leader of a partition: it assigns
-offsets and leader epochs, checks producers, decides transactions, and keeps the log start and the last stable
-offset.
+It adds to `LocalLog`, which has the files, what a broker adds as the leader of a partition. `Tail` assigns
+offsets and leader epochs, checks producers, decides transactions, and keeps the last stable offset. This
+module has the lock around every change, and the log start.
 
 Locks. `lock` (reentrant) guards every change: appends, rolls, replacing segments. Syncs run outside of it,
 under a mutex of their own (`durability.GroupCommit`), so that appends go on while the drive works. Readers
@@ -16,14 +16,11 @@ new name. The recovery point moves only after the indexes are synced too, for re
 
 Producers. A batch with a producer id is checked against the producer's state before the first byte of the
 call is written. A repeat of one of its last five batches is answered with the offsets of the first, and not
-appended. The state follows the bytes: batches, then the log end, then the transaction index, then the last
-stable offset. With a single node the high watermark is the log end. A snapshot of the state is durable before
-the recovery point passes it.
+appended. With a single node the high watermark is the log end.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,51 +31,24 @@ from google_crc32c import value as crc32c
 
 from lastword.config import TopicConfig
 from lastword.errors import DiskFullError, LastwordError, OffsetOutOfRangeError
-from lastword.files import FileFacts, Files, Steps, run_steps
-from lastword.partition import cut, removal_log, staged_batches
-from lastword.partition.appending import (
-    AppendedBatch,
-    Batch,
-    Pending,
-    check_checksums,
-    check_sizes,
-    copied_headers,
-    gathered,
-    repeated,
-)
+from lastword.files import FileFacts, Steps, run_steps
+from lastword.partition import staged_batches
+from lastword.partition.appending import AppendedBatch, Batch, check_sizes, copied_headers
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.directory_segments import topic_facts
 from lastword.partition.local_log import Lane, LocalLog
-from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState, SequencedBatch
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState
 from lastword.partition.reads import Reads
 from lastword.partition.segment_store import LogVersion, SegmentSet
-from lastword.partition.snapshots import Snapshots, replay
-from lastword.partition.staged_batches import Block
-from lastword.partition.transactions import control_of
+from lastword.partition.snapshots import Snapshots
+from lastword.partition.tail import Changed, Tail
 from lastword.records.batch import HEAD, BatchHeader, checked_part
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex
-from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.segment import Segment
 from lastword.wire import ATTRIBUTES_AT, OVERHEAD_BYTES
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from lastword.partition.view import PartitionView
-
-PRODUCER_EXPIRATION_CHECK_MS = 600_000
-"""How often idle producers are looked for, as in Kafka."""
-
-FEW = 4
-"""Calls of at most this many batches are as fast in plain Python."""
-LOADING_BYTES = 64 << 20
-"""The kernels are loaded (about 0.4 s) after this many bytes in calls of more batches."""
-SYNC_AHEAD_BYTES = 2 << 20
-"""If a sync follows, the drive begins with each part of this size while more is appended."""
-
-
-class Changed(set[int]):
-    """The partitions that have changed since the owner of the set looked; see `PartitionLog.watch`."""
 
 
 class PartitionLog(Reads):
@@ -101,48 +71,40 @@ class PartitionLog(Reads):
     ) -> None:
         self.topic = topic
         self.partition = partition
+        self.name = f"{topic}-{partition}"
         self.store = local.store
+        self.files = local.store.files
         self.directory = local.store.directory
         self.clock = local.clock
+        self.epochs = epochs
         self.lock = threading.RLock()
-        self.producer_expiration_ms = producer_expiration_ms
-        self.on_roll: Callable[[], None] | None = None
-        """Called after each roll, with the lock held."""
+        self.log_start = log_start
+        """First offset that may be read."""
+        self.incomplete_commit_offset = incomplete_commit_offset
+        """The lowest offset at which an incomplete commit begins; None if all commits are complete."""
         self.grows = True
         self.private_names = private_names
         """The names that the private directory had when the log was opened."""
-        self._on_append: Callable[[], None] | None = None
-        self._watchers: tuple[ref[Changed], ...] = ()
+        self.tail = Tail(
+            partition,
+            local,
+            epochs,
+            producers,
+            snapshots,
+            producer_expiration_ms=producer_expiration_ms,
+            recovered_to=recovered_to,
+        )
+        """The end of the log, where `lock` is held. Others may read its attributes, and set `on_roll`."""
         self._local = local
-        self._log_start = log_start
-        self._epochs = epochs
-        self._epoch = 0  # of a log that has none
-        self._producers = producers
-        self._snapshots = snapshots
-        self._expired_ms = self.clock.now_ms()  # opening left out the producers that were idle for too long
-        self._incomplete_commit_offset = incomplete_commit_offset
-        self._recovered_to = recovered_to
-        """The log end after an unclean stop, until it is noted (`removal_log`); None: no note is due."""
+        self._on_append: Callable[[], None] | None = None
         self._topic: FileFacts | None = None
-        self._plain_bytes = 0  # appended one by one because the kernels are not loaded
         self._lane: Lane | None = None
         """The lane of `append_single`. Each other change of the log drops the lane (`_changed_log`)."""
-        self._update_stable_offset()
 
     def __repr__(self) -> str:
         return f"PartitionLog({self.name}, {self.log_start}..{self.log_end})"
 
     # -------------------------------------------------------------- facts
-
-    @property
-    def name(self) -> str:
-        """Topic and partition, as `users-0`."""
-        return f"{self.topic}-{self.partition}"
-
-    @property
-    def files(self) -> Files:
-        """Storage of the notes beside the segments."""
-        return self.store.files
 
     @property
     def config(self) -> TopicConfig:
@@ -154,15 +116,13 @@ class PartitionLog(Reads):
         """Other settings, from the next append on."""
         with self.lock:
             self._lane = None
-            self._local.config = config
+            self._local.set_config(config)
 
-    @property
-    def on_append(self) -> Callable[[], None] | None:
-        """Called after each append, with the lock held. While it is set, `append_single` does nothing."""
-        return self._on_append
-
-    @on_append.setter
     def on_append(self, call: Callable[[], None] | None) -> None:
+        """Call `call` after each append, with the lock held; None: no longer.
+
+        Meanwhile `append_single` does nothing.
+        """
         with self.lock:
             self._lane = None
             self._on_append = call
@@ -173,13 +133,8 @@ class PartitionLog(Reads):
         A log that was cut or moved adds `~partition`. A reference to `changed` is not kept.
         """
         with self.lock:
-            self._watchers = (*(known for known in self._watchers if known() is not None), ref(changed))
-
-    def _notify(self, number: int) -> None:
-        for watcher in self._watchers:
-            changed = watcher()
-            if changed is not None:
-                changed.add(number)
+            known = (watcher for watcher in self.tail.watchers if watcher() is not None)
+            self.tail.watchers = (*known, ref(changed))
 
     @property
     def segment_set(self) -> SegmentSet:
@@ -200,11 +155,6 @@ class PartitionLog(Reads):
         return self._local.appender.segment
 
     @property
-    def log_start(self) -> int:
-        """First offset that may be read."""
-        return self._log_start
-
-    @property
     def log_end(self) -> int:
         """The offset that the next record gets."""
         return self._local.log_end
@@ -220,14 +170,9 @@ class PartitionLog(Reads):
         return self._local.durability.recovery_point
 
     @property
-    def epochs(self) -> LeaderEpochs:
-        """The leader epochs."""
-        return self._epochs
-
-    @property
-    def high_watermark(self) -> int:
-        """Records may be read up to here (exclusive): the log end, for there is no other replica."""
-        return self.log_end
+    def producer_expiration_ms(self) -> int:
+        """Producers that were idle for as long are dropped."""
+        return self.tail.producer_expiration_ms
 
     @property
     def stable_offset(self) -> int:
@@ -235,18 +180,13 @@ class PartitionLog(Reads):
 
         `read_committed` ends here, and nothing at or above it may be cleaned.
         """
-        return self._stable_offset
+        return max(self.tail.stable_offset, self.log_start)
 
     @property
     def undecided(self) -> dict[int, int]:
         """Producer id -> first offset of its undecided transaction, oldest first."""
         with self.lock:
-            return self._producers.open_transactions()
-
-    @property
-    def incomplete_commit_offset(self) -> int | None:
-        """The lowest offset at which an incomplete commit begins; None if all commits are complete."""
-        return self._incomplete_commit_offset
+            return self.tail.producers.open_transactions()
 
     @property
     def cleanable_offset(self) -> int:
@@ -254,15 +194,15 @@ class PartitionLog(Reads):
 
         The last stable offset, or the beginning of an incomplete commit, if that is lower.
         """
-        return staged_batches.below(self.stable_offset, self._incomplete_commit_offset)
+        return staged_batches.below(self.stable_offset, self.incomplete_commit_offset)
 
     @property
     def removable_offset(self) -> int:
         """No segment that ends above may be removed.
 
-        The high watermark, or the beginning of an incomplete commit, if that is lower.
+        The log end, or the beginning of an incomplete commit, if that is lower.
         """
-        return staged_batches.below(self.high_watermark, self._incomplete_commit_offset)
+        return staged_batches.below(self.log_end, self.incomplete_commit_offset)
 
     def aborted_of(self, segment: Segment) -> list[AbortedTransaction]:
         """Return the aborted transactions whose markers are in a segment of this log."""
@@ -274,13 +214,13 @@ class PartitionLog(Reads):
     def producer(self, producer_id: int) -> Producer | None:
         """Return the state of a producer id: its epoch, its last sequence, its open transaction."""
         with self.lock:
-            return self._producers.get(producer_id)
+            return self.tail.producers.get(producer_id)
 
     @property
     def producers(self) -> list[Producer]:
         """The state of every known producer, by producer id."""
         with self.lock:
-            return self._producers.producers
+            return self.tail.producers.producers
 
     # -------------------------------------------------------------- append
 
@@ -321,16 +261,8 @@ class PartitionLog(Reads):
             local = self._changed_log()
             if not is_begun:
                 local.config.check_takes_records(self.name)
-            if self._recovered_to is not None:
-                self._note_recovery(self._recovered_to)
-            if not is_begun:
                 check_sizes(batches, local.config, self.name)
-            suits = len(batches) > FEW and self._suits_table(batches)
-            appended = self._append_table(batches, sync_follows) if suits else None
-            if appended is None:
-                if not is_checked:
-                    check_checksums(batches)
-                appended = self._append_each(batches, repeated(self._producers, batches, local.log_end))
+            appended = self.tail.append(batches, sync_follows=sync_follows, is_checked=is_checked)
             local.sync_if_due()
             if self._on_append is not None:
                 self._on_append()
@@ -359,32 +291,8 @@ class PartitionLog(Reads):
         """
         with self.lock:
             local = self._changed_log()
-            headers = copied_headers(data, self.name, local.log_end, self._epochs.latest)
-            if headers and self._recovered_to is not None:
-                self._note_recovery(self._recovered_to)
-            view = memoryview(data)
-            pending = Pending(local.log_end)
-            for header in headers:
-                latest = self._epochs.latest
-                if header.leader_epoch >= 0 and (latest is None or header.leader_epoch > latest):
-                    self._write(pending)
-                    pending = Pending(local.log_end)
-                    self._begin_epoch(header.leader_epoch, header.base_offset)
-                elif pending.headers and local.is_full(len(pending.headers)):
-                    self._write(pending)
-                    pending = Pending(local.log_end)
-                batch = view[header.position : header.end]
-                placed = pending.add_copy(batch, header)
-                if local.must_roll(placed, pending):
-                    pending.take_last()
-                    self._write(pending)
-                    far = header.last_offset - local.log_end > MAX_RELATIVE_OFFSET
-                    self._roll_at(header.base_offset if far else local.log_end)
-                    pending = Pending(local.log_end)
-                    placed = pending.add_copy(batch, header)
-                if pending.first_timestamp is None:
-                    pending.first_timestamp = placed.max_timestamp
-            self._write(pending)
+            headers = copied_headers(data, self.name, local.log_end, self.epochs.latest)
+            self.tail.append_copies(data, headers)
             local.sync_if_due()
             if self._on_append is not None:
                 self._on_append()
@@ -399,9 +307,7 @@ class PartitionLog(Reads):
         with self.lock:
             self._changed_log()
             if offset > self.log_end:
-                if self._recovered_to is not None:
-                    self._note_recovery(self._recovered_to)
-                self._roll_at(offset)
+                self.tail.skip_to(offset)
 
     def append_single(
         self, key: bytes | None, value: bytes | None, timestamp: int, most_bytes: int
@@ -430,19 +336,20 @@ class PartitionLog(Reads):
                 lane = self._lane = self._new_lane()
                 if lane is None:
                     return None
-            local, appender = self._local, lane.appender
+            local, tail, appender = self._local, self.tail, lane.appender
             start, offset, _ = appender.end
+            segment_bytes, last_offset, last_timestamp, index_bytes = lane.limits
             if (
                 local.failure.error is not None
                 or local.is_closed
                 or appender is not local.appender
-                or offset > lane.offset
-                or not 0 <= timestamp <= lane.timestamp
+                or offset > last_offset
+                or not 0 <= timestamp <= last_timestamp
             ):
                 return None
             checked = checked_part(timestamp, key, value)
             size = len(checked) + ATTRIBUTES_AT
-            if size > lane.batch_bytes or size > most_bytes or start + size > lane.segment_bytes:
+            if size > lane.batch_bytes or size > most_bytes or start + size > segment_bytes:
                 return None
             batch = HEAD.pack(offset, size - OVERHEAD_BYTES, lane.leader_epoch, 2, crc32c(checked)) + checked
             try:
@@ -451,167 +358,33 @@ class PartitionLog(Reads):
                 else:
                     self._lane = None
                     appender.append_indexed(batch, timestamp)
-                    if not appender.is_full(lane.index_bytes):  # else the next batch begins a segment
+                    if not appender.is_full(index_bytes):  # else the next batch begins a segment
                         lane.position = appender.last_unindexed_position
                         self._lane = lane
             except LastwordError as error:
                 self._lane = None
                 local.failure.latch_if_offline(error)
                 raise
-            self._stable_offset = self._producers.end_offset = offset + 1
-            if self._watchers:
-                self._notify(self.partition)
+            tail.stable_offset = tail.producers.end_offset = offset + 1
+            if tail.watchers:
+                tail.notify(self.partition)
             return offset, size
         finally:
             self.lock.release()
 
     def _new_lane(self) -> Lane | None:
         """Return the lane for `append_single`; None if the next record needs the general way."""
-        latest = self._epochs.latest
-        if latest is None or self._recovered_to is not None or self._on_append is not None:
-            return None  # the first append notes the epoch and the recovery
+        if self._on_append is not None:
+            return None
         if self.config.lastword_pulled_from is not None or self.config.damaged is not None:
             return None  # refused
-        if self._producers.first_unstable_offset() is not None:
-            return None  # the last stable offset is not the log end
-        return self._local.lane(latest)
+        return self.tail.lane()
 
     def _changed_log(self) -> LocalLog:
         """Return the open log, for a change other than `append_single`: the lane's limits may not hold."""
         self._lane = None
         self._local.check_open()
         return self._local
-
-    def _append_each(
-        self, batches: Sequence[Batch], earlier: Sequence[SequencedBatch | None] | None
-    ) -> list[AppendedBatch]:
-        local, epoch = self._local, self._leader_epoch
-        if batches:
-            self._assign_epoch()
-        appended: list[AppendedBatch] = []
-        pending = Pending(local.log_end)
-        for number, data in enumerate(batches):
-            if earlier is not None and (known := earlier[number]) is not None:
-                appended.append(AppendedBatch(known.first_offset, known.last_offset, known.timestamp))
-                continue
-            if pending.headers and local.is_full(len(pending.headers)):
-                self._write(pending)  # only then are the sizes of the indexes exact
-                pending = Pending(local.log_end)
-            header = pending.add(data, epoch, self._append_time())
-            if local.must_roll(header, pending):
-                first_of_next = pending.take_last()
-                self._write(pending)
-                self.roll()
-                pending = Pending(local.log_end)
-                header = pending.add(first_of_next, epoch, self._append_time())
-            if pending.first_timestamp is None:
-                pending.first_timestamp = header.max_timestamp
-            appended.append(AppendedBatch(header.base_offset, header.last_offset, header.max_timestamp))
-        self._write(pending)
-        return appended
-
-    def _write(self, pending: Pending) -> None:
-        if not pending.headers:
-            return
-        local = self._local
-        if max([header.producer_id for header in pending.headers]) < 0:
-            local.append(pending)
-        else:
-            with local.failure.latching_if_interrupted():  # the state of the producers follows the bytes
-                local.append(pending)
-                for header in pending.headers:
-                    if header.producer_id >= 0:
-                        marker = control_of(pending.data, header, local.appender.file)
-                        entry = self._producers.update(header, marker)
-                        if entry is not None:
-                            local.append_aborted(entry)
-        self._update_stable_offset()
-
-    def _append_time(self) -> int | None:
-        """Return the timestamp of batches in a topic with `LogAppendTime`; None: they keep their own."""
-        if self._local.config.message_timestamp_type == "LogAppendTime":
-            return self.clock.now_ms()
-        return None
-
-    def _suits_table(self, batches: Sequence[Batch]) -> bool:
-        if self._append_time() is not None:
-            return False
-        if "lastword.kernels" in sys.modules:
-            return True
-        if isinstance(batches, Block):  # large batches: plain Python is nearly as fast
-            return False
-        self._plain_bytes += sum(map(len, batches))
-        return self._plain_bytes > LOADING_BYTES
-
-    def _append_table(self, batches: Sequence[Batch], sync_follows: bool) -> list[AppendedBatch] | None:
-        """Append the batches as one table; None, and nothing done, if one of them needs the plain way."""
-        import numpy as np
-
-        from lastword.kernels import table as fields
-        from lastword.kernels.batches import assign_offsets
-
-        local = self._local
-        sizes = np.fromiter(map(len, batches), np.int64, len(batches))
-        buffer, data = gathered(batches, int(sizes.sum()), give=self.files.takes_buffers)
-        table = np.empty((sizes.size, fields.FIELDS), np.int64)
-        if assign_offsets(buffer, sizes, local.log_end, self._leader_epoch, table) < sizes.size:
-            return None
-        self._assign_epoch()
-        first, unasked = 0, 0
-        while first < sizes.size:
-            if local.is_full(sizes.size - first):
-                break
-            end = local.rows_before_roll(table, first, unasked)
-            if end > first:
-                self._write_rows(data, table[first:end], sync_follows)
-            if end < sizes.size:
-                self.roll()
-            first, unasked = end, 1
-        placed = table[:first, (fields.BASE_OFFSET, fields.LAST_OFFSET, fields.MAX_TIMESTAMP)]
-        appended = list(map(AppendedBatch._make, placed.tolist()))
-        if first < sizes.size:  # an index is nearly full: batch by batch it is known exactly when
-            appended += self._append_each(batches[first:], None)
-        return appended
-
-    def _write_rows(self, data: memoryview, rows: np.ndarray, sync_follows: bool) -> None:
-        from lastword.kernels import table as fields
-
-        start = int(rows[0, fields.POSITION])
-        end = int(rows[-1, fields.POSITION] + rows[-1, fields.SIZE])
-        self._local.append_table(data[start:end], rows)
-        self._update_stable_offset()
-        if sync_follows:
-            self._local.appender.sync_ahead(SYNC_AHEAD_BYTES)
-
-    def _update_stable_offset(self) -> None:
-        """Follow the log end, or the log start."""
-        log_end, producers = self._local.appender.end.next_offset, self._producers
-        producers.end_offset = log_end
-        self._stable_offset = producers.last_stable_offset(log_end, self._log_start)
-        self._notify(self.partition)
-
-    @property
-    def _leader_epoch(self) -> int:
-        """The epoch of the batches that are appended."""
-        latest = self._epochs.latest
-        return self._epoch if latest is None else latest
-
-    def _assign_epoch(self) -> None:
-        """Note where the epoch begins; called when it is certain that a batch is appended."""
-        if self._epochs.latest is None:
-            self._begin_epoch(self._epoch, self.log_end)
-
-    def _begin_epoch(self, epoch: int, offset: int) -> None:
-        try:
-            self._epochs.assign(epoch, offset, sync_name=False)
-        finally:
-            # After the rename: a sync of the log that runs meanwhile may have synced the old name.
-            self._local.durability.directory_unsynced = True
-
-    def _note_recovery(self, log_end: int) -> None:
-        """Note, before other records take their offsets, that a power cut may have taken those above."""
-        removal_log.note_cut(self.files, self.directory, log_end)
-        self._recovered_to = None
 
     def ingest_file(self, file: str) -> bool:
         """Make a file of encoded batches the newest segment of the log, by renaming it on the same drive.
@@ -627,24 +400,11 @@ class PartitionLog(Reads):
             CorruptBatchError: The file holds bytes that do not begin a whole batch.
         """
         with self.lock:
-            local = self._changed_log()
-            if not local.active_bytes:
-                return False
-            if self._recovered_to is not None:
-                self._note_recovery(self._recovered_to)
-            batches = staged_batches.assign_offsets(self.files, file, self.log_end)
-            if batches is None or not local.roll_rule.makes_one_segment(self.config, batches):
-                return False
-            with local.failure.latching_if_offline():
-                staged_batches.write_offsets(self.files, file, batches, self._leader_epoch)
-            self._assign_epoch()
-            self._take_snapshot()
-            local.ingest_file(file, batches)
-            self._update_stable_offset()
-            self._rolled()
-            if self._on_append is not None:
+            self._changed_log()
+            is_ingested = self.tail.ingest_file(file)
+            if is_ingested and self._on_append is not None:
                 self._on_append()
-            return True
+            return is_ingested
 
     # -------------------------------------------------------------- commits of staged batches
 
@@ -662,13 +422,13 @@ class PartitionLog(Reads):
         """
         with self.lock:
             self._local.check_open()
-            self._incomplete_commit_offset = self.log_end if offset is None else offset
-            return self._incomplete_commit_offset
+            self.incomplete_commit_offset = self.log_end if offset is None else offset
+            return self.incomplete_commit_offset
 
     def end_commit(self) -> None:
         """Release the log: the commit is complete or refused."""
         with self.lock:
-            self._incomplete_commit_offset = None
+            self.incomplete_commit_offset = None
 
     # -------------------------------------------------------------- roll
 
@@ -677,14 +437,7 @@ class PartitionLog(Reads):
         with self.lock:
             local = self._changed_log()
             if local.active_bytes:
-                self._roll_at(local.log_end)
-
-    def _roll_at(self, offset: int) -> None:
-        """Close the active segment and begin the next at `offset`, which is not below the log end."""
-        self._take_snapshot()  # before the recovery point moves: replay after a crash begins with it
-        self._local.roll(offset)
-        self._update_stable_offset()
-        self._rolled()
+                self.tail.roll(local.log_end)
 
     @property
     def roll_due_ms(self) -> int:
@@ -718,35 +471,10 @@ class PartitionLog(Reads):
     def expire_producers(self) -> None:
         """Drop the state of producers that were idle for `producer.id.expiration.ms`.
 
-        As in Kafka, they are looked for at most every PRODUCER_EXPIRATION_CHECK_MS.
+        As in Kafka, they are looked for at most every `tail.PRODUCER_EXPIRATION_CHECK_MS`.
         """
         with self.lock:
-            now_ms = self.clock.now_ms()
-            if now_ms - self._expired_ms >= PRODUCER_EXPIRATION_CHECK_MS:
-                self._expired_ms = now_ms
-                self._producers.expire(now_ms, self.producer_expiration_ms)
-
-    def _rolled(self) -> None:
-        self._local.remove_deferred()
-        if self.on_roll is not None:
-            self.on_roll()
-
-    def _take_snapshot(self) -> None:
-        run_steps(self._taking_snapshot())
-
-    def _taking_snapshot(self) -> Steps[None]:
-        """Write the producer state at the log end, durably, without idle producers."""
-        self.expire_producers()
-        if self.log_end > 0:
-            local = self._local
-            taking = self._snapshots.taking(self._producers, active_base=local.appender.base_offset)
-            try:
-                is_taken = yield from taking
-            except LastwordError as error:
-                local.failure.latch_if_offline(error)
-                raise
-            if is_taken:  # it has synced all names of the directory
-                local.durability.directory_unsynced = False
+            self.tail.expire_producers()
 
     # -------------------------------------------------------------- sync
 
@@ -777,13 +505,12 @@ class PartitionLog(Reads):
             self._changed_log()
             if offset > self.log_end:
                 raise OffsetOutOfRangeError.above(self.name, offset, self.log_end)
-            if offset <= self._log_start:
+            if offset <= self.log_start:
                 return False
-            self._log_start = offset
-            self._stable_offset = max(self._stable_offset, offset)
-            self._notify(self.partition)
+            self.log_start = offset
+            self.tail.notify(self.partition)
             with suppress(DiskFullError):  # done at the next opening: a prefix is removed to make room
-                self._epochs.truncate_from_start(offset)
+                self.epochs.truncate_from_start(offset)
             return True
 
     def remove_prefix(self) -> list[Segment]:
@@ -793,7 +520,7 @@ class PartitionLog(Reads):
         (`remove_deferred`); reads that have begun are not disturbed.
         """
         with self.lock:
-            return self._changed_log().remove_prefix(self._log_start)
+            return self._changed_log().remove_prefix(self.log_start)
 
     def remove_deferred(self) -> int:
         """Unlink the files of removed segments whose delay has passed; return how many."""
@@ -815,27 +542,13 @@ class PartitionLog(Reads):
             if offset < 0:
                 raise ValueError(f"a log cannot end at {offset}")
             if offset >= self.log_end:
-                self._epochs.truncate_from_end(self.log_end)
+                self.epochs.truncate_from_end(self.log_end)
             elif offset < self.segments[0].base_offset:
                 self.truncate_fully_and_start_at(offset)
             else:
-                with self._local.cutting():
-                    self._truncate_to(offset)
-
-    def _truncate_to(self, offset: int) -> None:
-        files, directory = self.files, self.directory
-        removal_log.note_cut(files, directory, offset)
-        cut.forget_accounts(files, directory)
-        self._local.truncate_to(offset, self._epochs.at(offset))
-        segments = self.segment_set
-        if self._snapshots.remove_outside(self._snapshots.offsets(), segments[0].base_offset - 1, offset):
-            files.fsync_dir(directory)
-        self._epochs.truncate_from_end(offset)
-        self._producers = replay(self._snapshots, segments, offset).state
-        removal_log.note_cut(files, directory, offset)
-        self._log_start = min(self._log_start, offset)
-        self._update_stable_offset()
-        self._notify(~self.partition)
+                self.tail.cut_to(offset)
+                self.log_start = min(self.log_start, offset)
+                self.tail.notify(~self.partition)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything; leave an empty log that starts at `offset`.
@@ -847,23 +560,9 @@ class PartitionLog(Reads):
             self._changed_log()
             if offset < 0:
                 raise ValueError(f"a log cannot start at {offset}")
-            with self._local.cutting():
-                self._start_at(offset)
-
-    def _start_at(self, offset: int) -> None:
-        files, directory, first = self.files, self.directory, self._log_start
-        removal_log.note_cut(files, directory, first)
-        cut.forget_accounts(files, directory)
-        self._local.remove_all()
-        self._epoch = self._epochs.latest or self._epoch
-        self._snapshots.remove_outside(self._snapshots.offsets(), -1, -1)
-        self._epochs.truncate_from_end(0)
-        self._local.start_at(offset)
-        removal_log.note_cut(files, directory, first)
-        self._producers = ProducerState(offset)
-        self._log_start = offset
-        self._update_stable_offset()
-        self._notify(~self.partition)
+            self.tail.start_at(offset, self.log_start)
+            self.log_start = offset
+            self.tail.notify(~self.partition)
 
     # -------------------------------------------------------------- replace
 
@@ -896,9 +595,9 @@ class PartitionLog(Reads):
             return PartitionView(
                 self.store,
                 LogVersion(segments, self.log_start, self.log_end, topic=self._topic),
-                stable_offset=self._stable_offset,
-                undecided=self._producers.open_transactions(),
-                incomplete_commit_offset=self._incomplete_commit_offset,
+                stable_offset=self.stable_offset,
+                undecided=self.undecided,
+                incomplete_commit_offset=self.incomplete_commit_offset,
                 trusted=True,
                 producer_expiration_ms=self.producer_expiration_ms,
                 load_again=self._view_again,
@@ -938,7 +637,7 @@ class PartitionLog(Reads):
             try:
                 if local.failure.error is not None:
                     return False
-                yield from local.finishing(self._taking_snapshot())
+                yield from local.finishing(self.tail.taking_snapshot())
                 return True
             finally:
                 local.remove_deferred(all=True)
@@ -953,4 +652,4 @@ class PartitionLog(Reads):
         """Raise `why` in every further call: the partition has moved."""
         with self.lock:
             self._local.failure.error = why
-            self._notify(~self.partition)
+            self.tail.notify(~self.partition)

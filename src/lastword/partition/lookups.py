@@ -170,7 +170,8 @@ class _Search:
         between = (row > 0) & (row < last.size) & ~np.isin(position, source.joints)[at]
         before = (row == 0) & (begins[0] == 0)
         behind = (row == last.size) & (ends[-1] == steps.edges[-1])
-        return wanted[~(covered | between | before | behind)]
+        missing: Int64s = wanted[~(covered | between | before | behind)]
+        return missing
 
     def _keep(self, chunk: Chunk, wanted: Int64s, records: dict[int, RawRecord]) -> None:
         begin, end = np.searchsorted(wanted, (chunk.table[0, fields.BASE_OFFSET], chunk.next_offset)).tolist()

@@ -358,7 +358,9 @@ class Outcomes:
         if not (attributes & TRANSACTIONAL_BIT).any():
             return None
         columns = (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
-        return self.of_batches(*(chunk.table[:, column] for column in columns)) != BatchOutcome.COMMITTED
+        outcomes = self.of_batches(*(chunk.table[:, column] for column in columns))
+        rows: NDArray[np.bool_] = outcomes != BatchOutcome.COMMITTED
+        return rows
 
     def _known(self, offset: int) -> Decisions:
         """Return decisions about batches from the start of the range on, by default from `offset` on."""

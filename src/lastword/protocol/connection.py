@@ -171,7 +171,7 @@ class ServerConnection:
         """Return the number of bytes that were received and belong to no request yet."""
         return self._frames.waiting()
 
-    def receive_data(self, data: Buffer) -> Iterator[Request]:
+    def receive_data(self, data: Buffer) -> Iterator[Request[Any]]:
         """Yield the requests that are whole with these bytes.
 
         A caller that leaves the iterator early gets the other requests with the next call; `b""` is enough.
@@ -190,7 +190,7 @@ class ServerConnection:
         self._frames.add(data)
         return self._requests()
 
-    def _requests(self) -> Iterator[Request]:
+    def _requests(self) -> Iterator[Request[Any]]:
         while True:
             try:
                 frame = self._frames.next()
@@ -202,7 +202,7 @@ class ServerConnection:
                 raise
             yield request
 
-    def _request(self, frame: memoryview) -> Request:
+    def _request(self, frame: memoryview) -> Request[Any]:
         size = len(frame)
         if self.has_tokens:
             token = message_class("SaslAuthenticateRequest")()
@@ -239,7 +239,7 @@ class ServerConnection:
         body = codec(f"{api.name}Request", version).decode(frame, position, whole=False)
         return Request(api, version, correlation_id, client_id, body, size)
 
-    def response(self, request: Request, body: Message) -> list[Part]:
+    def response(self, request: Request[Any], body: Message) -> list[Part]:
         """Return the frame that answers a request, as parts to be sent one after the other.
 
         The records of a FetchResponse stay the buffers and file ranges that the message has.

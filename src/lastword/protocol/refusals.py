@@ -44,7 +44,7 @@ class Refusal(NamedTuple):
     is_of_parts: bool
 
 
-def error_answer(request: Request, code: int, message: str | None) -> Message:
+def error_answer(request: Request[Any], code: int, message: str | None) -> Message:
     """Return the answer that refuses a request, with an error for each of its parts.
 
     Args:

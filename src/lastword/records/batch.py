@@ -198,22 +198,23 @@ def read_header(
             at,
             base_offset,
         )
-    header: Any = _new(_Draft)
-    header.position = at
-    header.size = length + OVERHEAD_BYTES
-    header.base_offset = base_offset
-    header.last_offset = base_offset + delta
-    header.leader_epoch = leader_epoch
-    header.magic = magic
-    header.crc = crc
-    header.attributes = attributes
-    header.base_timestamp = base_timestamp
-    header.max_timestamp = max_timestamp
-    header.producer_id = producer_id
-    header.producer_epoch = producer_epoch
-    header.base_sequence = sequence
-    header.count = count
-    header.__class__ = BatchHeader
+    header = _new(_Draft)
+    draft: Any = header
+    draft.position = at
+    draft.size = length + OVERHEAD_BYTES
+    draft.base_offset = base_offset
+    draft.last_offset = base_offset + delta
+    draft.leader_epoch = leader_epoch
+    draft.magic = magic
+    draft.crc = crc
+    draft.attributes = attributes
+    draft.base_timestamp = base_timestamp
+    draft.max_timestamp = max_timestamp
+    draft.producer_id = producer_id
+    draft.producer_epoch = producer_epoch
+    draft.base_sequence = sequence
+    draft.count = count
+    draft.__class__ = BatchHeader
     return header
 
 

@@ -177,7 +177,8 @@ class Chunk:
 
     def data_rows(self) -> NDArray[np.bool_]:
         """Return which batches hold users' records, not control records."""
-        return (self.table[:, fields.ATTRIBUTES] & CONTROL_BIT) == 0
+        rows: NDArray[np.bool_] = (self.table[:, fields.ATTRIBUTES] & CONTROL_BIT) == 0
+        return rows
 
     def raise_status(self, row: int, status: int) -> NoReturn:
         """Raise the error for a kernel's bad status about batch `row`."""

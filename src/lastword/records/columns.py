@@ -124,7 +124,7 @@ def to_arrow(
 
 def timestamp_types(columns: RecordColumns, chunk: Chunk) -> Int32s:
     """Return the timestamp type of each record: 0 create, 1 log append, -1 none (magic 0)."""
-    types = ((chunk.table[:, fields.ATTRIBUTES] & LOG_APPEND_BIT) != 0).astype(np.int32)
+    types: Int32s = ((chunk.table[:, fields.ATTRIBUTES] & LOG_APPEND_BIT) != 0).astype(np.int32)
     types[chunk.table[:, fields.MAGIC] == 0] = -1
     return types[columns.row]
 

@@ -68,14 +68,15 @@ def raw_record(
     headers: tuple[Header, ...] = (),
 ) -> RawRecord:
     """Return the record with these fields. For code that makes many."""
-    record: Any = _new(_Draft)
-    record.offset = offset
-    record.timestamp = timestamp
-    record.timestamp_type = timestamp_type
-    record.key = key
-    record.value = value
-    record.headers = headers
-    record.__class__ = RawRecord
+    record = _new(_Draft)
+    draft: Any = record
+    draft.offset = offset
+    draft.timestamp = timestamp
+    draft.timestamp_type = timestamp_type
+    draft.key = key
+    draft.value = value
+    draft.headers = headers
+    draft.__class__ = RawRecord
     return record
 
 

@@ -318,7 +318,9 @@ class Configs:
     def _alter(self, request: Request[messages.AlterConfigsRequest], connection: Peer) -> Any:
         return self._context.in_turn(self._altered, request, messages.AlterConfigsResponse, self._whole)
 
-    def _altered(self, request: Request, kind: Any, changes_of: Callable[[Any], dict[str, Any]]) -> Message:
+    def _altered(
+        self, request: Request[Any], kind: Any, changes_of: Callable[[Any], dict[str, Any]]
+    ) -> Message:
         responses = []
         resources = request.body.resources
         named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
@@ -347,7 +349,8 @@ class Configs:
                 response.error_code, response.error_message = codes.INVALID_CONFIG, error.message
             except LastwordError as error:
                 response.error_code, response.error_message = error.kafka_code, error.message
-        return kind(responses=responses)
+        answer: Message = kind(responses=responses)
+        return answer
 
     def _check_changes(self, resource: Any) -> None:
         """Raise Refused unless the resource is a topic, and each setting is named once and has a value."""

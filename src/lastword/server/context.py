@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Answer = Message | None | asyncio.Future[Any]
     """An answer, a future of it, or None: the request has none."""
-    Handler = Callable[[Request, Peer], Answer]
+    Handler = Callable[[Request[Any], Peer], Answer]
     Handlers = Mapping[str, Handler]
     """Handlers by the name of the API."""
 
@@ -120,7 +120,7 @@ class ServerContext:
         self.timers = Timers(loop, self.clock)
         self.budget = DecompressionBudget(self.dirs.settings.instance.lastword_decompression_bytes)
         self.is_closing = False
-        self.refuse: Callable[[Request, ServedTopic], None] | None = None
+        self.refuse: Callable[[Request[Any], ServedTopic], None] | None = None
 
     def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Run work that waits in a thread of the pool; return a future of its result."""

@@ -7,7 +7,7 @@ client could never pass it.
 
 Long polls. A fetch without enough bytes waits for an append to one of its partitions, or for its time, which
 is that of an idle connection at most. Only the partitions that were appended to are read again.
-`PartitionLog.on_append` is set while a fetch waits.
+A fetch that waits has a call in `PartitionLog.on_append`.
 
 Sessions. A client names a session instead of its unchanged partitions, and its answer has the partitions that
 changed. A partition whose records are sent is the last in the next answer, so that all have their turn.
@@ -24,6 +24,7 @@ import random
 import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.errors import LastwordError, OffsetOutOfRangeError
@@ -469,7 +470,7 @@ class Fetches:
             others = self._waiting.get(log)
             if others is None:
                 others = self._waiting[log] = set()
-                log.on_append = lambda log=log: self._appended(log)
+                log.on_append(partial(self._appended, log))
             others.add(waiting)
             end = log.stable_offset if fetch.is_newest else log.log_end
             appended = appended or end != answer.high_watermark
@@ -521,7 +522,7 @@ class Fetches:
                 others.discard(waiting)
                 if not others:
                     del self._waiting[log]
-                    log.on_append = None
+                    log.on_append(None)
         waiting.logs = []
         if waiting.timer is not None:
             waiting.timer.cancel()
@@ -681,9 +682,9 @@ class Fetches:
         if not log.config.deletes:
             raise Refused(codes.POLICY_VIOLATION, "the configured policy does not delete records")
         if offset == -1:
-            offset = log.high_watermark
-        if not 0 <= offset <= log.high_watermark:
-            raise OffsetOutOfRangeError.above(log.name, offset, log.high_watermark)
+            offset = log.log_end
+        if not 0 <= offset <= log.log_end:
+            raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
         if offset > log.log_start:
             trim(self._context.dirs, name, partition, offset)
         return log.log_start

@@ -24,8 +24,9 @@ from lastword.errors import LastwordError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message, stored_keys
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
-from lastword.server.consumer_groups import KEYS as CONSUMER_KEYS
-from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
+from lastword.server.consumer_group_state import KEYS as CONSUMER_KEYS
+from lastword.server.consumer_group_state import ConsumerGroup
+from lastword.server.consumer_groups import ConsumerGroups
 from lastword.server.coordinator import StoredRecord
 from lastword.server.group_leases import GroupLeases
 from lastword.server.group_store import Group, GroupStore, OtherGroup
@@ -85,7 +86,7 @@ class Groups:
     def _when_loaded(self, handler: Handler) -> Handler:
         """Return the handler, which waits until the groups are loaded."""
 
-        def handle(request: Request, connection: Peer) -> Any:
+        def handle(request: Request[Any], connection: Peer) -> Any:
             loading = self._load()
             if loading is None:
                 return handler(request, connection)

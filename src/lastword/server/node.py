@@ -5,7 +5,7 @@ A handler takes a request and returns its answer, or a future of it. `protocol.c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
@@ -63,7 +63,7 @@ class ClusterNode:
     def _add(self, handlers: Handlers) -> None:
         self._handlers |= {KEYS[name]: handler for name, handler in handlers.items()}
 
-    def handle(self, request: Request, connection: Peer) -> Answer:
+    def handle(self, request: Request[Any], connection: Peer) -> Answer:
         """Return the answer to a request, a future of it, or None if it has none."""
         handler = self._handlers.get(request.api.key)
         if handler is None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
-from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
+from lastword.server.consumer_group_state import ConsumerGroup
+from lastword.server.consumer_groups import ConsumerGroups
 from lastword.server.coordinator import StoredRecord
 from lastword.server.group_store import NOT_COMMITTED, Committed, Group, GroupStore, OtherGroup
 from lastword.server.topics import Refused, ServedTopic

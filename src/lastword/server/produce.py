@@ -62,7 +62,8 @@ class Producing:
         transaction, refused = await self._transactions().check_batches(request)
         with contextlib.nullcontext() if transaction is None else transaction.appending():
             answer = self._append_request(request, refused)
-            return await answer if isinstance(answer, asyncio.Future) else answer
+            message: Message | None = await answer if isinstance(answer, asyncio.Future) else answer
+            return message
 
     def _append_request(
         self, request: Request[messages.ProduceRequest], refused: dict[tuple[str, int], Refused]
@@ -93,7 +94,9 @@ class Producing:
                 _refuse(partition, error.kafka_code, error.message)
         return self._acknowledged(request, answer)
 
-    def _acknowledged(self, request: Request[messages.ProduceRequest], answer: Any) -> Message | None:
+    def _acknowledged(
+        self, request: Request[messages.ProduceRequest], answer: messages.ProduceResponse
+    ) -> Message | None:
         """Return the answer; None for acks 0, whose connection is closed if a batch was refused."""
         if request.body.acks != 0:
             return answer

@@ -324,7 +324,7 @@ class Peer(Protocol):
     def has_gone(self) -> bool:
         """Return whether the client has closed the connection. Any thread may call it."""
 
-    def log(self, level: int, text: str, *arguments: Any, request: Request | None = None) -> None:
+    def log(self, level: int, text: str, *arguments: Any, request: Request[Any] | None = None) -> None:
         """Log a line about the connection."""
 
     def expect_tokens(self, has_tokens: bool) -> None:
@@ -354,7 +354,7 @@ class Authentication:
         users: Users,
         mechanisms: list[str],
         in_pool: Callable[..., asyncio.Future[Any]],
-        handle: Callable[[Request, Peer], Any],
+        handle: Callable[[Request[Any], Peer], Any],
     ) -> None:
         self._connection = connection
         self._users = users
@@ -365,7 +365,7 @@ class Authentication:
         self._scram: Scram | None = None
         self._is_denied = False
 
-    def handle(self, request: Request) -> Any:
+    def handle(self, request: Request[Any]) -> Any:
         """Return the answer to a request, or a future of it. Refused: the connection must be closed."""
         if self._is_denied:
             raise Refused(codes.SASL_AUTHENTICATION_FAILED, "a request after a wrong password")

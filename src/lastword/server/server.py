@@ -105,8 +105,8 @@ class ClientConnection:
         if self._is_shaking or self._authentication is not None:
             self._until_ready = self._loop.call_later(READY_SECONDS, self._check_ready)
         self._client_id: str | None = None
-        self._requests: Iterator[Request] = iter(())
-        self._in_work: Request | None = None
+        self._requests: Iterator[Request[Any]] = iter(())
+        self._in_work: Request[Any] | None = None
         self._parts: deque[Part] = deque()
         self._answer_bytes = 0  # of the answer in `_parts`, in memory
         self._is_reading = self._is_writing = self._is_closed = False
@@ -121,7 +121,12 @@ class ClientConnection:
         return f"Connection({self.address})"
 
     def log(
-        self, level: int, text: str, *arguments: Any, request: Request | None = None, exc_info: bool = False
+        self,
+        level: int,
+        text: str,
+        *arguments: Any,
+        request: Request[Any] | None = None,
+        exc_info: bool = False,
     ) -> None:
         """Log a line about this connection; its address, client and request are also fields of the record."""
         fields: dict[str, Any] = {"peer": self.address}
@@ -205,7 +210,7 @@ class ClientConnection:
             self._go_on()
             self._account()
 
-    def _handle(self, request: Request) -> None:
+    def _handle(self, request: Request[Any]) -> None:
         self._client_id = request.client_id
         if metrics.is_exported:
             self._began = self._loop.time()
@@ -246,7 +251,7 @@ class ClientConnection:
             self._go_on()
         self._account()
 
-    def _refusal(self, request: Request, error: Refused | LastwordError) -> Message:
+    def _refusal(self, request: Request[Any], error: Refused | LastwordError) -> Message:
         """Return the answer to a request that failed. Raises the error again if no answer may have it."""
         from lastword.protocol.refusals import error_answer
 
@@ -296,7 +301,7 @@ class ClientConnection:
 
     # -------------------------------------------------------------- out
 
-    def _send(self, request: Request, body: Any) -> None:
+    def _send(self, request: Request[Any], body: Any) -> None:
         if body is None:  # a Produce without acknowledgement
             if metrics.is_exported:
                 self._count(request, None)
@@ -307,7 +312,7 @@ class ClientConnection:
             self._count(request, body)
         self._flush()
 
-    def _count(self, request: Request, body: Any) -> None:
+    def _count(self, request: Request[Any], body: Any) -> None:
         """Count a request and its answer, of which nothing is sent yet."""
         name, error = request.api.name, 0 if body is None else first_error(body)
         metrics.SERVER_REQUESTS.add(1, name, codes.ERROR_NAMES.get(error, str(error)))
@@ -607,7 +612,7 @@ class Server:
         pools = self._pool, self._changes
         self.context = ServerContext(logs, self.loop, pools, (self.host, self.port), options)
         self.node = ClusterNode(self.context)
-        self.handle: Callable[[Request, Peer], Answer] = self.node.handle
+        self.handle: Callable[[Request[Any], Peer], Answer] = self.node.handle
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()

@@ -26,24 +26,18 @@ Handlers run in the thread of the event loop only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import random
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from lastword.errors import LastwordError, MalformedMessageError, ProducerFencedError
-from lastword.logdir.identity import PRODUCER_IDS
-from lastword.protocol import Request, codes, encode_stored, messages
+from lastword.errors import LastwordError, ProducerFencedError
+from lastword.protocol import Request, codes, messages
 from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Message
-from lastword.records.batch import CHECKED, BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.internal import TRANSACTION_STATES
 from lastword.records.record import marker_record
-from lastword.segment import names
 from lastword.server.coordinator import (
     EXPIRATION_MS,
     MOST_TIMEOUT_MS,
@@ -52,191 +46,39 @@ from lastword.server.coordinator import (
     not_stored,
 )
 from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
-from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
+from lastword.server.transaction_state import (
+    COMPLETE_ABORT,
+    COMPLETE_COMMIT,
+    DECIDED,
+    EMPTY,
+    LAST_EPOCH,
+    ONGOING,
+    PREPARE_ABORT,
+    PREPARE_COMMIT,
+    RETRY_MS,
+    Marker,
+    Partition,
+    ProducerIds,
+    TransactionalId,
+    TransactionState,
+    key_of,
+    transactional_producer,
+)
 
 if TYPE_CHECKING:
-    from lastword.logdir import LogDirectory
     from lastword.server.context import Handler, Handlers, ServerContext
     from lastword.server.coordinator import CoordinatorTopic
     from lastword.server.groups import Groups
     from lastword.server.security import Peer
-    from lastword.server.timers import Timer
 
 
-EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT = TRANSACTION_STATES[:6]
-DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)
 TRIED_AGAIN = (codes.CONCURRENT_TRANSACTIONS, codes.COORDINATOR_NOT_AVAILABLE, codes.NOT_COORDINATOR)
 """Errors of the coordinator after which a producer has to send its batch again."""
-VALUE_VERSION = 1
-LAST_EPOCH = 0x7FFE
-"""The last epoch that a client gets. The next one only fences it; then there is a new producer id."""
 EXPIRATION_CHECK_MS = 3_600_000
-RETRY_MS, MOST_RETRY_MS = 500, 60_000
-"""After this time a marker that could not be appended is tried again; the time doubles up to the second."""
-FIRST_PRODUCER_ID = 1 << 60
-"""The ids of a directory begin at a random number above, where no broker's ids are."""
-IDS_RESERVED = 1000
+MOST_RETRY_MS = 60_000
+"""A marker that could not be appended is tried again after `RETRY_MS`; the time doubles up to this one."""
 
 _log = logging.getLogger("lastword.server")
-
-Partition = tuple[str, int]
-
-
-class Marker(NamedTuple):
-    """What a marker has: the producer, whether it commits, and the epoch of its coordinator."""
-
-    producer_id: int
-    epoch: int
-    is_commit: bool
-    coordinator_epoch: int
-
-
-@dataclass(frozen=True)
-class TransactionState:
-    """The state of a transactional id, as a record has it; `last_epoch` is kept in memory only.
-
-    Attributes:
-        producer_id: The producer id.
-        epoch: The epoch; -1 before the first InitProducerId was answered.
-        timeout_ms: A transaction that is open for longer is aborted.
-        state: One of `TRANSACTION_STATES`.
-        partitions: The partitions of the transaction.
-        start_ms: When the transaction began; -1 without one.
-        changed_ms: When the state was stored.
-        previous_producer_id: The producer id before the last change.
-        next_producer_id: The producer id after the end of the transaction, if the epochs are exhausted.
-        last_epoch: The epoch before, which a repeated request has.
-        client_version: The version of the transaction.
-    """
-
-    producer_id: int
-    epoch: int
-    timeout_ms: int
-    state: str = EMPTY
-    partitions: frozenset[Partition] = frozenset()
-    start_ms: int = -1
-    changed_ms: int = -1
-    previous_producer_id: int = -1
-    next_producer_id: int = -1
-    last_epoch: int = -1
-    client_version: int = 0
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Return whether no client may get the next epoch."""
-        return self.epoch >= LAST_EPOCH
-
-    def value(self) -> bytes:
-        """Return the value of the record."""
-        partitions = None
-        if self.state != EMPTY:
-            topics: dict[str, list[int]] = {}
-            for name, number in sorted(self.partitions):
-                topics.setdefault(name, []).append(number)
-            partitions = [
-                messages.TransactionLogValue.PartitionsSchema(topic=name, partition_ids=numbers)
-                for name, numbers in topics.items()
-            ]
-        value = messages.TransactionLogValue(
-            producer_id=self.producer_id,
-            previous_producer_id=self.previous_producer_id,
-            next_producer_id=self.next_producer_id,
-            producer_epoch=self.epoch,
-            transaction_timeout_ms=self.timeout_ms,
-            transaction_status=TRANSACTION_STATES.index(self.state),
-            transaction_partitions=partitions,
-            transaction_last_update_timestamp_ms=self.changed_ms,
-            transaction_start_timestamp_ms=self.start_ms,
-            client_transaction_version=self.client_version,
-        )
-        return encode_stored(value, VALUE_VERSION)
-
-    @classmethod
-    def of_value(cls, value: Any) -> TransactionState:
-        """Return the state that the value of a record has.
-
-        Raises:
-            MalformedMessageError: Another program wrote the record.
-        """
-        if not 0 <= value.transaction_status < len(TRANSACTION_STATES):
-            raise MalformedMessageError(
-                f"a transaction in state {value.transaction_status}",
-                remedy="another program wrote this record",
-                position=0,
-            )
-        return cls(
-            producer_id=value.producer_id,
-            epoch=value.producer_epoch,
-            timeout_ms=value.transaction_timeout_ms,
-            state=TRANSACTION_STATES[value.transaction_status],
-            partitions=frozenset(
-                (topic.topic, number)
-                for topic in value.transaction_partitions or ()
-                for number in topic.partition_ids
-            ),
-            start_ms=value.transaction_start_timestamp_ms,
-            changed_ms=value.transaction_last_update_timestamp_ms,
-            previous_producer_id=value.previous_producer_id,
-            next_producer_id=value.next_producer_id,
-            client_version=value.client_transaction_version,
-        )
-
-
-class TransactionalId:
-    """A transactional id and its work in memory.
-
-    Attributes:
-        id: The transactional id.
-        stored: Its state.
-        is_busy: Its state is being changed: a sync or a new producer id is under way.
-        is_synced: The sync of its state has not failed.
-        appends: The Produce requests of its transaction that are in work.
-        timer: Waits for the end of the time of a transaction; None before the first one.
-        marked: The partitions that have the marker of the decided transaction.
-        retry_ms: After this time markers that cannot be appended are tried again.
-    """
-
-    __slots__ = ("_quiet", "appends", "id", "is_busy", "is_synced", "marked", "retry_ms", "stored", "timer")
-
-    def __init__(self, transactional_id: str, stored: TransactionState) -> None:
-        self.id = transactional_id
-        self.stored = stored
-        self.is_busy = False
-        self.is_synced = True
-        self.appends = 0
-        self.timer: Timer | None = None
-        self.marked: set[Partition] = set()
-        self.retry_ms = RETRY_MS
-        self._quiet: list[asyncio.Future[None]] = []
-
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """Refuse other changes meanwhile."""
-        self.is_busy = True
-        try:
-            yield
-        finally:
-            self.is_busy = False
-
-    @contextlib.contextmanager
-    def appending(self) -> Iterator[None]:
-        """Hold back the markers meanwhile."""
-        self.appends += 1
-        try:
-            yield
-        finally:
-            self.appends -= 1
-            if not self.appends:
-                for waiting in self._quiet:
-                    waiting.set_result(None)
-                self._quiet.clear()
-
-    async def quiet(self) -> None:
-        """Wait until no append is in work."""
-        while self.appends:
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._quiet.append(waiting)
-            await waiting
 
 
 class TransactionCoordinator:
@@ -254,7 +96,7 @@ class TransactionCoordinator:
 
     def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
-        handlers: dict[str, Callable[[Request], Awaitable[Message]]] = {
+        handlers: dict[str, Callable[[Request[Any]], Awaitable[Message]]] = {
             "InitProducerId": self._init_producer_id,
             "AddPartitionsToTxn": self._add_partitions,
             "AddOffsetsToTxn": self._add_offsets,
@@ -266,8 +108,8 @@ class TransactionCoordinator:
         }
         return {name: self._as_task(handler) for name, handler in handlers.items()}
 
-    def _as_task(self, handler: Callable[[Request], Awaitable[Message]]) -> Handler:
-        def handle(request: Request, connection: Peer) -> asyncio.Task[Any]:
+    def _as_task(self, handler: Callable[[Request[Any]], Awaitable[Message]]) -> Handler:
+        def handle(request: Request[Any], connection: Peer) -> asyncio.Task[Any]:
             return self._spawn(handler(request))
 
         return handle
@@ -333,7 +175,7 @@ class TransactionCoordinator:
             before, previous_producer_id=before.producer_id, changed_ms=self._context.clock.now_ms(), **fields
         )
         number = self.topic.partition_of(transaction.id)
-        log = self.topic.append(number, [(_key(transaction.id), stored.value())])
+        log = self.topic.append(number, [(key_of(transaction.id), stored.value())])
         transaction.stored = stored
         if not has_effect:
             return
@@ -421,7 +263,7 @@ class TransactionCoordinator:
         stored = transaction.stored
         if transaction.is_busy:
             raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
-        if expected is not None and not _is_known(stored, *expected):
+        if expected is not None and not stored.may_be_renewed_by(*expected):
             raise Refused(codes.PRODUCER_FENCED, "")
         if stored.state == ONGOING:
             await self._finish(transaction, commit=False, version=TRANSACTION_VERSION, is_fenced=True)
@@ -499,7 +341,7 @@ class TransactionCoordinator:
         if adds:
             await self._add(transaction, partitions, TRANSACTION_VERSION)
         for partition in partitions:
-            code = _verified(transaction, partition)
+            code = transaction.error_of_write(partition)
             if code:
                 raise Refused(code, "The partition is not in the transaction.")
         return transaction
@@ -572,7 +414,7 @@ class TransactionCoordinator:
                 await self._loaded()
                 transaction = self._checked(transactional_id, *producer)
                 if only_verifies:
-                    results = {at: _verified(transaction, at) for at in partitions}
+                    results = {at: transaction.error_of_write(at) for at in partitions}
                 else:
                     await self._add(
                         transaction, partitions, TRANSACTION_VERSION if request.version >= 4 else 0
@@ -622,7 +464,8 @@ class TransactionCoordinator:
             producer = body.producer_id, body.producer_epoch
             await self._admit(body.transactional_id, producer, {partition}, adds=request.version >= 5)
             answer = self._groups.offsets.commit_in_transaction(request, producer)
-            return await answer if isinstance(answer, asyncio.Future) else answer
+            message: Message = await answer if isinstance(answer, asyncio.Future) else answer
+            return message
         except Refused as refused:
             code = _older_code(refused.code, True)
             if code == codes.CONCURRENT_TRANSACTIONS:
@@ -648,7 +491,7 @@ class TransactionCoordinator:
         for topic in body.topic_data:
             served = self._context.topics.find(topic.name, topic.topic_id)
             for data in topic.partition_data:
-                producer = _producer_of(data.records)
+                producer = transactional_producer(data.records)
                 if producer is None or served is None or served.is_newest:
                     continue
                 if data.index not in served.directories:
@@ -935,7 +778,7 @@ class TransactionCoordinator:
                 expired.setdefault(self.topic.partition_of(transaction.id), []).append(transaction.id)
         for partition, ids in expired.items():
             try:
-                self.topic.append(partition, [(_key(transactional_id), None) for transactional_id in ids])
+                self.topic.append(partition, [(key_of(transactional_id), None) for transactional_id in ids])
             except Refused as refused:
                 _log.warning("expired transactional ids: %s", refused.message)
                 continue
@@ -969,11 +812,8 @@ class TransactionCoordinator:
             described.transaction_timeout_ms = stored.timeout_ms
             described.transaction_start_time_ms = stored.start_ms
             described.producer_id, described.producer_epoch = stored.producer_id, stored.epoch
-            topics: dict[str, list[int]] = {}
-            for name, number in sorted(stored.partitions):
-                topics.setdefault(name, []).append(number)
             described.topics = [
-                kind.TopicData(topic=name, partitions=numbers) for name, numbers in topics.items()
+                kind.TopicData(topic=name, partitions=numbers) for name, numbers in stored.by_topic().items()
             ]
         return kind(transaction_states=states)
 
@@ -1029,38 +869,9 @@ class TransactionCoordinator:
         )
 
 
-def _key(transactional_id: str) -> bytes:
-    return encode_stored(messages.TransactionLogKey(transactional_id=transactional_id))
-
-
-def _is_known(stored: TransactionState, producer_id: int, epoch: int) -> bool:
-    """Return whether InitProducerId may come from this producer."""
-    return (
-        stored.epoch == -1
-        or producer_id == stored.producer_id
-        or (producer_id == stored.previous_producer_id and epoch >= LAST_EPOCH)
-    )
-
-
-def _verified(transaction: TransactionalId, partition: Partition) -> int:
-    """Return the error of a write to a partition by the producer of a transaction; 0 if it may write."""
-    stored = transaction.stored
-    if transaction.is_busy or stored.state in DECIDED:
-        return codes.CONCURRENT_TRANSACTIONS
-    return 0 if partition in stored.partitions else codes.TRANSACTION_ABORTABLE
-
-
 def _older_code(code: int, is_older: bool) -> int:
     """Return the code for a request of a version that does not have PRODUCER_FENCED."""
     return codes.INVALID_PRODUCER_EPOCH if is_older and code == codes.PRODUCER_FENCED else code
-
-
-def _producer_of(records: Any) -> tuple[int, int] | None:
-    """Return producer id and epoch of a transactional batch; None for another batch, or if there is none."""
-    if records is None or len(records) < HEADER_BYTES or records[16] != 2:
-        return None
-    attributes, _, _, _, producer_id, epoch, _, _ = CHECKED.unpack_from(records, ATTRIBUTES_AT)
-    return (producer_id, epoch) if attributes & TRANSACTIONAL_BIT else None
 
 
 def _matching(pattern: str, ids: list[str]) -> set[str]:
@@ -1082,39 +893,3 @@ def _matching(pattern: str, ids: list[str]) -> set[str]:
 def _log_failure(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _log.error("transactions", exc_info=task.exception())
-
-
-class ProducerIds:
-    """Producer ids that are never given twice.
-
-    A block of ids is reserved in `lastword.producer-ids` of the first directory before the first is given.
-    """
-
-    def __init__(self, directory: LogDirectory) -> None:
-        self._files = directory.files
-        self._path = os.path.join(directory.path, names.PRODUCER_IDS)
-        self._rng = random.SystemRandom()
-        self._next = self._end = 0
-        self._lock = threading.Lock()
-
-    def next_reserved(self) -> int | None:
-        """Return a new id; None if a block has to be reserved first."""
-        with self._lock:
-            return self._take() if self._next < self._end else None
-
-    def next(self) -> int:
-        """Return a new id; reserves a block, durably, if there is none."""
-        with self._lock:
-            if self._next >= self._end:
-                fields = PRODUCER_IDS.load(self._files, self._path)
-                if fields is None:
-                    fields = {"next": FIRST_PRODUCER_ID + self._rng.getrandbits(59)}
-                with PRODUCER_IDS.reading(self._path):
-                    first = int(fields["next"])
-                PRODUCER_IDS.save(self._files, self._path, {"next": first + IDS_RESERVED})
-                self._next, self._end = first, first + IDS_RESERVED
-            return self._take()
-
-    def _take(self) -> int:
-        self._next += 1
-        return self._next - 1

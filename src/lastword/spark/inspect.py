@@ -33,7 +33,7 @@ from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructField
 
     from lastword.api.open_dirs import By, OpenDirs
@@ -526,7 +526,7 @@ def audit(
     need_pyspark()
     from pyspark.sql import functions as F
 
-    from lastword.spark.write import NAMED_PARTITIONERS
+    from lastword.spark.targets import NAMED_PARTITIONERS
 
     path, storage = shared_log(path, storage_options)
     _check_columns(delivered)

@@ -180,7 +180,7 @@ class RefusedStream(Shipped, DataSourceStreamReader):
         self.refused = refused
 
     @hide_traceback
-    def _refuse(self, *arguments: Any) -> NoReturn:
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
         raise self.refused
 
     initialOffset = latestOffset = partitions = read = _refuse

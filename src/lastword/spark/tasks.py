@@ -162,7 +162,7 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
         finally:
             spark.removeTag(text)
         return
-    before = context.getLocalProperty(DESCRIPTION)
+    before: Any = context.getLocalProperty(DESCRIPTION)  # None removes a property
     context.setJobDescription(f"{before}: {text}" if before else text)
     try:
         yield
@@ -187,13 +187,14 @@ def reporting(spark: SparkSession, report: Callable[[int, int], None] | None) ->
             if tasks := sum(stage.num_tasks for stage in known):
                 report(sum(stage.num_completed_tasks for stage in known), tasks)
 
-        spark.registerProgressHandler(on_progress)
+        handler: Any = on_progress  # PySpark's annotation wants a subclass of its own; it calls any function
+        spark.registerProgressHandler(handler)
         try:
             yield
         finally:
-            spark.removeProgressHandler(on_progress)
+            spark.removeProgressHandler(handler)
         return
-    group = context.getLocalProperty(GROUP)
+    group: Any = context.getLocalProperty(GROUP)
     name = group or f"lastword-{uuid.uuid4()}"
     context.setLocalProperty(GROUP, name)
     tracker = context.statusTracker()
@@ -270,7 +271,7 @@ def _name_of(value: Any) -> str:
     """Return the partition or topic that a task is for."""
     directory = getattr(value, "directory", None)
     if directory is not None:
-        return os.path.basename(directory)
+        return str(os.path.basename(directory))
     topic, partition = getattr(value, "topic", None), getattr(value, "partition", None)
     if topic is None:
         return str(value)
@@ -281,7 +282,8 @@ def _inheriting(spark: SparkSession, function: Callable[[TaskCall], bytes]) -> C
     """Make a thread inherit the caller's job group, pool and description."""
     from pyspark import inheritable_thread_target
 
-    return inheritable_thread_target(spark)(function)
+    inheriting: Callable[[TaskCall], bytes] = inheritable_thread_target(spark)(function)
+    return inheriting
 
 
 def _raise_typed(error: Exception) -> NoReturn:

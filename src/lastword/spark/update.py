@@ -30,7 +30,7 @@ from lastword.spark.bootstrap import Shipped, as_pattern, conf_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 MODES = ("update", "complete")
 
@@ -81,7 +81,7 @@ def update_stream(
     need_pyspark()
     from lastword.spark.options import StorageOptions, parse_write
     from lastword.spark.schema import incomparable, sink_columns
-    from lastword.spark.write import make_target
+    from lastword.spark.targets import make_target
 
     if mode not in MODES:
         raise UsageError(
@@ -172,7 +172,7 @@ def differences(
     from lastword.spark.bucket import files_at
     from lastword.spark.options import FORMAT, parse_write
     from lastword.spark.source import load
-    from lastword.spark.write import existing_target
+    from lastword.spark.targets import existing_target
 
     names = {field.name.lower(): field.name for field in result.schema.fields}
     given = {name.lower(): text for name, text in options.items()}

@@ -287,7 +287,7 @@ class Broker:
 
         return self._in_loop(drop)
 
-    def requests(self, api: str | None = None) -> list[Request]:
+    def requests(self, api: str | None = None) -> list[Request[Any]]:
         """Return the requests that clients sent since the start, decoded: `requests("Fetch")[0].body.topics`.
 
         The last 100,000 requests, or 64 MiB of them, are kept.

@@ -56,9 +56,9 @@ class Fault:
     topic: str | None
     left: int | None
     by_topic: bool
-    refused: deque[Request] = dataclasses.field(default_factory=lambda: deque(maxlen=64))
+    refused: deque[Request[Any]] = dataclasses.field(default_factory=lambda: deque(maxlen=64))
 
-    def applies(self, request: Request, topic: str | None) -> bool:
+    def applies(self, request: Request[Any], topic: str | None) -> bool:
         """Return whether a request, or its partitions of a topic, are refused; count each request once."""
         if self.api != request.api.name or self.by_topic != (topic is not None):
             return False
@@ -83,14 +83,14 @@ class Interceptor:
         self._eventual = eventual
         self._ended: set[str] = set()
         """The transactional ids whose next transaction is refused once, if the broker is eventual."""
-        self._requests: deque[Request] = deque()
+        self._requests: deque[Request[Any]] = deque()
         self._bytes = 0
         self._faults: list[Fault] = []
         self._delays: dict[str, float] = {}
         self._delayed: dict[asyncio.Future[None], str] = {}
         """For each request that waits: the future for which it waits, and its API. In the event loop only."""
         self._lock = threading.Lock()
-        self._members: WeakKeyDictionary[Any, dict[tuple[str, str], Request]] = WeakKeyDictionary()
+        self._members: WeakKeyDictionary[Any, dict[tuple[str, str], Request[Any]]] = WeakKeyDictionary()
         """For each connection, the heartbeat of each member of a group that used the connection."""
 
     def attach(self, server: Server) -> None:
@@ -144,7 +144,7 @@ class Interceptor:
             if api in (None, name):
                 _end_delay(passed)
 
-    def requests(self, api: str | None) -> list[Request]:
+    def requests(self, api: str | None) -> list[Request[Any]]:
         """Return the requests of an API, or all of them, the oldest first."""
         if api is not None:
             check_api(api)
@@ -154,7 +154,7 @@ class Interceptor:
 
     # -------------------------------------------------------------- for the server
 
-    def handle(self, request: Request, connection: Any) -> Any:
+    def handle(self, request: Request[Any], connection: Any) -> Any:
         """Return the answer to a request, a future of it, or None if it has none."""
         api = request.api.name
         with self._lock:
@@ -172,19 +172,19 @@ class Interceptor:
             return self._server.context.then(passed, lambda: self._answer(request, connection))
         return self._answer(request, connection)
 
-    def refuse(self, request: Request, topic: ServedTopic) -> None:
+    def refuse(self, request: Request[Any], topic: ServedTopic) -> None:
         """Refuse one partition of a Produce or Fetch, if a fault applies."""
         fault = self._fault(request, topic.name)
         if fault is not None:
             raise Refused(fault.code, f"{fault.error}, by the test")
 
-    def _fault(self, request: Request, topic: str | None) -> Fault | None:
+    def _fault(self, request: Request[Any], topic: str | None) -> Fault | None:
         if not self._faults:
             return None
         with self._lock:
             return next((fault for fault in self._faults if fault.applies(request, topic)), None)
 
-    def _answer(self, request: Request, connection: Any) -> Any:
+    def _answer(self, request: Request[Any], connection: Any) -> Any:
         api, node = request.api.name, self._server.node
         fault = self._fault(request, None)
         if fault is not None and fault.code == codes.UNKNOWN_MEMBER_ID:
@@ -204,7 +204,7 @@ class Interceptor:
             return self._changed(answer, lambda done: self._keep_heartbeat(request, connection, done))
         return answer
 
-    def _late(self, request: Request, connection: Any) -> Any:
+    def _late(self, request: Request[Any], connection: Any) -> Any:
         """Answer as a cluster does whose nodes do not know the newest change yet."""
         node, body = self._server.node, request.body
         if request.api.name == "Metadata":
@@ -235,7 +235,7 @@ class Interceptor:
 
     # -------------------------------------------------------------- members that are alive
 
-    def _keep_heartbeat(self, request: Request, connection: Any, answer: Any) -> Any:
+    def _keep_heartbeat(self, request: Request[Any], connection: Any, answer: Any) -> Any:
         """Keep the heartbeat of the member that sent a request."""
         body = request.body
         members = self._members.setdefault(connection, {})
@@ -262,7 +262,7 @@ class Interceptor:
             members[body.group_id, member_id] = Request(api, api.stable, 0, request.client_id, heartbeat, 0)
         return answer
 
-    def _forget_member(self, request: Request, connection: Any) -> None:
+    def _forget_member(self, request: Request[Any], connection: Any) -> None:
         """Remove the member that is told that it is unknown, so that its group goes on without it."""
         body = request.body
         member_id, group_id = getattr(body, "member_id", ""), getattr(body, "group_id", "")
@@ -301,7 +301,7 @@ def _nearest(name: object, names: Iterable[str], example: str) -> str:
     return f"did you mean {by_lower[near]!r}?" if near else f"give Kafka's name, as {example!r}"
 
 
-def _without_creation(request: Request) -> Request:
+def _without_creation(request: Request[Any]) -> Request[Any]:
     """Return a request for metadata that creates no topic: a request that is refused changes nothing."""
     body = copy.copy(request.body)
     body.allow_auto_topic_creation = False

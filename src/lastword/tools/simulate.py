@@ -217,7 +217,8 @@ class SimulatedLog:
 
     def _due(self, rows: Ints, now_ms: int) -> Ints:
         since = self._since_ms[rows]
-        return rows[(since != NEVER) & (since <= now_ms - self.config.delete_retention_ms)]
+        due: Ints = rows[(since != NEVER) & (since <= now_ms - self.config.delete_retention_ms)]
+        return due
 
     def _mark_dead(self, rows: Ints, write_clock: int, now_ms: int) -> None:
         if not rows.size:

@@ -230,12 +230,12 @@ def _time_text(value: datetime) -> str:
 
 
 def _read_time(value: Any) -> datetime:
-    time = _datetime(value)
+    time: datetime = _datetime(value)
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
 def _read_local_time(value: Any) -> datetime:
-    time = _datetime(value)
+    time: datetime = _datetime(value)
     if time.tzinfo is not None:
         raise refuse(value, "timestamp without an offset")
     return time

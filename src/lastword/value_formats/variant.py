@@ -189,7 +189,8 @@ def _encoded(value: Any, names: dict[str, int]) -> bytes:
     for kind in range(INT1, INT8 + 1):
         width = 1 << kind - INT1
         if -(1 << 8 * width - 1) <= value < 1 << 8 * width - 1:
-            return _header(kind) + value.to_bytes(width, "little", signed=True)
+            number: bytes = value.to_bytes(width, "little", signed=True)
+            return _header(kind) + number
     return _real(Digits(value))
 
 

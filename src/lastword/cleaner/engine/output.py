@@ -343,10 +343,11 @@ def _compressed(codec: int, batch: NDArray[np.uint8]) -> bytes:
     data = batch.tobytes()
     checked = data[ATTRIBUTES_AT:HEADER_BYTES] + compress(codec, data[HEADER_BYTES:])
     length = len(checked) + ATTRIBUTES_AT - OVERHEAD_BYTES
+    crc: int = crc32c(checked)
     return (
         data[:LENGTH_AT]
         + length.to_bytes(4, "big")
         + data[LEADER_EPOCH_AT:CRC_AT]
-        + crc32c(checked).to_bytes(4, "big")
+        + crc.to_bytes(4, "big")
         + checked
     )
