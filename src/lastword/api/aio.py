@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
 from lastword.api.reader import (
     LONGEST_PAUSE_SECONDS,
@@ -35,7 +35,9 @@ from lastword.parse import Duration, check_count, parse_seconds
 
 if TYPE_CHECKING:
     from lastword.api.bucket_topic import BucketTopic
-    from lastword.api.logs import LogDir
+    from lastword.api.logs import CreateOptions, LogDir, StateOptions
+    from lastword.api.schema import PartitionerLike
+    from lastword.api.serializers import SerializerLike, Serializers
     from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.parse import Duration
@@ -348,16 +350,69 @@ class AsyncLogDir:
 
     # -------------------------------------------------------------- topics
 
+    @overload
+    async def topic(
+        self, name: str, *, serializers: Serializers[K, V], partitioner: PartitionerLike | None = None
+    ) -> AsyncTopic[K, V]: ...
+    @overload
+    async def topic(
+        self,
+        name: str,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        partitioner: PartitionerLike | None = None,
+    ) -> AsyncTopic[Any, Any]: ...
     async def topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
         """Return a topic, as `LogDir.topic`."""
         self._require_open()
         return AsyncTopic(self, await self.run(self.logs.topic, name, **options))
 
-    async def create_topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
+    @overload
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        serializers: Serializers[K, V],
+        **options: Unpack[CreateOptions],
+    ) -> AsyncTopic[K, V]: ...
+    @overload
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> AsyncTopic[Any, Any]: ...
+    async def create_topic(
+        self, name: str, partitions: int | None = None, **options: Any
+    ) -> AsyncTopic[Any, Any]:
         """Create a topic, as `LogDir.create_topic`."""
         self._require_open()
-        return AsyncTopic(self, await self.run(self.logs.create_topic, name, **options))
+        return AsyncTopic(self, await self.run(self.logs.create_topic, name, partitions, **options))
 
+    @overload
+    async def state(
+        self,
+        name: str,
+        *,
+        serializers: Serializers[K, V],
+        default: Callable[[], V] | None = None,
+        **options: Unpack[StateOptions],
+    ) -> AsyncState[K, V]: ...
+    @overload
+    async def state(
+        self,
+        name: str,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        default: Callable[[], Any] | None = None,
+        **options: Unpack[StateOptions],
+    ) -> AsyncState[Any, Any]: ...
     async def state(self, name: str, **options: Any) -> AsyncState[Any, Any]:
         """Open the state of a topic, as `LogDir.state`: `carts = await logs.state("carts")`."""
         self._require_open()
