@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import lastword
+from lastword import Topic
 from lastword.api import logs
 from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS, keywords
 from tests.api import typed_use
@@ -38,6 +39,7 @@ def test_the_keywords_are_the_settings():
 PROGRAM = """\
 # mypy: disallow-any-generics, disallow-untyped-calls, warn-return-any, extra-checks
 import lastword
+from lastword import Topic
 from lastword import LogDir
 
 logs: LogDir = lastword.open("data", "a")
@@ -135,3 +137,9 @@ def test_the_class_of_a_log_stays_small():
     tree = ast.parse(Path(logs.__file__).read_text(encoding="utf-8"))
     (log_dir,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LogDir")
     assert sum(isinstance(node, ast.FunctionDef) for node in log_dir.body) <= 45
+
+
+def test_a_verb_is_in_one_place():
+    """A topic has what needs its types or its partitions; the verbs are those of the log directory."""
+    names = [{name for name in dir(kind) if not name.startswith("_")} for kind in (lastword.LogDir, Topic)]
+    assert names[0] & names[1] == {"set_config"}

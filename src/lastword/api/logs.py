@@ -587,7 +587,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         Args:
             topic: None: the only topic; against another `LogDir` every topic, which both must have.
             partition: None: every partition. A delivered key without a partition belongs to the partition
-                that the topic's partitioner gives.
+                that the topic's saved partitioner gives.
             delivered: A mapping of keys to offsets; a table with columns `key` and `offset` (Arrow, Polars,
                 DuckDB), or the path of such a file (.parquet .arrow .jsonl); another `LogDir` or `Topic`.
             most_rows: The most keys to name; the counts include all.
@@ -647,7 +647,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         topic = self.dirs.only_topic(topic)
         serializer = saved_serializer(self.dirs.config(topic).lastword_key_serializer)
         data = None if key is None else serializer.encode(key, "key")
-        return explained(self.dirs, topic, partition, data, None)
+        return explained(self.dirs, topic, partition, data)
 
     def simulate(
         self,

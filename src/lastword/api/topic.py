@@ -1,4 +1,6 @@
-"""`Topic`: append to a topic, read it, describe it, plan and clean it.
+"""`Topic`: append to a topic, read it, describe it, lease and trim it.
+
+The verbs that also work on all topics, such as `clean` and `verify`, are those of `LogDir`.
 
 Every change is acknowledged when the call returns: at "os" the records survive a killed process, at "disk" a
 power cut. There is no buffer, and nothing to flush.
@@ -6,7 +8,6 @@ power cut. There is no buffer, and nothing to flush.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
@@ -14,7 +15,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
-from lastword.api.open_dirs import By, OpenDirs
+from lastword.api.open_dirs import OpenDirs
 from lastword.api.record import Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import TopicSchema
 from lastword.config import (
@@ -28,7 +29,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.metrics import count_append
-from lastword.parse import Duration, as_int, check_path
+from lastword.parse import Duration, as_int
 from lastword.partition.directory_segments import read_log_start
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
@@ -38,18 +39,9 @@ if TYPE_CHECKING:
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import ProducerCall, Producers
     from lastword.api.reader import Bounds, Isolation, Reader, View
-    from lastword.api.restore import Restored
-    from lastword.cleaner.engine.report import CleanRound
-    from lastword.cleaner.policy.plan import Plan
-    from lastword.config.keywords import Keywords, TopicKeywords
+    from lastword.config.keywords import TopicKeywords
     from lastword.partition import PartitionLog
     from lastword.partition.view import PartitionView
-    from lastword.retention import Deletion
-    from lastword.tools.audit import Audit
-    from lastword.tools.duplication import Duplication
-    from lastword.tools.explain import Explanation
-    from lastword.tools.simulate import Simulation
-    from lastword.tools.verify import Verification
 
 Ack = Literal["os", "disk"]
 ACKS = ("os", "disk")
@@ -650,48 +642,6 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         self.dirs.set_config(self.name, config)
 
-    # -------------------------------------------------------------- verbs: see `LogDir`
-
-    def plan(
-        self,
-        partition: int | None = None,
-        *,
-        due: bool = False,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Plan]:
-        """Return the plans of `clean`, with their reasons; see `LogDir.plan`."""
-        from lastword.api import cleaning
-
-        return Results(
-            cleaning.plan(self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress)
-        )
-
-    def clean(
-        self,
-        partition: int | None = None,
-        *,
-        due: bool = False,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-    ) -> list[CleanRound]:
-        """Remove superseded records now; see `LogDir.clean`."""
-        from lastword.api import cleaning
-
-        return Results(
-            self.dirs.transaction(
-                lambda dirs: cleaning.clean(
-                    dirs, self.name, partition, due=due, strategy=strategy, progress=progress, stop=None
-                )
-            )
-        )
-
-    def expire(self, partition: int | None = None) -> list[Deletion]:
-        """Apply retention now; see `LogDir.expire`."""
-        from lastword.api import cleaning
-
-        return Results(self.dirs.transaction(lambda dirs: cleaning.expire(dirs, self.name, partition)))
-
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
         """Raise the log start, under any cleanup.policy. Return the log start of each partition.
 
@@ -709,86 +659,3 @@ class Topic(ProcessBound, Generic[K, V]):
         from lastword.api.cleaning import trim
 
         return self.dirs.transaction(lambda dirs: trim(dirs, self.name, partition, before))
-
-    def audit(
-        self,
-        partition: int | None = None,
-        *,
-        delivered: Any,
-        most_rows: int = 100_000,
-        progress: ProgressLike | bool | None = None,
-    ) -> Audit:
-        """Compare the delivered offsets with the log, key by key; see `LogDir.audit`."""
-        from lastword.api import checks
-
-        return checks.audit(
-            self.dirs,
-            self.name,
-            partition,
-            delivered,
-            most_rows=most_rows,
-            progress=progress,
-            partitioner=self.schema.partitioner,
-        )
-
-    def restore(
-        self,
-        partition: int | None = None,
-        *,
-        to: str | os.PathLike[str],
-        end: Bounds = "latest",
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Restored]:
-        """Write the newest values to a file; see `LogDir.restore`."""
-        from lastword.api.restore import restore
-
-        return restore(self.dirs, self.name, partition, check_path("to", to), end, progress)
-
-    def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
-        """Explain why a partition is or is not due; see `LogDir.explain`.
-
-        With `key`, explain which rule keeps each record of the key.
-        """
-        from lastword.api.inspections import explained
-
-        data = None if key is None else self.schema.key.encode(key, "key")
-        return explained(self.dirs, self.name, partition, data, self.schema.partitioner)
-
-    def simulate(
-        self,
-        partition: int | None = None,
-        *,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-        **config: Unpack[Keywords],
-    ) -> list[Simulation]:
-        """Simulate cleanings under other settings; see `LogDir.simulate`."""
-        from lastword.api.inspections import simulations
-
-        return simulations(self.dirs, self.name, partition, strategy, progress, config)
-
-    def duplication(
-        self,
-        partition: int | None = None,
-        *,
-        exact: bool = False,
-        by: By = "partition",
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Duplication]:
-        """Count superseded records; see `LogDir.duplication`."""
-        from lastword.api.inspections import duplication
-
-        return duplication(self.dirs, self.name, partition, exact=exact, by=by, progress=progress)
-
-    def verify(
-        self,
-        partition: int | None = None,
-        *,
-        quick: bool = False,
-        md5: bool = False,
-        progress: ProgressLike | bool | None = None,
-    ) -> Verification:
-        """Check checksums, indexes and invariants; see `LogDir.verify`."""
-        from lastword.api import checks
-
-        return checks.verify(self.dirs, self.name, partition, quick=quick, md5=md5, progress=progress)
