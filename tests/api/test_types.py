@@ -24,6 +24,10 @@ def test_it_runs(tmp_path):
     asyncio.run(typed_use.run_in_a_loop(str(tmp_path / "data")))
     with lastword.open(tmp_path / "data") as logs:
         assert dict(logs.state("totals")) == {"a": 2}
+
+
+def test_it_runs_in_a_bucket():
+    pytest.importorskip("obstore")
     typed_use.run_in_a_bucket()
 
 
@@ -143,3 +147,14 @@ def test_a_verb_is_in_one_place():
     """A topic has what needs its types or its partitions; the verbs are those of the log directory."""
     names = [{name for name in dir(kind) if not name.startswith("_")} for kind in (lastword.LogDir, Topic)]
     assert names[0] & names[1] == {"set_config"}
+
+
+def test_few_modules_differ_between_a_directory_and_a_bucket():
+    """What differs is an operation of `OpenDirs`. Three modules choose between two classes, or refuse one."""
+    source = Path(lastword.__file__).parent
+    asking = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if ".holds_logs" in path.read_text(encoding="utf-8")
+    }
+    assert asking == {"api/cleaner.py", "api/state_log.py", "server/server.py"}

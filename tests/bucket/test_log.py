@@ -16,7 +16,7 @@ import pyarrow
 import pytest
 
 import lastword
-from lastword.api import bucket_dirs, bucket_topic
+from lastword.api import bucket_dirs, bucket_records
 from lastword.api.bucket_cleaner import CHECK_AGAIN_SECONDS, GROWN_SEGMENTS, BucketWork
 from lastword.api.open_dirs import OpenDirs
 from lastword.background.scheduler import Scheduler
@@ -206,7 +206,7 @@ def test_a_refused_record_does_not_stop_the_others(opened: Open) -> None:
 
 
 def test_an_iterator_is_committed_in_groups(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_topic, "GROUP_BYTES", 20 * 2 * bucket_topic.RECORD_BYTES)
+    monkeypatch.setattr(bucket_records, "GROUP_BYTES", 20 * 2 * bucket_records.RECORD_BYTES)
     topic = opened().create_topic("users", **JSON)
 
     def rows(count: int) -> Iterator[tuple[str, dict[str, int] | None]]:

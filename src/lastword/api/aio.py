@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from lastword.api.reader import (
     LONGEST_PAUSE_SECONDS,
@@ -34,12 +34,11 @@ from lastword.errors import UsageError
 from lastword.parse import Duration, check_count, parse_seconds
 
 if TYPE_CHECKING:
-    from lastword.api.bucket_topic import BucketTopic
     from lastword.api.logs import CreateOptions, LogDir, StateOptions
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import SerializerLike, Serializers
     from lastword.api.state import State
-    from lastword.api.topic import Topic
+    from lastword.api.topic import AppendOptions, Topic
     from lastword.parse import Duration
     from lastword.partition.log import PartitionLog
 
@@ -173,15 +172,17 @@ class AsyncTopic(Generic[K, V]):
     def __repr__(self) -> str:
         return f"AsyncTopic({self.topic.name!r})"
 
-    async def append(self, key: K | None, value: V | None, **options: Any) -> Appended:
+    async def append(self, key: K | None, value: V | None, **options: Unpack[AppendOptions]) -> Appended:
         """Append one record, as `Topic.append`. Return when it is acknowledged.
 
         Appends that are awaited one after the other are in this order in the log, and so are those that were
         started in this order.
         """
         logs, topic = self._logs, self.topic
-        if not logs.holds_logs and not logs.is_queued:  # in a bucket appends share a commit
-            return await asyncio.wrap_future(cast("BucketTopic", topic).begin_append(key, value, **options))
+        if not logs.is_queued:
+            done = topic.begin_append(key, value, **options)
+            if done is not None:  # in a bucket, where appends share a commit
+                return await asyncio.wrap_future(done)
         if not self._is_warm or logs.is_queued or "producer" in options:
             appended: Appended = await logs.in_turn(topic.append, key, value, **options)
             self._is_warm = True
@@ -189,11 +190,12 @@ class AsyncTopic(Generic[K, V]):
         level = options.get("ack") or topic.config.lastword_ack
         if level != "disk":
             return topic.append(key, value, **options)
-        appended = topic.append(key, value, **(options | {"ack": "os"}))
+        options["ack"] = "os"
+        appended = topic.append(key, value, **options)
         await logs.synced(topic.name, appended.partition)
         return appended
 
-    async def delete(self, key: K, **options: Any) -> Appended:
+    async def delete(self, key: K, **options: Unpack[AppendOptions]) -> Appended:
         """Append a tombstone: the record that deletes `key`."""
         return await self.append(key, None, **options)
 
@@ -329,7 +331,6 @@ class AsyncLogDir:
         except BaseException:
             self._end_threads()
             raise
-        self.holds_logs = self.logs.dirs.holds_logs
         return self
 
     async def __aexit__(

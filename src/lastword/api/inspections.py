@@ -564,12 +564,11 @@ def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | No
 
     log_dir, view = dirs.log_dir(topic, partition), dirs.view(topic, partition)
     retention_ms = dirs.config(topic).delete_retention_ms
-    if dirs.mode == "a" and dirs.holds_logs:
+    log = dirs.owned_log(topic, partition)
+    if log is not None:
         with log_dir.try_claim(topic, partition) as mine:
             if mine:
-                with log_dir.ledgers.of(
-                    TopicPartition(topic, partition), log_dir.log(topic, partition)
-                ) as ledger:
+                with log_dir.ledgers.of(TopicPartition(topic, partition), log) as ledger:
                     return ledger.deletes.due_ms(offset, retention_ms)
     map_bytes = dirs.settings.instance.map_bytes
     saved = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)

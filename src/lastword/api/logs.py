@@ -10,7 +10,6 @@ not see.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -26,7 +25,7 @@ from lastword.api.topic import Topic
 from lastword.api.topics import create_topic, delete_topics, open_topic
 from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
-from lastword.logdir import DirRecovery, SetAside, move
+from lastword.logdir import DirRecovery, SetAside
 from lastword.parse import Duration, check_path, parse_duration_ms
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
@@ -450,26 +449,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             UsageError: `to` is none of the directories that serve, or the log is in a bucket.
             DiskFullError: There is no room for it. Nothing was moved.
         """
-        self.dirs.require_writable()
-        if not self.dirs.holds_logs:
-            raise UsageError(
-                f"{self.paths[0]} is one log in a bucket: its partitions have no directories to move between",
-                remedy="lastword.copy copies topics to another log",
-            )
-        wanted = os.path.realpath(check_path("to", to))
-        target = next(
-            (directory for directory in self.dirs.directories if os.path.realpath(directory.path) == wanted),
-            None,
-        )
-        if target is None:
-            raise UsageError(
-                f"{os.fspath(to)} is none of the directories that serve",
-                remedy=f"one of {', '.join(directory.path for directory in self.dirs.directories)}",
-            )
-        self.dirs.select(topic, partition)
-        move(self.dirs.log_dir(topic, partition), target, topic, partition)
-        self.dirs.dir_set.write_list()
-        self.dirs.partitions_added()
+        self.dirs.move(topic, partition, check_path("to", to))
 
     def set_config(self, topic: str | None = None, **config: Unpack[Keywords]) -> None:
         """Change settings of one topic, or (None) of the directory and all topics.
