@@ -24,12 +24,25 @@ def loads(data: bytes) -> User:
     return User(**json.loads(data))
 
 
+class Form:
+    """An object with both directions."""
+
+    def dumps(self, value: User, /) -> bytes:
+        return dumps(value)
+
+    def loads(self, data: bytes, /) -> User:
+        return loads(data)
+
+
 TOTALS = lastword.serializers("str", "int64")
 USERS = lastword.serializers("str", (dumps, loads))
 
 
 def run(path: str) -> None:
     assert_type(TOTALS, Serializers[str, int])
+    assert_type(USERS, Serializers[str, User])
+    assert_type(lastword.serializers("bytes", Form()), Serializers[bytes, User])
+    assert_type(lastword.serializers((dumps, loads), "float64"), Serializers[User, float])
     with lastword.open(path, "a") as logs:
         assert_type(logs, LogDir)
         totals = logs.state("totals", serializers=TOTALS, default=int)
