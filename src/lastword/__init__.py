@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lastword.api.reader import Reader
     from lastword.api.record import Appended, Record
     from lastword.api.restore import Restored
+    from lastword.api.serializers import Serializers, serializers
     from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.api.transactions import OpenTransaction
@@ -73,6 +74,7 @@ __all__ = [
     "Record",
     "Restored",
     "SegmentInfo",
+    "Serializers",
     "Server",
     "Simulation",
     "State",
@@ -86,6 +88,7 @@ __all__ = [
     "metrics",
     "open",
     "pull",
+    "serializers",
     "serve",
     "spark",
     "testing",
@@ -117,6 +120,7 @@ _HOMES = {
     "Record": "api.record",
     "Restored": "api.restore",
     "SegmentInfo": "api.inspections",
+    "Serializers": "api.serializers",
     "Server": "server",
     "Simulation": "tools.simulate",
     "State": "api.state",
@@ -128,6 +132,7 @@ _HOMES = {
     "dump": "tools.dump",
     "open": "api.opening",
     "pull": "pulling.pulls",
+    "serializers": "api.serializers",
     "serve": "server",
 }
 _MODULES = ("errors", "metrics", "spark", "testing")

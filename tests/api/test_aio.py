@@ -307,6 +307,25 @@ def test_a_log_that_is_not_open(tmp_path: Path) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("place", ["a directory", "a bucket"])
+def test_headers_may_be_an_iterator(tmp_path: Path, place: str) -> None:
+    """They are read once, also where the append is begun twice, or runs in a transaction."""
+    if place == "a bucket":
+        pytest.importorskip("obstore")
+
+    async def main() -> None:
+        path = str(tmp_path) if place == "a directory" else "memory://aio/headers"
+        async with lastword.aopen(path, "a", log_cleaner_enable=False) as logs:
+            users = await logs.create_topic("users", **TEXT)
+            for _ in range(2):  # the first append of a topic runs in a thread
+                await users.append("ada", "Turin", headers=iter([("a", b"1"), ("b", None)]))
+            assert [r.headers async for r in users.read()] == [(("a", b"1"), ("b", None))] * 2
+            with pytest.raises(UsageError, match="pairs of str and bytes"):
+                await users.append("ada", "Rome", headers=5)  # type: ignore[arg-type]
+
+    run(main)
+
+
 def test_a_log_in_a_bucket() -> None:
     pytest.importorskip("obstore")
 

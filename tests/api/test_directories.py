@@ -559,10 +559,10 @@ class TestExpire:
                 clock.advance(HOUR // 2)
             plans = [plan for plan in logs.plan() if plan.action == "delete"]
             assert len(plans) == 1 and plans[0].reasons[0].code == "retention.ms"
-            done = events.expire()
+            done = logs.expire("events")
             assert [d.segments for d in done] == [plans[0].segments]
             assert done[0].freed_bytes == plans[0].free_bytes and done[0].log_start == plans[0].log_start
-            assert events.expire() == [] and logs.expire() == []
+            assert logs.expire("events") == [] and logs.expire() == []
             assert not [plan for plan in logs.plan() if plan.action == "delete"]
 
     def test_only_with_a_policy(self, tmp_path: Path) -> None:
@@ -573,7 +573,7 @@ class TestExpire:
             clock.advance(365 * 24 * HOUR)
             assert logs.expire() == []
             with pytest.raises(NoPolicyError):
-                bare.expire()
+                logs.expire("bare")
             assert bare.bounds() == {0: (0, 1)}
 
     def test_while_it_is_cleaned_appended_and_read(self, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_through_rolls_and_cleanings(reader, writer, clock):
     topic = writer.topic("a")
     rounds = [put(writer, *range(n, n + 12)) for n in range(0, 96, 12)]
     for number in (3, 5, 7):
-        rounds.insert(number, lambda: topic.clean())
+        rounds.insert(number, lambda: writer.clean("a"))
     clock.todo = rounds
     records = reader.topic("a").read(follow=True, timeout=1)
     assert [int(value) for _, value in seen(records)] == list(range(96))
@@ -149,7 +149,7 @@ def test_through_rolls_and_cleanings(reader, writer, clock):
 def test_what_was_cleaned_before_it_was_read_is_a_gap(reader, writer, clock):
     def replace() -> None:
         put(writer, *[7] * 30)()
-        writer.topic("a").clean()
+        writer.clean("a")
 
     clock.todo = [replace]
     records = reader.topic("a").read(follow=True, timeout=1, partition=0)

@@ -321,7 +321,7 @@ def test_cleaning_between_a_call_and_its_repetition(tmp_path: Path) -> None:
             producers.Producers.finish = real  # type: ignore[method-assign]
         for number in range(PARTITIONS):
             logs.dirs.log("users", number).roll()
-        assert sum(r.freed_bytes for r in topic.clean()) > 0
+        assert sum(r.freed_bytes for r in logs.clean("users")) > 0
         ends = topic.bounds()
         assert topic.extend(keyed[1], producer="loader", sequence=1) == 40
         assert topic.bounds() == ends
@@ -379,7 +379,7 @@ def test_records_of_an_interrupted_call_that_a_cleaning_removed(
             topic.extend(interrupted(), producer="loader", sequence=1)
         topic.extend([(key, b"newer") for key, _ in first])
         logs.dirs.log("users", 0).roll()
-        assert topic.clean()[0].records_kept == 20
+        assert logs.clean(topic.name)[0].records_kept == 20
     path = tmp_path / "d" / "users-0" / "lastword" / "producers"
     if journal == "older":  # as version 2: without digests
         lines = [line for line in path.read_bytes().splitlines(keepends=True) if b'"ends"' not in line]

@@ -14,9 +14,14 @@ from lastword.errors import RecordTooLargeError, UsageError
 
 
 @pytest.fixture
-def users(tmp_path):
-    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
-        yield logs.create_topic("users", cleanup_policy="compact")
+def logs(tmp_path):
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def users(logs):
+    return logs.create_topic("users", cleanup_policy="compact")
 
 
 APPENDS = {
@@ -55,28 +60,13 @@ READS = {
         lambda users: users.lease("reader", max_age=math.nan),
         "nan is not a duration",
     ),
-    "a key as partition": (lambda users: users.explain("ada"), r"explain\(key='ada'\)"),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
     "a view that is none": (lambda users: users.read(view="oldest"), "unknown view"),
     "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is not a position in a log"),
     "no list of keys": (lambda users: users.read(keys=5), "keys= is a int"),
     "less than no record": (lambda users: users.read().take(-1), "most=-1 is not a number of records"),
     "records as text": (lambda users: users.read().take("5"), "most='5' is not a number of records"),
-    "rows as text": (
-        lambda users: users.audit(delivered={}, most_rows="5"),
-        "most_rows='5' is not a number of rows",
-    ),
-    "less than no row": (
-        lambda users: users.audit(delivered={}, most_rows=-1),
-        "most_rows=-1 is not a number of rows",
-    ),
     "a list of partitions": (lambda users: users.read(partition=[0]), r"no partition \[0\]"),
-    "a bool for a partition to clean": (lambda users: users.clean(partition=False), "no partition False"),
-    "a number of NumPy that is a bool": (
-        lambda users: users.verify(partition=np.bool_(False)),
-        r"no partition (np\.)?False",
-    ),
-    "a fraction for a partition": (lambda users: users.plan(partition=0.0), r"no partition 0\.0"),
     "a bool for a start": (lambda users: users.read(False), "start=False is not a position"),
     "a bool that names a partition": (
         lambda users: users.read({False: 0}),
@@ -84,8 +74,6 @@ READS = {
     ),
     "a lease of a bool": (lambda users: users.lease("reader", position={False: 0}), "no partition False"),
     "a batch that is no size": (lambda users: users.read().arrow("many"), "'many' is not a size"),
-    "a progress that is no function": (lambda users: users.plan(progress=5), "progress=5 is not a function"),
-    "a key of another type": (lambda users: users.explain(key="ada"), "expected bytes, got str"),
     "a file that is no path": (lambda users: lastword.dump(5), "file=5 is not a path"),
     "settings that are no path": (lambda users: lastword.open("d", config=5), "config=5 is not a path"),
     "records that are none": (lambda users: users.extend(None), "extend takes records, not NoneType"),
@@ -96,6 +84,40 @@ READS = {
 def test_calls(users, call, message):
     with pytest.raises(UsageError, match=message) as caught:
         call(users)
+    assert caught.value.remedy
+
+
+VERBS = {
+    "a key as partition": (lambda logs: logs.explain("users", "ada"), r"explain\(key='ada'\)"),
+    "rows as text": (
+        lambda logs: logs.audit("users", delivered={}, most_rows="5"),
+        "most_rows='5' is not a number of rows",
+    ),
+    "less than no row": (
+        lambda logs: logs.audit("users", delivered={}, most_rows=-1),
+        "most_rows=-1 is not a number of rows",
+    ),
+    "a bool for a partition to clean": (
+        lambda logs: logs.clean("users", partition=False),
+        "no partition False",
+    ),
+    "a number of NumPy that is a bool": (
+        lambda logs: logs.verify("users", partition=np.bool_(False)),
+        r"no partition (np\.)?False",
+    ),
+    "a fraction for a partition": (lambda logs: logs.plan("users", partition=0.0), r"no partition 0\.0"),
+    "a progress that is no function": (
+        lambda logs: logs.plan("users", progress=5),
+        "progress=5 is not a function",
+    ),
+    "a key of another type": (lambda logs: logs.explain("users", key="ada"), "expected bytes, got str"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), VERBS.values(), ids=list(VERBS))
+def test_verbs(logs, users, call, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        call(logs)
     assert caught.value.remedy
 
 
@@ -262,9 +284,9 @@ def test_numbers_of_numpy_are_numbers(users):
             users.read(given)
 
 
-def test_a_home_directory_is_a_path(users, tmp_path, monkeypatch):
+def test_a_home_directory_is_a_path(logs, users, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    users.restore(to="~/users.jsonl")
+    logs.restore("users", to="~/users.jsonl")
     assert (tmp_path / "users.jsonl").exists()
 
 

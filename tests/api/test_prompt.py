@@ -17,8 +17,8 @@ def test_results_are_shown_one_in_a_line(tmp_path: Path) -> None:
         users = logs.topic("users")
         plans, infos = logs.plan(), users.describe()
         assert repr(plans) == "\n".join(str(plan) for plan in plans) and len(repr(plans)) < 200
-        assert plans == users.plan() == list(plans) and repr(logs.expire()) == "[]"
-        for results in (infos, users.segments(), logs.clean(), users.clean()):
+        assert plans == logs.plan("users") == list(plans) and repr(logs.expire()) == "[]"
+        for results in (infos, users.segments(), logs.clean(), logs.clean("users")):
             assert repr(results).splitlines() == [str(result) for result in results]
         assert "<th>free_bytes</th>" in str(plans._repr_html_())  # type: ignore[attr-defined]  # for notebooks
 

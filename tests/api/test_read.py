@@ -121,11 +121,11 @@ def test_a_bounded_read_ends_at_the_end_it_saw_first(topic):
     assert reader.position == {0: 6}
 
 
-def test_position_moves_past_gaps(topic, clock):
+def test_position_moves_past_gaps(logs, topic, clock):
     topic.append("a", None, partition=0)
-    topic.clean()
+    logs.clean("t")
     clock.advance(2 * 86_400_000)
-    topic.clean()
+    logs.clean("t")
     reader = topic.read(0, partition=0)
     assert [(r.offset, r.key) for r in reader] == [(3, "c"), (6, "a")]  # the newest record stays
     assert reader.position == {0: 7}
@@ -138,7 +138,7 @@ def test_a_reader_goes_on_through_a_cleaning(logs):
     with lastword.open(logs.paths[0]) as beside:
         reader = beside.topic("t").read()
         records = [next(reader) for _ in range(10)]
-        topic.clean()
+        logs.clean("t")
         records += reader
     newest_values = {r.key: r.value for r in records}
     assert newest_values == {b"key %d" % (n % 50): b"%d" % n for n in range(450, 500)}
@@ -187,7 +187,7 @@ def test_a_record_at_an_offset_beside_a_writer(logs, clock):
                 assert there.records_at([offset]) == topic.records_at([offset]) == [record]
         topic.append(b"new", "500")
         assert there.record_at(500).value == "500"
-        topic.clean()
+        logs.clean("t")
         assert there.record_at(3) is None and there.record_at(499).value == "499"
         assert there.records_at([499, 3]) == [there.record_at(499), None]
         topic.trim(450)
@@ -303,9 +303,9 @@ def test_progress(logs):
     topic.extend((b"%d" % (n % 10), bytes(100)) for n in range(2000))
     for verb, call in (
         ("count", topic.describe),
-        ("plan", topic.plan),
-        ("verify", topic.verify),
-        ("clean", topic.clean),
+        ("plan", logs.plan),
+        ("verify", logs.verify),
+        ("clean", logs.clean),
     ):
         reports = []
         call(progress=reports.append)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lastword
 from lastword.api.serializers import SERIALIZERS, serializer_of
-from lastword.errors import SerializerError, UsageError
+from lastword.errors import InvalidSettingError, SerializerError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -120,3 +121,24 @@ def test_json_is_canonical(value):
     assert json_.encode(json_.decode(data, "key"), "key") == data
     if isinstance(value, dict):
         assert json_.encode(dict(reversed(value.items())), "key") == data
+
+
+def test_both_serializers_are_one_argument_or_two(tmp_path):
+    users = lastword.serializers("str", (str.encode, bytes.decode))
+    with lastword.open(tmp_path / "data", "a") as logs:
+        logs.create_topic("users", serializers=users).append("ada", "Turin")
+        assert [record.value for record in logs.topic("users", serializers=users).read()] == ["Turin"]
+        assert logs.topic("users").schema.saved == ("str", None)
+        assert logs.state("totals", serializers=lastword.serializers("int64", "str")).topic.schema.saved == (
+            "int64",
+            "str",
+        )
+        with pytest.raises(InvalidSettingError, match="its keys are str"):
+            logs.topic("users", serializers=lastword.serializers("int64", "str"))
+        for call in (logs.topic, logs.create_topic, logs.state):
+            with pytest.raises(UsageError, match="serializers= and key_serializer="):
+                call("users", serializers=users, value_serializer="str")
+            with pytest.raises(UsageError, match=r"serializers is a tuple.*\n.*lastword\.serializers"):
+                call("users", serializers=("str", "json"))
+    with pytest.raises(UsageError, match="unknown serializer 'jsn'; nearest: json"):
+        lastword.serializers("str", "jsn")

@@ -79,7 +79,7 @@ def make_log(opened: Open) -> list[tuple]:
     )
     for start in range(0, len(ROWS), 80):
         topic.extend(ROWS[start : start + 80], producer="job", sequence=start + 1)
-    topic.clean(0)
+    logs.clean("users", 0)
     return shown(topic)
 
 
@@ -187,7 +187,7 @@ def test_the_clocks_of_store_and_machine_differ(bucket: Bucket, opened: Open, mi
     make_log(opened)
     bucket.skew_ms = minutes * 60_000
     logs = opened()
-    logs["users"].clean(1)
+    logs.clean("users", 1)
     records = shown(logs["users"])
     logs.collect(retention="10m")
     assert logs.collect(retention="10m").removed_objects == 0
@@ -231,7 +231,7 @@ def test_collections_of_an_idle_log_change_nothing(bucket: Bucket, opened: Open)
     logs = opened()
     for _ in range(2):  # the second list replaces the first
         logs["users"].extend(ROWS[:100])
-        logs["users"].clean()
+        logs.clean("users")
         logs.collect(retention="1h")
     logs.collect(retention="1h")
     before = bucket.objects[MANIFEST]
@@ -582,7 +582,7 @@ def test_a_manifest_of_another_log(
     missing = {p.file for p in reader.verify().problems if p.code == "lost-object"}
     assert missing == {f"{URL}/{key}" for key in there if key.startswith(OBJECTS)} & missing and missing
     with pytest.raises(DataError) as refused_clean:
-        opened("a")["users"].clean()
+        opened("a").clean("users")
     assert is_complete(refused_clean.value)
     assert {k: v for k, v in bucket.objects.items() if k in before} == before
 
@@ -594,14 +594,14 @@ def test_an_object_with_more_bytes_is_read_as_it_was(bucket: Bucket, opened: Ope
         bucket.write(key, bucket.objects[key].data + b"more")
     logs = opened("a")
     assert shown(logs["users"]) == records
-    logs["users"].clean()
+    logs.clean("users")
     assert not logs.verify().problems
 
 
 def test_a_damaged_condemned_list_begins_again(bucket: Bucket, opened: Open) -> None:
     records = make_log(opened)
     logs = opened()
-    logs["users"].clean(1)
+    logs.clean("users", 1)
     records = shown(logs["users"])
     assert logs.collect(retention="10m").waiting_objects
     key = Manifest.decode(bucket.objects[MANIFEST].data, URL).condemned
@@ -647,7 +647,7 @@ def test_a_store_that_throttles_for_ever(bucket: Bucket, opened: Open, kinds: tu
     manifest = bucket.objects[MANIFEST].data
     verbs: list[Callable[[], object]] = [
         lambda: logs["users"].extend(ROWS[:100]),
-        lambda: logs["users"].clean(1),
+        lambda: logs.clean("users", 1),
         lambda: logs.collect(retention=0),
         lambda: logs.dirs._bucket.pin(1000),  # type: ignore[attr-defined]
     ]

@@ -8,6 +8,7 @@ import pytest
 
 import lastword
 from lastword.api import copying
+from lastword.api.bucket_dirs import BucketDirs
 from lastword.errors import (
     DataError,
     InconsistentTopicIdError,
@@ -97,7 +98,7 @@ def test_partitions_that_the_source_has_added(data: Path, url: str) -> None:
 
 
 def test_a_stopped_copy_goes_on(data: Path, url: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(copying, "COMMIT_BYTES", 4_000)
+    monkeypatch.setattr(BucketDirs, "most_commit_bytes", 4_000)
     for target in (url, tmp_path / "target"):
         copies = 0
         while copies < 50:
@@ -112,7 +113,7 @@ def test_a_stopped_copy_goes_on(data: Path, url: str, tmp_path: Path, monkeypatc
 
 
 def test_a_segment_that_is_larger_than_a_commit(tmp_path: Path, url: str, monkeypatch) -> None:
-    monkeypatch.setattr(copying, "COMMIT_BYTES", 1_000)
+    monkeypatch.setattr(BucketDirs, "most_commit_bytes", 1_000)
     rounds, copy_round = iter(range(10)), copying.Copying.round
     monkeypatch.setattr(copying.Copying, "round", lambda *given: (next(rounds), copy_round(*given))[1])
     with opened(tmp_path / "large") as logs:

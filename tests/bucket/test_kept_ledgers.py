@@ -99,7 +99,7 @@ def test_an_index_of_many_small_segments_is_saved_for_the_requests_of_their_scan
     topic = logs.create_topic("t", cleanup_policy="compact")
     for number in range(40):
         topic.extend(PAIRS[100 * number : 100 * (number + 1)])
-    logs["t"].clean(due=False)  # nothing is garbage
+    logs.clean("t", due=False)  # nothing is garbage
     assert saved(logs)
     logs.close()
     again = opened()

@@ -16,7 +16,7 @@ import pyarrow
 import pytest
 
 import lastword
-from lastword.api import bucket_dirs, bucket_topic
+from lastword.api import bucket_dirs, bucket_records
 from lastword.api.bucket_cleaner import CHECK_AGAIN_SECONDS, GROWN_SEGMENTS, BucketWork
 from lastword.api.open_dirs import OpenDirs
 from lastword.background.scheduler import Scheduler
@@ -61,7 +61,7 @@ def test_appends_reads_and_cleanings_are_those_of_a_directory(opened: Open, tmp_
             topic.append("k1", {"n": -1})
             topic.delete("k2")
             before = shown(topic)
-            rounds = topic.clean()
+            rounds = logs.clean("users")
             topic.append("k3", {"n": -3})
             newest_view = sorted((r.key, r.value["n"]) for r in topic.read(view="newest"))
             results.append(
@@ -110,7 +110,7 @@ def test_a_cleaning_joins_small_segments_so_that_readers_send_fewer_requests(
         return len(requests)
 
     assert requests_of_a_read() >= 70
-    (round_,) = opened()["users"].clean(due=True)
+    (round_,) = opened().clean("users", due=True)
     assert (round_.segments_before, round_.records_kept) == (70, 70)
     assert requests_of_a_read() <= 2 * round_.segments_after <= 20
     assert opened().dirs.log_dir("users", 0).ledgers.file_cost_bytes >= BucketFiles.file_cost_bytes > 0
@@ -206,7 +206,7 @@ def test_a_refused_record_does_not_stop_the_others(opened: Open) -> None:
 
 
 def test_an_iterator_is_committed_in_groups(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_topic, "GROUP_BYTES", 20 * 2 * bucket_topic.RECORD_BYTES)
+    monkeypatch.setattr(bucket_records, "GROUP_BYTES", 20 * 2 * bucket_records.RECORD_BYTES)
     topic = opened().create_topic("users", **JSON)
 
     def rows(count: int) -> Iterator[tuple[str, dict[str, int] | None]]:
@@ -332,7 +332,7 @@ def test_collecting_removes_what_no_version_needs(opened: Open) -> None:
     topic = logs.create_topic("users", **JSON)
     for _ in range(3):
         topic.extend(ROWS)
-        topic.clean()
+        logs.clean("users")
     before = shown(topic)
     assert logs.dirs.collect(retention_ms=0, dry_run=True).removed_objects == 0  # condemned first
     logs.dirs.collect(retention_ms=0)
@@ -350,7 +350,7 @@ def test_a_pin_keeps_the_objects_of_a_version(opened: Open, tmp_path: Path) -> N
     with opened("r").pin(max_age="1h"):
         records = iter(reader)
         first = next(records)
-        topic.clean()
+        logs.clean("users")
         for _ in range(3):
             assert logs.collect(retention=0).removed_objects == 0
         assert [record.offset for record in (first, *records)] == list(range(1000))
@@ -518,9 +518,7 @@ def test_what_cannot_be_in_a_bucket_is_refused(opened: Open, url: str) -> None:
 
 CHANGES: dict[str, Callable[[lastword.LogDir], object]] = {
     "clean": lambda logs: logs.clean("users"),
-    "clean of a topic": lambda logs: logs["users"].clean(),
     "expire": lambda logs: logs.expire(),
-    "expire of a topic": lambda logs: logs["users"].expire(),
     "trim": lambda logs: logs["users"].trim(2),
     "create": lambda logs: logs.create_topic("new"),
     "delete": lambda logs: logs.delete_topic("users"),

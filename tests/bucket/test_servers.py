@@ -20,7 +20,7 @@ def life(url: str, options: dict[str, str] | None) -> list[object]:
         topic.extend((f"k{number % 70}", number) for number in range(300))
         topic.append("k1", None)
         before = [(r.partition, r.offset, r.key, r.value) for r in topic.read()]
-        seen += [sorted(before), [rounds.certificate.records for rounds in topic.clean()]]
+        seen += [sorted(before), [rounds.certificate.records for rounds in logs.clean("users")]]
         logs.state("users")["k2"] = -2
     with lastword.open(url, storage_options=options) as logs:
         topic = logs["users"]

@@ -59,12 +59,12 @@ def history(logs):
     return topic
 
 
-def clean_until_tombstones_go(topic, clock):
+def clean_until_tombstones_go(logs, topic, clock):
     """Clean twice with the horizon in between: the clock alone would remove every tombstone."""
-    topic.clean()
+    logs.clean(topic.name)
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"%d" % clock.now_ms())
-    return topic.clean()
+    return logs.clean(topic.name)
 
 
 def offsets(topic):
@@ -77,7 +77,7 @@ def test_a_deleted_key_comes_back_under_a_clock_only_rule(logs, clock):
     reader = Replica(topic)
     reader.read(end=2)
     assert reader.values == {b"bob": b"old", b"ada": b"1"}
-    clean_until_tombstones_go(topic, clock)
+    clean_until_tombstones_go(logs, topic, clock)
     assert 2 not in offsets(topic)
     reader.read()
     assert reader.values[b"bob"] == b"old"  # deleted in the log, forever live in the replica
@@ -90,14 +90,14 @@ def test_with_a_lease_it_does_not(logs, clock):
     lease = topic.lease("replica")
     reader.read(end=2)
     lease.advance(reader.position)
-    clean_until_tombstones_go(topic, clock)
+    clean_until_tombstones_go(logs, topic, clock)
     assert 2 in offsets(topic)
     reader.read()
     lease.advance(reader.position)
     assert b"bob" not in reader.values
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"again")
-    (done,) = topic.clean()
+    (done,) = logs.clean(topic.name)
     assert done.removed.tombstone == 1
     assert 2 not in offsets(topic)
 
@@ -105,7 +105,7 @@ def test_with_a_lease_it_does_not(logs, clock):
 def test_a_lapsed_lease_frees_the_tombstone_and_its_reader_is_told(logs, clock):
     topic = history(logs)
     lease = topic.lease("replica", position=2, max_age="1h")
-    clean_until_tombstones_go(topic, clock)
+    clean_until_tombstones_go(logs, topic, clock)
     assert 2 not in offsets(topic)
     with pytest.raises(LeaseRefusedError, match="lapsed 24 h ago"):
         lease.advance(3)
@@ -120,17 +120,17 @@ def test_what_lies_below_the_floor_goes_and_the_rest_of_the_garbage_too(logs, cl
         topic.append(key, b"v")
         topic.append(key, None)
     topic.lease("replica", position=2)  # has read the tombstone at 1, not the tombstone at 3
-    clean_until_tombstones_go(topic, clock)
+    clean_until_tombstones_go(logs, topic, clock)
     assert offsets(topic) == [3, 4]
     topic.append(b"tick", b"replaces the one before")
-    (done,) = topic.clean()
+    (done,) = logs.clean("users")
     assert done.complete
     assert offsets(topic) == [3, 5]
 
 
 def test_a_lease_that_comes_while_a_round_rewrites_stops_it(logs, clock, monkeypatch):
     topic = history(logs)
-    topic.clean()
+    logs.clean(topic.name)
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"1")
     directory = logs.dirs.log_dir("users", 0).directory("users", 0)
@@ -143,21 +143,21 @@ def test_a_lease_that_comes_while_a_round_rewrites_stops_it(logs, clock, monkeyp
         return offset
 
     monkeypatch.setattr(lease_guard, "highest_due", meanwhile)
-    (done,) = topic.clean()
+    (done,) = logs.clean(topic.name)
     monkeypatch.undo()
     assert not done.complete and done.stopped_by == "lease"
     assert "stopped before its end by a lease" in str(done)
     assert done.freed_bytes == 0
     assert offsets(topic) == before
     assert leases.dropped_up_to(DEFAULT, directory) == 0
-    (again,) = topic.clean()  # later, with the new floor
+    (again,) = logs.clean(topic.name)  # later, with the new floor
     assert again.complete
     assert 2 in offsets(topic)
 
 
 def test_the_note_is_exact_and_written_before_the_swap(logs, clock, monkeypatch):
     topic = history(logs)
-    topic.clean()
+    logs.clean(topic.name)
     clock.advance(25 * HOUR)
     for n in range(3):
         topic.append(b"ada", b"more %d" % n)
@@ -171,14 +171,14 @@ def test_the_note_is_exact_and_written_before_the_swap(logs, clock, monkeypatch)
         return replace(old, new)
 
     monkeypatch.setattr(log, "replace", looking)
-    topic.clean()
+    logs.clean(topic.name)
     assert seen == [3]
     assert offsets(topic) == [6]
 
 
 def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, monkeypatch):
     topic = history(logs)
-    topic.clean()
+    logs.clean(topic.name)
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"1")
     directory = logs.dirs.log_dir("users", 0).directory("users", 0)
@@ -190,7 +190,7 @@ def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, mo
         return note(files, place, offset)
 
     monkeypatch.setattr(removal_log, "note_dropped", racing)
-    (done,) = topic.clean()
+    (done,) = logs.clean(topic.name)
     assert not done.complete
     assert 2 in offsets(topic)
     assert leases.dropped_up_to(DEFAULT, directory) == 3
@@ -203,18 +203,18 @@ def test_a_plan_names_the_lease_that_keeps_a_tombstone(logs, clock, strategy):
     topic.append(b"bob", None)
     topic.append(b"ada", b"2")
     topic.lease("replica", position=1)
-    topic.clean()
-    (plan,) = topic.plan()
+    logs.clean("users")
+    (plan,) = logs.plan("users")
     assert "lease" not in [reason.code for reason in plan.reasons], "its own time holds it back"
     clock.advance(25 * HOUR)
-    (plan,) = topic.plan()
+    (plan,) = logs.plan("users")
     assert (plan.action, plan.reasons[0].code) == ("keep", "lease")
     assert plan.reasons[0].text.startswith("replica is at 1, lapses ")
     assert plan.reasons[0].text.endswith("1 tombstone waits")
     topic.append(b"ada", b"3")
-    (plan,) = topic.plan()
+    (plan,) = logs.plan("users")
     assert plan.action == "clean" and plan.reasons[-1].code == "lease"
-    (done,) = topic.clean()
+    (done,) = logs.clean("users")
     assert done.complete and done.stopped_by == "" and done.removed.tombstone == 0
 
 
@@ -231,12 +231,12 @@ def test_accounts_wait_for_a_lease_too(logs, clock):
     topic = generational(logs)
     lease = topic.lease("replica", position=1, max_age="30d")
     for _ in range(3):
-        topic.clean()
+        logs.clean(topic.name)
         clock.advance(25 * HOUR)
         topic.append(b"ada", b"%d" % clock.now_ms())
     assert 1 in offsets(topic)
     lease.advance(2)
-    (done,) = topic.clean()
+    (done,) = logs.clean(topic.name)
     assert done.complete and done.removed.tombstone == 1
     assert 1 not in offsets(topic)
     directory = logs.dirs.log_dir("users", 0).directory("users", 0)
@@ -316,7 +316,7 @@ def test_two_copies_cleaned_at_different_times_deliver_the_same(tmp_path_factory
             elif action == "wait":
                 clock.advance(2 * HOUR)
             else:
-                topics[action == "clean two"].clean()
+                opened[action == "clean two"].clean("t")
         seen = []
         for topic in topics:
             records = [(r.offset, r.timestamp, r.key, r.value) for r in topic.read()]
@@ -344,7 +344,7 @@ def test_a_cut_leaves_no_tombstone_below_a_lease_that_its_reader_has_not_seen(lo
     topic.append(b"bob", None)  # at offset 2, which the lease had passed
     topic.append(b"ada", b"1")
     for _ in range(3):
-        topic.clean()
+        logs.clean("users")
         clock.advance(25 * HOUR)
         topic.append(b"ada", b"%d" % clock.now_ms())
     (shown,) = topic.leases()
@@ -353,7 +353,7 @@ def test_a_cut_leaves_no_tombstone_below_a_lease_that_its_reader_has_not_seen(lo
     with pytest.raises(LeaseRefusedError, match="the log was cut at 2 since"):
         lease.advance(4)
     topic.lease("replica").advance(4)  # the reader went back to 2, and read again
-    topic.clean()
+    logs.clean("users")
     assert 2 not in offsets(topic)
 
 
@@ -365,7 +365,7 @@ def test_our_own_rounds_are_no_other_cleaner(logs, clock, strategy):
     directory = home.directory("users", 0)
     for number in range(3):
         topic.append(b"ada", b"%d" % number)
-        topic.clean()
+        logs.clean("users")
         topic.lease(f"r{number}", position=number)
     assert removal_log.load(DEFAULT, directory).elsewhere == 0
     assert home.first_dirty("users", 0) == 3
@@ -373,7 +373,7 @@ def test_our_own_rounds_are_no_other_cleaner(logs, clock, strategy):
     topic.append(b"ada", b"4")
     home.checkpoints.first_dirty.update({TopicPartition("users", 0): 5})  # as a broker writes it
     topic.append(b"ada", b"5")
-    topic.clean()
+    logs.clean("users")
     assert removal_log.load(DEFAULT, directory).elsewhere_up_to == 5 < home.first_dirty("users", 0)
     with pytest.raises(LeaseRefusedError, match="another cleaner"):
         topic.lease("new", position=4)

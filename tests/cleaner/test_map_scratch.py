@@ -29,7 +29,7 @@ def clean(root: Path, strategy: str, scratch: Path | None) -> dict[str, bytes]:
         clock = ManualClock(NOW_MS + day * 2 * 86_400_000)
         with lastword.open(root, "a", log_cleaner_enable=False, clock=clock, **settings) as logs:
             logs.topic("t").append(b"%040d" % day, b"x")
-            logs.topic("t").clean(strategy=strategy)
+            logs.clean("t", strategy=strategy)
     return {path.name: path.read_bytes() for path in (root / "t-0").glob("*.log")}
 
 

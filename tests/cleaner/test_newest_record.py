@@ -51,16 +51,16 @@ def test_a_tombstone_that_is_the_newest_record_stays_until_another_one_follows(
     topic.delete(b"b")
     topic.delete(b"a")
     for _ in range(4):
-        topic.clean()
+        logs.clean("t")
         clock.advance(2 * DAY_MS)  # type: ignore[attr-defined]
     assert rows(logs) == [(3, b"a", None)]
-    version = topic.explain(key=b"a").versions[-1]
+    version = logs.explain("t", key=b"a").versions[-1]
     assert (version.kept, version.reason) == (True, "log-end")
-    assert not any(plan.action == "clean" for plan in topic.plan(due=True))
+    assert not any(plan.action == "clean" for plan in logs.plan("t", due=True))
     assert not logs.verify().problems
     topic.append(b"c", b"1")
     for _ in range(3):
-        topic.clean()
+        logs.clean("t")
         clock.advance(2 * DAY_MS)  # type: ignore[attr-defined]
     assert rows(logs) == [(4, b"c", b"1")]
 
@@ -72,11 +72,11 @@ def test_a_divided_cleaning_keeps_it_too(tmp_path: Path) -> None:
         topic = logs.create_topic("t", cleanup_policy="compact", lastword_strategy="kafka")
         topic.append(b"a", b"1")
         topic.delete(b"a")
-        topic.clean()
+        logs.clean("t")
         clock.advance(2 * DAY_MS)
         log = logs.dirs.log("t", 0)
         log.roll()
-        (plan,) = topic.plan()
+        (plan,) = logs.plan("t")
         job = jobs.start(UNSYNCED, log.directory, log.segments, plan)
         assert job.due_below == log.log_end - 1 == 1
         jobs.remove(UNSYNCED, job.directory)

@@ -771,7 +771,7 @@ with lastword.open(root) as views, lastword.open(root, "a", segment_bytes=800) a
     for path in sorted(root.glob("t-0/0*")):
         os.truncate(path, 0)
     for opened in (views, logs):
-        for action in (lambda: list(readers.pop()), opened.topic("t").verify, opened.clean):
+        for action in (lambda: list(readers.pop()), lambda: opened.verify("t"), opened.clean):
             try:
                 action()
             except LastwordError as error:

@@ -851,13 +851,11 @@ def test_what_came_in_of_a_commit_is_not_cleaned_before_the_rest(
             half_in(root, patch, **{"lastword.strategy": strategy, "min.cleanable.dirty.ratio": 0})
             later = ManualClock(NOW_MS + 86_400_000)
             with lastword.open(root, "a", log_cleaner_enable=False, clock=later) as logs:
-                plan = logs.topic("t").plan(due=due)[0]
-                logs.topic("t").clean(due=due)
+                plan = logs.plan("t", due=due)[0]
+                logs.clean("t", due=due)
                 if not due:
                     assert "unfinished-commit" in [reason.code for reason in plan.reasons]
-                    lines = [
-                        str(version) for version in logs.topic("t").explain(key=b"a", partition=0).versions
-                    ]
+                    lines = [str(version) for version in logs.explain("t", key=b"a", partition=0).versions]
                     assert any("unfinished-commit" in line for line in lines), lines
         open_to_append(str(root)).close()
         assert values(root)[0] == ["a", "z", "a", "a", "a", "b", "c"]

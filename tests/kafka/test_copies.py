@@ -22,7 +22,7 @@ def test_a_copy_that_comes_back_is_served(tools: Tools, tmp_path: Path) -> None:
     with lastword.open(BUCKET, "a", log_cleaner_enable=False, lastword_commit_linger_ms=0) as logs:
         users = logs["users"]
         users.set_config(cleanup_policy="compact")
-        assert sum(result.freed_bytes for result in users.clean()) > 0
+        assert sum(result.freed_bytes for result in logs.clean("users")) > 0
         users.append(b"k1", None, partition=0, timestamp=START_MS)
         records = [(r.partition, r.offset, r.timestamp, r.key, r.value) for r in users.read()]
     lastword.copy(BUCKET, root, "users", verify=True)

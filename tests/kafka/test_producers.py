@@ -105,7 +105,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
             topic.extend(
                 [(b"mine-%d" % i, b"%d" % number) for i in range(30)], producer="mine", sequence=number
             )
-        story.freed = sum(done.freed_bytes for done in topic.clean())
+        story.freed = sum(done.freed_bytes for done in logs.clean("users"))
         story.our_producers["closed"] = producer_rows(log)
         story.ends["closed"] = log.log_end
     with broker:

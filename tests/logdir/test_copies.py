@@ -53,7 +53,7 @@ def prepare(root: Path) -> tuple[list, list]:
     before = content(root / "b")
     with lastword.open(root / "a", "a", log_cleaner_enable=False, clock=ManualClock(NOW)) as logs:
         topic = logs["users"]
-        topic.clean()
+        logs.clean("users")
         topic.lease("reader", position=24)
         for number in range(24, 32):
             topic.append(b"key %d" % number, b"y" * 150)

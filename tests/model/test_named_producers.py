@@ -148,7 +148,7 @@ class Model:
     def clean(self) -> None:
         for number in range(self.partitions):
             self.logs.dirs.log("t", number).roll()
-        self.topic.clean()
+        self.logs.clean("t")
 
     def reopen(self) -> None:
         self.logs.close()

@@ -111,7 +111,7 @@ def test_the_second_process_sends_fewer_requests(
         topic = logs.create_topic("t", 4, cleanup_policy="compact", key_serializer="str")
         for _ in range(3):
             topic.extend((f"k{number}", b"%d" % number) for number in range(2000))
-        topic.clean()
+        logs.clean("t")
         topic.extend((f"k{number}", b"%d" % -number) for number in range(2000))
         topic.append("k1", b"last")
 

@@ -131,11 +131,11 @@ def test_a_pull_of_many_topics_asks_once_and_syncs_only_new_records(
 
 def test_gaps_of_a_cleaned_log(source: lastword.LogDir, cluster: Server, copy: Path) -> None:
     fill(source, 200)
-    source["users"].clean()
+    source.clean("users")
     pull(cluster, None, copy)
     same(source, copy, "users")
     fill(source, 100)
-    source["users"].clean()
+    source.clean("users")
     fill(source, 3)
     pull(cluster, None, copy)
     with lastword.open(copy) as logs, lastword.open(source.paths[0]) as theirs:
@@ -230,7 +230,7 @@ def test_a_copy_that_was_cleaned_is_continued(source: lastword.LogDir, cluster: 
     fill(source, 100)
     pull(cluster, "users", copy)
     with lastword.open(copy, "a") as logs:
-        logs["users"].clean()
+        logs.clean("users")
         with pytest.raises(ReadOnlyError, match="only pull appends"):
             logs["users"].append(b"k", b"v")
     fill(source, 10)

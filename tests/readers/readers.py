@@ -379,9 +379,9 @@ def figures(journey: Journey) -> None:
         topic = logs.topic(TOPIC)
         try:
             if verb in ("plan", "due"):
-                topic.plan(due=verb == "due")
+                logs.plan(topic.name, due=verb == "due")
             elif verb in ("explain", "key"):
-                topic.explain(partition, key=b"k1" if verb == "key" else None)
+                logs.explain(topic.name, partition, key=b"k1" if verb == "key" else None)
             elif verb in ("describe", "quick"):
                 for info in topic.describe(quick=verb == "quick"):
                     if not info.log_start <= info.first_dirty <= info.stable <= info.log_end:
@@ -391,9 +391,9 @@ def figures(journey: Journey) -> None:
             elif verb == "segments":
                 topic.segments(partition)
             elif verb == "simulate":
-                topic.simulate(partition)
+                logs.simulate(topic.name, partition)
             else:
-                topic.duplication(partition, exact=True)
+                logs.duplication(topic.name, partition, exact=True)
         except PartialFailure as error:
             for each in error.errors:
                 journey.check_error(each)

@@ -116,7 +116,7 @@ def looks(spark: Any, root: Path) -> None:
     assert plain(lastword.spark.verify(spark, str(root))) == []
     delivered = spark.createDataFrame(newest[1:], "partition int, key binary, offset long")
     with lastword.open(root) as logs:
-        here = [(row.kind, row.key) for row in logs.topic("t").audit(delivered=delivered.toArrow()).rows]
+        here = [(row.kind, row.key) for row in logs.audit("t", delivered=delivered.toArrow()).rows]
     rows = plain(lastword.spark.audit(spark, str(root), "t", delivered=delivered))
     assert [(row["kind"], bytes(row["key"])) for row in rows] == here
 

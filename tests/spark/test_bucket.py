@@ -106,7 +106,7 @@ def test_a_read_shows_the_newest_version(url: str) -> None:
     assert len(rows(url)) == 50
     with lastword.open(url, "a", log_cleaner_enable=False) as logs:
         logs["t"].append(b"k3", b"last")
-        logs["t"].clean()
+        logs.clean("t")
     newest_view = {row["key"]: row["value"] for row in rows(url, view="newest")}
     assert newest_view[b"k3"] == b"last"
     assert len(newest_view) == 10
@@ -148,7 +148,7 @@ def test_a_divided_range_has_each_record_once(url: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(splits, "CUT_BYTES", 100)
     made(url, 2, 100)
     with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-        logs["t"].clean(partition=0)
+        logs.clean("t", partition=0)
         logs["t"].extend((b"k%d" % n, b"more") for n in range(300))
     options = {"minPartitions": "20"} if limit == "minPartitions" else {"maxBytesPerPartition": "500"}
     read = parse_read({"path": url, "subscribe": "t", **options})
@@ -339,13 +339,16 @@ def test_others_change_a_giant_partition_meanwhile(
 ) -> None:
     """An append is kept. After a cleaning by another process nothing is published, and nothing is lost."""
     root = giant(url, tmp_path)
-    merge, others = sharded.merge, [lambda topic: topic.append(b"other", b"1"), lambda topic: topic.clean()]
+    merge, others = (
+        sharded.merge,
+        [lambda logs: logs["t"].append(b"other", b"1"), lambda logs: logs.clean("t")],
+    )
 
     def meanwhile(files: Any, job: Any) -> None:
         merge(files, job)
         if others:
             with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-                others.pop(0)(logs["t"])
+                others.pop(0)(logs)
 
     monkeypatch.setattr(sharded, "merge", meanwhile)
     (cleaned,) = lastword.spark.clean(None, url, "t", task_bytes=20_000)

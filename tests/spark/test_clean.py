@@ -312,7 +312,7 @@ def test_many_small_partitions_are_cleaned_as_by_the_library(spark: SparkSession
     beside = copied(root, tmp_path / "beside")
     rows = lastword.spark.clean(spark, root, "t").collect()
     with lastword.open(beside, "a", log_cleaner_enable=False) as logs:
-        results = logs.topic("t").clean()
+        results = logs.clean("t")
     assert values(rows) == values(results)
     for path in (root, beside):
         with lastword.open(path) as logs:

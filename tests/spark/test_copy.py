@@ -100,7 +100,7 @@ def test_it_does_what_the_librarys_copy_does(tmp_path: Path, url: str, here: lis
     assert {(row.copied_bytes, row.copied_segments) for row in rows} == {(0, 0)} and not here
     with lastword.open(tmp_path / "b", "a", log_cleaner_enable=False) as logs:
         logs["t"].append(b"new", b"1")
-        logs["t"].clean()
+        logs.clean("t")
     lastword.spark.copy(None, tmp_path / "b", url)
     lastword.spark.copy(None, url, tmp_path / "d", verify=True)
     assert content(tmp_path / "d") == content(url) == content(tmp_path / "b")
@@ -138,7 +138,7 @@ def test_a_cleaning_of_the_source_meanwhile(
     def cleaned(task: Any) -> Any:
         if len(here) == 1:
             with lastword.open(tmp_path / "a", "a", log_cleaner_enable=False) as logs:
-                logs["t"].clean()
+                logs.clean("t")
         return real(task)
 
     monkeypatch.setattr(copying, "_send", cleaned)

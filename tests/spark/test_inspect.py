@@ -60,7 +60,7 @@ def test_audit_of_one_partition_by_a_frame_that_does_not_say_partitions(spark: A
         placed = {b"%d" % n: topic.append(b"%d" % n, b"x").offset for n in range(30)} | {b"eve": 7}
         frame = spark.createDataFrame([*placed.items()], "key binary, offset long")
         for partition in range(3):
-            here = [row.to_dict() for row in topic.audit(partition, delivered=placed).rows]
+            here = [row.to_dict() for row in logs.audit("t", partition, delivered=placed).rows]
             there = plain(
                 lastword.spark.audit(spark, str(tmp_path / "data"), None, partition, delivered=frame)
             )
@@ -126,7 +126,7 @@ def test_audit(spark: Any, root: Path) -> None:
         rows = [(partition, bytearray(key), offset) for (partition, key), offset in table.items()]
         frame = spark.createDataFrame(rows, "partition int, key binary, offset long")
         audit_rows = plain(lastword.spark.audit(spark, str(root), "t", delivered=frame))
-        here = topic.audit(delivered=frame.toArrow())
+        here = logs.audit("t", delivered=frame.toArrow())
     key = lambda row: (row["partition"], row["key"])  # noqa: E731
     expected = [{**row.to_dict(), "key": row.key} for row in here.rows]
     assert sorted(({**row, "key": bytes(row["key"])} for row in audit_rows), key=key) == sorted(
@@ -151,7 +151,7 @@ def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> N
     with lastword.open(copy) as logs:
         for partition in (None, 0):
             table = frame.toDF("partition", "key", "offset").toArrow()
-            here = logs.topic("t").audit(partition, delivered=table).rows
+            here = logs.audit("t", partition, delivered=table).rows
             there = plain(lastword.spark.audit(spark, str(copy), "t", partition, delivered=frame))
             order = lambda row: (row["partition"] is None, row["partition"], row["key"])  # noqa: E731
             assert sorted(there, key=order) == sorted((row.to_dict() for row in here), key=order)
@@ -193,7 +193,7 @@ def test_audit_of_keys_delivered_with_and_without_a_partition(spark: Any, tmp_pa
         )
         frame = spark.createDataFrame(rows, "key binary, partition int, offset long")
         for partition in (None, 0):
-            here = [row.to_dict() for row in topic.audit(partition, delivered=table).rows]
+            here = [row.to_dict() for row in logs.audit("t", partition, delivered=table).rows]
             there = plain(
                 lastword.spark.audit(spark, str(tmp_path / "data"), None, partition, delivered=frame)
             )

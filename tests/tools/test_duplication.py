@@ -80,7 +80,7 @@ def figures(row):
 def test_it_is_what_a_dictionary_finds(logs, seed, exact):
     topic = filled(logs, seed, partitions=1 + seed)
     expected = by_dictionary(topic)
-    rows = topic.duplication(exact=exact)
+    rows = logs.duplication(topic.name, exact=exact)
     assert {row.partition: figures(row) for row in rows} == {
         number: row for number, row in expected.items() if number is not None
     }
@@ -156,8 +156,8 @@ def _quiet(_bytes):
 @pytest.mark.parametrize("exact", [True, False])
 def test_segments_add_up_to_their_partition(logs, exact):
     topic = filled(logs, 8)
-    parts = topic.duplication(exact=exact)
-    segments = topic.duplication(exact=exact, by="segment")
+    parts = logs.duplication(topic.name, exact=exact)
+    segments = logs.duplication(topic.name, exact=exact, by="segment")
     assert len(segments) > 3
     for part in parts:
         mine = [row for row in segments if row.partition == part.partition]
@@ -174,8 +174,8 @@ def test_segments_add_up_to_their_partition(logs, exact):
 
 def test_bytes_are_what_the_bitmaps_say_or_nearly(logs):
     topic = filled(logs, 9, partitions=1)
-    (exact,) = topic.duplication(exact=True)
-    (about,) = topic.duplication()
+    (exact,) = logs.duplication(topic.name, exact=True)
+    (about,) = logs.duplication(topic.name)
     (info,) = topic.describe()
     assert exact.superseded_bytes == info.garbage_bytes
     assert exact.size_bytes == about.size_bytes == info.size_bytes
@@ -185,10 +185,10 @@ def test_bytes_are_what_the_bitmaps_say_or_nearly(logs):
 def test_one_partition_of_several_says_nothing_about_the_others(logs):
     topic = filled(logs, 3)
     for exact in (True, False):
-        (row,) = topic.duplication(1, exact=exact)
+        (row,) = logs.duplication(topic.name, 1, exact=exact)
         assert row.partition == 1 and row.split_keys is None
     with pytest.raises(UsageError, match="nearest: segment"):
-        topic.duplication(by="segments")
+        logs.duplication(topic.name, by="segments")
 
 
 def test_aborted_and_open_transactions_have_no_say(tmp_path):
@@ -217,14 +217,14 @@ def test_garbage_has_aborted_records_and_no_markers(logs):
     aborted_bytes = topic.describe()[0].size_bytes - before
     producer.abort()
     assert topic.describe()[0].garbage_bytes == aborted_bytes
-    assert topic.duplication(exact=True)[0].superseded_bytes == 0
+    assert logs.duplication("t", exact=True)[0].superseded_bytes == 0
 
 
 def test_an_empty_topic(logs):
-    topic = logs.create_topic("empty", 2)
+    logs.create_topic("empty", 2)
     for exact in (True, False):
         for by, count in (("topic", 1), ("partition", 2), ("segment", 2)):
-            rows = topic.duplication(exact=exact, by=by)
+            rows = logs.duplication("empty", exact=exact, by=by)
             assert len(rows) == count
             assert all(row.records == row.distinct_keys == row.superseded_records == 0 for row in rows)
 
@@ -239,7 +239,7 @@ def test_looking_changes_nothing_and_tells_its_progress(logs, tmp_path):
         looking.duplication()
     assert tree_digest(tmp_path / "data") == before
     assert progress[-1].verb == "duplication" and progress[-1].done_bytes == progress[-1].total_bytes
-    assert str(topic.duplication(exact=True, by="topic")[0]).startswith("t: 400 records, ")
+    assert str(logs.duplication(topic.name, exact=True, by="topic")[0]).startswith("t: 400 records, ")
 
 
 def test_sketches_made_elsewhere_give_the_same_rows(logs):
@@ -255,7 +255,7 @@ def test_sketches_made_elsewhere_give_the_same_rows(logs):
             parts.append(sketcher.sketch().to_bytes())
         sketches[number] = Sketch.merged(Sketch.from_bytes(part) for part in parts)
     for by in ("partition", "topic"):
-        mine, theirs = tool.of_sketches("t", sketches, by, whole=True), topic.duplication(by=by)
+        mine, theirs = tool.of_sketches("t", sketches, by, whole=True), logs.duplication(topic.name, by=by)
         assert [figures(row) for row in mine] == [figures(row) for row in theirs]
 
 
@@ -270,7 +270,7 @@ def test_many_keys_are_estimated_within_the_error_that_is_told(logs):
         ]
         topic.extend(pairs, partition=number)
     for by in ("partition", "topic"):
-        exact, about = topic.duplication(exact=True, by=by), topic.duplication(by=by)
+        exact, about = logs.duplication("many", exact=True, by=by), logs.duplication("many", by=by)
         for true, guess in zip(exact, about, strict=True):
             assert 0 < guess.error_ratio < 0.02 and not guess.exact
             allowed = 4 * guess.error_ratio * true.distinct_keys

@@ -61,7 +61,7 @@ def test_no_version_is_told_twice_though_batches_were_joined_behind_the_walk(log
     for number in range(6, 60, 2):
         topic.append(f"k{number}", b"w")
     roll(logs)
-    (done,) = topic.clean()
+    (done,) = logs.clean(topic.name)
     assert done.segments_after < done.segments_before
     assert seen + [version[0] for version in versions] == [5]
 
@@ -70,7 +70,7 @@ def test_a_superseded_value_and_a_tombstone_in_the_active_segment(logs):
     topic = create_topic(logs)
     topic.append("bob", b"1")
     topic.delete("bob")
-    explanation = topic.explain(key="bob")
+    explanation = logs.explain(topic.name, key="bob")
     assert rules(explanation) == [(0, False, "active-segment"), (1, True, "tombstone-horizon")]
     assert explanation.versions[0].superseded_by == 1
     assert explanation.versions[0].until == BEGIN_MS + 7 * 24 * HOUR
@@ -85,9 +85,9 @@ def test_a_record_whose_killer_is_not_closed_yet_waits_for_the_killer(logs):
     topic.append("a", b"1")
     roll(logs)
     topic.append("a", b"2")
-    assert rules(topic.explain(key="a")) == [(0, False, "active-segment"), (1, True, "newest")]
+    assert rules(logs.explain(topic.name, key="a")) == [(0, False, "active-segment"), (1, True, "newest")]
     roll(logs)
-    assert rules(topic.explain(key="a")) == [(0, False, "next-round"), (1, True, "newest")]
+    assert rules(logs.explain(topic.name, key="a")) == [(0, False, "next-round"), (1, True, "newest")]
 
 
 def test_a_young_segment_waits_for_its_lag(logs, clock):
@@ -95,33 +95,33 @@ def test_a_young_segment_waits_for_its_lag(logs, clock):
     for value in (b"1", b"2"):
         topic.append("a", value)
     roll(logs)
-    explanation = topic.explain(key="a")
+    explanation = logs.explain(topic.name, key="a")
     assert rules(explanation)[0] == (0, False, "compaction-lag")
     assert explanation.versions[0].until == BEGIN_MS + 2 * HOUR
     clock.advance(2 * HOUR + 1)
-    assert rules(topic.explain(key="a"))[0] == (0, False, "next-round")
+    assert rules(logs.explain(topic.name, key="a"))[0] == (0, False, "next-round")
 
 
 def test_a_tombstone_from_its_horizon_to_its_end(logs, clock):
     topic = create_topic(logs, delete_retention_ms="3h")
     topic.append("a", b"1")
     topic.delete("a")
-    topic.clean()
-    (version,) = topic.explain(key="a").versions
+    logs.clean(topic.name)
+    (version,) = logs.explain(topic.name, key="a").versions
     assert (version.kept, version.reason, version.until) == (True, "tombstone-horizon", BEGIN_MS + 3 * HOUR)
     clock.advance(3 * HOUR)
     topic.lease("replica", position=1, max_age="1h")
-    (version,) = topic.explain(key="a").versions
+    (version,) = logs.explain(topic.name, key="a").versions
     assert (version.kept, version.reason, version.until) == (True, "lease", BEGIN_MS + 4 * HOUR)
     assert "replica is at 1" in version.text
     clock.advance(HOUR + 1)
-    assert rules(topic.explain(key="a")) == [(1, True, "log-end")]
+    assert rules(logs.explain(topic.name, key="a")) == [(1, True, "log-end")]
     topic.append("b", b"1")
-    explanation = topic.explain(key="a")
+    explanation = logs.explain(topic.name, key="a")
     assert rules(explanation) == [(1, False, "next-round")]
     assert [lease.name for lease in explanation.leases.lapsed] == ["replica"]
-    topic.clean()
-    assert topic.explain(key="a").versions == ()
+    logs.clean(topic.name)
+    assert logs.explain(topic.name, key="a").versions == ()
 
 
 def test_a_blocked_tombstone_under_the_generational_strategy(logs):
@@ -130,7 +130,7 @@ def test_a_blocked_tombstone_under_the_generational_strategy(logs):
     roll(logs)
     topic.delete("a")
     roll(logs)
-    explanation = topic.explain(key="a")
+    explanation = logs.explain(topic.name, key="a")
     assert rules(explanation) == [(0, False, "next-round"), (1, True, "older-segment-not-clean")]
     assert "1 older copy on disk" in explanation.versions[1].text
 
@@ -139,7 +139,7 @@ def test_without_a_policy_everything_stays(logs):
     topic = logs.create_topic("plain", key_serializer="str")
     topic.append("a", b"1")
     topic.append("a", b"2")
-    explanation = topic.explain(key="a")
+    explanation = logs.explain("plain", key="a")
     assert rules(explanation) == [(0, True, "no-policy"), (1, True, "newest")]
     assert "is never cleaned" in explanation.verdict
 
@@ -153,8 +153,8 @@ def test_a_quarantined_partition_says_why_and_since_when(logs, tmp_path):
     data[65] ^= 0xFF
     file.write_bytes(data)
     with pytest.raises(CorruptBatchError):
-        topic.clean()
-    explanation = topic.explain()
+        logs.clean(topic.name)
+    explanation = logs.explain(topic.name)
     assert explanation.quarantine is not None and explanation.quarantine.time_ms == BEGIN_MS
     assert "is quarantined since 2026-11-20 10:00:00Z" in explanation.verdict
     assert explanation.plan.reasons[0].code == "quarantined"
@@ -189,13 +189,13 @@ def _plan(view, config):
 def test_a_key_that_lies_in_another_partition_than_its_own_is_found(logs):
     topic = create_topic(logs, partitions=3)
     home = topic.append("a", b"1").partition
-    assert topic.explain(key="a").partition == home
+    assert logs.explain(topic.name, key="a").partition == home
     topic.append("b", b"1", partition=2)
-    assert topic.explain(key="b").partition == 2
-    assert topic.explain(key="nobody").versions == ()
+    assert logs.explain(topic.name, key="b").partition == 2
+    assert logs.explain(topic.name, key="nobody").versions == ()
     with pytest.raises(UsageError, match="3 partitions"):
-        topic.explain()
-    assert topic.explain(1).partition == 1
+        logs.explain(topic.name)
+    assert logs.explain(topic.name, 1).partition == 1
 
 
 def test_looking_changes_nothing_and_takes_no_lock(logs, tmp_path):
@@ -248,11 +248,11 @@ def test_both_ways_of_reading_find_the_same(logs, monkeypatch):
     topic = create_topic(logs)
     for n in range(300):
         topic.append(f"k{n % 7}", b"x" * (n % 50) if n % 11 else None)
-    explanations = [topic.explain(key="k3")]
+    explanations = [logs.explain(topic.name, key="k3")]
     monkeypatch.setattr(scan, "is_short", lambda *_: len(explanations) > 1)
-    explanations.append(topic.explain(key="k3"))
+    explanations.append(logs.explain(topic.name, key="k3"))
     monkeypatch.setattr(scan, "is_short", lambda *_: True)
-    explanations.append(topic.explain(key="k3"))
+    explanations.append(logs.explain(topic.name, key="k3"))
     assert len(explanations[0].versions) > 20
     assert explanations[0] == explanations[1] == explanations[2]
 
@@ -284,14 +284,14 @@ def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
             elif operation == "roll":
                 roll(logs)
             elif operation == "clean":
-                topic.clean()
+                logs.clean(topic.name)
             else:
                 clock.advance(2 * HOUR)
-        said = {v.offset: v for key in "abc" for v in topic.explain(key=key).versions}
+        said = {v.offset: v for key in "abc" for v in logs.explain(topic.name, key=key).versions}
         assert set(said) == {record.offset for record in topic.read()}
-        if topic.explain().plan.action != "clean":
+        if logs.explain(topic.name).plan.action != "clean":
             return
-        topic.clean(due=True)
+        logs.clean(topic.name, due=True)
         left = {record.offset for record in topic.read()}
         gone = {offset for offset, version in said.items() if version.reason == "next-round"}
         assert set(said) - left == gone
@@ -304,14 +304,14 @@ def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
     topic.append("a", b"1")
     topic.delete("a")
     topic.append("b", b"1")
-    topic.clean()
+    logs.clean(topic.name)
     with logs.dirs.log_dir("t", 0).ledgers.of(TopicPartition("t", 0), logs.dirs.log("t", 0)) as ledger:
         log = logs.dirs.log("t", 0)
-        refresh(log, log.segments, ledger, topic.plan(due=True)[-1], CleanContext(DEFAULT, clock))
-    (version,) = topic.explain(key="a").versions
+        refresh(log, log.segments, ledger, logs.plan(topic.name, due=True)[-1], CleanContext(DEFAULT, clock))
+    (version,) = logs.explain(topic.name, key="a").versions
     assert (version.kept, version.reason, version.until) == (True, "tombstone-horizon", BEGIN_MS + 3 * HOUR)
     clock.advance(3 * HOUR)
-    assert rules(topic.explain(key="a")) == [(1, False, "next-round")]
+    assert rules(logs.explain(topic.name, key="a")) == [(1, False, "next-round")]
 
 
 @pytest.mark.slow
@@ -331,11 +331,11 @@ def test_what_goes_was_free_to_go_by_its_own_word(tmp_path_factory, history):
             elif operation == "roll":
                 roll(logs)
             elif operation == "clean":
-                topic.clean()
+                logs.clean(topic.name)
             else:
                 clock.advance(2 * HOUR)
-        said = {v.offset: v for key in "abc" for v in topic.explain(key=key).versions}
-        topic.clean()
+        said = {v.offset: v for key in "abc" for v in logs.explain(topic.name, key=key).versions}
+        logs.clean(topic.name)
         for offset in said.keys() - {record.offset for record in topic.read()}:
             version = said[offset]
             assert not version.kept or version.tombstone

@@ -236,7 +236,7 @@ def test_verify_tells_and_damage_does_not_stop_it(tmp_path: Path) -> None:
             and [collision.topic for collision in verification.collisions] == ["t", "u"]
         )
         assert verification.to_dict()["collisions"][0]["md5"] == DIGEST
-        assert logs.topic("u").verify(md5=True).keys == 2
+        assert logs.verify("u", md5=True).keys == 2
     assert {progress.verb for progress in heard} >= {"verify", "compare keys"}
     path = tmp_path / "d" / "t-0" / f"{0:020d}.log"
     data = bytearray(path.read_bytes())

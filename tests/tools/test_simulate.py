@@ -347,7 +347,7 @@ def test_the_verb_shows_todays_settings_beside_others(tmp_path):
         assert [(simulation.topic, simulation.partition, simulation.settings) for simulation in today] == [
             ("users", 0, {})
         ]
-        assert logs.topic("users").simulate(0) == today
+        assert logs.simulate("users", 0) == today
         simulations = logs.simulate("users", lastword_space_target=4.0, min_cleanable_dirty_ratio=0.9)
         assert [(simulation.partition, bool(simulation.settings)) for simulation in simulations] == [
             *((0, False), (0, True), (1, False), (1, True)),

@@ -51,7 +51,7 @@ def test_sound(data):
         verification = logs.verify()
         assert (verification.batches, verification.records) == (60, 60)
         assert verification.read_bytes == sum(path.stat().st_size for path in files(data, ".log"))
-        assert logs.topic("t").verify(quick=True).records == 60
+        assert logs.verify("t", quick=True).records == 60
     with lastword.open(data, "a") as logs:
         logs.clean()
         assert logs.verify().ok and logs.verify().records == 7

@@ -18,7 +18,7 @@ import lastword
 import lastword.spark
 import lastword.testing
 from lastword import metrics
-from lastword.api import reader, schema, topic
+from lastword.api import open_dirs, reader, schema
 from lastword.api.serializers import SERIALIZERS
 from lastword.cli import clean as clean_command
 from lastword.cli import records as read_command
@@ -37,7 +37,7 @@ VALUES = {
     "position": {"earliest", "latest"},  # also Spark's startingOffsets, and Kafka's
     "view": {*reader.VIEWS, *read_command.VIEWS, topics.NEWEST.removeprefix("@")},
     "isolation": set(reader.ISOLATIONS),
-    "ack": set(topic.ACKS),
+    "ack": {*open_dirs.ACKS, "store"},
     "form of keys and values": {*SERIALIZERS, *FORMATS},
     "partitioner": set(schema.PARTITIONERS),
     "strategy": set(STRATEGIES),

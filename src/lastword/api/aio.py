@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from lastword.api.reader import (
     LONGEST_PAUSE_SECONDS,
@@ -34,10 +34,11 @@ from lastword.errors import UsageError
 from lastword.parse import Duration, check_count, parse_seconds
 
 if TYPE_CHECKING:
-    from lastword.api.bucket_topic import BucketTopic
-    from lastword.api.logs import LogDir
+    from lastword.api.logs import CreateOptions, LogDir, StateOptions
+    from lastword.api.schema import PartitionerLike
+    from lastword.api.serializers import SerializerLike, Serializers
     from lastword.api.state import State
-    from lastword.api.topic import Topic
+    from lastword.api.topic import AppendOptions, Topic
     from lastword.parse import Duration
     from lastword.partition.log import PartitionLog
 
@@ -171,15 +172,17 @@ class AsyncTopic(Generic[K, V]):
     def __repr__(self) -> str:
         return f"AsyncTopic({self.topic.name!r})"
 
-    async def append(self, key: K | None, value: V | None, **options: Any) -> Appended:
+    async def append(self, key: K | None, value: V | None, **options: Unpack[AppendOptions]) -> Appended:
         """Append one record, as `Topic.append`. Return when it is acknowledged.
 
         Appends that are awaited one after the other are in this order in the log, and so are those that were
         started in this order.
         """
         logs, topic = self._logs, self.topic
-        if not logs.holds_logs and not logs.is_queued:  # in a bucket appends share a commit
-            return await asyncio.wrap_future(cast("BucketTopic", topic).begin_append(key, value, **options))
+        if not logs.is_queued:
+            done = topic.begin_append(key, value, **options)
+            if done is not None:  # in a bucket, where appends share a commit
+                return await asyncio.wrap_future(done)
         if not self._is_warm or logs.is_queued or "producer" in options:
             appended: Appended = await logs.in_turn(topic.append, key, value, **options)
             self._is_warm = True
@@ -187,11 +190,12 @@ class AsyncTopic(Generic[K, V]):
         level = options.get("ack") or topic.config.lastword_ack
         if level != "disk":
             return topic.append(key, value, **options)
-        appended = topic.append(key, value, **(options | {"ack": "os"}))
+        options["ack"] = "os"
+        appended = topic.append(key, value, **options)
         await logs.synced(topic.name, appended.partition)
         return appended
 
-    async def delete(self, key: K, **options: Any) -> Appended:
+    async def delete(self, key: K, **options: Unpack[AppendOptions]) -> Appended:
         """Append a tombstone: the record that deletes `key`."""
         return await self.append(key, None, **options)
 
@@ -327,7 +331,6 @@ class AsyncLogDir:
         except BaseException:
             self._end_threads()
             raise
-        self.holds_logs = self.logs.dirs.holds_logs
         return self
 
     async def __aexit__(
@@ -348,16 +351,69 @@ class AsyncLogDir:
 
     # -------------------------------------------------------------- topics
 
+    @overload
+    async def topic(
+        self, name: str, *, serializers: Serializers[K, V], partitioner: PartitionerLike | None = None
+    ) -> AsyncTopic[K, V]: ...
+    @overload
+    async def topic(
+        self,
+        name: str,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        partitioner: PartitionerLike | None = None,
+    ) -> AsyncTopic[Any, Any]: ...
     async def topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
         """Return a topic, as `LogDir.topic`."""
         self._require_open()
         return AsyncTopic(self, await self.run(self.logs.topic, name, **options))
 
-    async def create_topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
+    @overload
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        serializers: Serializers[K, V],
+        **options: Unpack[CreateOptions],
+    ) -> AsyncTopic[K, V]: ...
+    @overload
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> AsyncTopic[Any, Any]: ...
+    async def create_topic(
+        self, name: str, partitions: int | None = None, **options: Any
+    ) -> AsyncTopic[Any, Any]:
         """Create a topic, as `LogDir.create_topic`."""
         self._require_open()
-        return AsyncTopic(self, await self.run(self.logs.create_topic, name, **options))
+        return AsyncTopic(self, await self.run(self.logs.create_topic, name, partitions, **options))
 
+    @overload
+    async def state(
+        self,
+        name: str,
+        *,
+        serializers: Serializers[K, V],
+        default: Callable[[], V] | None = None,
+        **options: Unpack[StateOptions],
+    ) -> AsyncState[K, V]: ...
+    @overload
+    async def state(
+        self,
+        name: str,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        default: Callable[[], Any] | None = None,
+        **options: Unpack[StateOptions],
+    ) -> AsyncState[Any, Any]: ...
     async def state(self, name: str, **options: Any) -> AsyncState[Any, Any]:
         """Open the state of a topic, as `LogDir.state`: `carts = await logs.state("carts")`."""
         self._require_open()

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
 
 from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
-from lastword.api.open_dirs import Mode, OpenDirs, PathLike
+from lastword.api.bucket_records import groups_of, size_of, whole
+from lastword.api.open_dirs import Ack, Mode, OpenDirs, PathLike
 from lastword.bucket.collect import Collection, collect, missing_objects
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.clock import Clock
 from lastword.config import Settings, is_topic_file
-from lastword.errors import DataError, PartialFailure, StorageError, UsageError
+from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
@@ -50,6 +51,7 @@ class BucketDirs(OpenDirs):
     """
 
     holds_logs = False
+    most_commit_bytes = 1 << 30  # of the scratch directory, too
 
     def __init__(
         self,
@@ -167,21 +169,58 @@ class BucketDirs(OpenDirs):
         ledgers = self._ledgers if kept is None else None  # an append uses none
         return in_private(self._bucket, self._load, self.clock, work, ledgers=ledgers, kept=kept)
 
+    def checked_ack(self, ack: Ack) -> None:
+        """As `OpenDirs.checked_ack`."""
+        if ack not in ("disk", "store"):
+            raise UsageError(
+                f'ack="{ack}" does not exist in a bucket: a record is acknowledged when it is in the store',
+                remedy="leave ack out",
+            )
+
     def append(
-        self, topic: str, work: Callable[[OpenDirs], T], size_bytes: int, *, own: Changed | None = None
+        self,
+        topic: str,
+        work: Callable[[OpenDirs], T],
+        pair: tuple[Any, Any],
+        *,
+        own: Changed | None = None,
     ) -> T:
-        """Run `work`, which appends about `size_bytes`, in a commit that it shares with other threads.
+        """As `OpenDirs.append`. `own`: the watcher whose owner makes the call."""
+        return self._begin(topic, work, size_of(pair), own).result()
 
-        Returns when the commit is in the store. `own`: the watcher whose owner makes the call.
-        """
-        return self.begin_append(topic, work, size_bytes, own=own).result()
+    def begin_append(self, topic: str, work: Callable[[OpenDirs], T], pair: tuple[Any, Any]) -> Future[T]:
+        """As `OpenDirs.begin_append`."""
+        return self._begin(topic, work, size_of(pair))
 
-    def begin_append(
-        self, topic: str, work: Callable[[OpenDirs], T], size_bytes: int, *, own: Changed | None = None
+    def _begin(
+        self, topic: str, work: Callable[[OpenDirs], T], size_bytes: int, own: Changed | None = None
     ) -> Future[T]:
-        """As `append`, but return now; the result is there when the commit is in the store."""
         self.require_writable()
         return self._queue.begin(_Append(topic, work, size_bytes, Future(), own=own))
+
+    def extend(self, topic: str, work: Callable[[Any, OpenDirs], int], records: Any, *, is_one: bool) -> int:
+        """As `OpenDirs.extend`. A list, a mapping and a table are one commit."""
+        appended = 0
+        for group, size_bytes in [whole(records)] if is_one else groups_of(records):
+            try:
+                appended += self._begin(topic, partial(work, group), size_bytes).result()
+            except LastwordError as error:
+                if not appended:
+                    raise
+                note = f"the {appended} records before are in the log"
+                raise PartialFailure.of(appended, [error], note) from error
+        return appended
+
+    def owned_log(self, topic: str, partition: int) -> None:
+        """As `OpenDirs.owned_log`: any process may commit."""
+
+    def move(self, topic: str, partition: int, target: str) -> None:
+        """As `OpenDirs.move`: a log in a bucket is one directory."""
+        self.require_writable()
+        raise UsageError(
+            f"{self.paths[0]} is one log in a bucket: its partitions have no directories to move between",
+            remedy="lastword.copy copies topics to another log",
+        )
 
     def append_later(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.reader import ranges
-from lastword.api.schema import Partitioner, TopicSchema
+from lastword.api.schema import TopicSchema
 from lastword.api.serializers import field_bytes
 from lastword.errors import (
     DataError,
@@ -107,9 +107,8 @@ def audit(
     *,
     most_rows: int,
     progress: ProgressLike | bool | None,
-    partitioner: Partitioner | None = None,
 ) -> Audit:
-    """See `LogDir.audit`. `partitioner`: None: the saved partitioner of a topic."""
+    """See `LogDir.audit`."""
     most_rows = check_count("most_rows", most_rows, "rows")
     other, its_topic = _other_log(delivered)
     there: Mapping[str, Mapping[int, LogDirectory]] = {}
@@ -137,12 +136,8 @@ def audit(
     for name, size in sizes.items():
         try:
             with meter.part(size) as update:
-                schema = TopicSchema.of(
-                    name,
-                    chosen[name] if partition is None else dirs.partitions(name),
-                    dirs.config(name),
-                    partitioner=partitioner,
-                )
+                numbers = chosen[name] if partition is None else list(dirs.partitions(name))
+                schema = TopicSchema.of(name, numbers, dirs.config(name))
                 result = audit_topic(
                     name,
                     _logged(dirs, name, chosen[name]),

@@ -150,7 +150,7 @@ class Contents:
         self._topic_id: str | None = None  # as of the restore
         self.users: set[int] = set()
         self.turn = threading.RLock()
-        self._reading = threading.RLock() if dirs.holds_logs else self.turn
+        self._reading = self.turn if self._log.is_deferred else threading.RLock()
         self._refused: BaseException | None = None  # the error of a change that is in the mapping only
         self._log.on_refused(self._note_refused)
         self._is_unsynced = False  # in a bucket: a change may not be committed yet
@@ -547,7 +547,7 @@ class Contents:
             return tail is not None and tail.values.get(key, self.data.get(key)) == old
 
         with self._reading:
-            if not self._dirs.holds_logs and self._is_unsynced:
+            if self._log.is_deferred and self._is_unsynced:
                 self.sync()  # the changes before this one, in their order
                 if self.data.get(key) != old:
                     return False

@@ -2,8 +2,8 @@
 
 `lastword.logdir.copies` copies the files of one partition. Here are the logs and topics, the rounds of a copy
 into a bucket, and the check of the result. A directory is changed partition by partition. A bucket gets a
-commit after every `COMMIT_BYTES`, so a copy that is stopped goes on from there, and the scratch directory is
-bounded.
+commit after every `OpenDirs.most_commit_bytes`, so a copy that is stopped goes on from there, and the scratch
+directory is bounded.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.clock import Clock
 
-COMMIT_BYTES = 1 << 30
-"""Bytes that a commit to a bucket has, about; the scratch directory holds so much."""
 ATTEMPTS = 20
 """How often a partition is copied again because a cleaning has replaced its files."""
 
@@ -204,7 +202,7 @@ class Copying:
     def __init__(self, source: OpenDirs, target: OpenDirs, stop: Callable[[], bool]) -> None:
         self._source = source
         self._target = target
-        self._most_bytes = None if target.holds_logs else COMMIT_BYTES  # of a round
+        self._most_bytes = target.most_commit_bytes  # of a round
         self._stop = stop
         self._failed: dict[TopicPartition, LastwordError] = {}
         self._results: dict[TopicPartition, CopyResult] = {}
@@ -267,7 +265,7 @@ class Copying:
     # -------------------------------------------------------------- partitions
 
     def bring_all(self, partitions: Sequence[TopicPartition]) -> None:
-        """Copy partitions, in a bucket with a commit after every COMMIT_BYTES."""
+        """Copy partitions, in a bucket with a commit after every `most_commit_bytes`."""
         todo = list(partitions)
         while todo:
             try:
@@ -282,7 +280,7 @@ class Copying:
     def round(
         self, todo: Sequence[TopicPartition], dirs: OpenDirs
     ) -> dict[TopicPartition, tuple[SourceLog, Brought]]:
-        """Copy partitions, into a bucket until the round has COMMIT_BYTES."""
+        """Copy partitions, into a bucket until the round has `most_commit_bytes`."""
         round_ = _Round(self._most_bytes)
         for tp in todo:
             if round_.over:
@@ -291,7 +289,7 @@ class Copying:
                 log, brought = self.bring(dirs, tp, round_.most_bytes)
             except LastwordError as error:
                 self._failed[tp] = error
-                if not self._target.holds_logs:
+                if self._most_bytes is not None:  # in a bucket
                     raise CopyFailed from error
                 continue
             round_.brought[tp] = log, brought

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from lastword.api.schema import PartitionerLike, choose, partitioner_of
+from lastword.api.schema import choose, partitioner_of
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.errors import (
@@ -442,17 +442,11 @@ def check_by(by: str) -> By:
 # ---------------------------------------------------------------- explain
 
 
-def explained(
-    dirs: OpenDirs,
-    topic: str,
-    partition: int | None,
-    key: bytes | None,
-    partitioner: PartitionerLike | None,
-) -> Explanation:
+def explained(dirs: OpenDirs, topic: str, partition: int | None, key: bytes | None) -> Explanation:
     """Explain one partition: the named partition, the only partition, or the partition that holds the key.
 
-    If the partition that the partitioner returns does not hold the key, the first partition with the key is
-    explained: another producer may use another partitioner.
+    If the partition that the saved partitioner returns does not hold the key, the first partition with the
+    key is explained: another producer may use another partitioner.
     """
     if isinstance(partition, str | bytes) and key is None:
         raise UsageError(
@@ -466,7 +460,7 @@ def explained(
             f"{topic} has {len(numbers)} partitions",
             remedy=f"explain one of them: partition={numbers[0]}",
         )
-    _, partition_of = partitioner_of(partitioner or dirs.config(topic).lastword_partitioner or "murmur2")
+    _, partition_of = partitioner_of(dirs.config(topic).lastword_partitioner or "murmur2")
     expected = choose(partition_of, key, max(numbers) + 1)
     numbers.sort(key=lambda number: number != expected)
     first: Explanation | None = None
@@ -570,12 +564,11 @@ def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | No
 
     log_dir, view = dirs.log_dir(topic, partition), dirs.view(topic, partition)
     retention_ms = dirs.config(topic).delete_retention_ms
-    if dirs.mode == "a" and dirs.holds_logs:
+    log = dirs.owned_log(topic, partition)
+    if log is not None:
         with log_dir.try_claim(topic, partition) as mine:
             if mine:
-                with log_dir.ledgers.of(
-                    TopicPartition(topic, partition), log_dir.log(topic, partition)
-                ) as ledger:
+                with log_dir.ledgers.of(TopicPartition(topic, partition), log) as ledger:
                     return ledger.deletes.due_ms(offset, retention_ms)
     map_bytes = dirs.settings.instance.map_bytes
     saved = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)

@@ -3,28 +3,29 @@
 Mode "r" takes no lock and changes nothing; it works beside a running broker. Mode "a" appends and cleans: it
 takes Kafka's lock, repairs the damage of a crash, and is the only writer until it is closed.
 
-A type checker infers the types of keys and values from the names of their serializers, or from a pair of
-functions. Without serializers, the types are those that are saved with the topic, which a type checker cannot
-see. Python has no map from a literal to a type, so each pair of types is one overload.
+A type checker infers the types of keys and values from `serializers=lastword.serializers("str", "json")`.
+Otherwise the types are those that are saved with the topic, or named in two words, which a type checker does
+not see.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 from weakref import WeakValueDictionary
 
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
+from lastword.api.record import K, V
+from lastword.api.serializers import Serializers, given_serializers
 from lastword.api.topic import Topic
 from lastword.api.topics import create_topic, delete_topics, open_topic
 from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
-from lastword.logdir import DirRecovery, SetAside, move
+from lastword.logdir import DirRecovery, SetAside
 from lastword.parse import Duration, check_path, parse_duration_ms
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from lastword.api.reader import Bounds
     from lastword.api.restore import Restored
     from lastword.api.schema import PartitionerLike
-    from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
+    from lastword.api.serializers import SerializerLike
     from lastword.api.state import State
     from lastword.api.states import SharedContents
     from lastword.api.transactions import OpenTransaction
@@ -48,11 +49,6 @@ if TYPE_CHECKING:
     from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
 
-    class OpenOptions(TypedDict, total=False):
-        """The options of `LogDir.topic` besides the serializers."""
-
-        partitioner: PartitionerLike | None
-
     class CreateOptions(TopicKeywords, total=False):
         """The options of `LogDir.create_topic` besides the serializers, and settings of the topic."""
 
@@ -60,19 +56,14 @@ if TYPE_CHECKING:
         exist_ok: bool
 
     class StateOptions(TopicKeywords, total=False):
-        """The options of `LogDir.state` besides the serializers, and settings of the topic."""
+        """The options of `LogDir.state` besides serializers and default, and settings of the topic."""
 
         partitions: int | None
-        default: Callable[[], Any] | None
         end: Bounds
         snapshot: PathLike | None
         max_bytes: int | str | None
         ttl: Duration | None
         progress: ProgressLike | bool | None
-
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
@@ -200,71 +191,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
     @overload
     def topic(
-        self, name: str, *, key_serializer: Text, value_serializer: Text, **options: Unpack[OpenOptions]
-    ) -> Topic[str, str]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Text, value_serializer: Raw, **options: Unpack[OpenOptions]
-    ) -> Topic[str, bytes]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Text, value_serializer: Whole, **options: Unpack[OpenOptions]
-    ) -> Topic[str, int]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Text, value_serializer: Real, **options: Unpack[OpenOptions]
-    ) -> Topic[str, float]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Text, value_serializer: Tree, **options: Unpack[OpenOptions]
-    ) -> Topic[str, Any]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Raw, value_serializer: Text, **options: Unpack[OpenOptions]
-    ) -> Topic[bytes, str]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Raw, value_serializer: Raw, **options: Unpack[OpenOptions]
-    ) -> Topic[bytes, bytes]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Raw, value_serializer: Whole, **options: Unpack[OpenOptions]
-    ) -> Topic[bytes, int]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Raw, value_serializer: Real, **options: Unpack[OpenOptions]
-    ) -> Topic[bytes, float]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Raw, value_serializer: Tree, **options: Unpack[OpenOptions]
-    ) -> Topic[bytes, Any]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Whole, value_serializer: Text, **options: Unpack[OpenOptions]
-    ) -> Topic[int, str]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Whole, value_serializer: Raw, **options: Unpack[OpenOptions]
-    ) -> Topic[int, bytes]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Whole, value_serializer: Whole, **options: Unpack[OpenOptions]
-    ) -> Topic[int, int]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Whole, value_serializer: Real, **options: Unpack[OpenOptions]
-    ) -> Topic[int, float]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Whole, value_serializer: Tree, **options: Unpack[OpenOptions]
-    ) -> Topic[int, Any]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Text, value_serializer: Pair[V], **options: Unpack[OpenOptions]
-    ) -> Topic[str, V]: ...
-    @overload
-    def topic(
-        self, name: str, *, key_serializer: Pair[K], value_serializer: Pair[V], **options: Unpack[OpenOptions]
+        self, name: str, *, serializers: Serializers[K, V], partitioner: PartitionerLike | None = None
     ) -> Topic[K, V]: ...
     @overload
     def topic(
@@ -273,12 +200,13 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         *,
         key_serializer: SerializerLike | None = None,
         value_serializer: SerializerLike | None = None,
-        **options: Unpack[OpenOptions],
+        partitioner: PartitionerLike | None = None,
     ) -> Topic[Any, Any]: ...
     def topic(
         self,
         name: str,
         *,
+        serializers: Serializers[Any, Any] | None = None,
         key_serializer: SerializerLike | None = None,
         value_serializer: SerializerLike | None = None,
         partitioner: PartitionerLike | None = None,
@@ -287,8 +215,9 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
         Args:
             name: The topic's name.
-            key_serializer: None: as saved with the topic. A name must be the saved name, or "bytes", which
-                reads and writes the stored bytes; callables are the caller's responsibility.
+            serializers: Both serializers with their types: `lastword.serializers("str", "json")`.
+            key_serializer: Without types. None: as saved with the topic. A name must be the saved name, or
+                "bytes", which reads and writes the stored bytes; callables are the caller's responsibility.
             value_serializer: As `key_serializer`.
             partitioner: None: as saved.
 
@@ -296,12 +225,9 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             UnknownTopicError: There is no such topic; the message names the nearest. It is also a KeyError.
             InvalidSettingError: The name of a serializer contradicts the saved name.
         """
+        key, value = given_serializers(serializers, key_serializer, value_serializer)
         return open_topic(
-            self.dirs,
-            name,
-            key_serializer=key_serializer,
-            value_serializer=value_serializer,
-            partitioner=partitioner,
+            self.dirs, name, key_serializer=key, value_serializer=value, partitioner=partitioner
         )
 
     @overload
@@ -310,174 +236,9 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         name: str,
         partitions: int | None = None,
         *,
-        key_serializer: Text,
-        value_serializer: Text,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[str, str]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Text,
-        value_serializer: Raw,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[str, bytes]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Text,
-        value_serializer: Whole,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[str, int]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Text,
-        value_serializer: Real,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[str, float]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Text,
-        value_serializer: Tree,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[str, Any]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Raw,
-        value_serializer: Text,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[bytes, str]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Raw,
-        value_serializer: Raw,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[bytes, bytes]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Raw,
-        value_serializer: Whole,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[bytes, int]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Raw,
-        value_serializer: Real,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[bytes, float]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Raw,
-        value_serializer: Tree,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[bytes, Any]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Whole,
-        value_serializer: Text,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[int, str]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Whole,
-        value_serializer: Raw,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[int, bytes]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Whole,
-        value_serializer: Whole,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[int, int]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Whole,
-        value_serializer: Real,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[int, float]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Whole,
-        value_serializer: Tree,
-        **options: Unpack[CreateOptions],
-    ) -> Topic[int, Any]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Text,
-        value_serializer: Pair[V],
-        **options: Unpack[CreateOptions],
-    ) -> Topic[str, V]: ...
-    @overload
-    def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        *,
-        key_serializer: Pair[K],
-        value_serializer: Pair[V],
+        serializers: Serializers[K, V],
         **options: Unpack[CreateOptions],
     ) -> Topic[K, V]: ...
-    @overload
-    def create_topic(
-        self, name: str, partitions: int | None = None, **options: Unpack[CreateOptions]
-    ) -> Topic[bytes, bytes]: ...
     @overload
     def create_topic(
         self,
@@ -493,6 +254,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         name: str,
         partitions: int | None = None,
         *,
+        serializers: Serializers[Any, Any] | None = None,
         key_serializer: SerializerLike | None = None,
         value_serializer: SerializerLike | None = None,
         partitioner: PartitionerLike | None = None,
@@ -504,7 +266,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         Args:
             name: The topic's name.
             partitions: Number of partitions; None: 1.
-            key_serializer: None: "bytes". A name is saved with the topic.
+            serializers: Both serializers with their types: `lastword.serializers("str", "json")`.
+            key_serializer: Without types. None: "bytes". A name is saved with the topic.
             value_serializer: As `key_serializer`.
             partitioner: None: "murmur2". A name is saved with the topic.
             exist_ok: Return the topic if it exists. The other arguments must match it.
@@ -517,12 +280,13 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             InvalidTopicError: Kafka would refuse the name.
         """
         check_arguments(config, self.create_topic)
+        key, value = given_serializers(serializers, key_serializer, value_serializer)
         return create_topic(
             self.dirs,
             name,
             partitions,
-            key_serializer=key_serializer,
-            value_serializer=value_serializer,
+            key_serializer=key,
+            value_serializer=value,
             partitioner=partitioner,
             exist_ok=exist_ok,
             config=config,
@@ -530,75 +294,11 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
     @overload
     def state(
-        self, name: str, *, key_serializer: Text, value_serializer: Text, **options: Unpack[StateOptions]
-    ) -> State[str, str]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Text, value_serializer: Raw, **options: Unpack[StateOptions]
-    ) -> State[str, bytes]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Text, value_serializer: Whole, **options: Unpack[StateOptions]
-    ) -> State[str, int]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Text, value_serializer: Real, **options: Unpack[StateOptions]
-    ) -> State[str, float]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Text, value_serializer: Tree, **options: Unpack[StateOptions]
-    ) -> State[str, Any]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Raw, value_serializer: Text, **options: Unpack[StateOptions]
-    ) -> State[bytes, str]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Raw, value_serializer: Raw, **options: Unpack[StateOptions]
-    ) -> State[bytes, bytes]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Raw, value_serializer: Whole, **options: Unpack[StateOptions]
-    ) -> State[bytes, int]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Raw, value_serializer: Real, **options: Unpack[StateOptions]
-    ) -> State[bytes, float]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Raw, value_serializer: Tree, **options: Unpack[StateOptions]
-    ) -> State[bytes, Any]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Whole, value_serializer: Text, **options: Unpack[StateOptions]
-    ) -> State[int, str]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Whole, value_serializer: Raw, **options: Unpack[StateOptions]
-    ) -> State[int, bytes]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Whole, value_serializer: Whole, **options: Unpack[StateOptions]
-    ) -> State[int, int]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Whole, value_serializer: Real, **options: Unpack[StateOptions]
-    ) -> State[int, float]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Whole, value_serializer: Tree, **options: Unpack[StateOptions]
-    ) -> State[int, Any]: ...
-    @overload
-    def state(
-        self, name: str, *, key_serializer: Text, value_serializer: Pair[V], **options: Unpack[StateOptions]
-    ) -> State[str, V]: ...
-    @overload
-    def state(
         self,
         name: str,
         *,
-        key_serializer: Pair[K],
-        value_serializer: Pair[V],
+        serializers: Serializers[K, V],
+        default: Callable[[], V] | None = None,
         **options: Unpack[StateOptions],
     ) -> State[K, V]: ...
     @overload
@@ -608,12 +308,14 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         *,
         key_serializer: SerializerLike | None = None,
         value_serializer: SerializerLike | None = None,
+        default: Callable[[], Any] | None = None,
         **options: Unpack[StateOptions],
     ) -> State[Any, Any]: ...
     def state(
         self,
         name: str,
         *,
+        serializers: Serializers[Any, Any] | None = None,
         key_serializer: SerializerLike | None = None,
         value_serializer: SerializerLike | None = None,
         partitions: int | None = None,
@@ -627,14 +329,15 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
     ) -> State[Any, Any]:
         """Restore a compacted topic and return it as a dict; each change of the dict is a record.
 
-        In mode "a" the states of one topic share their values and the arguments `key_serializer`,
-        `value_serializer`, `default` and `max_bytes` of the first one: a later call may leave them out, and
-        is refused with others, until all are closed. A state with `end` or `snapshot` has values of its own.
+        In mode "a" the states of one topic share their values and the serializers, `default` and `max_bytes`
+        of the first one: a later call may leave them out, and is refused with others, until all are closed. A
+        state with `end` or `snapshot` has values of its own.
 
         Args:
             name: The topic. In mode "a" a missing topic is created, with `cleanup_policy="compact"`.
-            key_serializer: None: as saved with the topic, else "str". A name that contradicts the saved name
-                is refused, except that mode "r" accepts "bytes", which reads the stored bytes.
+            serializers: Both serializers with their types: `lastword.serializers("str", "int64")`.
+            key_serializer: Without types. None: as saved with the topic, else "str". A name that contradicts
+                the saved name is refused, except that mode "r" accepts "bytes", which reads the stored bytes.
             value_serializer: As `key_serializer`, else "json".
             partitions: Number of partitions of a new topic; None: 1.
             default: Returns the value of a missing key: `default=int` allows `totals[k] += 1`.
@@ -665,7 +368,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             return open_state(
                 self.dirs,
                 name,
-                (key_serializer, value_serializer),
+                given_serializers(serializers, key_serializer, value_serializer),
                 self._states,
                 partitions=partitions,
                 default=default,
@@ -746,26 +449,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             UsageError: `to` is none of the directories that serve, or the log is in a bucket.
             DiskFullError: There is no room for it. Nothing was moved.
         """
-        self.dirs.require_writable()
-        if not self.dirs.holds_logs:
-            raise UsageError(
-                f"{self.paths[0]} is one log in a bucket: its partitions have no directories to move between",
-                remedy="lastword.copy copies topics to another log",
-            )
-        wanted = os.path.realpath(check_path("to", to))
-        target = next(
-            (directory for directory in self.dirs.directories if os.path.realpath(directory.path) == wanted),
-            None,
-        )
-        if target is None:
-            raise UsageError(
-                f"{os.fspath(to)} is none of the directories that serve",
-                remedy=f"one of {', '.join(directory.path for directory in self.dirs.directories)}",
-            )
-        self.dirs.select(topic, partition)
-        move(self.dirs.log_dir(topic, partition), target, topic, partition)
-        self.dirs.dir_set.write_list()
-        self.dirs.partitions_added()
+        self.dirs.move(topic, partition, check_path("to", to))
 
     def set_config(self, topic: str | None = None, **config: Unpack[Keywords]) -> None:
         """Change settings of one topic, or (None) of the directory and all topics.
@@ -883,7 +567,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         Args:
             topic: None: the only topic; against another `LogDir` every topic, which both must have.
             partition: None: every partition. A delivered key without a partition belongs to the partition
-                that the topic's partitioner gives.
+                that the topic's saved partitioner gives.
             delivered: A mapping of keys to offsets; a table with columns `key` and `offset` (Arrow, Polars,
                 DuckDB), or the path of such a file (.parquet .arrow .jsonl); another `LogDir` or `Topic`.
             most_rows: The most keys to name; the counts include all.
@@ -943,7 +627,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         topic = self.dirs.only_topic(topic)
         serializer = saved_serializer(self.dirs.config(topic).lastword_key_serializer)
         data = None if key is None else serializer.encode(key, "key")
-        return explained(self.dirs, topic, partition, data, None)
+        return explained(self.dirs, topic, partition, data)
 
     def simulate(
         self,

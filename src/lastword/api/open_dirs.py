@@ -38,7 +38,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import DEFAULT, Files
-from lastword.logdir import LogDirectory, LogDirSet
+from lastword.logdir import LogDirectory, LogDirSet, move
 from lastword.parse import as_int
 from lastword.partition import leases
 from lastword.partition.reads import read_again
@@ -46,6 +46,8 @@ from lastword.segment import names
 from lastword.values import ProcessBound
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.throttle import Drives
     from lastword.partition.log import PartitionLog
@@ -55,6 +57,8 @@ T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 Mode = Literal["r", "a"]
 By = Literal["topic", "partition", "segment"]
+Ack = Literal["os", "disk", "store"]
+ACKS = ("os", "disk")  # of a directory
 SAVED_DEFAULTS = {
     "lastword.key.serializer": "bytes",
     "lastword.value.serializer": "bytes",
@@ -82,9 +86,11 @@ class OpenDirs(ProcessBound):
         topics_lock: Held while a topic is created or deleted: several directories share its settings. It is
             taken after the claims of partitions, and before the lock of a directory.
         holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
+        most_commit_bytes: The most bytes that a transaction should add; None: there is no limit.
     """
 
     holds_logs = True
+    most_commit_bytes: int | None = None
 
     def __init__(
         self,
@@ -150,6 +156,63 @@ class OpenDirs(ProcessBound):
             any_mode: Leases: a reader changes its own in mode "r", too.
         """
         return work(self)
+
+    def checked_ack(self, ack: Ack) -> Ack | None:
+        """Return the level of acknowledgement that a caller gave; None: that of the topic.
+
+        Raises:
+            UsageError: There is no such level here.
+        """
+        if ack not in ACKS:
+            raise UsageError(f"unknown ack {ack!r}", remedy='"os" survives a kill, "disk" a power cut')
+        return ack
+
+    def append(self, topic: str, work: Callable[[OpenDirs], T], pair: tuple[Any, Any]) -> T:
+        """Run `work`, which appends a record, and return its result when the record is acknowledged.
+
+        In a directory the record is appended now. In a bucket `work` runs in a commit that it shares with
+        others; it runs again if another process has changed the topic meanwhile.
+
+        Args:
+            topic: The topic.
+            work: The append; its argument are the directories to append to.
+            pair: Key and value of the record, which have its approximate size.
+        """
+        return work(self)
+
+    def begin_append(
+        self, topic: str, work: Callable[[OpenDirs], T], pair: tuple[Any, Any]
+    ) -> Future[T] | None:
+        """As `append`, but do not wait: the result comes later. None: an append does not wait here."""
+        return None
+
+    def extend(self, topic: str, work: Callable[[Any, OpenDirs], int], records: Any, *, is_one: bool) -> int:
+        """Run `work`, which appends many records, and return how many are acknowledged.
+
+        In a bucket an iterator is appended in groups, each in a commit; `is_one`: in one commit.
+        """
+        return work(records, self)
+
+    def owned_log(self, topic: str, partition: int) -> PartitionLog | None:
+        """Return the open log of a partition if this object holds its lock; None: others may append to it."""
+        return self.log(topic, partition) if self.mode == "a" else None
+
+    def move(self, topic: str, partition: int, target: str) -> None:
+        """See `LogDir.move`."""
+        self.require_writable()
+        wanted = os.path.realpath(target)
+        to = next(
+            (directory for directory in self.directories if os.path.realpath(directory.path) == wanted), None
+        )
+        if to is None:
+            raise UsageError(
+                f"{target} is none of the directories that serve",
+                remedy=f"one of {', '.join(directory.path for directory in self.directories)}",
+            )
+        self.select(topic, partition)
+        move(self.log_dir(topic, partition), to, topic, partition)
+        self.dir_set.write_list()
+        self.partitions_added()
 
     def collect(self, *, retention_ms: int | None = None, dry_run: bool = False) -> Collection:
         """Remove objects that no version needs. UsageError: a directory has none."""

@@ -260,9 +260,9 @@ def following(
         dirs.refresh(at_most_every_ms=FOLLOW_REFRESH_MS)
         check()
 
-    def ends(number: int) -> tuple[int, int, int]:
-        log = dirs.log(topic, number)
-        return log.log_start, log.stable_offset, log.log_end
+    def ends(number: int) -> tuple[int, int, int] | None:
+        log = dirs.owned_log(topic, number)
+        return None if log is None else (log.log_start, log.stable_offset, log.log_end)
 
     def current_view(number: int, view: PartitionView) -> CurrentView:
         def load() -> PartitionView:
@@ -270,11 +270,7 @@ def following(
             view.check_same_topic(newest)
             return newest
 
-        return CurrentView(
-            view,
-            load,
-            (lambda: ends(number)) if dirs.mode == "a" and dirs.holds_logs else None,
-        )
+        return CurrentView(view, load, lambda: ends(number))
 
     def added(known: Collection[int]) -> dict[int, CurrentView]:
         now = dirs.views(topic)

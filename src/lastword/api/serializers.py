@@ -43,7 +43,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from lastword.errors import SerializerError, UsageError, nearest
 
@@ -196,17 +196,19 @@ class _MessagePackReader:
 
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @runtime_checkable
-class SerializerObject(Protocol):
+class SerializerObject(Protocol[T]):
     """An object with both directions, for example the module `orjson`."""
 
-    def dumps(self, value: Any, /) -> bytes:
+    def dumps(self, value: T, /) -> bytes:
         """Encode a value."""
         ...
 
-    def loads(self, data: bytes, /) -> Any:
+    def loads(self, data: bytes, /) -> T:
         """Decode a value."""
         ...
 
@@ -217,9 +219,9 @@ Raw = Literal["bytes"]
 Whole = Literal["int32", "int64"]
 Real = Literal["float64"]
 Tree = Literal["json", "msgpack"]
-Pair = tuple[Callable[[T], bytes], Callable[[bytes], T]]
+Code = tuple[Callable[[T], bytes], Callable[[bytes], T]] | SerializerObject[T]
 
-SerializerLike = str | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | SerializerObject
+SerializerLike = str | Code[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +396,109 @@ def serializer_of(given: SerializerLike | Serializer) -> Serializer:
         f"a serializer is a name, a pair (dumps, loads) or an object with both, not {type(given).__name__}",
         remedy=f"one of {', '.join(SERIALIZERS)}",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Serializers(Generic[K, V]):
+    """The serializers of a topic, with the Python types of its keys and values for a type checker.
+
+    Made by `lastword.serializers`, for the argument `serializers=` of `topic`, `create_topic` and `state`.
+
+    Attributes:
+        key: The serializer of keys: a name, a pair or an object.
+        value: The serializer of values.
+    """
+
+    key: SerializerLike
+    value: SerializerLike
+
+
+# Python has no map from a literal to a type, so each pair of types is one overload.
+@overload
+def serializers(key_serializer: Text, value_serializer: Text) -> Serializers[str, str]: ...
+@overload
+def serializers(key_serializer: Text, value_serializer: Raw) -> Serializers[str, bytes]: ...
+@overload
+def serializers(key_serializer: Text, value_serializer: Whole) -> Serializers[str, int]: ...
+@overload
+def serializers(key_serializer: Text, value_serializer: Real) -> Serializers[str, float]: ...
+@overload
+def serializers(key_serializer: Text, value_serializer: Tree) -> Serializers[str, Any]: ...
+@overload
+def serializers(key_serializer: Text, value_serializer: Code[V]) -> Serializers[str, V]: ...
+@overload
+def serializers(key_serializer: Raw, value_serializer: Text) -> Serializers[bytes, str]: ...
+@overload
+def serializers(key_serializer: Raw, value_serializer: Raw) -> Serializers[bytes, bytes]: ...
+@overload
+def serializers(key_serializer: Raw, value_serializer: Whole) -> Serializers[bytes, int]: ...
+@overload
+def serializers(key_serializer: Raw, value_serializer: Real) -> Serializers[bytes, float]: ...
+@overload
+def serializers(key_serializer: Raw, value_serializer: Tree) -> Serializers[bytes, Any]: ...
+@overload
+def serializers(key_serializer: Raw, value_serializer: Code[V]) -> Serializers[bytes, V]: ...
+@overload
+def serializers(key_serializer: Whole, value_serializer: Text) -> Serializers[int, str]: ...
+@overload
+def serializers(key_serializer: Whole, value_serializer: Raw) -> Serializers[int, bytes]: ...
+@overload
+def serializers(key_serializer: Whole, value_serializer: Whole) -> Serializers[int, int]: ...
+@overload
+def serializers(key_serializer: Whole, value_serializer: Real) -> Serializers[int, float]: ...
+@overload
+def serializers(key_serializer: Whole, value_serializer: Tree) -> Serializers[int, Any]: ...
+@overload
+def serializers(key_serializer: Whole, value_serializer: Code[V]) -> Serializers[int, V]: ...
+@overload
+def serializers(key_serializer: Code[K], value_serializer: Text) -> Serializers[K, str]: ...
+@overload
+def serializers(key_serializer: Code[K], value_serializer: Raw) -> Serializers[K, bytes]: ...
+@overload
+def serializers(key_serializer: Code[K], value_serializer: Whole) -> Serializers[K, int]: ...
+@overload
+def serializers(key_serializer: Code[K], value_serializer: Real) -> Serializers[K, float]: ...
+@overload
+def serializers(key_serializer: Code[K], value_serializer: Tree) -> Serializers[K, Any]: ...
+@overload
+def serializers(key_serializer: Code[K], value_serializer: Code[V]) -> Serializers[K, V]: ...
+@overload
+def serializers(
+    key_serializer: SerializerLike, value_serializer: SerializerLike
+) -> Serializers[Any, Any]: ...
+def serializers(key_serializer: SerializerLike, value_serializer: SerializerLike) -> Serializers[Any, Any]:
+    """Return a pair of serializers, from which a type checker infers the types of a topic or a state.
+
+    `logs.state("totals", serializers=lastword.serializers("str", "int64"))` is a `State[str, int]`.
+
+    Args:
+        key_serializer: A name, a pair `(dumps, loads)`, or an object with both methods.
+        value_serializer: As `key_serializer`.
+
+    Raises:
+        UsageError: A serializer is none of these.
+    """
+    serializer_of(key_serializer)
+    serializer_of(value_serializer)
+    return Serializers(key_serializer, value_serializer)
+
+
+def given_serializers(
+    serializers: Serializers[Any, Any] | None, key: SerializerLike | None, value: SerializerLike | None
+) -> tuple[SerializerLike | None, SerializerLike | None]:
+    """Return the serializers of keys and of values of a call that accepts them in both forms."""
+    if serializers is None:
+        return key, value
+    if not isinstance(serializers, Serializers):
+        raise UsageError(
+            f"serializers is a {type(serializers).__name__}",
+            remedy='give both: serializers=lastword.serializers("str", "json")',
+        )
+    if key is not None or value is not None:
+        raise UsageError(
+            "serializers= and key_serializer= or value_serializer= are given", remedy="give serializers= only"
+        )
+    return serializers.key, serializers.value
 
 
 def bytes_json(data: bytes | None) -> Any:

@@ -5,29 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lastword.api.bucket_records import size_of, whole
 from lastword.api.open_dirs import OpenDirs
-from lastword.api.record import Record
+from lastword.api.record import Appended, Record
 from lastword.api.topics import open_topic
 from lastword.partition.log import PartitionLog
 from lastword.partition.tail import Changed
 
 if TYPE_CHECKING:
-    from lastword.api.bucket_topic import BufferedTopic
-    from lastword.api.record import Appended
+    from lastword.api.bucket_dirs import BucketDirs
     from lastword.api.topic import Topic
     from lastword.records.record import Header
 
 
 def log_below(dirs: OpenDirs, name: str) -> StateLog:
     """Return the log of a state of a topic."""
-    topic: Any = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
-    return StateLog(dirs, topic) if dirs.holds_logs else _BucketLog(dirs, topic.buffered())
+    topic = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
+    return StateLog(dirs, topic) if dirs.holds_logs else _BucketLog(dirs, topic)
 
 
 class StateLog:
-    """The topic below a state, in a directory. Its appends are acknowledged at "os"."""
+    """The topic below a state, in a directory. Its appends are acknowledged at "os".
 
-    _options: Mapping[str, Any] = {"ack": "os"}
+    Attributes:
+        name: The topic's name.
+        is_deferred: An append returns before the record is in the log.
+    """
+
+    is_deferred = False
 
     def __init__(self, dirs: OpenDirs, topic: Topic[bytes, bytes]) -> None:
         self._dirs = dirs
@@ -36,7 +41,7 @@ class StateLog:
 
     def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
         """Append one record."""
-        return self._topic.append(key, value, headers=headers, **self._options)
+        return self._topic.append(key, value, headers=headers, ack="os")
 
     def append_if(
         self,
@@ -63,7 +68,10 @@ class StateLog:
                 Record(self.name, 0, 0, now_ms, "create", key, value, headers, is_tombstone=value is None)
                 for key, value in records
             ]
-        self._topic.extend(written, **self._options)
+        self._extend(written)
+
+    def _extend(self, records: list[Any]) -> None:
+        self._topic.extend(records, ack="os")
 
     def acknowledge(self, key: bytes | None) -> None:
         """Sync the partition of a key (None: all), if the topic's `lastword.ack` is "disk"."""
@@ -99,10 +107,26 @@ class StateLog:
 
 
 class _BucketLog(StateLog):
-    """The topic below a state, in a bucket."""
+    """The topic below a state, in a bucket. Its appends are stored by a later commit.
 
-    _topic: BufferedTopic
-    _options: Mapping[str, Any] = {}
+    A record that is too large is refused by the call, and not by the commit, because the state shows the
+    record when the call returns.
+    """
+
+    is_deferred = True
+    _dirs: BucketDirs
+    _refused: Callable[[BaseException], object] = staticmethod(lambda error: None)
+    _changed: Changed | None = None
+
+    def __init__(self, dirs: OpenDirs, topic: Topic[bytes, bytes]) -> None:
+        super().__init__(dirs, topic)
+        self._saved = topic.schema.saved
+
+    def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
+        """Append one record. Its offset is not known yet: it is -1."""
+        self._topic._check_fit([(key, value)], headers)
+        self._later(lambda dirs: self._on(dirs).append(key, value, headers=headers), size_of((key, value)))
+        return Appended(-1, -1, -1)
 
     def append_if(
         self,
@@ -111,14 +135,36 @@ class _BucketLog(StateLog):
         headers: tuple[Header, ...],
         check: Callable[[PartitionLog], bool],
     ) -> Appended | None:
-        return self._topic.append_if(key, value, headers, check)
+        self._topic._check_fit([(key, value)], headers)
+
+        def work(dirs: OpenDirs) -> Appended | None:
+            if not check(dirs.log(self.name, self._topic._partition_of(key))):
+                return None
+            return self._on(dirs).append(key, value, headers=headers)
+
+        return self._dirs.append(self.name, work, (key, value), own=self._changed)
+
+    def _extend(self, records: list[Any]) -> None:
+        group, size_bytes = whole(records)
+        pairs: list[Any] = [(r.key, r.value) if isinstance(r, Record) else r for r in records]
+        self._topic._check_fit(pairs)
+        self._later(lambda dirs: self._on(dirs).extend(group), size_bytes)
+
+    def _later(self, work: Callable[[OpenDirs], object], size_bytes: int) -> None:
+        self._dirs.append_later(self.name, work, size_bytes, self._refused, own=self._changed)
+
+    def _on(self, dirs: OpenDirs) -> Topic[bytes, bytes]:
+        topic = self._topic._on(dirs)
+        topic.check_serializers(self._saved)  # the state has encoded the values for these
+        return topic
 
     def acknowledge(self, key: bytes | None) -> None:
         """Do nothing: a change is acknowledged by its commit."""
 
     def watched(self, changed: Changed) -> None:
         if self._dirs.mode == "a":
-            self._topic.watch(changed)
+            self._changed = changed
+            self._dirs.watch(self.name, changed)
 
     def on_refused(self, call: Callable[[BaseException], object]) -> None:
-        self._topic.on_refused(call)
+        self._refused = call

@@ -1,4 +1,9 @@
-"""`Topic`: append to a topic, read it, describe it, plan and clean it.
+"""`Topic`: append to a topic, read it, describe it, lease and trim it.
+
+A change runs where `OpenDirs` runs it: in the directories, or in a transaction on a private copy of them.
+`Topic._on` returns the topic to change there.
+
+The verbs that also work on all topics, such as `clean` and `verify`, are those of `LogDir`.
 
 Every change is acknowledged when the call returns: at "os" the records survive a killed process, at "disk" a
 power cut. There is no buffer, and nothing to flush.
@@ -6,15 +11,14 @@ power cut. There is no buffer, and nothing to flush.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack
 
-from lastword.api.open_dirs import By, OpenDirs
+from lastword.api.open_dirs import Ack, OpenDirs
 from lastword.api.record import Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import TopicSchema
 from lastword.config import (
@@ -28,31 +32,32 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.metrics import count_append
-from lastword.parse import Duration, as_int, check_path
+from lastword.parse import Duration, as_int
 from lastword.partition.directory_segments import read_log_start
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from lastword.api.batches import Packer
     from lastword.api.inspections import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import ProducerCall, Producers
     from lastword.api.reader import Bounds, Isolation, Reader, View
-    from lastword.api.restore import Restored
-    from lastword.cleaner.engine.report import CleanRound
-    from lastword.cleaner.policy.plan import Plan
-    from lastword.config.keywords import Keywords, TopicKeywords
+    from lastword.config.keywords import TopicKeywords
     from lastword.partition import PartitionLog
     from lastword.partition.view import PartitionView
-    from lastword.retention import Deletion
-    from lastword.tools.audit import Audit
-    from lastword.tools.duplication import Duplication
-    from lastword.tools.explain import Explanation
-    from lastword.tools.simulate import Simulation
-    from lastword.tools.verify import Verification
+    from lastword.records.record import Header
 
-Ack = Literal["os", "disk"]
-ACKS = ("os", "disk")
+    class AppendOptions(TypedDict, total=False):
+        """The options of `Topic.append`."""
+
+        headers: HeadersLike
+        timestamp: int | datetime | None
+        partition: int | None
+        ack: Ack | None
+        producer: str | None
+        sequence: int | None
 
 
 class Topic(ProcessBound, Generic[K, V]):
@@ -154,7 +159,7 @@ class Topic(ProcessBound, Generic[K, V]):
             headers: A mapping or pairs of str and bytes or None.
             timestamp: Milliseconds since 1970 or an aware datetime; None: now.
             partition: None: by the key; without a key, the partitions take turns.
-            ack: "os" or "disk"; None: the setting lastword.ack.
+            ack: "os" or "disk"; None: the setting lastword.ack. In a bucket there is one level, "store".
             producer: A name. A call whose sequence is not above that of the producer's last call appends
                 nothing; it returns the offset of the record if it repeats the last call, otherwise -1.
             sequence: Must increase with each call of a producer.
@@ -167,12 +172,62 @@ class Topic(ProcessBound, Generic[K, V]):
             DiskFullError: There is no room; the log is unchanged.
             SyncFailedError: The record may not be durable.
         """
+        if ack is not None:
+            ack = self.dirs.checked_ack(ack)
+        pairs = header_pairs(headers) if headers else ()  # now: `_append` may run again
+        return self.dirs.append(
+            self.name,
+            lambda dirs: self._on(dirs)._append(
+                key, value, pairs, timestamp, partition, ack, producer, sequence
+            ),
+            (key, value),
+        )
+
+    def begin_append(
+        self, key: K | None, value: V | None, **options: Unpack[AppendOptions]
+    ) -> Future[Appended] | None:
+        """As `append`, but do not wait: see `OpenDirs.begin_append`."""
+        ack = options.pop("ack", None)
+        if ack is not None:
+            self.dirs.checked_ack(ack)
+
+        def work(dirs: OpenDirs) -> Appended:
+            if "headers" in options:  # an iterator is read once, and this may run again
+                options["headers"] = header_pairs(options["headers"])
+            return self._on(dirs).append(key, value, **options)
+
+        return self.dirs.begin_append(self.name, work, (key, value))
+
+    def _on(self, dirs: OpenDirs) -> Topic[K, V]:
+        """Return the topic to change in these directories: itself, or a copy for a private copy of them."""
+        if dirs is self.dirs:
+            return self
+        self._take_settings()
+        schema, numbers, config = self._schema, tuple(dirs.partitions(self.name)), dirs.config(self.name)
+        is_changed = config != self._config or numbers != schema.numbers  # by a commit that came first
+        if is_changed:
+            schema = schema.with_settings(numbers, config)
+        topic: Topic[K, V] = Topic(dirs, schema, config)
+        if not is_changed:  # records without a key take turns over all transactions
+            topic.__dict__["_packer"] = self._packer
+        return topic
+
+    def _append(
+        self,
+        key: K | None,
+        value: V | None,
+        headers: tuple[Header, ...],
+        timestamp: int | datetime | None,
+        partition: int | None,
+        ack: Ack | None,
+        producer: str | None,
+        sequence: int | None,
+    ) -> Appended:
+        """Append one record to these directories."""
         dirs = self.dirs
         if dirs.directories[0].settings is not self._settings:  # `dirs.settings`, without a call
             self._take_settings()
         level = self._config.lastword_ack if ack is None else ack
-        if level not in ACKS:
-            self._ack(level)
         packer = self._packer
         if dirs.closed or dirs.mode == "r":
             dirs.require_writable()
@@ -204,7 +259,7 @@ class Topic(ProcessBound, Generic[K, V]):
                 offset, size = single
                 count_append(self.name, 1, size, level, perf_counter() - began)
                 return appended_at(chosen, offset, when)
-        batch = packer.one(raw_key, raw_value, when, header_pairs(headers) if headers else (), chosen)
+        batch = packer.one(raw_key, raw_value, when, headers, chosen)
         if turn is not None:
             return self._append_once((raw_key, raw_value), batch, chosen, (producer, sequence), level, began)
         log = self._logs[chosen] = dirs.log(self.name, chosen)
@@ -291,15 +346,30 @@ class Topic(ProcessBound, Generic[K, V]):
             PartialFailure: The same, after other groups were written; `results` is the number of records
                 before the group, which are in the log.
         """
-        level = self._ack(ack)
+        if ack is not None:
+            ack = self.dirs.checked_ack(ack)
+        return self.dirs.extend(
+            self.name,
+            lambda group, dirs: self._on(dirs)._extend(group, partition, ack, producer, sequence),
+            records,
+            is_one=producer is not None or sequence is not None,
+        )
+
+    def _extend(
+        self, records: Any, partition: int | None, ack: Ack | None, producer: str | None, sequence: int | None
+    ) -> int:
+        """Append many records to these directories."""
         self.dirs.require_writable()
         if producer is None and sequence is None:
-            return self._extend(records, partition, level, None)
+            return self._append_groups(records, partition, ack, None)
         with self._call(producer, sequence) as call:
-            return 0 if call is None else self._extend(records, partition, level, call)
+            return 0 if call is None else self._append_groups(records, partition, ack, call)
 
-    def _extend(self, records: Any, partition: int | None, level: str, call: ProducerCall | None) -> int:
+    def _append_groups(
+        self, records: Any, partition: int | None, ack: Ack | None, call: ProducerCall | None
+    ) -> int:
         self._take_settings()
+        level = self._config.lastword_ack if ack is None else ack
         now_ms = self.dirs.clock.now_ms()
         if hasattr(records, "__arrow_c_stream__"):
             groups = self._packer.arrow_groups(records, now_ms, partition, call)
@@ -342,6 +412,9 @@ class Topic(ProcessBound, Generic[K, V]):
         producers.check(producer, 0)
         if self.dirs.mode == "r":
             return producers.last_sequence_seen(dict(self.dirs.views(self.name)), producer)
+        return self.dirs.transaction(lambda dirs: self._on(dirs)._last_sequence(producer))
+
+    def _last_sequence(self, producer: str) -> int | None:
         return self._producers().last_sequence(self._log_of, producer)
 
     def _call(
@@ -369,11 +442,13 @@ class Topic(ProcessBound, Generic[K, V]):
         self._take_settings()
         return self._packer.assigner.of(key, None)
 
-    def _ack(self, given: str | None) -> str:
-        level = self.config.lastword_ack if given is None else given
-        if level not in ACKS:
-            raise UsageError(f"unknown ack {given!r}", remedy='"os" survives a kill, "disk" a power cut')
-        return level
+    def _check_fit(
+        self, records: Iterable[tuple[bytes, bytes | None]], headers: tuple[Header, ...] = ()
+    ) -> None:
+        """Raise RecordTooLargeError if a record cannot be appended."""
+        self._take_settings()
+        for key, value in records:
+            self._packer.check_fits(key, value, headers)
 
     # -------------------------------------------------------------- read
 
@@ -541,10 +616,11 @@ class Topic(ProcessBound, Generic[K, V]):
         In mode "r" a view is kept until the names in the directory, the log end or the log start change.
         """
         dirs = self.dirs
-        if not dirs.holds_logs or partition not in self._schema.numbers or as_int(partition) is None:
+        if partition not in self._schema.numbers or as_int(partition) is None:
             return self._view(partition)
-        if dirs.mode == "a":
-            return dirs.log(self.name, partition)
+        log = dirs.owned_log(self.name, partition)
+        if log is not None:
+            return log
         dirs.refresh()
         kept = self._views.get(partition)
         if kept is not None:
@@ -559,15 +635,19 @@ class Topic(ProcessBound, Generic[K, V]):
                 return view
         log_dir = dirs.dir_set.log_dir(self.name, partition)
         before = None if log_dir is None else dirs.files.dir_version(log_dir.directory(self.name, partition))
-        view = self._view(partition)
+        view = self._view_now(partition)
         if before is not None and before.is_settled:  # else a later change may leave the same stamp
             self._views[partition] = view, before.stamp
         return view
 
     def _view(self, partition: int) -> PartitionView:
-        """Return the view of a partition; lists the topics only if it is missing."""
+        """Return the view of a partition as of now."""
         self.dirs.require_open()
         self.dirs.refresh()
+        return self._view_now(partition)
+
+    def _view_now(self, partition: int) -> PartitionView:
+        """Return the view of a partition as of the last refresh; lists the topics only if it is missing."""
         if as_int(partition) is None:
             self._packer.assigner.checked(partition)
         if partition in self.schema.numbers:
@@ -650,48 +730,6 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         self.dirs.set_config(self.name, config)
 
-    # -------------------------------------------------------------- verbs: see `LogDir`
-
-    def plan(
-        self,
-        partition: int | None = None,
-        *,
-        due: bool = False,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Plan]:
-        """Return the plans of `clean`, with their reasons; see `LogDir.plan`."""
-        from lastword.api import cleaning
-
-        return Results(
-            cleaning.plan(self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress)
-        )
-
-    def clean(
-        self,
-        partition: int | None = None,
-        *,
-        due: bool = False,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-    ) -> list[CleanRound]:
-        """Remove superseded records now; see `LogDir.clean`."""
-        from lastword.api import cleaning
-
-        return Results(
-            self.dirs.transaction(
-                lambda dirs: cleaning.clean(
-                    dirs, self.name, partition, due=due, strategy=strategy, progress=progress, stop=None
-                )
-            )
-        )
-
-    def expire(self, partition: int | None = None) -> list[Deletion]:
-        """Apply retention now; see `LogDir.expire`."""
-        from lastword.api import cleaning
-
-        return Results(self.dirs.transaction(lambda dirs: cleaning.expire(dirs, self.name, partition)))
-
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
         """Raise the log start, under any cleanup.policy. Return the log start of each partition.
 
@@ -709,86 +747,3 @@ class Topic(ProcessBound, Generic[K, V]):
         from lastword.api.cleaning import trim
 
         return self.dirs.transaction(lambda dirs: trim(dirs, self.name, partition, before))
-
-    def audit(
-        self,
-        partition: int | None = None,
-        *,
-        delivered: Any,
-        most_rows: int = 100_000,
-        progress: ProgressLike | bool | None = None,
-    ) -> Audit:
-        """Compare the delivered offsets with the log, key by key; see `LogDir.audit`."""
-        from lastword.api import checks
-
-        return checks.audit(
-            self.dirs,
-            self.name,
-            partition,
-            delivered,
-            most_rows=most_rows,
-            progress=progress,
-            partitioner=self.schema.partitioner,
-        )
-
-    def restore(
-        self,
-        partition: int | None = None,
-        *,
-        to: str | os.PathLike[str],
-        end: Bounds = "latest",
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Restored]:
-        """Write the newest values to a file; see `LogDir.restore`."""
-        from lastword.api.restore import restore
-
-        return restore(self.dirs, self.name, partition, check_path("to", to), end, progress)
-
-    def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
-        """Explain why a partition is or is not due; see `LogDir.explain`.
-
-        With `key`, explain which rule keeps each record of the key.
-        """
-        from lastword.api.inspections import explained
-
-        data = None if key is None else self.schema.key.encode(key, "key")
-        return explained(self.dirs, self.name, partition, data, self.schema.partitioner)
-
-    def simulate(
-        self,
-        partition: int | None = None,
-        *,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-        **config: Unpack[Keywords],
-    ) -> list[Simulation]:
-        """Simulate cleanings under other settings; see `LogDir.simulate`."""
-        from lastword.api.inspections import simulations
-
-        return simulations(self.dirs, self.name, partition, strategy, progress, config)
-
-    def duplication(
-        self,
-        partition: int | None = None,
-        *,
-        exact: bool = False,
-        by: By = "partition",
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Duplication]:
-        """Count superseded records; see `LogDir.duplication`."""
-        from lastword.api.inspections import duplication
-
-        return duplication(self.dirs, self.name, partition, exact=exact, by=by, progress=progress)
-
-    def verify(
-        self,
-        partition: int | None = None,
-        *,
-        quick: bool = False,
-        md5: bool = False,
-        progress: ProgressLike | bool | None = None,
-    ) -> Verification:
-        """Check checksums, indexes and invariants; see `LogDir.verify`."""
-        from lastword.api import checks
-
-        return checks.verify(self.dirs, self.name, partition, quick=quick, md5=md5, progress=progress)

@@ -51,11 +51,7 @@ def open_topic(
         value_serializer=value_serializer,
         partitioner=partitioner,
     )
-    if dirs.holds_logs:
-        return Topic(dirs, schema, config)
-    from lastword.api.bucket_topic import BucketTopic
-
-    return BucketTopic(dirs, schema, config)
+    return Topic(dirs, schema, config)
 
 
 def create_topic(
@@ -68,9 +64,8 @@ def create_topic(
     partitioner: PartitionerLike | None = None,
     exist_ok: bool = False,
     config: Mapping[str, Any],
-    must_apply: bool = True,
 ) -> Topic[Any, Any]:
-    """See `LogDir.create_topic`. `must_apply`: refuse settings that another file than the saved one hides."""
+    """See `LogDir.create_topic`."""
     dirs.require_writable()
     names.check_topic(name)
     formats = {
@@ -79,32 +74,29 @@ def create_topic(
         "lastword_partitioner": partitioner_of(partitioner or "murmur2")[0],
     }
     settings = {key: value for key, value in formats.items() if value is not None} | dict(config)
-    if must_apply:
-        dirs.check_new_topic(name, settings)
-    given: dict[str, Any] = {
-        "key_serializer": key_serializer,
-        "value_serializer": value_serializer,
-        "partitioner": partitioner,
-    }
-    if not dirs.holds_logs:
-        dirs.transaction(
-            lambda private: create_topic(
-                private, name, partitions, exist_ok=exist_ok, config=config, must_apply=False, **given
+    dirs.check_new_topic(name, settings)
+
+    def create(dirs: OpenDirs) -> None:
+        with dirs.topics_lock:
+            if not dirs.has_topic(name):
+                _create(dirs, {name: (1 if partitions is None else partitions, settings)})
+                return
+        if not exist_ok:
+            raise TopicExistsError(
+                f"{dirs.paths[0]} already has a topic {name!r}", remedy="exist_ok=True returns it"
             )
-        )
-        return open_topic(dirs, name, **given)
-    with dirs.topics_lock:
-        if not dirs.has_topic(name):
-            _create(dirs, {name: (1 if partitions is None else partitions, settings)})
-            return open_topic(dirs, name, **given)
-    if not exist_ok:
-        raise TopicExistsError(
-            f"{dirs.paths[0]} already has a topic {name!r}", remedy="exist_ok=True returns it"
-        )
-    if isinstance(partitioner, str):
-        config = {"lastword_partitioner": partitioner, **config}
-    refuse_contradictions(dirs, name, partitions, (key_serializer, value_serializer), config)
-    return open_topic(dirs, name, **given)
+        given = {"lastword_partitioner": partitioner} if isinstance(partitioner, str) else {}
+        serializers = (key_serializer, value_serializer)
+        refuse_contradictions(dirs, name, partitions, serializers, {**given, **config})
+
+    dirs.transaction(create)
+    return open_topic(
+        dirs,
+        name,
+        key_serializer=key_serializer,
+        value_serializer=value_serializer,
+        partitioner=partitioner,
+    )
 
 
 def refuse_contradictions(
@@ -151,16 +143,19 @@ def create_topics(dirs: OpenDirs, topics: Mapping[str, tuple[int, Mapping[str, A
         dirs: The directories.
         topics: The number of partitions and the settings of each topic.
     """
+
+    def create(dirs: OpenDirs) -> None:
+        with dirs.topics_lock:
+            for name in topics:
+                names.check_topic(name)
+                if dirs.has_topic(name):
+                    raise TopicExistsError(f"{dirs.paths[0]} already has a topic {name!r}")
+            _create(
+                dirs, {name: (count, {**SAVED_DEFAULTS, **given}) for name, (count, given) in topics.items()}
+            )
+
     dirs.require_writable()
-    if not dirs.holds_logs:
-        dirs.transaction(lambda private: create_topics(private, topics))
-        return
-    with dirs.topics_lock:
-        for name in topics:
-            names.check_topic(name)
-            if dirs.has_topic(name):
-                raise TopicExistsError(f"{dirs.paths[0]} already has a topic {name!r}")
-        _create(dirs, {name: (count, {**SAVED_DEFAULTS, **given}) for name, (count, given) in topics.items()})
+    dirs.transaction(create)
 
 
 def _create(dirs: OpenDirs, topics: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:

@@ -87,7 +87,7 @@ def explain(
             name = logs.dirs.only_topic(target.topic)
             serializer = logs.topic(name).config.lastword_key_serializer
             for data in key_candidates(key, serializer):
-                explanations = [explained(logs.dirs, name, target.partition, data, None)]
+                explanations = [explained(logs.dirs, name, target.partition, data)]
                 if explanations[0].versions:
                     break
             key = field_text(explanations[0].key, serializer, key_text)

@@ -38,9 +38,10 @@ from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
+    from lastword.api.open_dirs import Ack
     from lastword.api.reader import View
     from lastword.api.record import Record
-    from lastword.api.topic import Ack, Topic
+    from lastword.api.topic import Topic
     from lastword.files import Files
     from lastword.records.internal import InternalRecord
 

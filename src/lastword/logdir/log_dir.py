@@ -156,7 +156,7 @@ class LogDirectory:
             load = lambda: fixed  # noqa: E731
         else:
             cluster = BrokerSettings(files, [root])
-            load = lambda: Settings.load([root]).with_cluster(cluster.refresh())  # noqa: E731
+            load = lambda: Settings.load([root], files=files).with_cluster(cluster.refresh())  # noqa: E731
         contents = RootListing(files, root)
         if mode == "r":
             check_log_dir(contents.get(), root)

@@ -202,14 +202,14 @@ class CurrentView:
         view: The first view.
         load: Makes a view of now. Called only when the last view is not current any more.
         ends: Returns (log start, last stable offset, log end) of now, for a log that this process writes
-            itself. None: file names and sizes decide whether a view is current.
+            itself. If it returns None, file names and sizes decide whether a view is current.
     """
 
     def __init__(
         self,
         view: PartitionView,
         load: Callable[[], PartitionView],
-        ends: Callable[[], tuple[int, int, int]] | None = None,
+        ends: Callable[[], tuple[int, int, int] | None] = lambda: None,
     ) -> None:
         self._view = view
         self._load = load
@@ -224,6 +224,7 @@ class CurrentView:
 
     def _is_current(self) -> bool:
         view = self._view
-        if self._ends is None:
+        ends = self._ends()
+        if ends is None:
             return view.is_current()
-        return self._ends() == (view.log_start, view.stable_offset, view.log_end)
+        return ends == (view.log_start, view.stable_offset, view.log_end)

@@ -90,13 +90,7 @@ def open_directory(
     path: str, storage: StorageOptions = NO_STORAGE, files: Files | None = None
 ) -> LogDirectory:
     """Open a log directory, or the newest version of a log in a bucket, to read."""
-    files = files or files_at(path, storage)
-    if not isinstance(files, BucketFiles):
-        return LogDirectory.open(path, "r", files)
-    from lastword.api.bucket_dirs import merged_settings
-
-    version, load = files, merged_settings(path, None, {})
-    return LogDirectory.open(path, "r", files, settings=lambda: load(version))
+    return LogDirectory.open(path, "r", files or files_at(path, storage))
 
 
 def open_logs(path: str, storage: StorageOptions, mode: Mode = "r") -> LogDir:
@@ -170,29 +164,60 @@ def private_copy(url: str, storage: StorageOptions) -> Iterator[BucketFiles]:
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """Where the files of a divided cleaning are: in a directory that all tasks see, or in a bucket.
-
-    In a bucket a task changes a private copy of the newest version and uploads the new files. The driver
-    commits them, so that later tasks, and a driver that continues after a kill, read the newest version.
+    """Where the files of a divided cleaning are: in a directory that all tasks see.
 
     Attributes:
         path: The log.
+    """
+
+    path: str
+
+    def files(self) -> Files:
+        """Return the files as they are now."""
+        return DEFAULT
+
+    def in_task(self, work: Callable[[Files], T]) -> tuple[T, dict[str, Entry]]:
+        """Run a step, which writes new files; return its result, and the new files that are in the store."""
+        return work(DEFAULT), {}
+
+    def check(self, files: Files, directory: str) -> None:
+        """Raise BusyError if the job in `directory` is gone: no file may bring back a removed topic."""
+        if not files.is_dir(directory):
+            raise BusyError(
+                f"{directory}: another process removed the files of this cleaning",
+                remedy="clean again",
+                file=directory,
+            )
+
+    def adopt(self, directory: str, entries: Mapping[str, Entry]) -> None:
+        """Commit files that tasks of the job in `directory` uploaded: there are none."""
+
+    def change(self, directory: str, work: Callable[[Files], object]) -> None:
+        """Change files of the job in `directory`; in a bucket, commit. `work` may run again."""
+        work(DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlace(JobPlace):
+    """Where the files of a divided cleaning are: in a bucket.
+
+    A task changes a private copy of the newest version and uploads the new files. The driver commits them, so
+    that later tasks, and a driver that continues after a kill, read the newest version.
+
+    Attributes:
         storage: Options of its store.
         uploads: The name under which uploads of tasks are kept until they are committed.
     """
 
-    path: str
-    storage: StorageOptions = NO_STORAGE
-    uploads: str = ""
+    storage: StorageOptions
+    uploads: str
 
     def files(self) -> Files:
-        """Return the files as they are now."""
+        """As `JobPlace.files`."""
         return files_at(self.path, self.storage)
 
     def in_task(self, work: Callable[[Files], T]) -> tuple[T, dict[str, Entry]]:
-        """Run a step, which writes new files; return its result, and the new files that are in the store."""
-        if not is_url(self.path):
-            return work(DEFAULT), {}
+        """As `JobPlace.in_task`."""
         bucket = bucket_at(self.path, self.storage)
         vanished = bucket.reads.vanished
         with private_copy(self.path, self.storage) as files:
@@ -206,26 +231,14 @@ class JobPlace:
             uploaded = bucket.upload(dict(files.changes()))
         return result, {key: entry for key, entry in uploaded.items() if entry is not None}
 
-    def check(self, files: Files, directory: str) -> None:
-        """Raise BusyError if the job in `directory` is gone: no file may bring back a removed topic."""
-        if not files.is_dir(directory):
-            raise BusyError(
-                f"{directory}: another process removed the files of this cleaning",
-                remedy="clean again",
-                file=directory,
-            )
-
     def adopt(self, directory: str, entries: Mapping[str, Entry]) -> None:
         """Commit files that tasks of the job in `directory` uploaded."""
         if entries:
             self._commit(directory, lambda files: files.adopt(entries))
 
     def change(self, directory: str, work: Callable[[Files], object]) -> None:
-        """Change files of the job in `directory`; in a bucket, commit. `work` may run again."""
-        if is_url(self.path):
-            self._commit(directory, work)
-        else:
-            work(DEFAULT)
+        """As `JobPlace.change`."""
+        self._commit(directory, work)
 
     def _commit(self, directory: str, work: Callable[[BucketFiles], object]) -> None:
         def checked(files: BucketFiles) -> None:
@@ -237,13 +250,13 @@ class JobPlace:
 
 
 @contextmanager
-def job_place(path: str, storage: StorageOptions, directory: str) -> Iterator[JobPlace]:
+def job_place(path: str, storage: StorageOptions, directory: str) -> Iterator[BucketPlace]:
     """Yield the place of the job in `directory`, in a bucket, and end its uploads.
 
     A driver that continues the job of one that was killed continues its uploads.
     """
     name = begin_uploads(path, storage, directory)
     try:
-        yield JobPlace(path, storage, name)
+        yield BucketPlace(path, storage, name)
     finally:
         bucket_at(path, storage).end_uploads(name)

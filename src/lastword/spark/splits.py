@@ -25,7 +25,6 @@ from functools import partial
 
 from pyspark.sql.datasource import InputPartition
 
-from lastword.bucket.files import BucketFiles
 from lastword.errors import (
     FileVanishedError,
     OffsetOutOfRangeError,
@@ -280,7 +279,7 @@ def cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
     only make ranges uneven, because a range consists of offsets. Files that were swapped since the view was
     loaded are listed again.
     """
-    if isinstance(range_.view.files, BucketFiles):
+    if range_.view.files.file_cost_bytes:  # as an index has
         return _cut_points_by_size(range_)
     for _ in range(MAX_RELOADS):
         try:

@@ -143,8 +143,8 @@ class LogBuilder:
         return self
 
     def clean(self, **options: Any) -> LogBuilder:
-        """Clean the topic; the options are those of `Topic.clean`."""
-        self._current().clean(**options)
+        """Clean the topic; the options are those of `LogDir.clean`."""
+        self._logs.clean(self._current().name, **options)
         return self
 
     def open(self, mode: Literal["r", "a"] = "a") -> LogDir:

@@ -1,0 +1,76 @@
+"""Records on their way into a bucket: in a form that can be read again, in groups that are one commit each.
+
+An append runs in a transaction, which may run again. So its records are held, and an iterator is committed in
+groups of bounded size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lastword.api.record import check_records
+
+GROUP_BYTES = 16 << 20
+"""Records of an iterator that are one commit."""
+RECORD_BYTES = 64
+"""Assumed size of a value whose size is known only when it is encoded."""
+
+
+def size_of(record: Any) -> int:
+    """Return the approximate size of a record: of a pair of key and value, or of a `Record`."""
+    return sum(map(_field_size, record)) if isinstance(record, tuple) else 2 * RECORD_BYTES
+
+
+def _field_size(field: Any) -> int:
+    return len(field) if isinstance(field, bytes | str) else RECORD_BYTES
+
+
+def whole(records: Any) -> tuple[Any, int]:
+    """Return all records in a form that can be read again, and their approximate size."""
+    if hasattr(records, "__arrow_c_stream__"):
+        import pyarrow
+
+        table = pyarrow.table(records)
+        return table, table.nbytes
+    check_records(records)
+    held = records if isinstance(records, Mapping | list | tuple) else list(records)
+    return held, len(held) * 2 * RECORD_BYTES
+
+
+def groups_of(records: Any) -> Iterator[tuple[Any, int]]:
+    """Return the records in groups that are one commit each, with their approximate sizes.
+
+    A list, a mapping and a table are one group.
+    """
+    if hasattr(records, "read_next_batch"):  # a reader of Arrow batches
+        yield from _tables(records)
+        return
+    if not isinstance(records, Iterator):
+        yield whole(records)
+        return
+    group: list[Any] = []
+    size_bytes = 0
+    for record in records:
+        group.append(record)
+        size_bytes += size_of(record)
+        if size_bytes >= GROUP_BYTES:
+            yield group, size_bytes
+            group, size_bytes = [], 0
+    if group:
+        yield group, size_bytes
+
+
+def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
+    import pyarrow
+
+    batches: list[Any] = []
+    size_bytes = 0
+    for batch in reader:
+        batches.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes >= GROUP_BYTES:
+            yield pyarrow.Table.from_batches(batches), size_bytes
+            batches, size_bytes = [], 0
+    if batches:
+        yield pyarrow.Table.from_batches(batches), size_bytes
