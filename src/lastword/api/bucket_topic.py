@@ -187,9 +187,9 @@ def _sizes(record: Any) -> int:
 def _whole(records: Any) -> tuple[Any, int]:
     """Return all records in a form that can be read again, and their size: a transaction may run again."""
     if hasattr(records, "__arrow_c_stream__"):
-        import pyarrow
+        from lastword.arrow import pa
 
-        table = pyarrow.table(records)
+        table = pa.table(records)
         return table, table.nbytes
     check_records(records)
     held = records if isinstance(records, Mapping | list | tuple) else list(records)
@@ -197,7 +197,7 @@ def _whole(records: Any) -> tuple[Any, int]:
 
 
 def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
-    import pyarrow
+    from lastword.arrow import pa
 
     batches: list[Any] = []
     size_bytes = 0
@@ -205,10 +205,10 @@ def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
         batches.append(batch)
         size_bytes += batch.nbytes
         if size_bytes >= GROUP_BYTES:
-            yield pyarrow.Table.from_batches(batches), size_bytes
+            yield pa.Table.from_batches(batches), size_bytes
             batches, size_bytes = [], 0
     if batches:
-        yield pyarrow.Table.from_batches(batches), size_bytes
+        yield pa.Table.from_batches(batches), size_bytes
 
 
 def _groups(records: Any) -> Iterator[tuple[Any, int]]:

@@ -35,7 +35,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.errors import LastwordError, MalformedMessageError, ProducerFencedError
+from lastword.errors import LastwordError, MalformedMessageError, MissingError, ProducerFencedError
 from lastword.logdir.identity import PRODUCER_IDS
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.refusals import error_answer
@@ -1065,9 +1065,10 @@ def _producer_of(records: Any) -> tuple[int, int] | None:
 
 def _matching(pattern: str, ids: list[str]) -> set[str]:
     """Return the ids that a pattern of RE2 matches as a whole, in linear time."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    try:
+        from lastword.arrow import pa, pc
+    except MissingError as missing:
+        raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing)) from None
     try:
         matches = pc.match_substring_regex(pa.array(ids, pa.string()), rf"\A(?:{pattern})\z")
     except pa.ArrowInvalid as error:
