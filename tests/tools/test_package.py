@@ -57,7 +57,8 @@ def packages_of(requirement: str) -> list[str]:
 
 def test_the_readme_lists_each_extra_with_its_packages() -> None:
     """`dev` is for contributors."""
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| extra | packages | size | for |\n")[2]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = page.partition("| extra | packages | size | for |\n")[2]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table.partition("\n\n")[0], re.M)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {

@@ -148,6 +148,13 @@ def binary_array(source: Bytes, position: Int64s, length: Int32s) -> pa.Array:
     )
 
 
+def byte_strings(source: Bytes, position: Int64s, length: Int32s) -> list[bytes | None]:
+    """As `binary_array`, without Arrow and as a list; the spans are valid."""
+    data = source.tobytes()  # a slice of bytes is faster than one of an array
+    spans = zip(position.tolist(), length.tolist(), strict=True)
+    return [data[start : start + size] if size >= 0 else None for start, size in spans]
+
+
 def _fixed(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     from lastword.arrow import pa
 

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lastword.arrow import has_arrow
 from lastword.partition import scan
@@ -520,11 +520,11 @@ def _binaries(
 
 
 def _binaries_of(columns: RecordColumns, chunk: Chunk) -> _Binaries | Pairs:
-    from lastword.records.columns import binary_array, raw_records
+    from lastword.records.columns import binary_array, byte_strings
 
     if not has_arrow():
-        pairs = [(r.key, r.value) for r in raw_records(columns, chunk) if r.key is not None]
-        return Pairs.of([key for key, _ in pairs], [value for _, value in pairs])
+        keys: list[Any] = byte_strings(chunk.uncompressed, columns.key_position, columns.key_length)
+        return Pairs.of(keys, byte_strings(chunk.uncompressed, columns.value_position, columns.value_length))
     return _Binaries(
         binary_array(chunk.uncompressed, columns.key_position, columns.key_length),
         binary_array(chunk.uncompressed, columns.value_position, columns.value_length),
