@@ -172,16 +172,18 @@ systems: java $(READY) kernels ## outside clients and systems on the server and 
 soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and killed all the while: make soak N=10000000
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
-nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' sail 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' systems 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket release-check 'bench SIZE=full'; do \
-	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
+nightly: ## every longer proof at its larger size, one after the other; some hours. Logs and results.tsv in build/nightly
+	@set -o pipefail; rm -rf build/nightly; mkdir -p build/nightly; failed=; for proof in test lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' sail 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' systems 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket release-check 'bench SIZE=full JSON=build/nightly/bench.json'; do \
+	  echo "== make $$proof"; start=$$SECONDS; code=0; \
+	  $(MAKE) --no-print-directory $$proof 2>&1 | tee "build/nightly/$${proof//\//-}.log" || { code=$$?; failed="$$failed $${proof%% *}"; }; \
+	  printf '%s\t%s\t%s\n' "$$proof" "$$code" "$$((SECONDS - start))" >> build/nightly/results.tsv; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 release-check: $(READY) ## wheel and source package: metadata, sizes, contents, the README's first blocks in an empty environment
 	@$(PY) scripts/release_check.py
 
 bench: java $(READY) kernels ## named workloads beside a rival measured in the same run: make bench SIZE=full ONLY=clean
-	@$(PY) -m bench.run --size $(or $(SIZE),small) $(if $(ONLY),--only $(ONLY))
+	@$(PY) -m bench.run --size $(or $(SIZE),small) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
 
 bench-clean: java $(READY) kernels ## only the cleaner beside Kafka's own, one thread each, on the same bytes: make bench-clean SIZE=full
 	@$(PY) -m bench.run --size $(or $(SIZE),small) --only clean,clean-size,clean-map,clean-accounts $(if $(SETS),--sets $(SETS))
