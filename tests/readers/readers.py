@@ -393,7 +393,7 @@ def figures(journey: Journey) -> None:
             elif verb == "simulate":
                 topic.simulate(partition)
             else:
-                topic.duplication(partition, exact=True)
+                topic.duplication(partition)
         except PartialFailure as error:
             for each in error.errors:
                 journey.check_error(each)

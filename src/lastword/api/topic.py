@@ -771,14 +771,13 @@ class Topic(ProcessBound, Generic[K, V]):
         self,
         partition: int | None = None,
         *,
-        exact: bool = False,
         by: By = "partition",
         progress: ProgressLike | bool | None = None,
     ) -> list[Duplication]:
         """Count superseded records; see `LogDir.duplication`."""
         from lastword.api.inspections import duplication
 
-        return duplication(self.dirs, self.name, partition, exact=exact, by=by, progress=progress)
+        return duplication(self.dirs, self.name, partition, by=by, progress=progress)
 
     def verify(
         self,
