@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from lastword import metrics
-from tests.support import stores
+from tests.support import linux, stores
 from tests.support.cpu import CpuTable
 from tests.support.exhaustive import stride
 from tests.support.stores import Server, ServerMissing
@@ -24,6 +24,9 @@ from tests.support.stores import Server, ServerMissing
 # Machines that run tests are busy, so the time of an example is no property of the code.
 settings.register_profile("lastword", deadline=None, max_examples=200 // stride(14))
 settings.load_profile("lastword")
+
+if linux.PORTABLE:
+    linux.take_calls_away()
 
 # Crash tests make and remove thousands of directories. In memory that takes a tenth of the time. tests/fakes
 # simulates the losses of a disk, so no real disk is needed.

@@ -92,7 +92,7 @@ VERBS: dict[str, Callable[[str], None]] = {
     "arrow": _reading(lambda logs: logs.topic("t").read().arrow().read_all()),
     "state": _reading(lambda logs: len(logs.state("t", key_serializer="bytes", value_serializer="bytes"))),
     "restore": _reading(lambda logs: logs.restore("t", to=f"{logs.paths[0]}.parquet")),
-    "duplication": _reading(lambda logs: logs.duplication("t", exact=True)),
+    "duplication": _reading(lambda logs: logs.duplication("t")),
     "explain": _reading(lambda logs: logs.explain("t", key=b"k3")),
     "clean": _clean,
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 import lastword
 from lastword.api.serializers import msgpack_dumps as dumps
 from lastword.api.serializers import msgpack_loads as loads
-from lastword.errors import SerializerError
+from lastword.errors import MissingError, SerializerError
 
 #: Each type byte of the specification, with the limits of its range.
 FORMS = [
@@ -70,15 +72,24 @@ def test_longer_forms_are_read(form, value):
 
 
 @pytest.mark.parametrize(
-    "form", ["", "c1", "a2c3", "cc", "9201", "0000", "d401ff", "c70101ff", "8190c0", "91" * 600 + "00"]
+    "form",
+    ["", "c1", "a2c3", "cc", "9201", "0000", "d401ff", "c70101ff", "8190c0", "91" * 600 + "00"],
 )
 def test_what_is_no_value_is_refused(form):
     with pytest.raises(ValueError):
         loads(bytes.fromhex(form))
 
 
+@pytest.mark.parametrize(
+    "form", ["d6ff00000000", "8101d7ff0000000000000000", "91c70cff" + "00" * 12], ids=[4, 8, 12]
+)
+def test_a_timestamp_is_refused_though_it_takes_no_hook(form):
+    with pytest.raises(ValueError):
+        loads(bytes.fromhex(form))
+
+
 def test_what_has_no_form_is_refused():
-    for value in ({1, 2}, object(), {(1, 2): 3}, 2**64, -(2**63) - 1):
+    for value in ({1, 2}, object(), {(1, 2): 3}, 2**64, -(2**63) - 1, [msgpack.Timestamp(1)]):
         with pytest.raises((TypeError, ValueError)):
             dumps(value)
 
@@ -109,6 +120,20 @@ def test_any_bytes_are_a_value_or_a_valueerror(data):
 
 def test_not_a_number_stays():
     assert math.isnan(loads(dumps(float("nan"))))
+
+
+def test_without_the_package_the_error_names_it(tmp_path, monkeypatch):
+    with lastword.open(tmp_path, "a") as logs:
+        logs.create_topic("m", value_serializer="msgpack").append(b"k", 1)
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with lastword.open(tmp_path, "a") as logs:
+        for call in (
+            lambda: logs.topic("m").append(b"k", 1),
+            lambda: next(iter(logs.topic("m").read())).value,
+        ):
+            with pytest.raises(MissingError, match="msgpack needs msgpack") as caught:
+                call()
+            assert caught.value.remedy == 'pip install "msgpack>=1.0.5"'
 
 
 def test_as_a_serializer(tmp_path):

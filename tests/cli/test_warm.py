@@ -33,7 +33,6 @@ NEED_KERNELS = [
     ["read", "data", "users", "-n", "4000"],
     ["explain", "data", "users", "--key", "key-1"],
     ["duplication", "data"],
-    ["duplication", "data", "--exact"],
     ["simulate", "data", "--strategy", "broker"],
     ["verify", "data", "--md5"],
     ["restore", "data", "users", "users.parquet"],

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lastword.files import descriptors, failures, owner, real, scratch
+from lastword.files import descriptors, failures, owner, real, scratch, system
 
 INTERRUPT = -1
 """In place of an error number: the call succeeds, and KeyboardInterrupt is raised."""
@@ -85,7 +85,7 @@ class FaultyOs:
         return os.pwrite(fd, view[: len(view) // 2], position)
 
 
-MODULES = (real, descriptors, failures, owner, scratch)
+MODULES = (real, descriptors, failures, owner, scratch, system)
 
 
 @contextmanager

@@ -17,9 +17,7 @@ def test_every_record_is_explained_and_counted(name, tmp_path):
         with lastword.open(root) as logs:
             for topic in logs.topics():
                 topic = logs.topic(topic.name, key_serializer="bytes", value_serializer="bytes")
-                exact, about = logs.duplication(topic.name, exact=True), logs.duplication(topic.name)
-                assert [_figures(row) for row in exact] == [_figures(row) for row in about]
-                for row in exact:
+                for row in logs.duplication(topic.name):
                     records = list(topic.read(partition=row.partition, isolation="read_uncommitted"))
                     assert row.records >= len(records)  # records below the log start are still on disk
                     for key in sorted({record.key for record in records if record.key is not None})[:3]:

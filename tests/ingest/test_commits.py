@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import os
 import shutil
 import sys
 import threading
@@ -42,6 +41,7 @@ from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.recording import Call, RecordingFiles, Stopped
 from tests.retention.support import expire_partition, raise_log_start
 from tests.support.exhaustive import stride
+from tests.support.linux import open_paths
 
 NOW_MS = 1_795_168_800_000
 HOUR_MS = 3600 * 1000
@@ -990,4 +990,4 @@ def test_a_staged_file_that_is_not_synced_is_closed(tmp_path: Path, shared: bool
         writer.write(batch("a"), 1)
     with pytest.raises(SyncFailedError):
         writer.close(sync=True)
-    assert not [fd for fd in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(fd)]
+    assert not [path for path in open_paths() if str(tmp_path) in path]

@@ -16,7 +16,7 @@ from lastword.kernels.columns import (
     decode_rows,
     find_record,
 )
-from lastword.records.columns import binary_array
+from lastword.records.columns import binary_array, byte_strings
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, walk
 from tests.naive.columns import BadRecord, check, decode, gather
@@ -209,9 +209,10 @@ def test_gathered_like_the_twin(source: bytes, spans: list[tuple[int, int]]) -> 
     fitting = [(p, min(n, len(source) - p)) for p, n in fitting]
     positions = [p for p, _ in fitting]
     lengths = [n for _, n in fitting]
-    array = binary_array(padded(source), np.array(positions, np.int64), np.array(lengths, np.int32))
+    arrays = padded(source), np.array(positions, np.int64), np.array(lengths, np.int32)
+    array = binary_array(*arrays)
     array.validate(full=True)
-    assert array.to_pylist() == gather(source, positions, lengths)
+    assert array.to_pylist() == byte_strings(*arrays) == gather(source, positions, lengths)
 
 
 @pytest.mark.parametrize(("position", "length"), [(-1, 1), (0, 11), (11, 1), ((1 << 62), 5)])

@@ -393,7 +393,7 @@ def figures(journey: Journey) -> None:
             elif verb == "simulate":
                 logs.simulate(topic.name, partition)
             else:
-                logs.duplication(topic.name, partition, exact=True)
+                logs.duplication(topic.name, partition)
         except PartialFailure as error:
             for each in error.errors:
                 journey.check_error(each)

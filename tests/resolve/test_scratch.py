@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lastword.errors import DiskFullError, StorageError
+from lastword.files import scratch
 from lastword.files.scratch import Scratch, new_path
 from lastword.resolve import MapFull, RunningResolution
 from tests.naive.pack import Record, encode_batch
@@ -55,14 +56,14 @@ def test_a_budget_too_small_for_the_slots(tmp_path: Path) -> None:
 
 
 def test_a_full_drive_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.posix_fallocate
+    real = scratch.allocate
 
-    def full(fd: int, position: int, size: int) -> None:
+    def full(fd: int, size: int) -> None:
         if size > 1 << 20:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(fd, position, size)
+        real(fd, size)
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(scratch, "allocate", full)
     records = [Record(i, T, b"%05d" % i + bytes(3000), b"") for i in range(500)]
     running = RunningResolution(map_bytes=1 << 16, salt=SALT, scratch=str(tmp_path))
     with pytest.raises(DiskFullError, match=r"cannot enlarge .*lastword-scratch-"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword import arrow
 from lastword.clock import ManualClock
 from lastword.protocol import codes
 from lastword.protocol.messages import (
@@ -324,6 +326,16 @@ def test_a_wrong_regular_expression_is_refused(client: Client, regex: str) -> No
     member = Member(client, "a", subscribed_topic_regex=regex)
     assert member.beat() == codes.INVALID_REGULAR_EXPRESSION
     assert described(client).error_code == codes.GROUP_ID_NOT_FOUND
+
+
+def test_without_pyarrow_a_regular_expression_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its RE2 is used: an expression of a client must not take exponential time."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(vars(arrow), "pa", raising=False)
+    member = Member(client, "a", subscribed_topic_regex="us.*")
+    assert member.beat() == codes.INVALID_REGULAR_EXPRESSION
 
 
 def test_a_regular_expression_takes_linear_time(client: Client, logs: lastword.LogDir) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import yaml
@@ -56,8 +57,32 @@ def test_nightly_has_every_longer_proof() -> None:
 def test_workflows_call_what_anyone_can_call() -> None:
     scheduled, ordinary = ((WORKFLOWS / f"{name}.yml").read_text() for name in ("nightly", "ci"))
     assert "schedule:" in scheduled and "run: make nightly 2>&1 | tee nightly.log\n" in scheduled
-    assert "schedule:" not in ordinary and "run: .ci/run\n" in ordinary
-    assert (ROOT / ".ci" / "run").is_file()
+    assert "schedule:" not in ordinary and "run: .ci/run ${{ matrix.part }}\n" in ordinary
+    assert 'exec make "${@:-test}"\n' in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_parts_of_the_test_command_are_all_of_it() -> None:
+    """CI runs them side by side, on one machine each."""
+    parts = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]["part"]
+    assert len(parts) == 4
+    (engines,) = re.findall(r",-j 3\) (test-.*)", MAKEFILE)
+    (whole,) = re.findall(r"-j 3 (test-local) test-engines;", MAKEFILE)
+    assert {target for part in parts for target in part.split()} == {"lint", whole, *engines.split()}
+
+
+def test_a_run_at_night_keeps_the_log_the_exit_code_and_the_time_of_each_proof(tmp_path: Path) -> None:
+    stub = tmp_path / "stub"
+    stub.write_text("#!/bin/sh\necho ran $*\ncase $* in *soak*) exit 3;; esac\n")
+    stub.chmod(0o755)
+    command = ["make", "-f", str(ROOT / "Makefile"), "nightly", f"MAKE={stub}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    kept = tmp_path / "build" / "nightly"
+    rows = [line.split("\t") for line in (kept / "results.tsv").read_text().splitlines()]
+    assert {proof.split()[0] for proof, _, _ in rows} == PROOFS
+    assert {proof for proof, code, _ in rows if code != "0"} == {"soak N=10000000"}
+    assert done.returncode != 0 and "failed: soak" in done.stdout
+    assert len(list(kept.glob("*.log"))) == len(rows)
+    assert (kept / "soak N=10000000.log").read_text() == "ran --no-print-directory soak N=10000000\n"
 
 
 def test_a_failed_proof_fails_the_nightly_run_and_keeps_its_log() -> None:
@@ -65,7 +90,8 @@ def test_a_failed_proof_fails_the_nightly_run_and_keeps_its_log() -> None:
     job = yaml.safe_load((WORKFLOWS / "nightly.yml").read_text())["jobs"]["proofs"]
     proofs, upload = job["steps"][-2:]
     assert proofs["shell"] == "bash" and proofs["timeout-minutes"] < job["timeout-minutes"]
-    assert upload["if"] == "always()" and upload["with"]["path"] in proofs["run"]
+    log, results = upload["with"]["path"].split()
+    assert upload["if"] == "always()" and log in proofs["run"] and f'tee "{results}/' in MAKEFILE
 
 
 def test_a_release_is_built_by_its_check_and_published_without_a_secret() -> None:
@@ -112,7 +138,10 @@ def test_every_version_of_python_that_is_claimed_is_run() -> None:
         r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text()
     )
     ordinary = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    assert re.findall(r'python: "(3\.\d+)", target: check', ordinary) == claimed
+    assert re.findall(r'python: "(3\.\d+)", target: check}', ordinary) == claimed
+    rows = yaml.safe_load(ordinary)["jobs"]["versions"]["strategy"]["matrix"]["include"]
+    others = {(row.get("machine"), row["python"]) for row in rows if "machine" in row or "trial" in row}
+    assert others == {(None, "3.14"), ("ubuntu-24.04-arm", "3.11"), ("macos-15", "3.12")}
     (line,) = re.findall(r"for proof in (.*); do", MAKEFILE)
     assert [
         claimed[0],

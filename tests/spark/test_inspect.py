@@ -38,19 +38,15 @@ def plain(frame: Any) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in frame.collect()]
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_duplication(spark: Any, root: Path, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lastword.spark.inspect, "TASK_BYTES", 5000)  # several tasks for each partition
+def test_duplication(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
         for by in ("topic", "partition"):
-            here = [duplication.to_dict() for duplication in logs.duplication(exact=exact, by=by)]
-            there = plain(lastword.spark.duplication(spark, str(root), exact=exact, by=by))
+            here = [duplication.to_dict() for duplication in logs.duplication(by=by)]
+            there = plain(lastword.spark.duplication(spark, str(root), by=by))
             key = lambda row: (row["topic"], row["partition"] or 0)  # noqa: E731
             assert sorted(there, key=key) == sorted(here, key=key)
-        segments = plain(lastword.spark.duplication(spark, str(root), "u", exact=exact, by="segment"))
-        assert segments == [
-            duplication.to_dict() for duplication in logs.duplication("u", exact=exact, by="segment")
-        ]
+        segments = plain(lastword.spark.duplication(spark, str(root), "u", by="segment"))
+        assert segments == [duplication.to_dict() for duplication in logs.duplication("u", by="segment")]
 
 
 def test_audit_of_one_partition_by_a_frame_that_does_not_say_partitions(spark: Any, tmp_path: Path) -> None:

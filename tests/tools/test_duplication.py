@@ -1,4 +1,4 @@
-"""`duplication`: exact results compared with a dictionary, estimates within their own error."""
+"""`duplication`: results compared with a dictionary."""
 
 import random
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ from lastword.partition.view import PartitionView
 from lastword.resolve import whole
 from lastword.segment.segment import Segment
 from lastword.tools import duplication as tool
-from lastword.tools.duplication import Sketch
 from tests.api.conftest import BEGIN_MS, tree_digest
 from tests.build import LogBuilder as PartitionBuilder
 from tests.cleaner.transactional import Producer
@@ -76,24 +75,22 @@ def figures(row):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("exact", [True, False])
-def test_it_is_what_a_dictionary_finds(logs, seed, exact):
+def test_it_is_what_a_dictionary_finds(logs, seed):
     topic = filled(logs, seed, partitions=1 + seed)
     expected = by_dictionary(topic)
-    rows = logs.duplication(topic.name, exact=exact)
+    rows = logs.duplication(topic.name)
     assert {row.partition: figures(row) for row in rows} == {
         number: row for number, row in expected.items() if number is not None
     }
-    (whole,) = logs.duplication("t", exact=exact, by="topic")
+    (whole,) = logs.duplication("t", by="topic")
     assert figures(whole) == expected[None]
-    assert all(row.exact == exact and row.error_ratio == 0.0 for row in [*rows, whole])
 
 
 def test_a_small_map_counts_the_same(tmp_path):
     clock = ManualClock(BEGIN_MS)
     with lastword.open(tmp_path / "d", "a", clock=clock, log_cleaner_enable=False) as logs:
         filled(logs, 5, keys=300)
-        expected = logs.duplication("t", exact=True, by="topic")
+        expected = logs.duplication("t", by="topic")
         views = {n: logs.dirs.view("t", n) for n in range(3)}
         small = tool.counted("t", views, "topic", _quiet, whole=True, map_bytes=4096)
         assert small == expected
@@ -131,7 +128,7 @@ def test_more_keys_than_memory_are_read_once(tmp_path, monkeypatch, by):
             assert rows == expected and sum(row.tombstones for row in rows) > 100
             counts = 2 if by == "segment" else len(numbers)
             assert counts <= divided < 1.5 * counts and in_passes > 2 * divided
-        expected = logs.duplication("t", exact=True, by=by)
+        expected = logs.duplication("t", by=by)
         assert rows == expected
 
 
@@ -153,11 +150,10 @@ def _quiet(_bytes):
     return nullcontext(None)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_segments_add_up_to_their_partition(logs, exact):
+def test_segments_add_up_to_their_partition(logs):
     topic = filled(logs, 8)
-    parts = logs.duplication(topic.name, exact=exact)
-    segments = logs.duplication(topic.name, exact=exact, by="segment")
+    parts = logs.duplication(topic.name)
+    segments = logs.duplication(topic.name, by="segment")
     assert len(segments) > 3
     for part in parts:
         mine = [row for row in segments if row.partition == part.partition]
@@ -172,21 +168,17 @@ def test_segments_add_up_to_their_partition(logs, exact):
             assert row.distinct_keys == len(keys)
 
 
-def test_bytes_are_what_the_bitmaps_say_or_nearly(logs):
+def test_bytes_are_what_the_bitmaps_say(logs):
     topic = filled(logs, 9, partitions=1)
-    (exact,) = logs.duplication(topic.name, exact=True)
-    (about,) = logs.duplication(topic.name)
+    (row,) = logs.duplication(topic.name)
     (info,) = topic.describe()
-    assert exact.superseded_bytes == info.garbage_bytes
-    assert exact.size_bytes == about.size_bytes == info.size_bytes
-    assert abs(about.superseded_bytes - exact.superseded_bytes) < 0.1 * exact.superseded_bytes
+    assert row.superseded_bytes == info.garbage_bytes and row.size_bytes == info.size_bytes
 
 
 def test_one_partition_of_several_says_nothing_about_the_others(logs):
     topic = filled(logs, 3)
-    for exact in (True, False):
-        (row,) = logs.duplication(topic.name, 1, exact=exact)
-        assert row.partition == 1 and row.split_keys is None
+    (row,) = logs.duplication(topic.name, 1)
+    assert row.partition == 1 and row.split_keys is None
     with pytest.raises(UsageError, match="nearest: segment"):
         logs.duplication(topic.name, by="segments")
 
@@ -199,12 +191,8 @@ def test_aborted_and_open_transactions_have_no_say(tmp_path):
     producer.put(("a", "2")).commit()
     producer.put(("b", "open"))
     view = PartitionView.load(DirectorySegments(log.files, log.directory))
-    for rows in (
-        tool.counted("users", {0: view}, "partition", _quiet, whole=True, map_bytes=1 << 20),
-        tool.estimated("users", {0: view}, "partition", _quiet, whole=True),
-    ):
-        (row,) = rows
-        assert (row.records, row.distinct_keys, row.superseded_records) == (6, 2, 1)
+    (row,) = tool.counted("users", {0: view}, "partition", _quiet, whole=True, map_bytes=1 << 20)
+    assert (row.records, row.distinct_keys, row.superseded_records) == (6, 2, 1)
     log.log.close()
 
 
@@ -217,16 +205,15 @@ def test_garbage_has_aborted_records_and_no_markers(logs):
     aborted_bytes = topic.describe()[0].size_bytes - before
     producer.abort()
     assert topic.describe()[0].garbage_bytes == aborted_bytes
-    assert logs.duplication("t", exact=True)[0].superseded_bytes == 0
+    assert logs.duplication(topic.name)[0].superseded_bytes == 0
 
 
 def test_an_empty_topic(logs):
-    logs.create_topic("empty", 2)
-    for exact in (True, False):
-        for by, count in (("topic", 1), ("partition", 2), ("segment", 2)):
-            rows = logs.duplication("empty", exact=exact, by=by)
-            assert len(rows) == count
-            assert all(row.records == row.distinct_keys == row.superseded_records == 0 for row in rows)
+    topic = logs.create_topic("empty", 2)
+    for by, count in (("topic", 1), ("partition", 2), ("segment", 2)):
+        rows = logs.duplication(topic.name, by=by)
+        assert len(rows) == count
+        assert all(row.records == row.distinct_keys == row.superseded_records == 0 for row in rows)
 
 
 def test_looking_changes_nothing_and_tells_its_progress(logs, tmp_path):
@@ -235,46 +222,7 @@ def test_looking_changes_nothing_and_tells_its_progress(logs, tmp_path):
     before = tree_digest(tmp_path / "data")
     progress = []
     with lastword.open(tmp_path / "data") as looking:
-        looking.duplication(exact=True, progress=progress.append)
-        looking.duplication()
+        looking.duplication(progress=progress.append)
     assert tree_digest(tmp_path / "data") == before
     assert progress[-1].verb == "duplication" and progress[-1].done_bytes == progress[-1].total_bytes
-    assert str(logs.duplication(topic.name, exact=True, by="topic")[0]).startswith("t: 400 records, ")
-
-
-def test_sketches_made_elsewhere_give_the_same_rows(logs):
-    """As tasks do: one sketch for each segment, as bytes, merged by partition."""
-    topic = filled(logs, 6)
-    sketches = {}
-    for number in range(topic.partitions):
-        parts = []
-        for segment in logs.dirs.view("t", number).segments:
-            sketcher = tool.Sketcher()
-            for chunk in segment.chunk_reader(verify=True):
-                sketcher.add(chunk)
-            parts.append(sketcher.sketch().to_bytes())
-        sketches[number] = Sketch.merged(Sketch.from_bytes(part) for part in parts)
-    for by in ("partition", "topic"):
-        mine, theirs = tool.of_sketches("t", sketches, by, whole=True), logs.duplication(topic.name, by=by)
-        assert [figures(row) for row in mine] == [figures(row) for row in theirs]
-
-
-@pytest.mark.slow
-def test_many_keys_are_estimated_within_the_error_that_is_told(logs):
-    topic = logs.create_topic("many", 3)
-    rng = random.Random(4)
-    for number in range(3):
-        pairs = [
-            (b"key-%d" % rng.randrange(60_000 * number, 60_000 * number + 90_000), b"v")
-            for _ in range(120_000)
-        ]
-        topic.extend(pairs, partition=number)
-    for by in ("partition", "topic"):
-        exact, about = logs.duplication("many", exact=True, by=by), logs.duplication("many", by=by)
-        for true, guess in zip(exact, about, strict=True):
-            assert 0 < guess.error_ratio < 0.02 and not guess.exact
-            allowed = 4 * guess.error_ratio * true.distinct_keys
-            assert abs(guess.distinct_keys - true.distinct_keys) < allowed
-            assert abs(guess.superseded_records - true.superseded_records) < 2 * allowed
-            assert abs(guess.split_keys - true.split_keys) < 2 * allowed
-            assert (guess.records, guess.keyless) == (true.records, true.keyless)
+    assert str(logs.duplication(topic.name, by="topic")[0]).startswith("t: 400 records, ")

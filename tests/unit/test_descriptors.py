@@ -15,17 +15,12 @@ import pytest
 
 from lastword.errors import FileVanishedError, SyncFailedError
 from lastword.files import OsFiles
+from tests.support.linux import open_paths
 
 
 def open_here(path: Path) -> int:
     """Return the number of this process's descriptors below `path`."""
-    count = 0
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            count += str(link.readlink()).startswith(str(path))
-        except FileNotFoundError:
-            continue
-    return count
+    return sum(name.startswith(str(path)) for name in open_paths())
 
 
 def write_files(path: Path, count: int) -> list[Path]:
@@ -67,7 +62,7 @@ def test_what_is_not_synced_is_synced_before_its_descriptor_goes(tmp_path: Path,
     """The kernel reports a failed write-back only to a process that has the file open."""
     files = OsFiles(max_open=2)
     synced: list[int] = []
-    monkeypatch.setattr("os.fdatasync", lambda fd: synced.append(fd))
+    monkeypatch.setattr("lastword.files.system.sync_content", lambda fd: synced.append(fd))
     first = files.open_append(tmp_path / "one", create=True)
     first.append(b"x")
     second = files.open_append(tmp_path / "two", create=True)
@@ -110,7 +105,7 @@ def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("os.fdatasync", fails)
+    monkeypatch.setattr("lastword.files.system.sync_content", fails)
     with pytest.raises(SyncFailedError):
         files.open_append(tmp_path / "two", create=True)
     assert not (tmp_path / "two").exists()
@@ -186,6 +181,7 @@ def test_no_descriptor_left_in_the_system(tmp_path: Path) -> None:
     code = f"""
 import os, resource
 from lastword.files import OsFiles
+from tests.support.linux import open_paths
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 files = OsFiles(max_open=1000)
 handles = []
@@ -206,6 +202,7 @@ def test_the_bound_follows_the_limit_of_the_process() -> None:
     code = """
 import resource
 from lastword.files import OsFiles
+from tests.support.linux import open_paths
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 for soft in (64, 256, 1024):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

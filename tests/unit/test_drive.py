@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lastword.errors import LockLostError
-from lastword.files import OsFiles, Steps, drive, interface, run_together
+from lastword.files import OsFiles, Steps, drive, interface, run_together, system
 from lastword.files.lock import FileLock
 
 
@@ -33,8 +33,8 @@ class Kernel:
         monkeypatch.setattr(drive, "_syncfs", lambda: self.syncfs)
         monkeypatch.setattr(drive, "_type_of", lambda fd: 0xEF53)
         monkeypatch.setattr(drive, "waiting_bytes", lambda: 0)
-        for name in ("fsync", "fdatasync"):
-            monkeypatch.setattr(os, name, partial(self.sync, name))
+        for call, name in (("sync", "fsync"), ("sync_content", "fdatasync")):
+            monkeypatch.setattr(system, call, partial(self.sync, name))
 
     def syncfs(self, fd: int) -> int:
         self.calls["syncfs"] += 1

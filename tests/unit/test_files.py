@@ -35,6 +35,7 @@ from lastword.files import (
     run_steps,
     run_together,
     sync_along,
+    system,
 )
 from lastword.metrics import DIR_OFFLINE
 
@@ -112,7 +113,7 @@ def test_reads_end_at_the_end(files: OsFiles, tmp_path: Path) -> None:
 
 
 def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    return len(list(Path("/dev/fd").iterdir()))
 
 
 def test_missing_and_taken_names(files: OsFiles, tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ class TestFailedSync:
     def broken_fsync(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """Make fsync fail once and then report success, as Linux does."""
         calls: list[int] = []
-        real = os.fsync
+        real = system.sync
 
         def once(fd: int) -> None:
             calls.append(fd)
@@ -225,8 +226,8 @@ class TestFailedSync:
                 raise OSError(errno.EIO, "Input/output error")
             real(fd)
 
-        for name in ("fsync", "fdatasync"):
-            monkeypatch.setattr(os, name, once)
+        for name in ("sync", "sync_content"):
+            monkeypatch.setattr(system, name, once)
         return calls
 
     def test_it_is_final_for_the_whole_root(
@@ -323,7 +324,7 @@ def test_atomic_replacement_leaves_the_old_file_when_it_fails(
     def broken(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "fdatasync", broken)
+    monkeypatch.setattr(system, "sync_content", broken)
     with pytest.raises(SyncFailedError):
         files.write_atomic(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"

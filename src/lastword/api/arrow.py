@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from lastword.api.record import TIMESTAMP_TYPES
+from lastword.arrow import pa, pc
 from lastword.errors import SerializerError, UsageError
 from lastword.records.record import RawRecord
 from lastword.units import NO_TIMESTAMP

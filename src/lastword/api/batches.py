@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.api.record import Record, check_records, header_pairs
 from lastword.api.schema import Partitioner, by_murmur2, choose, murmur2_partitions
+from lastword.arrow import has_arrow
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
 from lastword.parse import as_int, to_ms
@@ -107,7 +108,8 @@ class PartitionAssigner:
     def _checked_column(self, given: Any) -> Any:
         """Return a column of partitions as int64; UsageError if the topic has not all of them."""
         import numpy as np
-        import pyarrow as pa
+
+        from lastword.arrow import pa
 
         try:
             numbers = np.asarray(given.cast(pa.int64()), np.int64)
@@ -169,7 +171,7 @@ def take_pairs(
 
 def pair_column(rows: list[Any], kind: PairType) -> pa.Array:
     """Return keys or values as one binary column. UnicodeError for text that UTF-8 cannot encode."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if kind is bytes:
         return pa.array(rows, pa.binary())
@@ -442,7 +444,8 @@ class Packer:
 
     def _packed(self, rows: Rows) -> list[Any]:
         import numpy as np
-        import pyarrow as pa
+
+        from lastword.arrow import pa
 
         headers = None
         if rows.has_headers:
@@ -548,7 +551,9 @@ def _raw(serializer: Serializer) -> type:
 
 
 def _few() -> int:
-    """Return the number of records from which the kernels pack faster than Python."""
+    """Return the number of records from which the kernels pack faster than Python, from columns of Arrow."""
+    if not has_arrow():
+        return sys.maxsize
     return KERNEL_RECORDS_LOADED if "lastword.kernels" in sys.modules else KERNEL_RECORDS
 
 

@@ -195,7 +195,7 @@ def _delivered(
             return _Lines(files, path, schema.saved[0])
         return _Batches(lambda: read_batches(files, path), schema.key, path)
     if hasattr(given, "__arrow_c_stream__"):
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         table = pa.table(given)  # kept, because each share of the keys reads the table again
         return _Batches(lambda: iter(table.to_batches(16_384)), schema.key, "the Arrow data")

@@ -377,12 +377,11 @@ def duplication(
     topic: str | None,
     partition: int | None,
     *,
-    exact: bool,
     by: str,
     progress: ProgressLike | bool | None,
 ) -> list[Duplication]:
     """See `LogDir.duplication`."""
-    from lastword.tools.duplication import counted, estimated
+    from lastword.tools.duplication import counted
 
     check_by(by)
     chosen = dirs.select_by_topic(topic, partition)
@@ -391,18 +390,15 @@ def duplication(
     size = sum(
         segment.size for topics in views.values() for view in topics.values() for segment in view.segments
     )
-    most_passes = 1 if not exact else 2 if by == "segment" else 3
+    most_passes = 2 if by == "segment" else 3
     meter = Meter("duplication", progress, size * most_passes)
     rows: list[Duplication] = []
     failed = list(errors)
     for name, of_topic in views.items():
         whole = len(of_topic) == len(every.get(name, ()))
         try:
-            if exact:
-                map_bytes = dirs.settings.instance.map_bytes
-                rows += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
-            else:
-                rows += estimated(name, of_topic, by, meter.part, whole=whole)
+            map_bytes = dirs.settings.instance.map_bytes
+            rows += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
         except (DataError, StorageError) as error:
             failed.append(error)
     if failed:

@@ -665,19 +665,16 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         topic: str | None = None,
         partition: int | None = None,
         *,
-        exact: bool = False,
         by: By = "partition",
         progress: ProgressLike | bool | None = None,
     ) -> list[Duplication]:
         """Count superseded records: a `Duplication` for each topic, partition or segment.
 
-        Takes no lock and changes nothing.
+        Exact, in the memory of a key map. Takes no lock and changes nothing.
 
         Args:
             topic: None: every topic.
             partition: None: every partition.
-            exact: Count, in the memory of a key map. Without it, estimate from one scan in a fixed amount of
-                memory, each row with its error.
             by: The unit of a row: "topic", "partition" or "segment".
             progress: True, or a function of `Progress`.
 
@@ -687,7 +684,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """
         from lastword.api.inspections import duplication
 
-        return duplication(self.dirs, topic, partition, exact=exact, by=by, progress=progress)
+        return duplication(self.dirs, topic, partition, by=by, progress=progress)
 
     def verify(
         self,

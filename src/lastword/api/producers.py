@@ -151,7 +151,8 @@ def _flat(column: Any) -> tuple[Any, Any]:
         sizes = [-1 if item is None else len(item) for item in column]
         return struct.pack(f"<{len(sizes)}i", *sizes), b"".join(filter(None, column))
     import numpy as np
-    import pyarrow.compute as pc
+
+    from lastword.arrow import pc
 
     lengths = np.asarray(pc.fill_null(pc.binary_length(column), -1), "<i4").tobytes()
     present = column.drop_null()

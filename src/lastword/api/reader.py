@@ -537,9 +537,8 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         stored bytes. After an error, each further step raises it; another call of `arrow` continues from
         `position`.
         """
-        import pyarrow as pa
-
         from lastword.api.arrow import ArrowForm
+        from lastword.arrow import pa
 
         form = ArrowForm(self._topic, self._key.name, self._value.name)
         batches = self._batches(form, max(1, parse_bytes(batch_bytes)))
@@ -688,7 +687,7 @@ def _of_records(
 
 def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
     """Yield batches of about `batch_bytes`: a chunk may have few newest records."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     held: list[pa.RecordBatch] = []
     held_bytes = 0

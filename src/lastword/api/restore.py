@@ -180,7 +180,7 @@ def _batches(range_: Range, form: Any, map_bytes: int, update: Any) -> Iterator[
 
 def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> Iterator[str]:
     """Yield the rows as `lastword read --json` prints them."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     columns = [
         column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
@@ -300,9 +300,9 @@ class SnapshotFile:
                     yield number, Pairs.of([self._key(key)], [value])
             return
         import numpy as np
-        import pyarrow as pa
 
         from lastword.api.arrow import binary_column
+        from lastword.arrow import pa
 
         for batch in read_batches(self._files, self._path):
             offsets = self._integers(batch, "offset")
@@ -319,7 +319,7 @@ class SnapshotFile:
 
     def _integers(self, batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
         """Return a column of integers without nulls."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         column = self._column(batch, name)
         if not pa.types.is_integer(column.type) or column.null_count:

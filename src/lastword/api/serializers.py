@@ -19,15 +19,10 @@ Keys of objects are sorted because a key is its bytes: two encodings of one obje
 In a topic, `None` is a null and is not passed to a serializer. In a `State`, `None` is passed to the
 serializer, so JSON can store `null`.
 
-MessagePack (https://msgpack.org, format version 5):
-
-    00-7f int    80-8f map    90-9f array    a0-bf text      c0 null      c2 c3 false true
-    c4 c5 c6 bytes (length of 1, 2, 4 bytes)    ca cb float (4, 8 bytes)    cc-cf unsigned    d0-d3 signed
-    d9 da db text    dc dd array    de df map    e0-ff int -32..-1    c7-c9 d4-d8 extensions: refused
-
+MessagePack (https://msgpack.org, format version 5) is written and read by the package `msgpack`, an extra.
 Each value has one encoding: the shortest form of each number and length, floats in 8 bytes, the entries of a
 map in the order of the bytes of their keys. A tuple is written as an array. Arrays and maps may nest 100
-levels; the keys of a map are plain values.
+levels; the keys of a map are plain values. Extensions are refused, timestamps too.
 
 In JSON (`--json`, `append`, `.jsonl` files) text is a string and other bytes are `{"base64": "..."}`. A
 field of a topic that stores JSON or numbers is written as itself if JSON has it (NaN it has not) and encoding
@@ -42,157 +37,62 @@ import numbers
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
-from lastword.errors import SerializerError, UsageError, nearest
+from lastword.errors import MissingError, SerializerError, UsageError, nearest
 
 MAX_LEVELS = 100
-_SMALL = {2: struct.Struct(">H"), 4: struct.Struct(">I")}
 
 
 def msgpack_dumps(value: Any) -> bytes:
     """Encode a value. TypeError for a type that MessagePack lacks, ValueError for an int outside 64 bits."""
-    out = bytearray()
-    _write_msgpack(out, value, MAX_LEVELS)
-    return bytes(out)
+    return _packed(_plain(value, MAX_LEVELS))
 
 
 def msgpack_loads(data: bytes) -> Any:
     """Decode a value; ValueError unless `data` is exactly one value."""
-    reader = _MessagePackReader(data)
-    value = reader.value(MAX_LEVELS)
-    if reader.position != len(data):
-        raise ValueError("expected one value")
+    try:
+        value = _msgpack().unpackb(data, strict_map_key=False, ext_hook=_no_extension)
+        _plain(value, MAX_LEVELS)  # its timestamps take no hook
+    except TypeError as error:  # a list as the key of a map
+        raise ValueError(f"expected plain values: {error}") from None
     return value
 
 
-def _write_msgpack(out: bytearray, value: Any, deep: int) -> None:
-    if deep < 0:
+def _plain(value: Any, levels: int) -> Any:
+    """Return the value with sorted maps, and without the types of the package: it has extensions."""
+    if levels < 0:
         raise ValueError(f"expected at most {MAX_LEVELS} levels")
-    if value is None:
-        out.append(0xC0)
-    elif value is True or value is False:
-        out.append(0xC3 if value else 0xC2)
-    elif isinstance(value, int):
-        out += _msgpack_integer(value)
-    elif isinstance(value, float):
-        out.append(0xCB)
-        out += _FLOAT64.pack(value)
-    elif isinstance(value, str):
-        data = value.encode()
-        out += _msgpack_head(len(data), 0xA0, 32, 0xD9, True) + data
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        out += _msgpack_head(len(bytes(value)), 0, 0, 0xC4, True) + bytes(value)
-    elif isinstance(value, (list, tuple)):
-        out += _msgpack_head(len(value), 0x90, 16, 0xDC, False)
-        for item in value:
-            _write_msgpack(out, item, deep - 1)
-    elif isinstance(value, dict):
-        out += _msgpack_head(len(value), 0x80, 16, 0xDE, False)
-        for data, key in sorted(((msgpack_dumps(key), key) for key in value), key=itemgetter(0)):
-            if isinstance(key, tuple):
-                raise TypeError("expected a map's keys to be plain values, got tuple")
-            out += data
-            _write_msgpack(out, value[key], deep - 1)
-    else:
-        raise TypeError(f"expected a value that MessagePack has, got {type(value).__name__}")
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, levels - 1) for item in value]
+    if isinstance(value, dict):
+        if any(isinstance(key, tuple) for key in value):
+            raise TypeError("expected a map's keys to be plain values, got tuple")
+        return {key: _plain(value[key], levels - 1) for key in sorted(value, key=_packed)}
+    return _refused(value) if type(value).__module__.startswith("msgpack") else value
 
 
-def _msgpack_head(length: int, short: int, shorts: int, long: int, with_byte: bool) -> bytes:
-    """Return type and length.
-
-    Args:
-        length: The length.
-        short: Type byte of the lengths that fit into it.
-        shorts: Number of these lengths.
-        long: Type byte of the first longer form.
-        with_byte: There is a form with a length of one byte.
-    """
-    if length < shorts:
-        return bytes([short | length])
-    if with_byte and length < 1 << 8:
-        return bytes([long, length])
-    long += with_byte
-    if length < 1 << 16:
-        return bytes([long]) + _SMALL[2].pack(length)
-    if length < 1 << 32:
-        return bytes([long + 1]) + _SMALL[4].pack(length)
-    raise ValueError("expected less than 4 GiB")
+def _packed(value: Any) -> bytes:
+    packed: bytes = _msgpack().packb(value, default=_refused)
+    return packed
 
 
-def _msgpack_integer(value: int) -> bytes:
-    if -32 <= value < 128:
-        return bytes([value & 0xFF])
-    if not -(1 << 63) <= value < 1 << 64:
+def _no_extension(code: int, data: bytes) -> Any:
+    raise ValueError("expected no extension type")
+
+
+def _refused(value: Any) -> Any:
+    if isinstance(value, int):
         raise ValueError("expected an int of 64 bits")
-    signed = value < 0
-    for power in range(4):
-        bits = 8 << power
-        if (-(1 << (bits - 1)) <= value) if signed else value < 1 << bits:
-            return bytes([(0xD0 if signed else 0xCC) + power]) + value.to_bytes(
-                bits // 8, "big", signed=signed
-            )
-    raise AssertionError
+    raise TypeError(f"expected a value that MessagePack has, got {type(value).__name__}")
 
 
-class _MessagePackReader:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.position = 0
-
-    def take(self, size: int) -> bytes:
-        end = self.position + size
-        if end > len(self.data):
-            raise ValueError("expected more bytes")
-        taken = self.data[self.position : end]
-        self.position = end
-        return taken
-
-    def number(self, size: int, *, signed: bool = False) -> int:
-        return int.from_bytes(self.take(size), "big", signed=signed)
-
-    def value(self, deep: int) -> Any:
-        if deep < 0:
-            raise ValueError(f"expected at most {MAX_LEVELS} levels")
-        kind = self.number(1)
-        if kind < 0x80 or kind >= 0xE0:
-            return kind if kind < 0x80 else kind - 256
-        if kind < 0x90:
-            return self.map(kind & 0x0F, deep)
-        if kind < 0xA0:
-            return self.array(kind & 0x0F, deep)
-        if kind < 0xC0:
-            return self.take(kind & 0x1F).decode()
-        if kind in (0xC0, 0xC2, 0xC3):
-            return {0xC0: None, 0xC2: False, 0xC3: True}[kind]
-        if 0xC4 <= kind <= 0xC6:
-            return self.take(self.number(1 << (kind - 0xC4)))
-        if kind == 0xCA:
-            return struct.unpack(">f", self.take(4))[0]
-        if kind == 0xCB:
-            return _FLOAT64.unpack(self.take(8))[0]
-        if 0xCC <= kind <= 0xD3:
-            return self.number(1 << ((kind - 0xCC) & 3), signed=kind >= 0xD0)
-        if 0xD9 <= kind <= 0xDB:
-            return self.take(self.number(1 << (kind - 0xD9))).decode()
-        if kind in (0xDC, 0xDD):
-            return self.array(self.number(2 << (kind - 0xDC)), deep)
-        if kind in (0xDE, 0xDF):
-            return self.map(self.number(2 << (kind - 0xDE)), deep)
-        raise ValueError("expected no extension type")
-
-    def array(self, length: int, deep: int) -> list[Any]:
-        return [self.value(deep - 1) for _ in range(length)]
-
-    def map(self, length: int, deep: int) -> dict[Any, Any]:
-        entries = {}
-        for _ in range(length):
-            key = self.value(deep - 1)
-            if isinstance(key, (list, dict)):
-                raise ValueError("expected a map's keys to be plain values")
-            entries[key] = self.value(deep - 1)
-        return entries
+def _msgpack() -> Any:
+    try:
+        import msgpack
+    except ImportError:
+        raise MissingError.package("the serializer msgpack", "msgpack", "msgpack>=1.0.5") from None
+    return msgpack
 
 
 T = TypeVar("T")
@@ -240,7 +140,7 @@ class Serializer:
         """Encode a value. SerializerError names `column` ("key", "value"), but not the value itself."""
         try:
             data = self.dumps(value)
-        except SerializerError:
+        except (SerializerError, MissingError):
             raise
         except Exception as error:
             saved, remedy = "", f"give what {self} takes, or another {column}_serializer="
@@ -269,6 +169,8 @@ class Serializer:
         """Decode a value; SerializerError names `column` and the serializer."""
         try:
             return self.loads(data)
+        except MissingError:
+            raise
         except Exception as error:
             raise SerializerError(
                 f"a {column} of {len(data)} bytes is not {self}: {_reason(error)}",

@@ -206,7 +206,7 @@ BY = ("topic", "partition", "segment")
 DUPLICATION_EXAMPLES = """
 lastword duplication data
 lastword duplication data users --by segment
-lastword duplication data users --exact --by topic
+lastword duplication data users --by topic
 """
 
 
@@ -215,9 +215,6 @@ def duplication(
     directory: Directory,
     topic: TopicName = None,
     partition: Partition = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="count exactly; without it, estimate in fixed memory")
-    ] = False,
     by: Annotated[
         str, typer.Option(metavar="topic|partition|segment", help="one row for each")
     ] = "partition",
@@ -226,8 +223,7 @@ def duplication(
     """Count records that a newer record of their key superseded.
 
     BYTES is the size of superseded records; garbage in `lastword ls` also includes records of aborted
-    transactions. SPLIT counts keys that are in several partitions. Estimates are marked with ~; ERROR is
-    their standard deviation as a share of the keys.
+    transactions. SPLIT counts keys that are in several partitions.
     """
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
@@ -235,25 +231,22 @@ def duplication(
     failed: LastwordError | None = None
     with out.open(target) as logs, out.progress("duplication") as progress:
         try:
-            rows = logs.duplication(
-                target.topic, target.partition, exact=exact, by=cast("By", by), progress=progress
-            )
+            rows = logs.duplication(target.topic, target.partition, by=cast("By", by), progress=progress)
         except (DataError, StorageError) as error:
             rows, (failed, *_) = split_failure(error)  # results are shown before errors
     for row in rows:
         out.row("duplication", row.to_dict())
     out.table(
-        (by.upper(), "RECORDS", "KEYS", "SUPERSEDED", "BYTES", "TOMBSTONES", "KEYLESS", "SPLIT", "ERROR"),
+        (by.upper(), "RECORDS", "KEYS", "SUPERSEDED", "BYTES", "TOMBSTONES", "KEYLESS", "SPLIT"),
         [_cells(row) for row in rows],
-        "lrrrrrrrr",
+        "lrrrrrrr",
         spare=("KEYLESS", "TOMBSTONES", "SPLIT"),
     )
     records = sum(row.records for row in rows)
     superseded = sum(row.superseded_records for row in rows)
     superseded_bytes = sum(row.superseded_bytes for row in rows)
-    about = "" if exact else "about "
     share = f"{100 * superseded / records:.0f} %" if records else "0 %"
-    text = f"{plural(records, 'record')}, {about}{share} of them superseded: {format_bytes(superseded_bytes)}"
+    text = f"{plural(records, 'record')}, {share} of them superseded: {format_bytes(superseded_bytes)}"
     out.summary(
         text if rows else None if failed else "no topics",
         ok=failed is None,
@@ -261,25 +254,21 @@ def duplication(
         records=records,
         superseded_records=superseded,
         superseded_bytes=superseded_bytes,
-        exact=exact,
     )
     if failed is not None:
         raise failed
 
 
 def _cells(row: Duplication) -> tuple[str, ...]:
-    about = "" if row.exact or row.error_ratio == 0 else "~"
-    split = "-" if row.split_keys is None else f"{about}{row.split_keys}"
     return (
         row.name,
         str(row.records),
-        f"{about}{row.distinct_keys}",
-        f"{about}{row.superseded_records}",
-        format_bytes(row.superseded_bytes) if row.exact else f"~ {format_bytes(row.superseded_bytes)}",
+        str(row.distinct_keys),
+        str(row.superseded_records),
+        format_bytes(row.superseded_bytes),
         str(row.tombstones),
         str(row.keyless),
-        split,
-        "exact" if row.exact else f"{100 * row.error_ratio:.1f} %",
+        "-" if row.split_keys is None else str(row.split_keys),
     )
 
 

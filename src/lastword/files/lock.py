@@ -4,7 +4,8 @@ Kafka takes a POSIX record lock (`fcntl`, the whole file) on `.lock`. Such a loc
 code in it that opens and closes the file (a copy of the directory, for example) frees the lock. So lastword
 takes a record lock of the open file description (`F_OFD_SETLK`): it conflicts with Kafka's, and only closing
 its own descriptor frees it. The system does not show the holder of such a lock, so a `flock` on the same
-descriptor names the holder.
+descriptor names the holder. On macOS the `flock` is enough: there both kinds exclude each other (fcntl(2)),
+so one process must not take both. A system with neither gets Kafka's kind of lock, with its weakness.
 
 * A registry refuses a second open in the same process; the error says "this process".
 * The path may name another file by the time the lock is held (Kafka removes `.lock` when it stops). After
@@ -28,13 +29,18 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 import threading
 from types import TracebackType
 
 from lastword.errors import LockLostError, LogDirLockedError
 from lastword.files.owner import open_file
 
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+# struct flock of 64-bit Linux: type, whence, start, length, pid; of macOS: start, length, pid, type, whence
+_IS_BSD = sys.platform == "darwin"
+_FLOCK = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
+_WHOLE_FILE = (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET) if _IS_BSD else (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_TYPE, _PID = (3, 2) if _IS_BSD else (0, 4)
 _ATTEMPTS = 100
 
 _registry: dict[tuple[int, int], FileLock] = {}  # (device, inode) of each lock file held here
@@ -94,7 +100,6 @@ class FileLock:
             _refuse_own(path, opened)
         try:
             _lock(fd)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             pid = _holder(fd, opened)
             os.close(fd)
@@ -183,24 +188,25 @@ def _refuse_own(path: str, facts: os.stat_result) -> None:
 
 
 def _lock(fd: int) -> None:
-    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a file system that has process locks only
+    if not _IS_BSD:
+        try:
+            request = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
+            fcntl.fcntl(fd, request, _FLOCK.pack(*_WHOLE_FILE))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a file system that has process locks only
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _holder(fd: int, facts: os.stat_result) -> int | None:
     """Find the process that holds the lock; None if it is hidden, or has freed the lock meanwhile."""
-    query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, query))
+        found = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(*_WHOLE_FILE)))
     except (OSError, struct.error):
         return None
-    if kind != fcntl.F_UNLCK and holder > 0:
-        return int(holder)
+    if found[_TYPE] != fcntl.F_UNLCK and found[_PID] > 0:
+        return int(found[_PID])
     # The kernel names no process for a lock of an open file description, but it does for its flock.
     inode = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
     try:

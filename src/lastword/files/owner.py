@@ -29,6 +29,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from lastword.errors import WrongUserError
+from lastword.files.system import open_nameless
 
 ROOT_MARKS = ("meta.properties", "recovery-point-offset-checkpoint", "lastword.toml")
 """A directory with one of these files is the root of a log directory, whether it is open or not."""
@@ -189,7 +190,7 @@ def _gives(directory: str, uid: int, gid: int) -> bool:
     It is tried on a file without a name: on a network drive, or in a container, even root may be refused.
     OSError: there is no such file.
     """
-    fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd = open_nameless(directory)
     try:
         os.fchown(fd, uid, gid)
     except OSError:

@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
-from lastword.files import owner
+from lastword.files import owner, system
 from lastword.files.descriptors import FILES_OF_ITEM, Descriptors
 from lastword.files.drive import libc
 from lastword.files.failures import NO_ROOM, Root, sync_or_fail, translate
@@ -80,7 +80,7 @@ class OsHandle(Handle):
         """Sync the file before its descriptor is evicted; a failure takes the root offline."""
         if self._root.failure is None:
             try:
-                os.fdatasync(self.fd)
+                system.sync_content(self.fd)
             except OSError as error:
                 with suppress(StorageError):  # the next change below this root raises it
                     self._root.fail(self.path, error)
@@ -123,6 +123,8 @@ class OsHandle(Handle):
 
     def send_to(self, sock: socket, n: int, position: int) -> int:
         """Send bytes of the file to a socket without a copy in this process; see `Handle.send_to`."""
+        if not hasattr(os, "sendfile"):
+            return super().send_to(sock, n, position)
         fd = self._acquire("read")
         try:
             return os.sendfile(sock.fileno(), fd, position, n)
@@ -259,7 +261,7 @@ class OsHandle(Handle):
         fd = self._acquire("sync")
         try:
             self.unsynced = False  # before the call: bytes written during the sync count as unsynced
-            sync_or_fail(fd, self.path, root, os.fdatasync)
+            sync_or_fail(fd, self.path, root, system.sync_content)
         finally:
             self._descriptors.release(self)
 
@@ -624,7 +626,7 @@ class OsFiles(Files):
         except OSError as error:
             raise translate(error, path, "open") from error
         try:
-            sync_or_fail(fd, path, root, os.fsync)
+            sync_or_fail(fd, path, root, system.sync)
         finally:
             os.close(fd)
 

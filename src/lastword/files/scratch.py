@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from lastword.files.failures import translate
 from lastword.files.interface import Buffer
+from lastword.files.system import SCRATCH_NAME, allocate, open_nameless, scratch_name
 
-_NAME = "lastword-scratch-"
-_NAMES = re.compile(rf"{_NAME}\d+-[0-9a-f]{{16}}")
+_NAMES = re.compile(rf"{SCRATCH_NAME}\d+-[0-9a-f]{{16}}")
 
 
 def new_path(directory: str) -> str:
@@ -26,7 +26,7 @@ def new_path(directory: str) -> str:
                     os.unlink(os.path.join(directory, name))
     except OSError as error:
         raise translate(error, directory, "list") from error
-    return os.path.join(directory, f"{_NAME}{os.getpid()}-{os.urandom(8).hex()}")
+    return os.path.join(directory, scratch_name())
 
 
 class Scratch:
@@ -52,7 +52,7 @@ class Scratch:
         Earlier maps stay valid and show the same bytes.
         """
         try:
-            os.posix_fallocate(self._fd, 0, size_bytes)
+            allocate(self._fd, size_bytes)
             return mmap.mmap(self._fd, size_bytes)
         except OSError as error:
             raise translate(error, self.path, "enlarge") from error
@@ -63,7 +63,7 @@ class Scratch:
         scratch = cls.__new__(cls)
         scratch.path, scratch._fd = f"{directory}/(scratch file without a name)", -1
         try:
-            scratch._fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            scratch._fd = open_nameless(directory)
         except OSError as error:
             raise translate(error, scratch.path, "open") from error
         return scratch

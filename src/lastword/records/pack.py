@@ -214,8 +214,7 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 def _spans(array: pa.Array) -> Spans:
     """Return the spans of a binary or string array."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    from lastword.arrow import pa, pc
 
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -247,13 +246,11 @@ def _spans(array: pa.Array) -> Spans:
 
 
 def _header_spans(headers: pa.Array) -> tuple[NDArray[np.int64], Spans, Spans]:
-    import pyarrow as pa
+    from lastword.arrow import pa, pc
 
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     # Nulls and slices make Arrow's offsets irregular: count per record, take the flattened pairs.
-    import pyarrow.compute as pc
-
     counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     first = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=first[1:])

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, MissingError
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.server.assignors import ASSIGNORS, Partition, Partitions
@@ -538,16 +538,17 @@ def _updated(
 
 def _matching(regexes: list[str], topics: list[str], version: int) -> Matches | Refused:
     """Return the topics that match each regular expression as a whole, by RE2: in linear time."""
-    import pyarrow
-    from pyarrow.compute import match_substring_regex
-
+    try:
+        from lastword.arrow import pa, pc
+    except MissingError as missing:
+        return Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing))
     matches: Matches = {}
-    names = pyarrow.array(topics, pyarrow.string())
+    names = pa.array(topics, pa.string())
     for regex in regexes:
         try:
-            match_substring_regex(pyarrow.array([""]), regex)  # alone: `a)|(b` is refused
-            mask = match_substring_regex(names, rf"\A(?:{regex})\z").to_pylist()
-        except pyarrow.ArrowInvalid as error:
+            pc.match_substring_regex(pa.array([""]), regex)  # alone: `a)|(b` is refused
+            mask = pc.match_substring_regex(names, rf"\A(?:{regex})\z").to_pylist()
+        except pa.ArrowInvalid as error:
             reason = str(error).removeprefix("Invalid regular expression: ")
             return Refused(
                 codes.INVALID_REGULAR_EXPRESSION,

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lastword import metrics
 from lastword.errors import UsageError
+from lastword.files import system
 from lastword.parse import check_path, stable_path
 from lastword.protocol import Request, codes, messages
 from lastword.server.topics import Refused
@@ -193,7 +194,7 @@ def write_users(path: str, users: Mapping[str, Mapping[str, Credential]]) -> Non
             os.fchmod(descriptor, 0o600)
             file.write(tomlkit.dumps(document))
             file.flush()
-            os.fsync(descriptor)
+            system.sync(descriptor)
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", remedy="give a path that can be written") from None

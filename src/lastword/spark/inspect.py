@@ -1,12 +1,12 @@
 """Verbs as DataFrames: `duplication`, `verify`, `restore`, `expire`, `audit` and `lag`.
 
-Where it runs. `duplication` and `verify` give each task a partition, or some of its segments, call the
-functions of `tools`, and combine the results in the caller's process. `restore` and `audit` are DataFrames
+Where it runs. `duplication` gives each task a topic, `verify` a partition; they call the functions of `tools`
+and combine the results in the caller's process. `restore` and `audit` are DataFrames
 over the source: lazy, planned by Spark, and without a shuffle for the newest records of each log. `audit`
 groups these records with the delivered offsets by key. `expire` and `lag` run in the caller's process;
 `expire` reads no record, `lag` at most one of each partition.
 
-What travels. Names and numbers to tasks; sketches (128 KiB each), counts and problems back; records only if
+What travels. Names and numbers to tasks; counts and problems back; records only if
 the result consists of records.
 
 When tasks fail. Tasks change nothing, so a retry reads again.
@@ -25,11 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from lastword.errors import LastwordError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.partition import removal_log
-from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
 from lastword.spark.bucket import files_at, open_logs
 from lastword.values import Meter
-from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -38,14 +36,10 @@ if TYPE_CHECKING:
 
     from lastword.api.open_dirs import By, OpenDirs
     from lastword.logdir.checkpoints import TopicPartition
-    from lastword.partition.view import PartitionView
     from lastword.spark.options import StorageOptions
     from lastword.tools.duplication import Duplication
     from lastword.tools.verify import Verification
     from lastword.values import ProgressLike
-
-TASK_BYTES = 256 << 20
-"""A partition is divided into pieces of whole segments with about this many bytes; each piece is a task."""
 
 
 def duplication(
@@ -54,15 +48,12 @@ def duplication(
     topic: str | None = None,
     partition: int | None = None,
     *,
-    exact: bool = False,
     by: By = "partition",
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Count superseded records: the rows of `LogDir.duplication`, counted or sketched by tasks.
+    """Count superseded records: the rows of `LogDir.duplication`.
 
-    Sketches can be merged, so a partition is spread over tasks; not with `by="segment"`, because each row
-    needs all later keys. An exact count of a topic needs all of its keys in one place, so each topic is one
-    task.
+    A count of a topic needs all of its keys in one place, so each topic is one task.
     """
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
@@ -70,33 +61,15 @@ def duplication(
     from lastword.api.inspections import check_by
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, run_tasks
-    from lastword.tools.duplication import Duplication, Sketch, of_sketches
+    from lastword.tools.duplication import Duplication
 
     check_by(by)
     path, storage = shared_log(path, storage_options)
     with open_logs(path, storage) as logs:
-        dirs = logs.dirs
-        chosen = dirs.select_by_topic(topic, partition)
-        if exact or by == "segment":
-            work = [_Counted(path, storage, name, partition, exact, by) for name in chosen]
-            with described(spark, "lastword duplication"):
-                rows = [row for counts in run_tasks(spark, _count, work) for row in counts]
-            return frame_of(spark, Duplication, rows)
-        pieces: list[_Piece] = []
-        for name, numbers in chosen.items():
-            for number in numbers:
-                pieces += _pieces(dirs.view(name, number), path, storage)
-        whole = {name: len(dirs.views(name)) == len(numbers) for name, numbers in chosen.items()}
-    sketches: dict[tuple[str, int], Sketch] = {}
+        chosen = logs.dirs.select_by_topic(topic, partition)
+    work = [_Counted(path, storage, name, partition, by) for name in chosen]
     with described(spark, "lastword duplication"):
-        sketched = run_tasks(spark, _sketch, pieces)
-    for piece, data in zip(pieces, sketched, strict=True):
-        key = piece.topic, piece.partition
-        sketch = Sketch.from_bytes(data)
-        sketches[key] = Sketch.merged([sketches[key], sketch]) if key in sketches else sketch
-    rows = []
-    for name, numbers in chosen.items():
-        rows += of_sketches(name, {n: sketches[name, n] for n in numbers}, by, whole=whole[name])
+        rows = [row for counts in run_tasks(spark, _count, work) for row in counts]
     return frame_of(spark, Duplication, rows)
 
 
@@ -106,55 +79,12 @@ class _Counted:
     storage: StorageOptions
     topic: str
     partition: int | None
-    exact: bool
     by: By
 
 
 def _count(work: _Counted) -> list[Duplication]:
     with open_logs(work.path, work.storage) as logs:
-        return logs.duplication(work.topic, work.partition, exact=work.exact, by=work.by)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Segments of one partition with first <= base offset < end."""
-
-    path: str
-    storage: StorageOptions
-    topic: str
-    partition: int
-    directory: str
-    first: int
-    end: int
-
-
-def _pieces(view: PartitionView, path: str, storage: StorageOptions) -> list[_Piece]:
-    """Divide a partition into pieces of whole segments, each of about TASK_BYTES; at least one piece."""
-    starts, size = [-1], 0
-    for segment in view.segments:
-        if size and size + segment.size > TASK_BYTES:
-            starts.append(segment.base_offset)
-            size = 0
-        size += segment.size
-    ends = [*starts[1:], INT64_MAX]
-    return [
-        _Piece(path, storage, view.topic, view.partition, view.directory, first, end)
-        for first, end in zip(starts, ends, strict=True)
-    ]
-
-
-def _sketch(piece: _Piece) -> bytes:
-    """Sketch the records of a piece.
-
-    If a rewrite between two tasks joined segments over the border of their pieces, a record may count in both
-    or in none.
-    """
-    from lastword.partition.view import PartitionView
-    from lastword.tools.duplication import sketch_of
-
-    files = files_at(piece.path, piece.storage)
-    view = PartitionView.load(DirectorySegments(files, piece.directory))
-    return sketch_of(view, lambda base_offset: piece.first <= base_offset < piece.end).to_bytes()
+        return logs.duplication(work.topic, work.partition, by=work.by)
 
 
 # ---------------------------------------------------------------- verify

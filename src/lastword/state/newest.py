@@ -22,8 +22,9 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from lastword.arrow import has_arrow
 from lastword.partition import scan
 from lastword.partition.moment import Range, at_one_moment
 from lastword.partition.transactions import Decisions, Outcomes
@@ -308,7 +309,7 @@ def _is_mostly_clean(view: PartitionView, start: int, end: int, first_dirty: int
     return dirty * _MOSTLY_CLEAN <= sum(segment.size for segment in segments)
 
 
-def _every_pair(view: PartitionView, start: int, end: int, report: BytesDone) -> Iterator[_Binaries]:
+def _every_pair(view: PartitionView, start: int, end: int, report: BytesDone) -> Iterator[_Binaries | Pairs]:
     """Yield keys and values of every record with a key, in order."""
     total = sum(segment.size for segment in view.segment_set.between(start, end))
     done = 0
@@ -518,9 +519,12 @@ def _binaries(
     return _pairs_of(records) if columns is None or chunk is None else _binaries_of(columns, chunk)
 
 
-def _binaries_of(columns: RecordColumns, chunk: Chunk) -> _Binaries:
-    from lastword.records.columns import binary_array
+def _binaries_of(columns: RecordColumns, chunk: Chunk) -> _Binaries | Pairs:
+    from lastword.records.columns import binary_array, byte_strings
 
+    if not has_arrow():
+        keys: list[Any] = byte_strings(chunk.uncompressed, columns.key_position, columns.key_length)
+        return Pairs.of(keys, byte_strings(chunk.uncompressed, columns.value_position, columns.value_length))
     return _Binaries(
         binary_array(chunk.uncompressed, columns.key_position, columns.key_length),
         binary_array(chunk.uncompressed, columns.value_position, columns.value_length),

@@ -155,7 +155,7 @@ class SnapshotWriter:
         self._waiting_bytes = 0
 
     def __enter__(self) -> SnapshotWriter:
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         parent = os.path.dirname(self._path) or "."
         if not self._files.is_dir(parent):
@@ -166,7 +166,7 @@ class SnapshotWriter:
         self._handle = self._files.open_append(self._aside, create=True, exclusive=True)
         self._sink = _Sink(self._handle.append)
         if self._format == ".parquet":
-            import pyarrow.parquet as pq
+            from lastword.arrow import pq
 
             self._writer = pq.ParquetWriter(
                 self._sink, self._schema, compression="zstd", write_page_checksum=True
@@ -187,7 +187,7 @@ class SnapshotWriter:
                 self._write_waiting()
 
     def _write_waiting(self) -> None:
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         if self._waiting:
             for batch in pa.Table.from_batches(self._waiting).combine_chunks().to_batches():
@@ -304,12 +304,12 @@ def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _opened(files: Files, path: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     with _damage(path):
         source = pa.PythonFile(_Source(_open(files, path)), mode="r")
         if format_of(path) == ".parquet":
-            import pyarrow.parquet as pq
+            from lastword.arrow import pq
 
             table = pq.ParquetFile(source, page_checksum_verification=True)
             return table.schema_arrow, _checked(path, table.iter_batches(batch_size=16_384))
@@ -327,7 +327,7 @@ def _checked(path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 @contextmanager
 def _damage(path: str) -> Iterator[None]:
     """Turn Arrow's errors about invalid bytes, most of which are an OSError, into CorruptFileError."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     try:
         yield

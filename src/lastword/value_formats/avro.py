@@ -215,7 +215,7 @@ def schema_of(kind: pa.DataType, name: str = "topLevelRecord") -> Any:
 
 
 def _unsupported(kind: pa.DataType) -> str | None:
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if pa.types.is_map(kind) and not is_text(kind.key_type):
         return "Avro has maps with string keys only"
@@ -231,7 +231,7 @@ def _unsupported(kind: pa.DataType) -> str | None:
 
 def primitives() -> dict[pa.DataType, Any]:
     """Return the schema of each type that needs no name."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     return {
         pa.bool_(): "boolean",
@@ -252,7 +252,7 @@ def primitives() -> dict[pa.DataType, Any]:
 
 
 def _derived(kind: pa.DataType, name: str, space: str, names: set[str]) -> Any:
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     types = pa.types
     inner = f"{space}.{name}" if space else name
@@ -300,7 +300,7 @@ def _nullable(field: pa.Field, schema: Any) -> Any:
 
 def is_text(kind: pa.DataType) -> bool:
     """Return whether the type is a string of either offset width."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
@@ -403,7 +403,7 @@ class Types:
 
     def arrow(self, schema: Schema = None, within: tuple[str, ...] = ()) -> pa.DataType:
         """Return the type of a schema. Raises ValueRefused."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         schema, _ = self.resolve(self.schema if schema is None else schema)
         name = schema if isinstance(schema, str) else schema["type"]
@@ -437,7 +437,7 @@ class Types:
         return plain_types[name]
 
     def _field(self, name: str, schema: Schema, within: tuple[str, ...]) -> pa.Field:
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         try:
             kind = self.arrow(schema, within)
@@ -449,7 +449,7 @@ class Types:
 
     def reader(self, kind: pa.DataType, schema: Schema = None) -> Convert:
         """Return a function from a datum of a schema to a value of a type with the same or fewer fields."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         schema, _ = self.resolve(self.schema if schema is None else schema)
         name = schema if isinstance(schema, str) else schema["type"]
@@ -491,7 +491,7 @@ class Types:
 
     def writer(self, kind: pa.DataType, schema: Schema = None) -> Convert:
         """Return a function from a value of a type to a datum of a schema."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         schema, _ = self.resolve(self.schema if schema is None else schema)
         name = schema if isinstance(schema, str) else schema["type"]
@@ -579,7 +579,7 @@ def _whole_millis(value: Any) -> Any:
 
 def _same(own: pa.DataType, kind: pa.DataType) -> bool:
     """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     types = pa.types
     if types.is_timestamp(own) and types.is_timestamp(kind):

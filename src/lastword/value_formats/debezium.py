@@ -76,20 +76,20 @@ class DebeziumFormat(ValueFormat):
 
     def _has(self, name: str) -> bool:
         """Return whether events may have a field: always, if they have no schema."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         kind = pa.string() if name == "op" else pa.struct([])
         return self.events.problem(pa.struct([pa.field(name, kind)]), writing=False) is None
 
     def unselected_type(self) -> pa.DataType | None:
         """Return the type of the schema; for JSON string, which takes any row."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         return pa.string() if isinstance(self.events, JsonFormat) else ValueFormat.unselected_type(self)
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why rows of this type cannot be written or read, or None."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         if writing and (not pa.types.is_struct(kind) or is_variant(kind)):
             return "the row of a change event is a struct"
@@ -149,7 +149,7 @@ class DebeziumFormat(ValueFormat):
 
     def _read_type(self, kind: pa.DataType) -> pa.DataType:
         """Return the part of an event that is decoded, with rows of this type."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         fields = [pa.field("after", kind), pa.field("op", pa.string())]
         is_ours = isinstance(self.events, AvroFormat) and self.events.schema is None
@@ -172,7 +172,7 @@ class DebeziumFormat(ValueFormat):
 
 def field_type(kind: pa.DataType, name: str) -> pa.DataType | None:
     """Return the type of a field of a struct; None if there is none."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     number = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
     return None if number < 0 else kind.field(number).type
@@ -180,7 +180,7 @@ def field_type(kind: pa.DataType, name: str) -> pa.DataType | None:
 
 def event_type(row: pa.DataType) -> pa.DataType:
     """Return the type of the events that are written for rows of a type."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     source = pa.struct([pa.field(name, pa.string(), False) for name in SOURCE])
     return pa.struct(
@@ -196,7 +196,7 @@ def event_type(row: pa.DataType) -> pa.DataType:
 
 def event_schema(row: pa.DataType) -> dict[str, Any]:
     """Return the Avro schema of `event_type`, in which both rows are one record. Raises ValueRefused."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if not pa.types.is_struct(row):
         raise ValueRefused("the row of a change event is a struct")

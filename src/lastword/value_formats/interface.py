@@ -96,7 +96,7 @@ class ValueFormat(ABC):
         Raises:
             SerializerError: A value has no form in this format.
         """
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         write = self.encoder(column.type)
         try:
@@ -116,7 +116,7 @@ class ValueFormat(ABC):
 
     def decode(self, column: pa.Array, kind: pa.DataType) -> Decoded:
         """Return the values of a binary array as a column of the type; a null stays null."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         read = self.decoder(kind)
         values: list[Any] = []
@@ -145,7 +145,7 @@ class ValueFormat(ABC):
 
 def misfit(value: Any, kind: pa.DataType) -> ValueRefused | None:
     """Return the innermost place of a value that Arrow refuses for a type; None if there is none."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     try:
         pa.array([value], kind)
@@ -171,7 +171,7 @@ def misfit(value: Any, kind: pa.DataType) -> ValueRefused | None:
 
 def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]) -> str | None:
     """Return the first problem of a type or of a type within it, with the path of its field."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     children: list[tuple[str, pa.DataType]] = []
     if pa.types.is_struct(kind):
@@ -192,14 +192,14 @@ def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]
 
 def is_list(kind: pa.DataType) -> bool:
     """Return whether the type is a list of either offset width."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def widens(kind: pa.DataType, own: pa.DataType) -> bool:
     """Return whether every value of `kind` is one of `own`."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     types = pa.types
     if types.is_signed_integer(kind) and types.is_signed_integer(own):

@@ -60,7 +60,7 @@ quoted: Callable[[str], str] = json.encoder.encode_basestring
 
 def is_binary(kind: pa.DataType) -> bool:
     """Return whether the type is binary of either offset width."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
@@ -79,7 +79,7 @@ class Scalar:
 
 def scalar_of(kind: pa.DataType) -> Scalar | None:
     """Return the functions of a type without parts; None if the type has no JSON."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     types = pa.types
     if types.is_string(kind) or types.is_large_string(kind):

@@ -65,7 +65,7 @@ class JsonFormat(ValueFormat):
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
-        import pyarrow as pa
+        from lastword.arrow import pa
 
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_binary(kind):
             return "text and bytes are written and read as they are, without a format"
@@ -108,7 +108,7 @@ def problem_of(kind: pa.DataType) -> str | None:
 
 
 def _unsupported(kind: pa.DataType) -> str | None:
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     types = pa.types
     if types.is_map(kind) and (types.is_nested(kind.key_type) or is_binary(kind.key_type)):
@@ -123,7 +123,7 @@ def _unsupported(kind: pa.DataType) -> str | None:
 
 def writer_of(kind: pa.DataType) -> Write:
     """Return a function from a value of a type to its JSON text."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if is_variant(kind):
         return write_variant
@@ -157,7 +157,7 @@ def _struct_writer(fields: list[tuple[str, Write]]) -> Write:
 
 
 def _map_writer(key: Scalar | None, key_type: pa.DataType, write: Write) -> Write:
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     assert key is not None, key_type
     is_text = pa.types.is_string(key_type) or pa.types.is_large_string(key_type)
@@ -175,7 +175,7 @@ def _map_writer(key: Scalar | None, key_type: pa.DataType, write: Write) -> Writ
 
 def reader_of(kind: pa.DataType) -> Read:
     """Return a function from a parsed JSON value to a value of a type. Only that of a VARIANT takes null."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if is_variant(kind):
         return read_variant
@@ -265,7 +265,7 @@ def _map_reader(read_key: Read, read: Read, nullable: bool) -> Read:
 
 def _key_reader(kind: pa.DataType, key: Scalar) -> Read:
     """Return a function from the name of an object's member to a key of a map."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     types = pa.types
     if types.is_boolean(kind) or types.is_signed_integer(kind) or types.is_floating(kind):

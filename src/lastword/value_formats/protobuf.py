@@ -232,7 +232,7 @@ class ProtobufFormat(ValueFormat):
 
 def struct_of(descriptor: Any, within: tuple[str, ...] = ()) -> pa.DataType:
     """Return the type of a message. Raises ValueRefused."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if descriptor.full_name in within:
         raise ValueRefused(f"message {descriptor.full_name} contains itself, which no type of Spark's can")
@@ -243,7 +243,7 @@ def struct_of(descriptor: Any, within: tuple[str, ...] = ()) -> pa.DataType:
 
 
 def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     try:
         if _is_map(member):
@@ -259,7 +259,7 @@ def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
 
 
 def _item_type(member: Any, within: tuple[str, ...]) -> pa.DataType:
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if member.message_type is None:
         return scalar_of(member)
@@ -272,7 +272,7 @@ def _item_type(member: Any, within: tuple[str, ...]) -> pa.DataType:
 
 def scalar_of(member: Any) -> pa.DataType:
     """Return the type of a field that is no message, or of its elements."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     return {
         member.TYPE_BOOL: pa.bool_(),
@@ -296,7 +296,7 @@ def _may_be_null(member: Any) -> bool:
 
 def _same(own: pa.DataType, kind: pa.DataType) -> bool:
     """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     types = pa.types
     if types.is_timestamp(own):
@@ -312,7 +312,7 @@ def _check(own: pa.DataType, kind: pa.DataType, *, lenient: bool = False) -> Non
 
 def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> list[tuple[Any, pa.Field]]:
     """Return the field of the message for each field of a type. Raises ValueRefused."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if not pa.types.is_struct(kind):
         raise ValueRefused(f"message {descriptor.full_name} is a struct, not {kind}")
@@ -331,7 +331,7 @@ def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> li
 
 
 def _check_map(kind: pa.DataType) -> None:
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     if not pa.types.is_map(kind):
         raise ValueRefused(f"the message has a map, not {kind}")

@@ -44,7 +44,7 @@ EPOCH = datetime(1970, 1, 1)
 
 def is_variant(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is that of a VARIANT: Spark marks its field `metadata`."""
-    import pyarrow as pa
+    from lastword.arrow import pa
 
     number = kind.get_field_index("metadata") if pa.types.is_struct(kind) else -1
     return number >= 0 and (kind.field(number).metadata or {}).get(b"variant") == b"true"
