@@ -100,6 +100,28 @@ def test_update_and_clear_are_one_call_each(tmp_path):
     assert dict(lastword.open(tmp_path / "data").state("users")) == {}
 
 
+def test_sync_writes_what_it_must(tmp_path):
+    """One sync for each partition of this topic that changed, and its mark of what is synced."""
+    from lastword.files import OsFiles
+    from tests.fakes.recording import RecordingFiles
+
+    files = RecordingFiles(OsFiles())
+    with lastword.open(tmp_path / "data", "a", files=files, log_cleaner_enable=False) as logs:
+        logs.create_topic("users", 4, key_serializer="str", value_serializer="json", cleanup_policy="compact")
+        users, others = logs.state("users"), logs.state("others")
+        for n in range(40):
+            users[f"user-{n}"] = others[f"user-{n}"] = n
+        users.sync()
+        unsynced = logs.dirs.log("others", 0)
+        assert unsynced.synced_to < unsynced.log_end == 40
+        users["user-1"] = 2
+        for expected in (["fsync", "pwrite"], []):
+            before = len(files.calls)
+            users.sync()
+            calls = [call for call in files.calls[before:] if call.changes]
+            assert [call.name for call in calls] == expected
+
+
 @pytest.mark.parametrize("plain", [True, False])
 def test_restore(logs, monkeypatch, plain):
     limit = 1 << 40 if plain else -1

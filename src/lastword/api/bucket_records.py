@@ -29,9 +29,9 @@ def _field_size(field: Any) -> int:
 def whole(records: Any) -> tuple[Any, int]:
     """Return all records in a form that can be read again, and their approximate size."""
     if hasattr(records, "__arrow_c_stream__"):
-        import pyarrow
+        from lastword.arrow import pa
 
-        table = pyarrow.table(records)
+        table = pa.table(records)
         return table, table.nbytes
     check_records(records)
     held = records if isinstance(records, Mapping | list | tuple) else list(records)
@@ -62,7 +62,7 @@ def groups_of(records: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
-    import pyarrow
+    from lastword.arrow import pa
 
     batches: list[Any] = []
     size_bytes = 0
@@ -70,7 +70,7 @@ def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
         batches.append(batch)
         size_bytes += batch.nbytes
         if size_bytes >= GROUP_BYTES:
-            yield pyarrow.Table.from_batches(batches), size_bytes
+            yield pa.Table.from_batches(batches), size_bytes
             batches, size_bytes = [], 0
     if batches:
-        yield pyarrow.Table.from_batches(batches), size_bytes
+        yield pa.Table.from_batches(batches), size_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.bucket_records import size_of, whole
@@ -80,8 +81,12 @@ class StateLog:
                 log.sync()
 
     def sync(self) -> None:
-        """Sync the log."""
-        self._dirs.sync()
+        """Sync the partitions of this topic that have changed, also if one of them fails."""
+        self._dirs.require_writable()
+        with ExitStack() as stack:
+            for log in self._logs().values():
+                if log.synced_to < log.log_end:
+                    stack.callback(log.sync)
 
     def watched(self, changed: Changed) -> Mapping[int, PartitionLog] | None:
         """Return the logs, which note their changes in `changed` from now on.
@@ -160,6 +165,10 @@ class _BucketLog(StateLog):
 
     def acknowledge(self, key: bytes | None) -> None:
         """Do nothing: a change is acknowledged by its commit."""
+
+    def sync(self) -> None:
+        """Wait until the changes are committed."""
+        self._dirs.sync()
 
     def watched(self, changed: Changed) -> None:
         if self._dirs.mode == "a":
