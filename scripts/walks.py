@@ -32,7 +32,19 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 import lastword
 
 PACKAGE = Path(lastword.__file__).parent
-GROUND = ("errors", "config", "units", "parse", "clock", "files", "metrics", "values", "version", "wire")
+GROUND = (
+    "arrow",
+    "errors",
+    "config",
+    "units",
+    "parse",
+    "clock",
+    "files",
+    "metrics",
+    "values",
+    "version",
+    "wire",
+)
 
 
 def traced(call: Callable[[], Any], start: tuple[str, str]) -> list[str]:
