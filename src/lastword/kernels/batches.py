@@ -20,7 +20,7 @@ from lastword.kernels import (
 from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.legacy import read_entry
 from lastword.kernels.memory import load8, load16_be, load32, load32_be, load64_be, store32_be, store64_be
-from lastword.kernels.native import BOOLS, I64, I64X2, U8, inline, kernel
+from lastword.kernels.native import BOOLS, I64X2, READ_I64, READ_I64X2, READ_U8, U8, inline, kernel
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -72,7 +72,7 @@ from lastword.wire import (
 
 @kernel
 def walk_batches(
-    raw: U8,
+    raw: READ_U8,
     position: int,
     end: int,
     file_position: int,
@@ -153,7 +153,7 @@ def walk_batches(
 
 
 @kernel
-def valid_rows(data: U8, table: I64X2, rows: int) -> int:
+def valid_rows(data: READ_U8, table: READ_I64X2, rows: int) -> int:
     """Count the leading rows of magic 2 whose checksums match their bytes in `data`.
 
     Four checksums are computed side by side: a single one waits for its own last step most of the time.
@@ -221,7 +221,7 @@ def _zstd_bound(raw, position, end):
 
 
 @kernel
-def find_plain_zstd(raw: U8, starts: I64, ends: I64, marks: BOOLS) -> None:
+def find_plain_zstd(raw: READ_U8, starts: READ_I64, ends: READ_I64, marks: BOOLS) -> None:
     """Set marks[i] to whether raw[starts[i]:ends[i]] is one frame of zstd as Kafka writes it.
 
     Such a frame has no content size, checksum or dictionary, and nothing follows it. The blocks are read by
@@ -244,7 +244,7 @@ def find_plain_zstd(raw: U8, starts: I64, ends: I64, marks: BOOLS) -> None:
 
 
 @kernel
-def rows_that_fit(raw: U8, table: I64X2, rows: int, skip: U8, max_bytes: int) -> int:
+def rows_that_fit(raw: READ_U8, table: READ_I64X2, rows: int, skip: READ_U8, max_bytes: int) -> int:
     """Count the leading rows whose records take at most `max_bytes` together when decompressed; at least 1.
 
     The bound of a row is what its codec can reach (zstd: the sum of its blocks), never a size that the row
@@ -276,7 +276,7 @@ def rows_that_fit(raw: U8, table: I64X2, rows: int, skip: U8, max_bytes: int) ->
 
 
 @kernel
-def assign_offsets(data: U8, sizes: I64, next_offset: int, epoch: int, table: I64X2) -> int:
+def assign_offsets(data: U8, sizes: READ_I64, next_offset: int, epoch: int, table: I64X2) -> int:
     """Check the encoded batches in `data`, of `sizes` bytes each, and number them from `next_offset`.
 
     Each batch becomes a row of `table`, with its position in `data` as its file position. Its base offset

@@ -8,7 +8,18 @@ import numpy as np
 
 from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels.memory import copy_wide, load8, read_varint, read_varlong
-from lastword.kernels.native import I32, I64, I64X2, READ_I32, READ_I64, READ_U8, U8, inline, kernel
+from lastword.kernels.native import (
+    I32,
+    I64,
+    I64X2,
+    READ_I32,
+    READ_I64,
+    READ_I64X2,
+    READ_U8,
+    U8,
+    inline,
+    kernel,
+)
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -110,7 +121,7 @@ def skip_headers(data, position, body_end):
 
 @kernel
 def decode_rows(
-    uncompressed: U8, table: I64X2, rows: int, with_control: bool, columns: ColumnArrays
+    uncompressed: READ_U8, table: READ_I64X2, rows: int, with_control: bool, columns: ColumnArrays
 ) -> tuple[int, int, int]:
     """Fill an entry of every column for each record of the first `rows` rows.
 
@@ -188,8 +199,8 @@ NO_TIME = NO_KEY = -1  # a record without a time is never out of range
 
 @kernel
 def check_records(
-    uncompressed: U8,
-    table: I64X2,
+    uncompressed: READ_U8,
+    table: READ_I64X2,
     row: int,
     oldest: int,
     newest: int,
@@ -261,7 +272,9 @@ RECORD_FIELDS = 6
 
 
 @kernel
-def find_record(uncompressed: U8, table: I64X2, row: int, offset: int, record: I64) -> tuple[bool, int]:
+def find_record(
+    uncompressed: READ_U8, table: READ_I64X2, row: int, offset: int, record: I64
+) -> tuple[bool, int]:
     """Fill `record` with the fields of the record at `offset` in the batch of a row; lengths are -1 for null.
 
     Every record of the batch is checked as in `decode_rows`. Returns (found, status).

@@ -12,7 +12,7 @@ from lastword.kernels import BAD_RECORD, NO_SLACK, OK, SLACK
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.hashing import NULL_KEY, crc_of_short, key_hash, pair_digest
 from lastword.kernels.memory import multiply_fold, varint_size
-from lastword.kernels.native import I64, I64X2, U8, inline, kernel
+from lastword.kernels.native import I64, READ_I64X2, READ_U8, U8, inline, kernel
 from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word
 from lastword.kernels.repack import DROP, SET_HORIZON, joinable
 from lastword.kernels.table import (
@@ -44,7 +44,7 @@ def _is_outside(uncompressed, table, row):
 
 @kernel
 def sum_pairs(
-    uncompressed: U8, table: I64X2, rows: int, seed0: np.uint64, seed1: np.uint64
+    uncompressed: READ_U8, table: READ_I64X2, rows: int, seed0: np.uint64, seed1: np.uint64
 ) -> tuple[np.uint64, int, int, int]:
     """Return (sum of the pair digests of every user record, records, row, status)."""
     total = np.uint64(0)
@@ -104,11 +104,11 @@ def _batch_digest(table, row, attributes, horizon_ms):
 
 @kernel
 def sum_contents(
-    uncompressed: U8,
-    table: I64X2,
+    uncompressed: READ_U8,
+    table: READ_I64X2,
     rows: int,
     dead_bits: DeadBits,
-    retain: U8,
+    retain: READ_U8,
     horizon_ms: int,
     ends: U8,
     largest: I64,

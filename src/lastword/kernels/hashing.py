@@ -16,7 +16,7 @@ import numpy as np
 
 from lastword.kernels import BAD_LENGTH, NO_SLACK, OK, SLACK
 from lastword.kernels.memory import load8, load32, load64, multiply_fold
-from lastword.kernels.native import I64, READ_I32, READ_I64, READ_U8, U8, U64, Intrinsic, inline, kernel
+from lastword.kernels.native import I64, READ_I32, READ_I64, READ_U8, U64, Intrinsic, inline, kernel
 
 # ---------------------------------------------------------------- CRC-32C
 
@@ -134,7 +134,7 @@ def crc_of_four(data, position0, size0, position1, size1, position2, size2, posi
 
 
 @kernel
-def crc32c(data: U8, position: int, size: int) -> int:
+def crc32c(data: READ_U8, position: int, size: int) -> int:
     """Return the CRC-32C of data[position:position + size]; -1 if that is not inside `data`."""
     if position < 0 or size < 0 or position > data.size or size > data.size - position:
         return np.int64(-1)

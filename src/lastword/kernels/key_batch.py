@@ -15,7 +15,7 @@ from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.hashing import key_hash
 from lastword.kernels.memory import copy_wide, load32, load64, multiply_fold, store64
-from lastword.kernels.native import I64, I64X2, U8, U64, U64X2, inline, kernel
+from lastword.kernels.native import I64, I64X2, READ_I64X2, READ_U8, READ_U64, U8, U64X2, inline, kernel
 from lastword.kernels.pages import PAGE_BITS
 from lastword.kernels.table import (
     ATTRIBUTES,
@@ -118,7 +118,13 @@ def number_hash(offset, seed0, seed1):
 
 @kernel
 def fill_key_batch(
-    uncompressed: U8, table: I64X2, outcomes: U8, rows: int, cursor: I64, words: U64, batch: KeyBatch
+    uncompressed: READ_U8,
+    table: READ_I64X2,
+    outcomes: READ_U8,
+    rows: int,
+    cursor: I64,
+    words: READ_U64,
+    batch: KeyBatch,
 ) -> int:
     """Fill `batch` with the chunk's next records, from cursor[ROW] and cursor[ORDINAL] on.
 
@@ -253,7 +259,7 @@ def fill_key_batch(
 
 @kernel
 def divide_key_batch(
-    uncompressed: U8, batch: KeyBatch, first: int, filled: int, bins: I64X2, data: U8
+    uncompressed: READ_U8, batch: KeyBatch, first: int, filled: int, bins: I64X2, data: U8
 ) -> tuple[int, int, int]:
     """Append records first..filled - 1 of a key batch, as rows, to the bins of their shards, in order.
 
@@ -322,7 +328,7 @@ def divide_key_batch(
 
 @kernel
 def fill_from_rows(
-    section: U8, end: int, count: int, with_keyless: bool, words: U64, cursor: I64, batch: KeyBatch
+    section: READ_U8, end: int, count: int, with_keyless: bool, words: READ_U64, cursor: I64, batch: KeyBatch
 ) -> int:
     """Fill `batch` with the records of a section: `count` rows in section[:end]; `section` has slack.
 

@@ -32,7 +32,7 @@ from lastword.kernels.memory import (
     varint_size,
     write_varint,
 )
-from lastword.kernels.native import I64X2, U8, inline, kernel
+from lastword.kernels.native import I64X2, READ_U8, U8, inline, kernel
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -208,7 +208,7 @@ def write_record(
 
 @kernel
 def translate_messages(
-    raw: U8, table: I64X2, row: int, rows: int, uncompressed: U8, done: int
+    raw: READ_U8, table: I64X2, row: int, rows: int, uncompressed: U8, done: int
 ) -> tuple[int, int, int]:
     """Write the records of uncompressed rows of magic 0 and 1, from `row` on, into uncompressed[done:].
 
@@ -236,7 +236,7 @@ def translate_messages(
 
 
 @kernel
-def scan_inner(inner: U8, size: int) -> tuple[int, int, int, int]:
+def scan_inner(inner: READ_U8, size: int) -> tuple[int, int, int, int]:
     """Check the decompressed entries inner[:size] of a wrapper, with their CRCs.
 
     Returns (whole entries, first offset, last offset as stored, status). An incomplete entry at the end is
@@ -279,7 +279,7 @@ def scan_inner(inner: U8, size: int) -> tuple[int, int, int, int]:
 
 @kernel
 def translate_wrapper(
-    inner: U8, count: int, first: int, last: int, table: I64X2, row: int, uncompressed: U8, done: int
+    inner: READ_U8, count: int, first: int, last: int, table: I64X2, row: int, uncompressed: U8, done: int
 ) -> tuple[int, int]:
     """Write the records of a wrapper's inner entries into uncompressed[done:], and complete its row.
 

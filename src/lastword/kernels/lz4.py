@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lastword.kernels import FULL, NO_SLACK, OK, SLACK
 from lastword.kernels.memory import copy_exact, copy_wide, load8, load16, load32, load64, store8, store64
-from lastword.kernels.native import I64X2, U8, inline, kernel
+from lastword.kernels.native import I64X2, READ_U8, U8, inline, kernel
 from lastword.kernels.table import ATTRIBUTES, MAGIC, POSITION, RECORDS_END, RECORDS_POSITION, SIZE
 from lastword.wire import CODEC_MASK, HEADER_BYTES, LZ4
 
@@ -132,7 +132,7 @@ def decompress_frame(source, position, end, out, start, limit):
 
 @kernel
 def decompress_lz4_rows(
-    raw: U8, table: I64X2, row: int, rows: int, skip: U8, uncompressed: U8, done: int
+    raw: READ_U8, table: I64X2, row: int, rows: int, skip: READ_U8, uncompressed: U8, done: int
 ) -> tuple[int, int, int]:
     """Put the records of the batches from `row` on into `uncompressed`, from `done` on.
 

@@ -66,8 +66,11 @@ READ_I32 = Annotated[numpy.ndarray, Layout("int32", writable=False)]
 I64 = Annotated[numpy.ndarray, Layout("int64")]
 READ_I64 = Annotated[numpy.ndarray, Layout("int64", writable=False)]
 I64X2 = Annotated[numpy.ndarray, Layout("int64", 2)]
+READ_I64X2 = Annotated[numpy.ndarray, Layout("int64", 2, writable=False)]
 U64 = Annotated[numpy.ndarray, Layout("uint64")]
+READ_U64 = Annotated[numpy.ndarray, Layout("uint64", writable=False)]
 U64X2 = Annotated[numpy.ndarray, Layout("uint64", 2)]
+READ_U64X2 = Annotated[numpy.ndarray, Layout("uint64", 2, writable=False)]
 BOOLS = Annotated[numpy.ndarray, Layout("bool")]
 
 

@@ -60,7 +60,18 @@ from lastword.kernels.memory import (
     store32,
     store64,
 )
-from lastword.kernels.native import I64, I64X2, U8, U64, inline, kernel
+from lastword.kernels.native import (
+    I64,
+    I64X2,
+    READ_I64,
+    READ_I64X2,
+    READ_U8,
+    READ_U64,
+    U8,
+    U64,
+    inline,
+    kernel,
+)
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, DeadBits, Pages, find_page, set_bit, test_bit
 from lastword.kernels.table import ATTRIBUTES, BASE_OFFSET, COUNT, RECORDS_END, RECORDS_POSITION
 from lastword.wire import CONTROL_BIT, INT64_MAX, SMALLEST_RECORD_BYTES
@@ -165,7 +176,7 @@ class KeyMap(NamedTuple):
     arena: U8
     slots: U64
     state: I64
-    words: U64
+    words: READ_U64
 
 
 class CountArrays(NamedTuple):
@@ -177,7 +188,7 @@ class CountArrays(NamedTuple):
         digests: uint64; sum of the pair digests of the live records.
     """
 
-    bases: I64
+    bases: READ_I64
     stats: I64X2
     digests: U64
 
@@ -283,7 +294,7 @@ def prefetch_bit(homes, arena, state, pages, i):
 
 @kernel
 def insert_keys(
-    uncompressed: U8,
+    uncompressed: READ_U8,
     batch: KeyBatch,
     filled: int,
     segment: int,
@@ -531,7 +542,7 @@ def find_entry(key_map, data, position, length):
 
 
 @kernel
-def find_key(key_map: KeyMap, key: U8, key_length: int) -> int:
+def find_key(key_map: KeyMap, key: READ_U8, key_length: int) -> int:
     """Return the entry of key[:key_length], or -1; `key` has slack."""
     if key_length < 0 or key_length > key.size - SLACK:
         return np.int64(-1)
@@ -545,7 +556,9 @@ def find_key(key_map: KeyMap, key: U8, key_length: int) -> int:
 
 
 @kernel
-def list_tombstones(arena: U8, state: I64, entries: I64, offsets: I64, copies: U8, size_bytes: I64) -> int:
+def list_tombstones(
+    arena: READ_U8, state: READ_I64, entries: I64, offsets: I64, copies: U8, size_bytes: I64
+) -> int:
     """List the live tombstones in the order of the arena, as many as fit; return their number."""
     done = 0
     entry = np.int64(ARENA_START)
@@ -564,7 +577,7 @@ def list_tombstones(arena: U8, state: I64, entries: I64, offsets: I64, copies: U
 
 
 @kernel
-def mark_due(key_map: KeyMap, entries: I64, pages: Pages, counts: CountArrays) -> None:
+def mark_due(key_map: KeyMap, entries: READ_I64, pages: Pages, counts: CountArrays) -> None:
     """Set the bits of the tombstones in these entries: their delete horizons have passed."""
     arena, _slots, state, words = key_map
     digest0 = words[DIGEST0]
@@ -585,7 +598,7 @@ def mark_due(key_map: KeyMap, entries: I64, pages: Pages, counts: CountArrays) -
 
 @kernel
 def count_removals(
-    uncompressed: U8, table: I64X2, rows: int, key_map: KeyMap, dead: DeadBits
+    uncompressed: READ_U8, table: READ_I64X2, rows: int, key_map: KeyMap, dead: DeadBits
 ) -> tuple[int, int]:
     """Add a removal to the key of each dead record in the chunk's first `rows` rows.
 

@@ -15,7 +15,7 @@ from lastword.kernels.memory import (
     varint_size,
     write_varint,
 )
-from lastword.kernels.native import I64, I64X2, READ_U8, U8, inline, kernel
+from lastword.kernels.native import I64X2, READ_I64, READ_U8, U8, inline, kernel
 from lastword.wire import (
     ATTRIBUTES_AT,
     BASE_SEQUENCE_AT,
@@ -49,8 +49,8 @@ class Spans(NamedTuple):
     """
 
     data: READ_U8
-    position: I64
-    length: I64
+    position: READ_I64
+    length: READ_I64
 
 
 class RecordSpans(NamedTuple):
@@ -62,8 +62,8 @@ class RecordSpans(NamedTuple):
 
     keys: Spans
     values: Spans
-    timestamps: I64
-    header_first: I64
+    timestamps: READ_I64
+    header_first: READ_I64
     header_names: Spans
     header_values: Spans
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels.memory import count_bits
-from lastword.kernels.native import BOOLS, I32, I64, U64X2, inline, kernel
+from lastword.kernels.native import BOOLS, I32, READ_I32, READ_I64, READ_U64X2, U64X2, inline, kernel
 
 PAGE_BITS = 12
 PAGE_WORDS = 1 << (PAGE_BITS - 6)
@@ -28,9 +28,9 @@ class DeadBits(NamedTuple):
         bits: uint64[slots, PAGE_WORDS].
     """
 
-    ids: I64
-    slots: I32
-    bits: U64X2
+    ids: READ_I64
+    slots: READ_I32
+    bits: READ_U64X2
 
 
 class Pages(NamedTuple):
@@ -41,9 +41,9 @@ class Pages(NamedTuple):
         segments: int32; the segment of the page's first record.
     """
 
-    ids: I64
+    ids: READ_I64
     slots: I32
-    segments: I32
+    segments: READ_I32
     bits: U64X2
 
 
@@ -156,7 +156,7 @@ def bits_between(dead, first, last):
 
 
 @kernel
-def test_bits(dead: DeadBits, offsets: I64, out: BOOLS) -> None:
+def test_bits(dead: DeadBits, offsets: READ_I64, out: BOOLS) -> None:
     """Set out[i] to whether the bit of offsets[i] is set."""
     for i in range(offsets.size):
         out[i] = test_bit(dead, offsets[i])

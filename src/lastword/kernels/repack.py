@@ -34,7 +34,7 @@ from lastword.kernels.memory import (
     varint_size,
     write_varint,
 )
-from lastword.kernels.native import I64, I64X2, U8, inline, kernel
+from lastword.kernels.native import I64, I64X2, READ_I64, READ_I64X2, READ_U8, U8, inline, kernel
 from lastword.kernels.pack import seal
 from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word, test_bit
 from lastword.kernels.table import (
@@ -229,9 +229,9 @@ SET_HORIZON = 3
 class RepackSource(NamedTuple):
     """The arrays of a chunk: `raw` and `uncompressed` (uint8, with slack), and its batch `table`."""
 
-    raw: U8
-    uncompressed: U8
-    table: I64X2
+    raw: READ_U8
+    uncompressed: READ_U8
+    table: READ_I64X2
 
 
 class RepackOutput(NamedTuple):
@@ -369,7 +369,7 @@ def repack_rows(
     source: RepackSource,
     rows: int,
     row: int,
-    retain: U8,
+    retain: READ_U8,
     dead: DeadBits,
     horizon_ms: int,
     output: RepackOutput,
@@ -531,7 +531,7 @@ def _checked_part(table, row):
 
 
 @kernel
-def seal_joined(data: U8, table: I64X2, classes: I64, rows: int) -> int:
+def seal_joined(data: U8, table: READ_I64X2, classes: READ_I64, rows: int) -> int:
     """Set the checksums of the JOINED batches without a codec in the first `rows` rows.
 
     Four are computed side by side, as in `batches.valid_rows`. Returns a status.
@@ -566,13 +566,13 @@ def seal_joined(data: U8, table: I64X2, classes: I64, rows: int) -> int:
 
 
 @kernel
-def bytes_needed(table: I64X2, row: int, side: U8) -> int:
+def bytes_needed(table: READ_I64X2, row: int, side: READ_U8) -> int:
     """Return the free bytes that `repack_rows` needs in its output before it takes this batch."""
     return max(table[row, SIZE], _growth_bound(table, row)) + side.size + SLACK
 
 
 @kernel
-def mark_dead_rows(table: I64X2, rows: int, dead: DeadBits, marks: U8) -> None:
+def mark_dead_rows(table: READ_I64X2, rows: int, dead: DeadBits, marks: U8) -> None:
     """Set marks[row] to 1 for each data batch (magic 2) whose records are all dead, else 0."""
     for row in range(rows):
         count = table[row, COUNT]

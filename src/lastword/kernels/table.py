@@ -9,7 +9,7 @@ others are the fields of the header. A row of magic 0 or 1 reads the same once i
 
 from __future__ import annotations
 
-from lastword.kernels.native import I64, I64X2, kernel
+from lastword.kernels.native import I64, I64X2, READ_I64X2, kernel
 
 POSITION = 0
 FILE_POSITION = 1
@@ -40,7 +40,7 @@ INDEX_STATE_FIELDS = 4
 
 @kernel
 def index_rows(
-    table: I64X2, rows: int, interval_bytes: int, state: I64, offset_entries: I64X2, time_entries: I64X2
+    table: READ_I64X2, rows: int, interval_bytes: int, state: I64, offset_entries: I64X2, time_entries: I64X2
 ) -> tuple[int, int]:
     """Fill the offset index and time index entries of the first `rows` rows.
 
@@ -73,7 +73,7 @@ def index_rows(
 
 @kernel
 def rows_before_roll(
-    table: I64X2,
+    table: READ_I64X2,
     first: int,
     unasked: int,
     rows: int,
