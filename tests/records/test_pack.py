@@ -23,6 +23,7 @@ def test_round_trip(codec: int) -> None:
     keys = pa.array([b"key-%d" % (i % 50) if i % 7 else None for i in range(count)], pa.binary())
     values = pa.array([b"v" * i if i % 5 else None for i in range(count)], pa.binary())
     times = np.arange(count) * 10
+    times.flags.writeable = False  # as an array over a buffer of Arrow
     joined = bytearray().join(pack_arrow(keys, values, times, codec=codec, batch_bytes=4096))
     assert rebase(joined, 90, 2) == 90 + count
     chunk = chunk_of(joined)
