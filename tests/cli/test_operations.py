@@ -214,7 +214,12 @@ def test_the_image_builds(tmp_path):
     home.mkdir()
     variables = {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
     variables |= {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    place = {"/src/": f"{tmp_path}/src/", "/src ": f"{tmp_path}/src ", "/home/lastword": str(home)}
+    place = {
+        "/src/": f"{tmp_path}/src/",
+        "/src ": f"{tmp_path}/src ",
+        "/src[": f"{tmp_path}/src[",
+        "/home/lastword": str(home),
+    }
     steps = re.sub(r"\\\n", "", DOCKERFILE)
     done = []
     for step in re.findall(r"^(COPY|ENV|RUN) (.*)$", steps, re.MULTILINE):

@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import functools
 import hashlib
+import importlib
 import inspect
 import logging
 import os
@@ -313,9 +314,9 @@ def _compile(kernel: Kernel) -> bytes:
     if not _announced:
         _announced = True
         log.warning(COMPILING)
-    from lastword.kernels.compiler import object_code  # imports Numba
-
-    return object_code(kernel)
+    # Imported by its name: it imports Numba, and all modules that it compiles, which import this one.
+    code: bytes = importlib.import_module(f"{__package__}.compiler").object_code(kernel)
+    return code
 
 
 _announced = False
