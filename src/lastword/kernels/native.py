@@ -357,6 +357,17 @@ def kernel_sources() -> list[Path]:
     return [*sorted(package.glob("*.py")), package.parent / "wire.py"]
 
 
+_COMPILER_SETTINGS = (
+    "BOUNDSCHECK",
+    "CPU_FEATURES",
+    "CPU_NAME",
+    "ENABLE_AVX",
+    "LOOP_VECTORIZE",
+    "OPT",
+    "SLP_VECTORIZE",
+)
+
+
 @functools.cache
 def sources_digest() -> str:
     """Return 16 hex digits over every source file, the processor and what else the code depends on.
@@ -366,7 +377,7 @@ def sources_digest() -> str:
     digest = hashlib.blake2b(digest_size=8)
     host = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
     versions = (platform.python_version(), llvmlite.__version__, numpy.__version__)
-    settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
+    settings = [os.environ.get(f"NUMBA_{name}", "") for name in _COMPILER_SETTINGS]
     digest.update(repr((host, versions, settings)).encode())
     for path in kernel_sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
