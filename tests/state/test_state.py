@@ -120,6 +120,14 @@ def test_sync_writes_what_it_must(tmp_path):
             users.sync()
             calls = [call for call in files.calls[before:] if call.changes]
             assert [call.name for call in calls] == expected
+        for n in range(40):
+            users[f"user-{n}"] = 3
+        logs.dirs.log_dir(
+            "users", 0
+        ).roll()  # it syncs the records; the name of the new segment is not durable yet
+        before = len(files.calls)
+        users.sync()
+        assert "fsync_dir" in [call.name for call in files.calls[before:]]
 
 
 @pytest.mark.parametrize("plain", [True, False])

@@ -1,4 +1,4 @@
-"""What LLVM has and Python has not: raw loads and stores, wide products, CRC instructions, array headers.
+"""Functions in LLVM's own terms: raw loads and stores, wide products, CRC instructions, array headers.
 
 Only `compiler.py` imports this module: it needs Numba. Kernels name these functions as `native.Intrinsic`.
 """

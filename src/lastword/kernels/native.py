@@ -224,7 +224,7 @@ def _caller(kernel: Kernel, address: int) -> Callable[..., Any]:
     return call
 
 
-_FAULT = (ctypes.c_int64 * 1)()  # where compiled code puts the address of an exception, which nobody reads
+_FAULT = (ctypes.c_int64 * 1)()  # compiled code writes the address of an exception here; it is not used
 _DTYPES = (ctypes.c_int64 * len(DTYPES))(*map(id, _SINGLETONS))
 
 
