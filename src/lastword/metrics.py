@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from lastword.errors import MissingError
+from lastword.version import __version__
 
 PREFIX = "lastword_"
 SECONDS_BUCKETS = (
@@ -264,8 +265,6 @@ def register(registry: Any = None) -> None:
     """
     global is_exported
     import platform
-
-    from lastword.version import __version__
 
     is_exported = True
     BUILD_INFO.set(1, __version__, platform.python_version())

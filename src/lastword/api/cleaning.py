@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from lastword.cleaner.policy.choose import by_accounts
+from lastword.cleaner.policy.plan import CleanRequest, Plan, Reason
 from lastword.errors import (
     CapacityError,
     DataError,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from lastword.cleaner.drive import DriveCleaner, InlineExecutor
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.inspection import DrivePartition
-    from lastword.cleaner.policy.plan import Plan
     from lastword.config.tables import Unread
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.view import PartitionView
@@ -74,7 +74,6 @@ def plan_chosen(
     """Plan the cleaning of selected partitions."""
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.partition import plan_partition
-    from lastword.cleaner.policy.plan import CleanRequest
     from lastword.retention import outlook
 
     views, unviewed = dirs.checked_views(chosen)
@@ -506,8 +505,6 @@ def check_quarantine(dirs: OpenDirs, name: str, number: int) -> None:
 
 def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
     """Convert a deletion by retention to a plan."""
-    from lastword.cleaner.policy.plan import Plan, Reason
-
     return Plan(
         topic=deletion.topic,
         partition=deletion.partition,

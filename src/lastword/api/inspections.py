@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lastword.api.schema import choose, partitioner_of
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.choose import corrected_first_dirty
+from lastword.cleaner.policy.choose import by_accounts, corrected_first_dirty
 from lastword.errors import (
     DataError,
     FileVanishedError,
@@ -536,7 +536,6 @@ def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str,
     So all of these are inspected, once.
     """
     from lastword.api.cleaning import plan_chosen, plan_due
-    from lastword.cleaner.policy.choose import by_accounts
 
     plans: dict[tuple[str, int], Plan | LastwordError] = {}
     accounted = {tp for tp in chosen if by_accounts(dirs.config(tp[0]))}
@@ -648,7 +647,6 @@ def _one_drive(
 
 def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes: int) -> OverwriteTrace:
     """Trace the overwrites of a partition."""
-    from lastword.cleaner.policy.choose import corrected_first_dirty
     from lastword.tools.overwrites import trace_log
 
     view = dirs.checked_view(topic, partition)

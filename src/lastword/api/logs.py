@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
 from lastword.api.record import K, V
-from lastword.api.serializers import Serializers, given_serializers
+from lastword.api.serializers import SerializerLike, Serializers, given_serializers, saved_serializer
 from lastword.api.topic import Topic
 from lastword.api.topics import create_topic, delete_topics, open_topic
 from lastword.config import Settings, check_arguments
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from lastword.api.reader import Bounds
     from lastword.api.restore import Restored
     from lastword.api.schema import PartitionerLike
-    from lastword.api.serializers import SerializerLike
     from lastword.api.state import State
     from lastword.api.states import SharedContents
     from lastword.api.transactions import OpenTransaction
@@ -622,7 +621,6 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             UsageError: There are several topics or partitions; the message names them.
         """
         from lastword.api.inspections import explained
-        from lastword.api.serializers import saved_serializer
 
         topic = self.dirs.only_topic(topic)
         serializer = saved_serializer(self.dirs.config(topic).lastword_key_serializer)

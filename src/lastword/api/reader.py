@@ -24,7 +24,7 @@ from itertools import chain, islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
-from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
+from lastword.api.record import TIMESTAMP_TYPES, K, Record, V, records_of
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import OffsetOutOfRangeError, UsageError, nearest
@@ -496,7 +496,6 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         )
 
     def _many(self, range_: Range) -> Iterator[Record[K, V]]:
-        from lastword.api.record import records_of
 
         serializers = self._key, self._value
         for chunk, columns in scan.columns(range_.view, range_.start, range_.end, committed=self._committed):

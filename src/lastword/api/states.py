@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from lastword.api.contents import Contents
 from lastword.api.open_dirs import OpenDirs, PathLike, caller
+from lastword.api.restore import SnapshotFile
 from lastword.api.serializers import Serializer, SerializerLike
 from lastword.api.state import State
 from lastword.api.topic import Topic
@@ -99,8 +100,6 @@ def open_state(
     else:
         start = None
         if snapshot is not None:
-            from lastword.api.restore import SnapshotFile
-
             start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
         contents = SharedContents(
             dirs, topic, end=end, max_bytes=limit, snapshot=start, progress=listener(progress)

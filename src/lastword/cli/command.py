@@ -25,19 +25,18 @@ from lastword.cli import signals
 from lastword.cli.output import Output
 from lastword.cli.remedies import PLACE
 from lastword.cli.target import Target, storage_of
+from lastword.clock import Clock, SystemClock
 from lastword.errors import UsageError, nearest
 from lastword.objects import is_url
 from lastword.parse import parse_duration_ms
+from lastword.version import __version__
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
-    from lastword.clock import Clock
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from lastword.version import __version__
-
         typer.echo(f"lastword {__version__}")
         raise typer.Exit()
 
@@ -171,7 +170,6 @@ class Session(Output):
         if not self.wait_seconds:
             return attempt()
         from lastword.api.opening import wait_for_lock
-        from lastword.clock import SystemClock
 
         clock = CONTEXT.clock or SystemClock()
 
@@ -223,8 +221,6 @@ def session(
 
 def now_ms() -> int:
     """Return the current time; ages on the command line count back from it."""
-    from lastword.clock import SystemClock
-
     return (CONTEXT.clock or SystemClock()).now_ms()
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from lastword.cli.remedies import PLACE, command_line
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import LastwordError, NotALogDirError, UsageError
 from lastword.objects import is_url
 
 Directory = Annotated[
@@ -178,7 +178,6 @@ class Target:
 
     def _check_paths_exist(self) -> None:
         """Raise NotALogDirError if a directory is missing, before the error about a missing topic."""
-        from lastword.errors import NotALogDirError
         from lastword.files import DEFAULT
 
         for path in self.paths:

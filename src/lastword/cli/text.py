@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.serializers import field_bytes, field_json, is_base64_form
+from lastword.api.serializers import SERIALIZERS, field_bytes, field_json, is_base64_form
 from lastword.errors import UsageError
 
 if TYPE_CHECKING:
@@ -126,8 +126,6 @@ def _or_null(data: bytes | str | None, null: str) -> str:
 
 def argument_bytes(text: str, serializer: str | None, column: str) -> bytes:
     """Return the bytes of a typed key or value: text as typed, numbers and JSON parsed."""
-    from lastword.api.serializers import SERIALIZERS
-
     if serializer is None or serializer in ("bytes", "str"):
         return os.fsencode(text)
     parse: Callable[[str], Any] = json.loads

@@ -38,7 +38,7 @@ from lastword.errors import (
     nearest,
     unknown_setting,
 )
-from lastword.files import FileFacts, Files, overlapped
+from lastword.files import DEFAULT, FileFacts, Files, overlapped
 
 if TYPE_CHECKING:
     from lastword.config.toml_file import Change, TomlEntry
@@ -556,7 +556,6 @@ def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None, files
 
 
 def _default_files() -> Files:
-    from lastword.files import DEFAULT
 
     return DEFAULT
 

@@ -32,7 +32,10 @@ from lastword.files import Files
 from lastword.logdir.identity import made_by_broker, read_node_id, read_topic_id
 from lastword.parse import read_properties
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.view import PartitionView
+from lastword.records.formats import check_crc, read_records
 from lastword.segment import names
+from lastword.segment.scan import headers
 
 if TYPE_CHECKING:
     from lastword.records.internal import InternalRecord
@@ -128,7 +131,6 @@ def read_cluster_metadata(files: Files, directory: str) -> ClusterMetadata:
 
 
 def _records(files: Files, directory: str) -> Iterator[InternalRecord]:
-    from lastword.partition.view import PartitionView
 
     snapshots = [
         (parsed, name)
@@ -151,7 +153,6 @@ def _records(files: Files, directory: str) -> Iterator[InternalRecord]:
 
 
 def _snapshot_records(files: Files, path: str) -> Iterator[InternalRecord]:
-    from lastword.segment.scan import headers
 
     with files.open_read(path) as handle:
         for header in headers(handle, path, 0, handle.size()):
@@ -159,7 +160,6 @@ def _snapshot_records(files: Files, path: str) -> Iterator[InternalRecord]:
 
 
 def _batch_records(data: bytes, header: Any, file: str, start: int) -> Iterator[InternalRecord]:
-    from lastword.records.formats import check_crc, read_records
     from lastword.records.internal import METADATA, UndecodableError, UnknownTypeError, decode
 
     check_crc(data, header, file, position=0)

@@ -24,7 +24,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from weakref import ref
 
 from google_crc32c import value as crc32c
@@ -42,13 +41,11 @@ from lastword.partition.reads import Reads
 from lastword.partition.segment_store import LogVersion, SegmentSet
 from lastword.partition.snapshots import Snapshots
 from lastword.partition.tail import Changed, Tail
+from lastword.partition.view import PartitionView
 from lastword.records.batch import HEAD, BatchHeader, checked_part
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.segment import Segment
 from lastword.wire import ATTRIBUTES_AT, OVERHEAD_BYTES
-
-if TYPE_CHECKING:
-    from lastword.partition.view import PartitionView
 
 
 class PartitionLog(Reads):
@@ -585,8 +582,6 @@ class PartitionLog(Reads):
 
     def view(self) -> PartitionView:
         """Return the log of now as a snapshot."""
-        from lastword.partition.view import PartitionView
-
         with self.lock:
             segments = self.segment_set
             segments = segments.with_last(segments.active.with_mtime_now())
@@ -605,8 +600,6 @@ class PartitionLog(Reads):
 
     def _view_again(self) -> PartitionView:
         """Return the view that a view of this log becomes when it is refreshed."""
-        from lastword.partition.view import PartitionView
-
         if self._local.is_closed:
             return PartitionView.load(self.store)
         return self.view()

@@ -21,6 +21,7 @@ from lastword.files import Files
 from lastword.partition.cut import read_note
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader
+from lastword.records.formats import check_crc, read_records
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 
 if TYPE_CHECKING:
@@ -270,7 +271,6 @@ def record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
 
 
 def _record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
-    from lastword.records.formats import check_crc, read_records
 
     start = log.log_start
     for segment in log.segment_set.starting_at(start):

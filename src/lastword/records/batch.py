@@ -43,7 +43,7 @@ from typing import Any
 from google_crc32c import value as crc32c
 
 from lastword.errors import CorruptBatchError, RecordTooLargeError, UnknownMagicError, UsageError
-from lastword.records.compression import limit_of
+from lastword.records.compression import compress, decompress, limit_of, located
 from lastword.records.record import (
     CREATE_TIME,
     LENGTHS,
@@ -351,8 +351,6 @@ def records_of(payload: Any, header: BatchHeader, file: str) -> Iterator[RawReco
 
 def decompress_records(payload: Any, header: BatchHeader, file: str, limit_bytes: int | None = None) -> bytes:
     """Decompress the records of a batch. Errors name `file` and the position of the batch."""
-    from lastword.records.compression import decompress, located
-
     with located(file, header.position, header.base_offset):
         return decompress(header.codec, payload, limit_of(file) if limit_bytes is None else limit_bytes)
 
@@ -612,8 +610,6 @@ class BatchBuilder:
             raise UsageError("a batch needs a record")
         payload = self._records[0] if self._count == 1 else b"".join(self._records)
         if self.codec:
-            from lastword.records.compression import compress
-
             payload = compress(self.codec, payload, self.level)
         if len(payload) > INT32_MAX - HEADER_BYTES:
             raise RecordTooLargeError(f"a batch of {len(payload)} bytes does not fit its length field")

@@ -34,7 +34,13 @@ from lastword.kernels.hashing import crc32c
 from lastword.kernels.lz4 import BLOCK_BYTES, decompress_lz4_rows
 from lastword.records import formats
 from lastword.records.batch import BatchHeader
-from lastword.records.compression import limit_of
+from lastword.records.compression import (
+    decompress_into,
+    limit_of,
+    located_error,
+    plain_zstd_decompressor,
+    too_large,
+)
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -624,7 +630,6 @@ class RecordBuffer:
                     self._raise_too_large(table, row)
 
     def _raise_too_large(self, table: Table, row: int) -> NoReturn:
-        from lastword.records.compression import too_large
 
         codec = int(table[row, fields.ATTRIBUTES]) & CODEC_MASK
         raise self._located(too_large(codec, int(table[row, fields.SIZE]), self.limit_bytes), table, row)
@@ -669,7 +674,6 @@ class RecordBuffer:
         plain = np.zeros(starts.size, np.bool_)
         if codec != ZSTD:
             return plain.tolist(), lambda data, room: None
-        from lastword.records.compression import plain_zstd_decompressor
 
         find_plain_zstd(raw, starts, ends, plain)
         rooms = np.minimum(np.maximum(8 * (ends - starts), 1 << 16), self.limit_bytes)
@@ -680,7 +684,6 @@ class RecordBuffer:
         return self._data
 
     def _decompress_batch(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
-        from lastword.records.compression import decompress_into
 
         room = max(8 * len(data), 1 << 16)
         while True:
@@ -697,7 +700,6 @@ class RecordBuffer:
                 raise self._located(error, table, row) from None
 
     def _located(self, error: DataError, table: Table, row: int) -> DataError:
-        from lastword.records.compression import located_error
 
         position, offset = int(table[row, fields.FILE_POSITION]), int(table[row, fields.BASE_OFFSET])
         return located_error(error, self._file, position, offset)

@@ -18,12 +18,12 @@ from lastword import kernels
 from lastword.kernels import table as fields
 from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows, gather_spans, span_bytes
 from lastword.records.chunk import Bytes, Chunk
+from lastword.records.record import RawRecord, raw_record
 from lastword.wire import INT32_MAX, INT64_MAX, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lastword.records.record import RawRecord
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -220,8 +220,6 @@ def _headers(columns: RecordColumns, chunk: Chunk) -> pa.Array:
 
 def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
     """Return the records as values that hold their own bytes."""
-    from lastword.records.record import raw_record
-
     data = chunk.uncompressed.data
     types = timestamp_types(columns, chunk)
     headers: list[tuple[tuple[str, bytes | None], ...]] | None = None

@@ -13,6 +13,7 @@ from lastword import kernels
 from lastword.errors import RecordTooLargeError
 from lastword.kernels import pack as loops
 from lastword.kernels.pack import RecordSpans, Spans
+from lastword.records.compression import compress
 from lastword.wire import HEADER_BYTES, LOG_APPEND_BIT
 
 if TYPE_CHECKING:
@@ -191,7 +192,6 @@ def _run(data: memoryview, table: NDArray[np.int64], codec: int, level: int | No
 
 
 def _compressed(batch: memoryview, codec: int, level: int | None) -> bytearray:
-    from lastword.records.compression import compress
 
     data = bytearray(batch[:HEADER_BYTES]) + compress(codec, bytes(batch[HEADER_BYTES:]), level)
     loops.seal_batch(np.frombuffer(data, np.uint8), 0, len(data))

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 from lastword.errors import CapacityError
 from lastword.partition.cut import empty_batch
 from lastword.partition.reads import read_again
+from lastword.partition.transactions import Outcomes
 from lastword.records.formats import read_header
-from lastword.wire import INT32_MAX
+from lastword.wire import CONTROL_BIT, INT32_MAX
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
@@ -113,7 +114,6 @@ class NewestReads:
 
     def _resolve(self, resolved: _Resolved, view: PartitionView) -> None:
         """Add the batches between the limit and the last stable offset."""
-        from lastword.partition.transactions import Outcomes
         from lastword.resolve import MapFull
         from lastword.state.newest import slices_of
 
@@ -211,7 +211,6 @@ def _without_dead(chunk: Chunk, dead: DeadBitmaps) -> tuple[bytes, int]:
     from lastword.kernels.repack import AS_BITS, DROP
     from lastword.records.columns import decode_columns
     from lastword.resolve import DeadBitmaps
-    from lastword.wire import CONTROL_BIT
 
     def without_delay(work: Callable[[], None]) -> bool:
         work()

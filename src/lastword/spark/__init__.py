@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastword.spark.bootstrap import session, warn_of_other_python
+from lastword.spark.bootstrap import need_pyspark, session, warn_of_other_python
 from lastword.spark.clean import clean, plan
 from lastword.spark.copy import copy
 from lastword.spark.inspect import audit, duplication, expire, lag, restore, verify
@@ -57,8 +57,6 @@ def register(spark: SparkSession) -> None:
     active session, and a thread that Python starts has none. Warns if the Python of the session's tasks lacks
     this version of lastword.
     """
-    from lastword.spark.bootstrap import need_pyspark
-
     need_pyspark()
     warn_of_other_python()
     from lastword.spark.source import LastwordDataSource

@@ -54,12 +54,13 @@ from lastword.errors import (
 from lastword.files import DEFAULT, Files
 from lastword.logdir.topics import register_limits
 from lastword.segment.names import parse_partition_dir
+from lastword.spark.bucket import open_directory
+from lastword.spark.options import Problem, StorageOptions, absolute_path, log_path
 from lastword.version import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lastword.spark.options import StorageOptions
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -413,15 +414,11 @@ def typed(error: Exception) -> Exception:
 
 def shared_path(path: str | os.PathLike[str]) -> str:
     """Return the name of a log that driver and tasks share: a URL, or a directory's absolute name."""
-    from lastword.spark.options import log_path
-
     return _shared(path, log_path, "log directory", 'name one log directory, such as "data"')
 
 
 def shared_directory(path: str | os.PathLike[str], kind: str, remedy: str) -> str:
     """Return a directory's absolute name: a relative name differs between workers."""
-    from lastword.spark.options import absolute_path
-
     return _shared(path, absolute_path, kind, remedy)
 
 
@@ -431,7 +428,6 @@ def as_pattern(path: str) -> str:
 
 
 def _shared(path: str | os.PathLike[str], parse: Callable[[str], str], kind: str, remedy: str) -> str:
-    from lastword.spark.options import Problem
 
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"the {kind} {path!r} is no path", remedy=remedy)
@@ -448,9 +444,6 @@ def shared_log(
 
     NotALogDirError if opening the log would make one.
     """
-    from lastword.spark.bucket import open_directory
-    from lastword.spark.options import StorageOptions
-
     shared = shared_path(path)
     storage = StorageOptions.of(shared, storage_options)
     open_directory(shared, storage)

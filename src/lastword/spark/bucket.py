@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from lastword.api.opening import open as open_log_dir
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import Entry
 from lastword.bucket.scratch import ScratchSpace
@@ -37,7 +38,7 @@ from lastword.clock import SystemClock
 from lastword.errors import BusyError, FileVanishedError
 from lastword.files import DEFAULT, Files
 from lastword.logdir.log_dir import LogDirectory
-from lastword.objects import is_url, open_store
+from lastword.objects import is_url, open_store, probe
 from lastword.spark.options import NO_STORAGE, StorageOptions
 
 if TYPE_CHECKING:
@@ -95,8 +96,6 @@ def open_directory(
 
 def open_logs(path: str, storage: StorageOptions, mode: Mode = "r") -> LogDir:
     """Open a log as `lastword.open` does, without a background cleaner."""
-    from lastword.api.opening import open as open_log_dir
-
     if is_url(path):
         return open_log_dir(path, mode, storage_options=dict(storage.items), log_cleaner_enable=False)
     return open_log_dir([path], mode, log_cleaner_enable=False)
@@ -129,8 +128,6 @@ def begin_uploads(url: str, storage: StorageOptions, query: str | None) -> str:
     Spark makes one writer for the tasks of a micro-batch and another for its commit: with `query`, the
     checkpoint of a streaming query, the second one finds the name of the first.
     """
-    from lastword.objects import probe
-
     bucket = bucket_at(url, storage)
     if bucket not in _probed:
         probe(bucket.store)

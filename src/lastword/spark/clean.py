@@ -33,7 +33,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.cleaner.policy.choose import by_accounts
-from lastword.cleaner.policy.plan import Plan
+from lastword.cleaner.policy.plan import CleanRequest, Plan
+from lastword.clock import SystemClock
 from lastword.errors import (
     BusyError,
     LastwordError,
@@ -43,12 +44,15 @@ from lastword.errors import (
     QuarantinedError,
     UnknownTopicError,
 )
-from lastword.files import OVERLAP_FROM, OVERLAP_THREADS, Files, overlapped
+from lastword.files import DEFAULT, OVERLAP_FROM, OVERLAP_THREADS, Files, overlapped
+from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.logdir.log_dir import LogDirectory
 from lastword.objects import is_url
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.spark import clean_tasks
-from lastword.spark.bucket import JobPlace
+from lastword.spark.bootstrap import need_pyspark, shared_log
+from lastword.spark.bucket import JobPlace, change, job_place, open_directory, transaction
 from lastword.spark.clean_tasks import (
     TASK_BYTES,
     BucketClean,
@@ -57,6 +61,7 @@ from lastword.spark.clean_tasks import (
     PlanTask,
     RemoteScanTask,
 )
+from lastword.values import Meter, ProgressLike
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,12 +73,9 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.inspection import DrivePartition
     from lastword.cleaner.policy.generational import Choice, SegmentRun
-    from lastword.cleaner.policy.plan import CleanRequest
     from lastword.config import TopicConfig
-    from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
-    from lastword.values import ProgressLike
 
 
 def clean(
@@ -121,18 +123,14 @@ def clean(
         NoPolicyError: The named topic has no known cleanup.policy.
         PartialFailure: Some partitions failed; the others were cleaned.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log
-
     need_pyspark()
     path, storage = shared_log(path, storage_options)
     if is_url(path):
         given = BucketClean(path, storage, due, strategy)
         return _clean_bucket(spark, given, topic, partition, task_bytes, progress)
     from lastword.cleaner.engine.report import CleanRound
-    from lastword.ingest.apply import Watch, open_to_append
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, results_as_completed
-    from lastword.values import Meter
 
     with ExitStack() as held:
         held.enter_context(described(spark, "lastword clean"))
@@ -216,17 +214,13 @@ def plan(
         NoPolicyError: The named topic has no known cleanup.policy.
         DataError: A partition is damaged. No plan is returned.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log
-
     need_pyspark()
     path, storage = shared_log(path, storage_options)
     if is_url(path):
         given = BucketClean(path, storage, due, strategy, dry=True)
         return _clean_bucket(spark, given, topic, partition, task_bytes, progress)
-    from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, results_as_completed
-    from lastword.values import Meter
 
     directory = LogDirectory.open(path, "r")
     chosen = _chosen(directory, topic, partition)
@@ -274,10 +268,8 @@ def _clean_bucket(
     A partition above `task_bytes` is divided, unless it is due by its garbage index.
     """
     from lastword.cleaner.engine.report import CleanRound
-    from lastword.spark.bucket import open_directory
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, results_as_completed
-    from lastword.values import Meter
 
     directory = open_directory(given.path, given.storage)
     chosen = _chosen(directory, topic, partition)
@@ -320,7 +312,6 @@ def _divide_in_bucket(
     spark: SparkSession, task: BucketClean, progress: ProgressLike | None
 ) -> tuple[list[Any], list[LastwordError]]:
     """Clean or plan a giant partition of a log in a bucket; return the results and the errors."""
-    from lastword.spark.bucket import change, job_place, open_directory, transaction
     from lastword.spark.tasks import run_tasks
 
     path, storage = task.path, task.storage
@@ -372,7 +363,6 @@ def _begin_plan(task: BucketClean, files: Files) -> ShardedJob | Plan:
     """Begin the divided plan of a partition, or return the plan that keeps the partition."""
     from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.engine.partition import chosen_plan
-    from lastword.spark.bucket import open_directory
 
     directory, tp = open_directory(task.path, task.storage, files), TopicPartition(task.topic, task.partition)
     view, config = directory.view(*tp), directory.topic_config(tp.topic)
@@ -606,8 +596,6 @@ def _plan_giant(
 ) -> Plan:
     from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.engine.partition import chosen_plan
-    from lastword.clock import SystemClock
-    from lastword.files import DEFAULT
 
     chosen = chosen_plan(view, config, request, DEFAULT, SystemClock())
     if chosen.action != "clean":
@@ -735,7 +723,6 @@ def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -
 def _request(
     directory: LogDirectory, tp: TopicPartition, config: TopicConfig, due: bool, strategy: str | None
 ) -> CleanRequest:
-    from lastword.cleaner.policy.plan import CleanRequest
 
     map_bytes = directory.settings.instance.map_bytes
     return CleanRequest(directory.first_dirty(*tp), due, strategy or config.lastword_strategy, map_bytes)

@@ -25,9 +25,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lastword.cleaner.policy.plan import CleanRequest, Plan
+from lastword.clock import SystemClock
 from lastword.errors import LastwordError, PartialFailure, StorageError
 from lastword.files import DEFAULT, Files
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.view import PartitionView
+from lastword.spark.bootstrap import need_directory
+from lastword.spark.bucket import JobPlace, open_logs, transaction
+from lastword.values import Progress, ProgressLike
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,12 +45,8 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.policy.generational import Choice, SegmentRun
-    from lastword.cleaner.policy.plan import CleanRequest, Plan
     from lastword.config import TopicConfig
-    from lastword.partition.view import PartitionView
-    from lastword.spark.bucket import JobPlace
     from lastword.spark.options import StorageOptions
-    from lastword.values import ProgressLike
 
 _T = TypeVar("_T")
 
@@ -142,8 +144,6 @@ class BucketClean:
 def clean_in_bucket(task: BucketClean) -> tuple[list[Any], list[LastwordError]]:
     """Clean or plan a partition of a log in a bucket, and commit; return the results and the errors."""
     from lastword.api import cleaning
-    from lastword.cleaner.policy.plan import Plan
-    from lastword.spark.bucket import open_logs, transaction
 
     def clean(dirs: OpenDirs) -> list[CleanRound]:
         if task.only_expires:
@@ -215,14 +215,12 @@ def plan_chosen(task: ChosenTask) -> Plan:
 
 
 def _view(directory: str) -> PartitionView:
-    from lastword.partition.view import PartitionView
 
     return PartitionView.load(DirectorySegments(DEFAULT, directory))
 
 
 def _context(*, dry: bool) -> CleanContext:
     from lastword.cleaner.engine.cleaning import CleanContext
-    from lastword.clock import SystemClock
 
     return CleanContext(DEFAULT, SystemClock(), dry=dry)
 
@@ -249,7 +247,6 @@ def build_sharded(
 ) -> PreparedCleaning | LastwordError:
     """Run the remaining steps of a giant partition; return the outputs, or the first fault of the data."""
     from lastword.cleaner.distributed import sharded
-    from lastword.clock import SystemClock
 
     clock = SystemClock()
     started = clock.monotonic()
@@ -309,7 +306,6 @@ def _run(
     numbers: Sequence[int],
 ) -> list[Any]:
     """Run a step for some of its numbers, and commit the files that its tasks uploaded."""
-    from lastword.clock import SystemClock
     from lastword.spark.tasks import described, results_as_completed
 
     clock, task = SystemClock(), partial(_run_step, place, step, job.directory)
@@ -341,7 +337,6 @@ def _run_step(
     place: JobPlace, step: Callable[..., Any], directory: str, number: int
 ) -> tuple[Any, dict[str, Entry]]:
     """Run a step for a number; return its result or its fault, and the files that were uploaded."""
-    from lastword.spark.bootstrap import need_directory
 
     def stepped(files: Files) -> Any:
         need_directory(directory, files)
@@ -370,7 +365,6 @@ def _resolve(files: Files, directory: str, number: int) -> None:
 
 def _rewrite_one(now_ms: int, files: Files, directory: str, number: int) -> None:
     from lastword.cleaner.distributed import sharded
-    from lastword.clock import SystemClock
 
     sharded.rewrite_group(files, directory, number, now_ms, SystemClock())
 
@@ -385,9 +379,7 @@ def _reporting(place: JobPlace, job: ShardedJob, progress: ProgressLike | None) 
         yield
         return
     from lastword.cleaner.distributed import job as jobs
-    from lastword.clock import SystemClock
     from lastword.spark.tasks import repeated
-    from lastword.values import Progress
 
     clock = SystemClock()
     started = clock.monotonic()

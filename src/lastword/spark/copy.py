@@ -36,7 +36,9 @@ from lastword.files import DEFAULT
 from lastword.logdir import copies
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.objects import is_url
+from lastword.spark.bootstrap import check_seen, need_pyspark, shared_log, shared_path
 from lastword.spark.bucket import begin_uploads, bucket_at, files_at, open_logs, private_copy, transaction
+from lastword.spark.options import StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.bucket.manifest import Entry
     from lastword.logdir.copies import Brought, SourceFile, SourceLog
-    from lastword.spark.options import StorageOptions
     from lastword.values import ProgressLike
 
 TASK_BYTES = 256 << 20
@@ -85,10 +86,7 @@ def copy(
         PartialFailure: Partitions were not copied; has the results of the others. It is also an instance
             of the first error's class.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log, shared_path
-
     need_pyspark()
-    from lastword.spark.options import StorageOptions
     from lastword.spark.schema import frame_of
 
     read_with, write_with = storage_of_both([source], target, storage_options, source_storage_options)
@@ -304,8 +302,6 @@ def groups_of(files: Sequence[SourceFile]) -> Iterator[tuple[list[SourceFile], i
 
 def _send(task: _Send) -> tuple[int, dict[str, Entry]] | LastwordError:
     """Copy files; return the bytes, and the entries of files that were uploaded."""
-    from lastword.spark.bootstrap import check_seen
-
     source, own = files_at(task.path, task.storage), uuid.uuid4().hex
     try:
         if not is_url(task.target):

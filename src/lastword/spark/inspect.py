@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from lastword.api.schema import PARTITIONERS
 from lastword.errors import LastwordError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.partition import removal_log
 from lastword.segment import names
+from lastword.spark.bootstrap import as_pattern, need_pyspark, shared_directory, shared_log
 from lastword.spark.bucket import files_at, open_logs
 from lastword.values import Meter
 
@@ -55,8 +57,6 @@ def duplication(
 
     A count of a topic needs all of its keys in one place, so each topic is one task.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log
-
     need_pyspark()
     from lastword.api.inspections import check_by
     from lastword.spark.schema import frame_of
@@ -106,8 +106,6 @@ def verify(
     Returns:
         A row for each problem; none if all is valid.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log
-
     need_pyspark()
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, run_tasks
@@ -228,8 +226,6 @@ def restore(
         OffsetOutOfRangeError: The log was cleaned with records above `end`. If that happens before the
             DataFrame is used, call restore again.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_directory, shared_log
-
     need_pyspark()
     from lastword.api.reader import ranges
     from lastword.spark.source import load
@@ -283,7 +279,6 @@ def _written(
     from pyspark.sql import functions as F
 
     from lastword.api.restore import Restored
-    from lastword.spark.bootstrap import as_pattern
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, reporting
     from lastword.state.snapshot_file import Reach, mark_directory
@@ -322,8 +317,6 @@ def expire(
     Returns:
         A row for each partition that lost segments.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log
-
     need_pyspark()
     from lastword.retention import Deletion
     from lastword.spark.schema import frame_of
@@ -376,8 +369,6 @@ def lag(
         A row of `Lag` for each partition that the query has read; none before its first progress. The end is
         that of a committed read: the last stable offset.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log
-
     need_pyspark()
     from lastword.spark.schema import frame_of
 
@@ -451,8 +442,6 @@ def audit(
     Returns:
         A row for each key whose offsets differ, with the kinds of `LogDir.audit`.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log
-
     need_pyspark()
     from pyspark.sql import functions as F
 
@@ -622,7 +611,6 @@ def _assigned(partitioner: str, count: int) -> Column:
     from pyspark.sql import functions as F
 
     def partition_of(key: Any) -> int:
-        from lastword.api.schema import PARTITIONERS
 
         return PARTITIONERS[partitioner](bytes(key), count)
 

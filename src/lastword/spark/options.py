@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from lastword.config import TOPIC_SETTINGS
 from lastword.errors import LastwordError, SparkOptionError, UsageError, nearest
 from lastword.objects import is_secret, is_url, open_store
 from lastword.parse import parse_bytes, parse_duration_ms, parse_setting_ms
@@ -634,8 +635,6 @@ def _stream_problems(values: Mapping[str, Any], limits: BatchLimits) -> list[str
 
 def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool = True) -> WriteOptions:
     """Parse the options of a write; warn of options without effect. SparkOptionError lists all problems."""
-    from lastword.config import TOPIC_SETTINGS
-
     values, problems = _parse(
         options, WRITE, other=READ, direction="writing", settings=TOPIC_SETTINGS, warn=warn
     )
@@ -796,8 +795,6 @@ def _parse(
 
 def _is_of_any(name: str) -> bool:
     """Return whether an option is known for reading, streams or writing."""
-    from lastword.config import TOPIC_SETTINGS
-
     return name in TOPIC_SETTINGS or any(name == known.lower() for known in (*STREAM, *READ, *WRITE))
 
 

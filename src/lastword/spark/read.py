@@ -60,7 +60,7 @@ from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import ChunkJoiner
-from lastword.records.columns import RecordColumns, decode_columns
+from lastword.records.columns import RecordColumns, decode_columns, to_arrow
 from lastword.spark.bootstrap import check_seen, collector_paused
 from lastword.spark.bucket import files_at
 from lastword.spark.options import LATEST, Bound, ReadOptions
@@ -216,8 +216,6 @@ def to_spark(
     `numbers`: the partition of each record, of several partitions of one topic; None: that of the task.
     """
     import pyarrow as pa
-
-    from lastword.records.columns import to_arrow
 
     names = tuple(name for name in columns if name not in (CHANGE, CORRUPT))
     decoders = decoders_of(columns, options)

@@ -50,7 +50,7 @@ from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
 from lastword.partition.view import PartitionView
-from lastword.spark.bootstrap import Shipped, hide_traceback
+from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback
 from lastword.spark.bucket import change, open_directory
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import check_projection
@@ -362,8 +362,6 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                 topic_id = listing.topic_ids.get(tp[0])
                 ranges.append(PartitionRange(*tp, view.directory, view, first, last, topic_id=topic_id))
         if ranges and not self._warm:
-            from lastword.spark.bootstrap import ensure_compiled
-
             ensure_compiled()  # here, so that no worker compiles
             self._warm = True
         return plan(ranges, self.options, in_stream=True)

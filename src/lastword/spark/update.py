@@ -26,7 +26,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.errors import UsageError
-from lastword.spark.bootstrap import Shipped, as_pattern, conf_value
+from lastword.spark.bootstrap import Shipped, as_pattern, conf_value, need_pyspark, shared_path
+from lastword.spark.bucket import files_at
+from lastword.spark.options import FORMAT, StorageOptions, parse_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,10 +78,7 @@ def update_stream(
         KeyRequiredError: There is no column `key`.
         UnknownTopicError: The query has written to this topic, which was deleted since.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_path
-
     need_pyspark()
-    from lastword.spark.options import StorageOptions, parse_write
     from lastword.spark.schema import incomparable, sink_columns
     from lastword.spark.targets import make_target
 
@@ -169,8 +168,6 @@ def differences(
     from pyspark.sql import functions as F
     from pyspark.sql.types import BinaryType, IntegerType, StructType
 
-    from lastword.spark.bucket import files_at
-    from lastword.spark.options import FORMAT, parse_write
     from lastword.spark.source import load
     from lastword.spark.targets import existing_target
 

@@ -30,7 +30,7 @@ from lastword.records.formats import UNKNOWN_COUNT, read_records
 from lastword.records.internal import METADATA, InternalRecord, UndecodableError, decode, is_internal
 from lastword.records.record import parse_control
 from lastword.segment import names
-from lastword.segment.indexes import decode_aborted
+from lastword.segment.indexes import OffsetIndex, TimeIndex, decode_aborted
 from lastword.tools.findings import LenientWalk, Problem, bad_records
 from lastword.values import Value
 
@@ -297,7 +297,6 @@ def _base(path: str) -> int:
 
 
 def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    from lastword.segment.indexes import OffsetIndex
 
     index = OffsetIndex(files.read_bytes(path), _base(path), 1 << 62)
     for entry in index.entries():
@@ -307,7 +306,6 @@ def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
 
 
 def _time_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    from lastword.segment.indexes import TimeIndex
 
     index = TimeIndex(files.read_bytes(path), _base(path))
     for entry in index.entries():

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, SystemClock
+from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError, StorageError
 from lastword.files import FileFacts, Files
 from lastword.logdir.identity import read_topic_id
@@ -340,7 +341,6 @@ def _md5_check(
     progress: ProgressLike | None,
 ) -> Md5Check | None:
     """Compare the keys of a log by MD5; None, and a new problem, if not all keys can be read."""
-    from lastword.config.tables import DEFAULT_MAP_BYTES
     from lastword.tools.md5 import md5_collisions
 
     size = sum(segment.size for segment in view.segments)
