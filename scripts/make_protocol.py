@@ -128,7 +128,8 @@ def codes(found: dict[str, dict[str, Any]], errors: list[tuple[int, str, bool]])
         lines.append(f"    {request['apiKey']}: Api({row}),")
     lines += ["}", "", "# Error codes."]
     lines += [f"{name} = {code}" for code, name, _ in errors]
-    lines += ["", "ERROR_NAMES = {", *(f'    {code}: "{name}",' for code, name, _ in errors), "}"]
+    names = "{code: name for name, code in dict(globals()).items() if isinstance(code, int)}"
+    lines += ["", f"ERROR_NAMES = {names}"]
     lines += [
         "",
         "RETRIABLE = frozenset(",
