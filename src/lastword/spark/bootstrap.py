@@ -444,6 +444,7 @@ def shared_log(
 
     NotALogDirError if opening the log would make one.
     """
+    need_pyspark()
     shared = shared_path(path)
     storage = StorageOptions.of(shared, storage_options)
     open_directory(shared, storage)

@@ -30,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from lastword.cleaner.policy.choose import by_accounts
 from lastword.cleaner.policy.plan import CleanRequest, Plan
@@ -51,7 +51,7 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.objects import is_url
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.spark import clean_tasks
-from lastword.spark.bootstrap import need_pyspark, shared_log
+from lastword.spark.bootstrap import shared_log
 from lastword.spark.bucket import JobPlace, change, job_place, open_directory, transaction
 from lastword.spark.clean_tasks import (
     TASK_BYTES,
@@ -78,18 +78,28 @@ if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
 
 
+class CleanOptions(TypedDict, total=False):
+    """The options of `clean` and of `plan`, which describes none of them again."""
+
+    due: bool
+    strategy: str | None
+    scratch: str | None
+    task_bytes: int
+    progress: ProgressLike | None
+    storage_options: Mapping[str, str] | None
+
+
+DEFAULTS = CleanOptions(
+    due=False, strategy=None, scratch=None, task_bytes=TASK_BYTES, progress=None, storage_options=None
+)
+
+
 def clean(
     spark: SparkSession,
     path: str | os.PathLike[str],
     topic: str | None = None,
     partition: int | None = None,
-    *,
-    due: bool = False,
-    strategy: str | None = None,
-    scratch: str | None = None,
-    task_bytes: int = TASK_BYTES,
-    progress: ProgressLike | None = None,
-    storage_options: Mapping[str, str] | None = None,
+    **options: Unpack[CleanOptions],
 ) -> DataFrame:
     """Clean partitions with tasks, at the call, and return a local row for each cleaning.
 
@@ -123,11 +133,65 @@ def clean(
         NoPolicyError: The named topic has no known cleanup.policy.
         PartialFailure: Some partitions failed; the others were cleaned.
     """
-    need_pyspark()
-    path, storage = shared_log(path, storage_options)
+    return _run(spark, path, topic, partition, options, dry=False)
+
+
+def plan(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    topic: str | None = None,
+    partition: int | None = None,
+    **options: Unpack[CleanOptions],
+) -> DataFrame:
+    """Return the plan of `clean` for each partition, exact to the byte, with its reasons.
+
+    This takes no lock and changes no segment. Each task scans its partition, or opens its garbage index and
+    scans new records, and counts the bytes of the rewrite. A partition that `clean` would divide is divided
+    here too, and has scratch files until the plan is ready.
+
+    Args:
+        spark: The session.
+        path: As in `clean`.
+        topic: As in `clean`.
+        partition: As in `clean`.
+        **options: As in `clean`.
+
+    Returns:
+        The columns of `Plan`.
+
+    Raises:
+        UnknownTopicError: There is no such topic or partition.
+        NoPolicyError: The named topic has no known cleanup.policy.
+        DataError: A partition is damaged. No plan is returned.
+    """
+    return _run(spark, path, topic, partition, options, dry=True)
+
+
+def _run(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    topic: str | None,
+    partition: int | None,
+    options: CleanOptions,
+    *,
+    dry: bool,
+) -> DataFrame:
+    """Clean or plan, in a directory or in a bucket."""
+    unknown = options.keys() - DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(DEFAULTS)}")
+    given = DEFAULTS | options
+    path, storage = shared_log(path, given["storage_options"])
     if is_url(path):
-        given = BucketClean(path, storage, due, strategy)
-        return _clean_bucket(spark, given, topic, partition, task_bytes, progress)
+        task = BucketClean(path, storage, given["due"], given["strategy"], dry)
+        return _clean_bucket(spark, task, topic, partition, given["task_bytes"], given["progress"])
+    return (_plan_directory if dry else _clean_directory)(spark, path, topic, partition, given)
+
+
+def _clean_directory(
+    spark: SparkSession, path: str, topic: str | None, partition: int | None, options: CleanOptions
+) -> DataFrame:
+    """Clean partitions of a directory, which is open to append from the first plan to the last swap."""
     from lastword.cleaner.engine.report import CleanRound
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, results_as_completed
@@ -138,6 +202,7 @@ def clean(
         held.callback(Watch(directory).close)  # commits of writers are ingested meanwhile
         held.enter_context(directory.checkpoints_together())
         outcomes: list[Outcome] = []
+        due, strategy, progress = options["due"], options["strategy"], options["progress"]
         chosen = _chosen(directory, topic, partition)
         accounted = {tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)}
         tasks: list[CleanTask] = []
@@ -146,7 +211,7 @@ def clean(
         sizes = _sizes(directory, chosen if progress is not None else rest)
         meter = Meter("clean", progress, sum(sizes.values()))
         rest = _largest_first(rest, sizes)
-        prepared = _prepared(directory, rest, due, strategy, scratch, task_bytes, held, giants)
+        prepared = _prepared(directory, rest, options, held, giants)
         results = results_as_completed(spark, clean_tasks.build, _noted(prepared, tasks))
         published = _publish_each(directory, tasks, results, len(rest))
         with _outputs_removed(directory, tasks), closing(results), closing(published):
@@ -175,54 +240,15 @@ def clean(
     return frame_of(spark, CleanRound, rounds)
 
 
-def plan(
-    spark: SparkSession,
-    path: str | os.PathLike[str],
-    topic: str | None = None,
-    partition: int | None = None,
-    *,
-    due: bool = False,
-    strategy: str | None = None,
-    scratch: str | None = None,
-    task_bytes: int = TASK_BYTES,
-    progress: ProgressLike | None = None,
-    storage_options: Mapping[str, str] | None = None,
+def _plan_directory(
+    spark: SparkSession, path: str, topic: str | None, partition: int | None, options: CleanOptions
 ) -> DataFrame:
-    """Return the plan of `clean` for each partition, exact to the byte, with its reasons.
-
-    This takes no lock and changes no segment. Each task scans its partition, or opens its garbage index and
-    scans new records, and counts the bytes of the rewrite. A partition that `clean` would divide is divided
-    here too, and has scratch files until the plan is ready.
-
-    Args:
-        spark: The session.
-        path: As in `clean`.
-        topic: As in `clean`.
-        partition: As in `clean`.
-        due: As in `clean`.
-        strategy: As in `clean`.
-        scratch: As in `clean`.
-        task_bytes: As in `clean`.
-        progress: As in `clean`.
-        storage_options: As in `clean`.
-
-    Returns:
-        The columns of `Plan`.
-
-    Raises:
-        UnknownTopicError: There is no such topic or partition.
-        NoPolicyError: The named topic has no known cleanup.policy.
-        DataError: A partition is damaged. No plan is returned.
-    """
-    need_pyspark()
-    path, storage = shared_log(path, storage_options)
-    if is_url(path):
-        given = BucketClean(path, storage, due, strategy, dry=True)
-        return _clean_bucket(spark, given, topic, partition, task_bytes, progress)
+    """Return the plans of a directory that is only read; partitions above `task_bytes` are divided."""
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, results_as_completed
 
     directory = LogDirectory.open(path, "r")
+    due, strategy, progress = options["due"], options["strategy"], options["progress"]
     chosen = _chosen(directory, topic, partition)
     accounted = {tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)}
     plans: dict[TopicPartition, Plan] = {}
@@ -233,7 +259,7 @@ def plan(
     for tp in _largest_first(rest, sizes):
         config = directory.topic_config(tp.topic)
         request = _request(directory, tp, config, due, strategy)
-        if sizes[tp] > task_bytes:
+        if sizes[tp] > options["task_bytes"]:
             giants.append((tp, config, request))
         else:
             tasks.append((tp, PlanTask(directory.directory(*tp), config, request, sizes[tp])))
@@ -244,7 +270,7 @@ def plan(
                 plans[tp] = planned
         for tp, config, request in giants:
             with meter.progress_part(sizes[tp]) as part:
-                plans[tp] = _plan_giant(spark, directory.view(*tp), config, request, scratch, part)
+                plans[tp] = _plan_giant(spark, directory.view(*tp), config, request, options["scratch"], part)
         if accounted:
             cleaner, others = _drive_cleaner(spark, directory, accounted, strategy, dry=True)
             with meter.part(sum(sizes.get(tp, 0) for tp in accounted)):
@@ -570,9 +596,7 @@ def _published(
 
     tp, ledgers = TopicPartition(log.topic, log.partition), directory.ledgers
 
-    def record(offset: int) -> None:
-        directory.set_first_dirty(*tp, offset)
-
+    record = partial(directory.set_first_dirty, *tp)
     if isinstance(built, remote.RemoteBuild):
         ledgers.cached_stats.pop(tp, None)
         for result in remote.publish(log, built, record_first_dirty=record):
@@ -610,10 +634,7 @@ def _plan_giant(
 def _prepared(
     directory: LogDirectory,
     chosen: list[TopicPartition],
-    due: bool,
-    strategy: str | None,
-    scratch: str | None,
-    task_bytes: int,
+    options: CleanOptions,
     held: ExitStack,
     giants: list[tuple[ShardedJob, int]],
 ) -> Iterator[CleanTask]:
@@ -626,6 +647,8 @@ def _prepared(
     from lastword.cleaner.engine.cleaning import below
     from lastword.cleaner.engine.partition import alone, prepare
     from lastword.cleaner.inspection import DrivePartition
+
+    due, strategy = options["due"], options["strategy"]
 
     def prepared(tp: TopicPartition) -> ShardedJob | Plan:
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
@@ -643,8 +666,8 @@ def _prepared(
                 continue
             if plan.action != "clean":
                 continue
-            if sum(segment.size for segment in below(log.segments, plan.limit)) > task_bytes:
-                job = jobs.start(log.files, log.directory, log.segments, plan, scratch=scratch)
+            if sum(segment.size for segment in below(log.segments, plan.limit)) > options["task_bytes"]:
+                job = jobs.start(log.files, log.directory, log.segments, plan, scratch=options["scratch"])
                 giants.append((job, plan.now_ms))
                 continue
             by_index = by_accounts(config, strategy)

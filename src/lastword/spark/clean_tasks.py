@@ -276,15 +276,17 @@ def _map(spark: SparkSession, place: JobPlace, job: ShardedJob) -> LastwordError
     from lastword.cleaner.distributed import sharded
 
     while left := jobs.units_left(place.files(), job):
-        results = _run(spark, place, "extract", _extract, job, left)
+        results = _run(spark, place, "extract", sharded.extract, job, left)
         fault = _first_fault(results)
         offsets = [result.offset for result in results if isinstance(result, sharded.TransactionMet)]
         if fault is None and offsets:
-            fault = _first_fault(_run(spark, place, "transactions", _read_transactions, job, [min(offsets)]))
+            fault = _first_fault(
+                _run(spark, place, "transactions", sharded.read_transactions, job, [min(offsets)])
+            )
         if fault is not None:
             return fault
     left = jobs.shards_left(place.files(), job)
-    fault = _first_fault(_run(spark, place, "resolve", _resolve, job, left))
+    fault = _first_fault(_run(spark, place, "resolve", sharded.resolve_shard, job, left))
     if fault is None:
         place.change(job.directory, lambda files: sharded.merge(files, job))
     return fault
@@ -292,9 +294,11 @@ def _map(spark: SparkSession, place: JobPlace, job: ShardedJob) -> LastwordError
 
 def _rewrite(spark: SparkSession, place: JobPlace, job: ShardedJob, now_ms: int) -> LastwordError | None:
     from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.distributed import sharded
 
     left = jobs.groups_left(place.files(), job)
-    return _first_fault(_run(spark, place, "rewrite", partial(_rewrite_one, now_ms), job, left))
+    step = partial(sharded.rewrite_group, now_ms=now_ms, clock=SystemClock())
+    return _first_fault(_run(spark, place, "rewrite", step, job, left))
 
 
 def _run(
@@ -343,30 +347,6 @@ def _run_step(
         return return_faults(partial(step, files, directory, number))
 
     return place.in_task(stepped)
-
-
-def _extract(files: Files, directory: str, number: int) -> Any:
-    from lastword.cleaner.distributed import sharded
-
-    return sharded.extract(files, directory, number)
-
-
-def _read_transactions(files: Files, directory: str, first_offset: int) -> None:
-    from lastword.cleaner.distributed import sharded
-
-    sharded.read_transactions(files, directory, first_offset)
-
-
-def _resolve(files: Files, directory: str, number: int) -> None:
-    from lastword.cleaner.distributed import sharded
-
-    sharded.resolve_shard(files, directory, number)
-
-
-def _rewrite_one(now_ms: int, files: Files, directory: str, number: int) -> None:
-    from lastword.cleaner.distributed import sharded
-
-    sharded.rewrite_group(files, directory, number, now_ms, SystemClock())
 
 
 # ---------------------------------------------------------------- the progress of a giant partition

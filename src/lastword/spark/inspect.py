@@ -27,9 +27,9 @@ from lastword.errors import LastwordError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.partition import removal_log
 from lastword.segment import names
-from lastword.spark.bootstrap import as_pattern, need_pyspark, shared_directory, shared_log
+from lastword.spark.bootstrap import as_pattern, shared_directory, shared_log
 from lastword.spark.bucket import files_at, open_logs
-from lastword.values import Meter
+from lastword.values import Meter, ProgressLike
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from lastword.spark.options import StorageOptions
     from lastword.tools.duplication import Duplication
     from lastword.tools.verify import Verification
-    from lastword.values import ProgressLike
 
 
 def duplication(
@@ -57,14 +56,13 @@ def duplication(
 
     A count of a topic needs all of its keys in one place, so each topic is one task.
     """
-    need_pyspark()
+    path, storage = shared_log(path, storage_options)
     from lastword.api.inspections import check_by
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, run_tasks
     from lastword.tools.duplication import Duplication
 
     check_by(by)
-    path, storage = shared_log(path, storage_options)
     with open_logs(path, storage) as logs:
         chosen = logs.dirs.select_by_topic(topic, partition)
     work = [_Counted(path, storage, name, partition, by) for name in chosen]
@@ -106,12 +104,11 @@ def verify(
     Returns:
         A row for each problem; none if all is valid.
     """
-    need_pyspark()
+    path, storage = shared_log(path, storage_options)
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, run_tasks
     from lastword.tools.findings import Problem
 
-    path, storage = shared_log(path, storage_options)
     with open_logs(path, storage) as logs:
         chosen = [
             (name, number, logs.dirs.log_dir(name, number).directory(name, number))
@@ -226,11 +223,10 @@ def restore(
         OffsetOutOfRangeError: The log was cleaned with records above `end`. If that happens before the
             DataFrame is used, call restore again.
     """
-    need_pyspark()
+    path, storage = shared_log(path, storage_options)
     from lastword.api.reader import ranges
     from lastword.spark.source import load
 
-    path, storage = shared_log(path, storage_options)
     if to is not None:
         to = shared_directory(
             to,
@@ -317,11 +313,10 @@ def expire(
     Returns:
         A row for each partition that lost segments.
     """
-    need_pyspark()
+    path, storage = shared_log(path, storage_options)
     from lastword.retention import Deletion
     from lastword.spark.schema import frame_of
 
-    path, storage = shared_log(path, storage_options)
     with open_logs(path, storage, "a") as logs:
         return frame_of(spark, Deletion, logs.expire(topic, partition))
 
@@ -369,11 +364,10 @@ def lag(
         A row of `Lag` for each partition that the query has read; none before its first progress. The end is
         that of a committed read: the last stable offset.
     """
-    need_pyspark()
+    path, storage = shared_log(path, storage_options)
     from lastword.spark.schema import frame_of
 
     rows = []
-    path, storage = shared_log(path, storage_options)
     with open_logs(path, storage) as logs:
         chosen = set(logs.dirs.select(topic, partition))
         now_ms = logs.dirs.clock.now_ms()
@@ -442,12 +436,11 @@ def audit(
     Returns:
         A row for each key whose offsets differ, with the kinds of `LogDir.audit`.
     """
-    need_pyspark()
+    path, storage = shared_log(path, storage_options)
     from pyspark.sql import functions as F
 
     from lastword.spark.targets import NAMED_PARTITIONERS
 
-    path, storage = shared_log(path, storage_options)
     _check_columns(delivered)
     with open_logs(path, storage) as logs:
         dirs = logs.dirs

@@ -21,7 +21,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -225,56 +224,33 @@ def parse_flag(text: str) -> bool:
     return lowered == "true"
 
 
-def parse_count(text: str) -> int:
-    """Parse a whole number above 0."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise Problem("is a whole number above 0")
-    return number
+def parse_number(parse: Callable[[str], int], least: int, meaning: str) -> Callable[[str], int]:
+    """Return a parser of a number from `least` on, whose problem is that the option is not `meaning`."""
+
+    def parsed(text: str) -> int:
+        try:
+            number = parse(text)
+        except (LastwordError, ValueError):
+            number = least - 1
+        if number < least:
+            raise Problem(f"is {meaning}")
+        return number
+
+    return parsed
 
 
-def parse_size_bytes(text: str) -> int:
-    """Parse a size with a unit, such as 128MiB, to bytes."""
-    try:
-        number = parse_bytes(text)
-    except (LastwordError, ValueError):
-        number = 0
-    if number < 1:
-        raise Problem("is a size above 0, such as 128MiB")
-    return number
+def _duration(parse: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a parser of durations, of which Spark also writes `15min`."""
+    return parse_number(lambda text: parse(re.sub("min$", "m", text.strip())), 0, "a duration, such as 15m")
 
 
-def parse_duration(text: str, parse: Callable[[str], int] = parse_duration_ms) -> int:
-    """Parse a duration, such as 15m, to milliseconds. A bare number is seconds."""
-    try:
-        number = parse(re.sub("min$", "m", text.strip()))  # Spark also writes 15min
-    except (LastwordError, ValueError):
-        number = -1
-    if number < 0:
-        raise Problem("is a duration, such as 15m")
-    return number
-
-
-def parse_sequence(text: str) -> int:
-    """Parse the sequence of a named batch: a whole number, 0 or above."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise Problem("is a whole number, 0 or above, that rises from batch to batch")
-    return number
-
-
-def parse_millis(text: str) -> int:
-    """Parse a time in milliseconds since 1970."""
-    try:
-        return int(text)
-    except ValueError:
-        raise Problem("is a time in milliseconds since 1970") from None
+parse_count = parse_number(int, 1, "a whole number above 0")
+parse_size_bytes = parse_number(parse_bytes, 1, "a size above 0, such as 128MiB")
+parse_duration = _duration(parse_duration_ms)
+parse_delay = _duration(parse_setting_ms)
+"""Parses a duration of which a bare number is milliseconds, as in Spark."""
+parse_sequence = parse_number(int, 0, "a whole number, 0 or above, that rises from batch to batch")
+parse_millis = parse_number(int, -(1 << 63), "a time in milliseconds since 1970")
 
 
 def parse_one_of(*values: str) -> Callable[[str], Any]:
@@ -501,7 +477,7 @@ STREAM: dict[str, Callable[[str], Any]] = {
     "startingOffsets": parse_stream_starting,
     "maxOffsetsPerTrigger": parse_count,
     "minOffsetsPerTrigger": parse_count,
-    "maxTriggerDelay": partial(parse_duration, parse=parse_setting_ms),  # milliseconds, as in Spark
+    "maxTriggerDelay": parse_delay,
     "maxBytesPerTrigger": parse_size_bytes,
     "lease": parse_text,
     "leaseMaxAge": parse_duration,

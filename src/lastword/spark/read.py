@@ -59,7 +59,7 @@ from lastword.partition.directory_segments import DirectorySegments, read_log_st
 from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
-from lastword.records.chunk import ChunkJoiner
+from lastword.records.chunk import Chunk, ChunkJoiner
 from lastword.records.columns import RecordColumns, decode_columns, to_arrow
 from lastword.spark.bootstrap import check_seen, collector_paused
 from lastword.spark.bucket import files_at
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql.datasource import InputPartition
 
-    from lastword.records.chunk import Chunk
     from lastword.resolve import Resolution
     from lastword.resolve.facts import TransactionOutcomes
     from lastword.segment.segment import Segment
