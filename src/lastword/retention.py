@@ -37,18 +37,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from lastword.config import TopicConfig
 from lastword.errors import DiskFullError, LastwordError, OffsetOutOfRangeError, UsageError
+from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import LogStart, TopicPartition
 from lastword.parse import to_ms
+from lastword.partition.view import PartitionView
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import Value
-
-if TYPE_CHECKING:
-    from lastword.logdir import LogDirectory
-    from lastword.partition.view import PartitionView
 
 LOG_START = "log-start"
 BYTES = "retention.bytes"

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from lastword.api.serializers import SerializerLike, Serializers
     from lastword.api.state import State
     from lastword.api.topic import AppendOptions, Topic
-    from lastword.parse import Duration
     from lastword.partition.log import PartitionLog
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.api.record import Record, check_records, header_pairs
-from lastword.api.schema import Partitioner, by_murmur2, choose, murmur2_partitions
+from lastword.api.schema import Partitioner, TopicSchema, by_murmur2, choose, murmur2_partitions
 from lastword.arrow import has_arrow
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lastword.api.producers import ProducerCall
-    from lastword.api.schema import TopicSchema
     from lastword.api.serializers import Serializer
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.reader import ranges
 from lastword.api.schema import TopicSchema
-from lastword.api.serializers import field_bytes
+from lastword.api.serializers import Serializer, field_bytes
 from lastword.errors import (
     DataError,
     LastwordError,
@@ -36,7 +36,6 @@ from lastword.values import Meter, ProgressLike, listener
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lastword.api.serializers import Serializer
     from lastword.files import Files
     from lastword.logdir import LogDirectory
     from lastword.partition.view import PartitionView

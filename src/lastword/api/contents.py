@@ -21,11 +21,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lastword.api.open_dirs import OpenDirs
 from lastword.api.reader import Bounds, ranges
+from lastword.api.record import Appended
 from lastword.api.restore import Restored, SnapshotFile
 from lastword.api.state_log import log_below
+from lastword.api.topic import Topic
 from lastword.errors import (
     FileVanishedError,
     ReadOnlyError,
@@ -45,11 +48,6 @@ from lastword.state.newest import ValueBuffer, newest, newest_pairs
 from lastword.state.ttl import expires_at, own_ttl
 from lastword.units import NEVER
 from lastword.values import Progress, ProgressLike
-
-if TYPE_CHECKING:
-    from lastword.api.open_dirs import OpenDirs
-    from lastword.api.record import Appended
-    from lastword.api.topic import Topic
 
 FEW = 100
 _ATTEMPTS = 10  # an attempt fails only if a cleaning runs and there are more segments than descriptors

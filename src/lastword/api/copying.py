@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lastword.api.logs import LogDir
 from lastword.api.open_dirs import OpenDirs, PathLike
 from lastword.api.opening import open as open_log
+from lastword.clock import Clock
 from lastword.config import write_topic_settings
 from lastword.config.setting import NO_POLICY
 from lastword.config.settings import UNKNOWN
@@ -36,10 +38,6 @@ from lastword.objects import is_url
 from lastword.parse import check_path
 from lastword.units import format_bytes
 from lastword.values import Meter, ProgressLike, Value, plural
-
-if TYPE_CHECKING:
-    from lastword.api.logs import LogDir
-    from lastword.clock import Clock
 
 ATTEMPTS = 20
 """How often a partition is copied again because a cleaning has replaced its files."""

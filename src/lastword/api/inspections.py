@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import By, OpenDirs
     from lastword.cleaner.policy.plan import Plan
     from lastword.config import Settings
-    from lastword.partition.view import PartitionView
     from lastword.resolve import Resolution
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Counted, Explanation

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.reader import Bounds, ranges
-from lastword.api.serializers import SERIALIZERS, bytes_json, field_bytes, field_json
+from lastword.api.serializers import SERIALIZERS, Serializer, bytes_json, field_bytes, field_json
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from lastword.api.arrow import ArrowForm
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.schema import TopicSchema
-    from lastword.api.serializers import Serializer
 
 BATCH_BYTES = 2 << 20
 _ATTEMPTS = 10

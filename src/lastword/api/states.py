@@ -7,11 +7,12 @@ A state as of an earlier end, one from a snapshot, and those of mode "r" have va
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 from lastword.api.contents import Contents
 from lastword.api.open_dirs import OpenDirs, PathLike, caller
+from lastword.api.reader import Bounds
 from lastword.api.restore import SnapshotFile
 from lastword.api.serializers import Serializer, SerializerLike
 from lastword.api.state import State
@@ -21,9 +22,6 @@ from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import TopicExistsError, UsageError
 from lastword.parse import Duration, check_path, parse_bytes
 from lastword.values import ProgressLike, listener
-
-if TYPE_CHECKING:
-    from lastword.api.reader import Bounds
 
 
 class SharedContents(Contents):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from lastword import metrics
 from lastword.background.scheduler import BackgroundTask, Done, Result, Stop, Urgency
 from lastword.background.states import States
-from lastword.cleaner.engine.throttle import Drives, Stopped
+from lastword.cleaner.engine.throttle import DriveBudget, Drives, Stopped
 from lastword.cleaner.policy import quarantine
 from lastword.clock import Clock
 from lastword.config import TopicConfig
@@ -34,7 +34,6 @@ from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound
-    from lastword.cleaner.engine.throttle import DriveBudget
     from lastword.cleaner.policy.generational import SegmentRun
     from lastword.cleaner.policy.plan import Plan
     from lastword.state.ttl import ExpiryWatch

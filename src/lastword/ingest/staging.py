@@ -47,8 +47,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from lastword.config import TopicConfig
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle, overlapped
 from lastword.files.framed import Framed
@@ -56,9 +57,6 @@ from lastword.partition.appending import check_sizes, largest_batch
 from lastword.partition.staged_batches import BEGUN, STAGING, Block, blocks_of, discard, staging_dir
 from lastword.segment import names
 from lastword.wire import INT64_MAX
-
-if TYPE_CHECKING:
-    from lastword.config import TopicConfig
 
 # ---------------------------------------------------------------- staged files
 

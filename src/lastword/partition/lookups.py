@@ -17,7 +17,6 @@ import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +30,7 @@ from lastword.kernels.columns import RECORD_FIELDS, find_record
 from lastword.metrics import READ_BYTES
 from lastword.partition.reads import Readable, read_again, read_batches
 from lastword.partition.transactions import BatchOutcome, Outcomes
+from lastword.partition.view import PartitionView
 from lastword.records.batch import decompress_records, read_header
 from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader
 from lastword.records.columns import decode_columns, raw_records
@@ -44,9 +44,6 @@ from lastword.wire import (
     LOG_APPEND_BIT,
     TRANSACTIONAL_BIT,
 )
-
-if TYPE_CHECKING:
-    from lastword.partition.view import PartitionView
 
 Int64s = NDArray[np.int64]
 

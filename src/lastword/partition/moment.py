@@ -21,15 +21,13 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
 from lastword.partition import removal_log
 from lastword.partition.reads import ATTEMPTS, check_reached
+from lastword.partition.view import PartitionView
 from lastword.records.formats import UNKNOWN_COUNT
-
-if TYPE_CHECKING:
-    from lastword.partition.view import PartitionView
 
 T = TypeVar("T")
 Bounds = Callable[["PartitionView"], tuple[int, int]]

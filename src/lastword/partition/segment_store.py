@@ -14,15 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from lastword.errors import CorruptBatchError
+from lastword.files import FileFacts, Files
+from lastword.segment.append import BatchSpan, SegmentAppender
 from lastword.segment.segment import Segment
 from lastword.segment.stored import StoredSegment
-
-if TYPE_CHECKING:
-    from lastword.errors import CorruptBatchError
-    from lastword.files import FileFacts, Files
-    from lastword.segment.append import BatchSpan, SegmentAppender
 
 
 class SegmentSet(Sequence[Segment]):

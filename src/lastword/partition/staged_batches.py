@@ -30,8 +30,9 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import NamedTuple, overload
 
+from lastword.config import TopicConfig
 from lastword.errors import CorruptFileError, FileVanishedError
 from lastword.files import Files, Handle
 from lastword.files.framed import Framed
@@ -39,9 +40,6 @@ from lastword.partition.checkpoint_file import read_settled
 from lastword.records.batch import check_crc, read_header
 from lastword.segment import names
 from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES
-
-if TYPE_CHECKING:
-    from lastword.config import TopicConfig
 
 STAGING = "staging-"
 BEGUN = "begun.json"

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError
 from lastword.partition import staged_batches
 from lastword.partition.directory_segments import DirectorySegments, PortableVersion
-from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer
 from lastword.partition.reads import Reads
 from lastword.partition.segment_store import LogVersion, SegmentStore
 from lastword.partition.snapshots import Stability
 from lastword.segment import names
 from lastword.segment.segment import Segment
-
-if TYPE_CHECKING:
-    from lastword.partition.producer_state import Producer
 
 
 class PartitionView(Reads):

@@ -18,7 +18,7 @@ import logging
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lastword.api.open_dirs import OpenDirs
 from lastword.clock import Clock
@@ -30,19 +30,17 @@ from lastword.errors import (
     UnsupportedVersionError,
 )
 from lastword.logdir.checkpoints import LogStart, TopicPartition
+from lastword.partition.log import PartitionLog
 from lastword.protocol import codes
 from lastword.protocol.messages import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from lastword.protocol.schemas import ZERO_UUID
 from lastword.pulling.cluster import MAX_FRAME, NO_NODE, BrokerConnection, PartitionFacts, refused
 from lastword.records import formats
+from lastword.records.batch import BatchHeader
+from lastword.records.record import RawRecord
+from lastword.segment.segment import Segment
 from lastword.units import format_bytes
 from lastword.values import Value, plural
-
-if TYPE_CHECKING:
-    from lastword.partition.log import PartitionLog
-    from lastword.records.batch import BatchHeader
-    from lastword.records.record import RawRecord
-    from lastword.segment.segment import Segment
 
 PARTITION_BYTES = 4 << 20
 WAIT_MS = 500

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lastword.api.copying import make_topic, settings_of
 from lastword.api.open_dirs import OpenDirs, PathLike
@@ -51,6 +51,7 @@ from lastword.logdir.broker import DECIDING
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.parse import check_path
 from lastword.partition.checkpoint_file import LeaderEpochs
+from lastword.partition.view import PartitionView
 from lastword.protocol import codes
 from lastword.protocol.messages import (
     DescribeConfigsRequest,
@@ -70,9 +71,6 @@ from lastword.pulling.cluster import (
 from lastword.pulling.leader import Copy, Leader, PullResult
 from lastword.pulling.positions import PARTITIONS, TOPIC, ClusterPositions, SavedPositions, ask_positions
 from lastword.values import Progress, ProgressLike, listener
-
-if TYPE_CHECKING:
-    from lastword.partition.view import PartitionView
 
 BUFFER_BYTES = 64 << 20
 FETCH_BYTES = 16 << 20

@@ -11,16 +11,14 @@ A log without an index has no aborted transaction, and is not read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lastword.errors import CorruptFileError
+from lastword.partition.log import PartitionLog
 from lastword.partition.transactions import producer_batches
 from lastword.records.formats import check_crc
-
-if TYPE_CHECKING:
-    from lastword.partition.log import PartitionLog
-    from lastword.segment.indexes import AbortedTransaction
-    from lastword.segment.segment import Segment
+from lastword.segment.indexes import AbortedTransaction
+from lastword.segment.segment import Segment
 
 MOST_SEGMENTS = 10_000
 """Most segments whose transactions are kept in memory."""

@@ -8,18 +8,21 @@ Kafka answers UNKNOWN_SERVER_ERROR to records that cannot be decompressed; the a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from google_crc32c import value as crc32c
 
+from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DecompressionLimitError
-from lastword.partition.appending import check_sizes, largest_batch
+from lastword.partition.appending import Batch, check_sizes, largest_batch
+from lastword.partition.log import PartitionLog
 from lastword.protocol import codes, messages
 from lastword.records import produced
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header
 from lastword.records.compression import compress, limit_of, most_decompressed
 from lastword.records.produced import NO_KEY, PLAIN_BYTES, Limits
 from lastword.server.configs import served_value
+from lastword.server.context import DecompressionBudget
 from lastword.server.topics import Refused
 from lastword.units import NO_TIMESTAMP
 from lastword.wire import (
@@ -37,12 +40,6 @@ from lastword.wire import (
     STEP_BYTES,
     ZSTD,
 )
-
-if TYPE_CHECKING:
-    from lastword.config import TopicConfig
-    from lastword.partition.appending import Batch
-    from lastword.partition.log import PartitionLog
-    from lastword.server.context import DecompressionBudget
 
 DECODED_BYTES = PLAIN_BYTES
 """Larger records are decompressed in the pool."""

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import Message
-from lastword.server.group_store import GROUP_OPERATIONS, Committed, Group
+from lastword.server.group_store import GROUP_OPERATIONS, Committed, Group, GroupStore
 from lastword.server.timers import Timer
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.server.consumer_groups import ConsumerGroups
     from lastword.server.context import Handlers, ServerContext
-    from lastword.server.group_store import GroupStore
     from lastword.server.security import Peer
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (

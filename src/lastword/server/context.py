@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import LastwordError
 from lastword.logdir.identity import read_meta_properties
 from lastword.parse import check_count
-from lastword.protocol import Request, codes
+from lastword.protocol import Message, Request, codes
 from lastword.segment import names
 from lastword.server.timers import Timers
 from lastword.server.topics import Refused, ServedTopic, Topics
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from lastword.api.logs import LogDir
-    from lastword.protocol import Message
     from lastword.server.security import Peer, Users
 
     Answer = Message | None | asyncio.Future[Any]

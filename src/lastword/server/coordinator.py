@@ -10,20 +10,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lastword.errors import DataError, LastwordError, MalformedMessageError, UnsupportedVersionError
+from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import NO_PRODUCER, add_sequence
 from lastword.partition.reads import read_batches
 from lastword.partition.transactions import control_of
 from lastword.protocol import codes, decode_stored, java_hash
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
+from lastword.server.context import ServerContext
 from lastword.server.topics import Refused
-
-if TYPE_CHECKING:
-    from lastword.partition.log import PartitionLog
-    from lastword.server.context import ServerContext
 
 _log = logging.getLogger("lastword.server")
 TRANSACTION_VERSION = 2

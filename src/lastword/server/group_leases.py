@@ -21,15 +21,12 @@ import hashlib
 import itertools
 import logging
 import re
-from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError
 from lastword.partition import leases
 from lastword.segment import names
+from lastword.server.context import ServerContext
 from lastword.server.topics import Refused
-
-if TYPE_CHECKING:
-    from lastword.server.context import ServerContext
 
 PAUSE_SECONDS, SOON_SECONDS = 5.0, 0.1
 MOST, MOST_LATE = 500, 100

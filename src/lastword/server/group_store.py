@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lastword.protocol import codes, encode_stored
 from lastword.protocol.schemas import ZERO_UUID, Message
-from lastword.server.coordinator import sync_stored
+from lastword.server.context import ServerContext
+from lastword.server.coordinator import CoordinatorTopic, sync_stored
 from lastword.server.topics import Refused
-
-if TYPE_CHECKING:
-    from lastword.server.context import ServerContext
-    from lastword.server.coordinator import CoordinatorTopic
 
 GROUP_OPERATIONS = 3400
 """Bits of all operations on a group."""

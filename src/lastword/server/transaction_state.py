@@ -9,19 +9,17 @@ import random
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lastword.errors import MalformedMessageError
+from lastword.logdir import LogDirectory
 from lastword.logdir.identity import PRODUCER_IDS
 from lastword.protocol import codes, encode_stored, messages
 from lastword.records.batch import CHECKED
 from lastword.records.internal import TRANSACTION_STATES
 from lastword.segment import names
+from lastword.server.timers import Timer
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
-
-if TYPE_CHECKING:
-    from lastword.logdir import LogDirectory
-    from lastword.server.timers import Timer
 
 EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT = TRANSACTION_STATES[:6]
 DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)

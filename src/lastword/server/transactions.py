@@ -42,6 +42,7 @@ from lastword.server.coordinator import (
     EXPIRATION_MS,
     MOST_TIMEOUT_MS,
     TRANSACTION_VERSION,
+    CoordinatorTopic,
     StoredRecord,
     not_stored,
 )
@@ -67,7 +68,6 @@ from lastword.server.transaction_state import (
 
 if TYPE_CHECKING:
     from lastword.server.context import Handler, Handlers, ServerContext
-    from lastword.server.coordinator import CoordinatorTopic
     from lastword.server.groups import Groups
     from lastword.server.security import Peer
 

@@ -19,18 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from lastword.config import TopicConfig
 from lastword.partition import scan
+from lastword.partition.log import PartitionLog
 from lastword.partition.moment import Range
 from lastword.records.batch import BatchBuilder
+from lastword.records.record import Header
 from lastword.state.newest import newest
 from lastword.units import NEVER
-
-if TYPE_CHECKING:
-    from lastword.config import TopicConfig
-    from lastword.partition.log import PartitionLog
-    from lastword.records.record import Header
 
 HEADER = "lastword.ttl.ms"
 MAX_KEYS_PER_PASS = 100_000  # keys of one pass

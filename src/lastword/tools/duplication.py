@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +33,11 @@ from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
-from lastword.resolve import DeadBitmaps, Resolution, ScratchPlace, resolve
+from lastword.resolve import DeadBitmaps, Resolution, ScratchPlace, SegmentFacts, SegmentSource, resolve
+from lastword.resolve.facts import TransactionOutcomes
 from lastword.segment.segment import Segment
 from lastword.units import format_bytes
 from lastword.values import Value, plural
-
-if TYPE_CHECKING:
-    from lastword.resolve import SegmentFacts, SegmentSource
-    from lastword.resolve.facts import TransactionOutcomes
 
 # ---------------------------------------------------------------- several partitions as one log
 
