@@ -18,7 +18,7 @@ from lastword.errors import BusyError, InvalidTopicError, LastwordError, Offline
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
-from lastword.server.context import MOST_PARTITIONS, NO_OPERATIONS, Answer, Handlers, ServerContext
+from lastword.server.context import MOST_PARTITIONS, NO_OPERATIONS
 from lastword.server.topics import (
     CREATED,
     INTERNAL,
@@ -31,6 +31,7 @@ from lastword.server.topics import (
 
 if TYPE_CHECKING:
     from lastword.server.configs import Configs
+    from lastword.server.context import Answer, Handlers, ServerContext
     from lastword.server.coordinator import CoordinatorTopic
     from lastword.server.fetch import Fetches
     from lastword.server.security import Peer

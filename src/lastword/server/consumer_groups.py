@@ -48,11 +48,13 @@ from lastword.server.consumer_group_state import (
     regex_key,
     with_current,
 )
-from lastword.server.context import NO_OPERATIONS, Handlers, ServerContext
-from lastword.server.group_store import GROUP_OPERATIONS, GroupStore
+from lastword.server.context import NO_OPERATIONS
+from lastword.server.group_store import GROUP_OPERATIONS
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
+    from lastword.server.context import Handlers, ServerContext
+    from lastword.server.group_store import GroupStore
     from lastword.server.security import Peer
 
 LEAVES, LEAVES_FOR_A_WHILE = -1, -2

@@ -27,7 +27,7 @@ from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_group_state import KEYS as CONSUMER_KEYS
 from lastword.server.consumer_group_state import ConsumerGroup
 from lastword.server.consumer_groups import ConsumerGroups
-from lastword.server.coordinator import CoordinatorTopic, StoredRecord
+from lastword.server.coordinator import StoredRecord
 from lastword.server.group_leases import GroupLeases
 from lastword.server.group_store import Group, GroupStore, OtherGroup
 from lastword.server.offsets import Offsets, offset_key
@@ -35,6 +35,7 @@ from lastword.server.topics import GROUPS_TOPIC, Refused
 
 if TYPE_CHECKING:
     from lastword.server.context import Handler, Handlers, ServerContext
+    from lastword.server.coordinator import CoordinatorTopic
     from lastword.server.security import Peer
 
 RENEWALS = 8

@@ -35,12 +35,13 @@ from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
-from lastword.server.context import Answer, Options, ServerContext
+from lastword.server.context import Options, ServerContext
 from lastword.server.node import ClusterNode
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
+    from lastword.server.context import Answer
     from lastword.server.security import Authentication, Peer, TlsSocket
 
 RECEIVE_BYTES = 128 << 10
