@@ -450,7 +450,10 @@ def test_offsets_are_refused_with_a_wrong_generation(writer: Writer) -> None:
 
 def test_offsets_of_a_group_of_another_protocol_are_refused(writer: Writer, server: Server) -> None:
     assert writer.commit_offset(1) == 0  # the groups are loaded
-    for group in (OtherGroup("shared", kind="share"), OtherGroup("streamed", kind="streams", members={"m"})):
+    for group in (
+        OtherGroup("shared", group_type="share"),
+        OtherGroup("streamed", group_type="streams", members={"m"}),
+    ):
         server.node.groups.store.add(group)
     assert writer.commit_offset(1, group="shared") == codes.GROUP_ID_NOT_FOUND
     assert writer.commit_offset(1, group="streamed") == codes.UNKNOWN_MEMBER_ID

@@ -66,6 +66,13 @@ class ClassicMember:
     syncing: asyncio.Future[Any] | None = None
     session: Timer | None = None
 
+    def refuse_waiting(self, code: int) -> None:
+        """Answer the requests of the member that wait for the others."""
+        if self.joining is not None and not self.joining.done():
+            self.joining.set_result(_join_error(code, self.id, self.join_version))
+        if self.syncing is not None and not self.syncing.done():
+            self.syncing.set_result(messages.SyncGroupResponse(error_code=code))
+
     def metadata(self, protocol: str | None) -> bytes:
         """Return the member's metadata for a protocol."""
         return next((data for name, data in self.protocols if name == protocol), b"")
@@ -86,7 +93,7 @@ class ClassicGroup(Group):
     pending: dict[str, Timer] = field(default_factory=dict)
     timer: Timer | None = None
 
-    kind = "classic"
+    group_type = "classic"
 
     @property
     def is_empty(self) -> bool:
@@ -188,7 +195,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- load and store
 
-    def take(self, group_id: str, stored: Any) -> None:
+    def load(self, group_id: str, stored: Any) -> None:
         """Take a group that was read from the topic."""
         group = self._group(group_id)
         group.protocol_type, group.generation = stored.protocol_type, stored.generation
@@ -334,11 +341,8 @@ class ClassicGroups:
             return
         known = self._member(group, member.id, member.instance_id)
         changed = known.protocols != member.protocols
-        if group.state == STABLE and not changed and known.id != group.leader:
-            self._keep_alive(group, known)
-            answer.set_result(self._joined(group, known))
-            return
-        if group.state == COMPLETING and not changed:
+        follows = group.state == STABLE and known.id != group.leader
+        if not changed and (follows or group.state == COMPLETING):
             self._keep_alive(group, known)
             answer.set_result(self._joined(group, known))
             return
@@ -356,7 +360,7 @@ class ClassicGroups:
         answer: asyncio.Future[Any],
     ) -> None:
         """Let a static member that was started again take the place of its former self."""
-        self._fence(old)
+        old.refuse_waiting(codes.FENCED_INSTANCE_ID)
         if old.session is not None:
             old.session.cancel()
         group.members = {
@@ -667,29 +671,13 @@ class ClassicGroups:
             group.leader = next(iter(group.members), None)
         if member.session is not None:
             member.session.cancel()
-        if member.joining is not None and not member.joining.done():
-            member.joining.set_result(_join_error(codes.UNKNOWN_MEMBER_ID, member.id, member.join_version))
-        if member.syncing is not None and not member.syncing.done():
-            member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
-
-    def _fence(self, member: ClassicMember) -> None:
-        if member.joining is not None and not member.joining.done():
-            member.joining.set_result(_join_error(codes.FENCED_INSTANCE_ID, member.id, member.join_version))
-        if member.syncing is not None and not member.syncing.done():
-            member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.FENCED_INSTANCE_ID))
+        member.refuse_waiting(codes.UNKNOWN_MEMBER_ID)
 
     def answer_all(self) -> None:
         """Answer every request that waits: the server closes."""
         for group in self._store.all():
-            if not isinstance(group, ClassicGroup):
-                continue
-            for member in group.members.values():
-                if member.joining is not None and not member.joining.done():
-                    member.joining.set_result(
-                        _join_error(codes.NOT_COORDINATOR, member.id, member.join_version)
-                    )
-                if member.syncing is not None and not member.syncing.done():
-                    member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.NOT_COORDINATOR))
+            for member in group.members.values() if isinstance(group, ClassicGroup) else ():
+                member.refuse_waiting(codes.NOT_COORDINATOR)
 
     # -------------------------------------------------------------- describe
 

@@ -75,14 +75,14 @@ class ConsumerMember:
 
     def current(self) -> bytes:
         """Return the record of what the member has."""
-        kind = messages.ConsumerGroupCurrentMemberAssignmentValue
+        value_class = messages.ConsumerGroupCurrentMemberAssignmentValue
         return encode_stored(
-            kind(
+            value_class(
                 member_epoch=self.epoch,
                 previous_member_epoch=self.previous_epoch,
                 state=self.state,
                 assigned_partitions=[
-                    kind.TopicPartitions(
+                    value_class.TopicPartitions(
                         topic_id=topic_id,
                         partitions=numbers,
                         assignment_epochs=[self.assigned[topic_id, number] for number in numbers],
@@ -90,7 +90,7 @@ class ConsumerMember:
                     for topic_id, numbers in by_topic(self.assigned).items()
                 ],
                 partitions_pending_revocation=[
-                    kind.TopicPartitions(topic_id=topic_id, partitions=numbers)
+                    value_class.TopicPartitions(topic_id=topic_id, partitions=numbers)
                     for topic_id, numbers in by_topic(self.revoking).items()
                 ],
             ),
@@ -114,7 +114,7 @@ class ConsumerGroup(Group):
         seen: The version of the list of topics that `read` was taken from.
     """
 
-    kind = "consumer"
+    group_type = "consumer"
     protocol_type: str | None = "consumer"
     epoch: int = 1
     target_epoch: int = 0
@@ -371,7 +371,7 @@ class GroupChange:
             self.records.append((encode_stored(key), member.current()))
         return member
 
-    def take(self) -> None:
+    def apply(self) -> None:
         """Give the group this state."""
         group = self._group
         if self._replaced is not None:
@@ -383,15 +383,15 @@ class GroupChange:
         group.missing = frozenset(self.subscribed() - self._read.keys())
 
 
-KEYS = {
-    3: "ConsumerGroupMetadataKey",
-    5: "ConsumerGroupMemberMetadataKey",
-    6: "ConsumerGroupTargetAssignmentMetadataKey",
-    7: "ConsumerGroupTargetAssignmentMemberKey",
-    8: "ConsumerGroupCurrentMemberAssignmentKey",
-    16: "ConsumerGroupRegularExpressionKey",
-}
-"""The keys of the records of these groups, by record type."""
+EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT, REGEX = KEYS = (
+    "ConsumerGroupMetadataKey",
+    "ConsumerGroupMemberMetadataKey",
+    "ConsumerGroupTargetAssignmentMetadataKey",
+    "ConsumerGroupTargetAssignmentMemberKey",
+    "ConsumerGroupCurrentMemberAssignmentKey",
+    "ConsumerGroupRegularExpressionKey",
+)
+"""The names of the keys of the records of these groups."""
 
 
 def by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
@@ -440,10 +440,10 @@ def epoch_record(group_id: str, epoch: int, digest: int) -> tuple[bytes, bytes |
 
 
 def _target_record(group_id: str, member_id: str, target: Partitions) -> tuple[bytes, bytes | None]:
-    kind = messages.ConsumerGroupTargetAssignmentMemberValue
-    value = kind(
+    value_class = messages.ConsumerGroupTargetAssignmentMemberValue
+    value = value_class(
         topic_partitions=[
-            kind.TopicPartition(topic_id=topic_id, partitions=numbers)
+            value_class.TopicPartition(topic_id=topic_id, partitions=numbers)
             for topic_id, numbers in by_topic(target).items()
         ]
     )

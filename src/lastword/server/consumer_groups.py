@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import LastwordError, MissingError
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import Message
+from lastword.server import consumer_group_state as state
 from lastword.server.assignors import ASSIGNORS, Partition, Partitions
 from lastword.server.consumer_group_state import (
     IS_STABLE,
@@ -81,21 +82,26 @@ class ConsumerGroups:
     # -------------------------------------------------------------- heartbeat
 
     def _heartbeat(self, request: Request[messages.ConsumerGroupHeartbeatRequest], connection: Peer) -> Any:
+        return _answered(lambda: self._begin(request, connection))
+
+    def _begin(self, request: Request[messages.ConsumerGroupHeartbeatRequest], connection: Peer) -> Any:
         body = request.body
-        try:
-            _check(body, request.version)
-            if body.member_epoch < 0:
-                return self._leave(body)
-            stale = self._stale_regexes(body)
-        except Refused as refused:
-            return _refusal(refused)
-        except LastwordError as error:
-            return _refusal(Refused(error.kafka_code, error.message))
+        _check(body, request.version)
+        if body.member_epoch < 0:
+            return self._leave(body)
+        stale = self._stale_regexes(body)
         if not stale:
-            return self._handle(request, connection, {})
+            return self._alive(request, connection, {})
         version, names = self._context.topics.version, [topic.name for topic in self._context.topics.all()]
         matching = self._context.in_pool(_matching, stale, names, version)
-        return self._context.then(matching, lambda: self._handle(request, connection, matching.result()))
+
+        def matched() -> Any:
+            matches = matching.result()
+            if isinstance(matches, Refused):
+                raise matches
+            return self._alive(request, connection, matches)
+
+        return self._context.then(matching, lambda: _answered(matched))
 
     def _stale_regexes(self, body: messages.ConsumerGroupHeartbeatRequest) -> list[str]:
         """Return the regular expressions whose topics have to be found before the heartbeat is handled."""
@@ -110,21 +116,6 @@ class ConsumerGroups:
         self._context.topics.all()  # lists them again: a topic that Python created may match
         version = self._context.topics.version
         return [regex for regex in used if regex and (regex not in known or known[regex][1] != version)]
-
-    def _handle(
-        self,
-        request: Request[messages.ConsumerGroupHeartbeatRequest],
-        connection: Peer,
-        matches: Matches | Refused,
-    ) -> Any:
-        try:
-            if isinstance(matches, Refused):
-                raise matches
-            return self._alive(request, connection, matches)
-        except Refused as refused:
-            return _refusal(refused)
-        except LastwordError as error:
-            return _refusal(Refused(error.kafka_code, error.message))
 
     def _alive(
         self, request: Request[messages.ConsumerGroupHeartbeatRequest], connection: Peer, matches: Matches
@@ -155,7 +146,7 @@ class ConsumerGroups:
             stored = self._store.append(group.id, change.records)
             if self._store.get(group.id) is not group:
                 self._store.add(group)
-            change.take()
+            change.apply()
             self._await_revocation(group, member)
         self._await_session(group, member)
         answer = messages.ConsumerGroupHeartbeatResponse(
@@ -170,10 +161,10 @@ class ConsumerGroups:
             and body.topic_partitions is not None
         )
         if joins or is_full or member.assigned.keys() != before.assigned.keys():
-            kind = messages.ConsumerGroupHeartbeatResponse
-            answer.assignment = kind.Assignment(
+            response = messages.ConsumerGroupHeartbeatResponse
+            answer.assignment = response.Assignment(
                 topic_partitions=[
-                    kind.TopicPartitions(topic_id=topic_id, partitions=numbers)
+                    response.TopicPartitions(topic_id=topic_id, partitions=numbers)
                     for topic_id, numbers in by_topic(member.assigned).items()
                 ]
             )
@@ -200,9 +191,9 @@ class ConsumerGroups:
             if not joins:
                 raise Refused(codes.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
             return ConsumerGroup(group_id), []
-        if not joins or group.kind == "share" or (group.kind == "streams" and not group.is_empty):
+        if not joins or group.group_type == "share" or (group.group_type == "streams" and not group.is_empty):
             raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
-        if not group.is_over and group.kind != "streams":
+        if not group.is_over and group.group_type != "streams":
             raise Refused(
                 codes.GROUP_ID_NOT_FOUND,
                 f"Cannot upgrade classic group {group_id} to consumer group because the online upgrade is "
@@ -368,25 +359,26 @@ class ConsumerGroups:
 
     # -------------------------------------------------------------- load
 
-    def take(self, kind: int, of: Any, stored: Any) -> None:
-        """Take a record of a group that was read from the topic."""
+    def load(self, of: Any, stored: Any) -> None:
+        """Load a record of a group that was read from the topic."""
+        name = type(of).__name__
         group = self._store.get(of.group_id)
         if not isinstance(group, ConsumerGroup):
             group = self._store.add(ConsumerGroup(of.group_id))
-        if kind == 3:
+        if name == state.EPOCH:
             group.epoch, group.digest = stored.epoch, stored.metadata_hash
-        elif kind == 5:
-            self._take_member(group, of.member_id, stored)
-        elif kind == 6:
+        elif name == state.MEMBER:
+            self._load_member(group, of.member_id, stored)
+        elif name == state.TARGET_EPOCH:
             group.target_epoch = stored.assignment_epoch
-        elif kind == 7:
+        elif name == state.TARGET:
             group.targets[of.member_id] = partitions_of(stored.topic_partitions)
-        elif kind == 8:
+        elif name == state.CURRENT:
             group.put(with_current(group.members.get(of.member_id, ConsumerMember(of.member_id)), stored))
-        elif kind == 16:
+        elif name == state.REGEX:
             group.regexes[of.regular_expression] = frozenset(stored.topics), -1
 
-    def _take_member(self, group: ConsumerGroup, member_id: str, stored: Any) -> None:
+    def _load_member(self, group: ConsumerGroup, member_id: str, stored: Any) -> None:
         before = group.members.get(member_id, ConsumerMember(member_id))
         group.put(
             replace(
@@ -423,9 +415,7 @@ class ConsumerGroups:
         epoch = body.generation_id_or_member_epoch
         if epoch < 0 and group.is_empty:
             return None
-        member = group.members.get(body.member_id)
-        if member is None:
-            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        member = _known_member(group, body.member_id)
         if version < 9:
             raise Refused(codes.UNSUPPORTED_VERSION, "")
         return _stale_by_partition(member, epoch, codes.STALE_MEMBER_EPOCH)
@@ -437,9 +427,7 @@ class ConsumerGroups:
         epoch = body.generation_id_or_member_epoch
         if epoch < 0 and not body.member_id and body.group_instance_id is None:
             return None
-        member = group.members.get(body.member_id)
-        if member is None:
-            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        member = _known_member(group, body.member_id)
         return _stale_by_partition(member, epoch, stale)
 
     def check_fetch(
@@ -448,9 +436,7 @@ class ConsumerGroups:
         """Refuse the fetch of offsets by a member of another epoch."""
         if not body.member_id and body.member_epoch < 0:
             return
-        member = group.members.get(body.member_id or "")
-        if member is None:
-            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        member = _known_member(group, body.member_id)
         if body.member_epoch != member.epoch:
             raise Refused(codes.STALE_MEMBER_EPOCH, "")
 
@@ -481,14 +467,14 @@ class ConsumerGroups:
         return messages.ConsumerGroupDescribeResponse(groups=described)
 
     def _describe_group(self, group: ConsumerGroup, result: Any) -> None:
-        kind = messages.ConsumerGroupDescribeResponse
+        response = messages.ConsumerGroupDescribeResponse
         topic_names = {topic.id: topic.name for topic in self._context.topics.all()}
         topic_names |= {topic_id: name for name, (topic_id, _) in group.read.items()}  # also `<topic>@newest`
 
         def assignment(partitions: Iterable[Partition]) -> Any:
-            return kind.Assignment(
+            return response.Assignment(
                 topic_partitions=[
-                    kind.TopicPartitions(
+                    response.TopicPartitions(
                         topic_id=topic_id, topic_name=topic_names[topic_id], partitions=numbers
                     )
                     for topic_id, numbers in by_topic(partitions).items()
@@ -499,7 +485,7 @@ class ConsumerGroups:
         result.group_state, result.group_epoch = group.state, group.epoch
         result.assignment_epoch, result.assignor_name = group.target_epoch, group.assignor
         result.members = [
-            kind.Member(
+            response.Member(
                 member_id=member.id,
                 instance_id=member.instance_id,
                 rack_id=member.rack_id,
@@ -558,12 +544,30 @@ def _matching(regexes: list[str], topics: list[str], version: int) -> Matches | 
     return matches
 
 
+def _known_member(group: ConsumerGroup, member_id: str | None) -> ConsumerMember:
+    """Return a member, or raise Refused."""
+    member = group.members.get(member_id or "")
+    if member is None:
+        raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+    return member
+
+
 def _new_id() -> str:
     """Return an id for a member, as Kafka writes a UUID."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
 # ---------------------------------------------------------------- refusals
+
+
+def _answered(work: Callable[[], Any]) -> Any:
+    """Return the answer of a heartbeat, also if it is refused."""
+    try:
+        return work()
+    except Refused as refused:
+        return _refusal(refused)
+    except LastwordError as error:
+        return _refusal(Refused(error.kafka_code, error.message))
 
 
 def _refusal(refused: Refused) -> Message:

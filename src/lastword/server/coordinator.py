@@ -41,14 +41,12 @@ class StoredRecord(NamedTuple):
         value: The value; None for a tombstone, or if a later record supersedes the record of an open
             transaction.
         producer_id: Its producer if its transaction is open, else -1.
-        kind: The type of the record, decoded.
     """
 
     offset: int
     key: Any
     value: Any
     producer_id: int
-    kind: int = -1
 
 
 class UndecodableRecordError(DataError):
@@ -93,16 +91,16 @@ class CoordinatorTopic:
         return topic.log(partition)
 
     def load(
-        self, kinds: Mapping[int, str], convert: Callable[[Any], Any] = lambda value: value
+        self, keys: Mapping[int, str], convert: Callable[[Any], Any] = lambda value: value
     ) -> list[StoredRecord]:
         """Return the decoded records of the topic, but for tombstones; see `_newest`.
 
-        Records of a type that is not in `kinds` are passed over, as by Kafka: a newer version wrote them. Any
+        Records of a type that is not in `keys` are passed over, as by Kafka: a newer version wrote them. Any
         other record that cannot be decoded makes its partition unavailable: an answer without it would be
         "there is none" for what is there. `check` refuses the requests for such a partition.
 
         Args:
-            kinds: The name of the key of each type, as in Kafka's schemas.
+            keys: The name of the key of each type, as in Kafka's schemas.
             convert: Returns what is kept of a value. It may raise MalformedMessageError, too.
         """
         self.open()
@@ -111,7 +109,7 @@ class CoordinatorTopic:
         loaded: list[StoredRecord] = []
         for number in () if topic is None else topic.directories:
             try:
-                loaded += list(self._decoded(number, kinds, convert))
+                loaded += list(self._decoded(number, keys, convert))
             except UndecodableRecordError as error:
                 self._damaged.add(number)
                 _log.error("%s; its partition is not served. Remedy: %s", error.message, error.remedy)
@@ -127,16 +125,16 @@ class CoordinatorTopic:
             raise Refused(codes.NOT_COORDINATOR, "")
 
     def _decoded(
-        self, number: int, kinds: Mapping[int, str], convert: Callable[[Any], Any]
+        self, number: int, keys: Mapping[int, str], convert: Callable[[Any], Any]
     ) -> Iterator[StoredRecord]:
         unknown: Counter[int] = Counter()
         for record in self._newest(number):
-            kind = int.from_bytes(record.key[:2], "big", signed=True)
-            if len(record.key) > 1 and kind not in kinds:
-                unknown[kind] += 1
+            record_type = int.from_bytes(record.key[:2], "big", signed=True)
+            if len(record.key) > 1 and record_type not in keys:
+                unknown[record_type] += 1
                 continue
             try:
-                name = kinds.get(kind, "a key")
+                name = keys.get(record_type, "a key")
                 key, value = decode_stored(name, record.key), record.value
                 if value is not None:
                     name = name.removeprefix("Legacy").removesuffix("Key") + "Value"
@@ -147,10 +145,10 @@ class CoordinatorTopic:
                     remedy="serve the directory with the Kafka that wrote the record",
                 ) from error
             if value is not None or record.producer_id >= 0:
-                yield record._replace(key=key, value=value, kind=kind)
-        for kind, count in unknown.items():
+                yield record._replace(key=key, value=value)
+        for record_type, count in unknown.items():
             text = "%s-%d: %d records of unknown type %d are passed over: a newer Kafka wrote them"
-            _log.warning(text, self.name, number, count, kind)
+            _log.warning(text, self.name, number, count, record_type)
 
     def _newest(self, number: int) -> Iterator[StoredRecord]:
         """Yield the newest committed record of each key of a partition, then those of open transactions.

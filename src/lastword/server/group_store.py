@@ -15,7 +15,7 @@ from lastword.server.topics import Refused
 
 GROUP_OPERATIONS = 3400
 """Bits of all operations on a group."""
-Kind = TypeVar("Kind", bound="Group")
+AnyGroup = TypeVar("AnyGroup", bound="Group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Group:
     id: str
     offsets: dict[tuple[str, int], Committed] = field(default_factory=dict)
 
-    kind = ""
+    group_type = ""
     """The protocol of the group, as ListGroups names it."""
     state = ""
     protocol_type: str | None = None
@@ -96,22 +96,22 @@ class OtherGroup(Group):
     Clients of the other protocols get Kafka's answers. A streams group without members gives its id away.
     """
 
-    kind: str = ""
+    group_type: str = ""
     keys: set[bytes] = field(default_factory=set)
     members: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.protocol_type = self.kind
+        self.protocol_type = self.group_type
 
     @property
     def state(self) -> str:  # type: ignore[override]
         """Return the state as ListGroups has it."""
-        return ("NotReady" if self.kind == "streams" else "Stable") if self.members else "Empty"
+        return ("NotReady" if self.group_type == "streams" else "Stable") if self.members else "Empty"
 
     @property
     def is_empty(self) -> bool:
         """Return whether another group may have the id."""
-        return self.kind == "streams" and not self.members
+        return self.group_type == "streams" and not self.members
 
     @property
     def is_over(self) -> bool:
@@ -126,8 +126,8 @@ class OtherGroup(Group):
         """Return None: no offset of the group expires."""
         return None
 
-    def take(self, key: Message) -> None:
-        """Take the key of a record of the group."""
+    def load(self, key: Message) -> None:
+        """Load the key of a record of the group."""
         self.keys.add(encode_stored(key))
         self.members |= {getattr(key, "member_id", "")} - {""}
 
@@ -137,7 +137,7 @@ class OtherGroup(Group):
 
     def check_commit(self, generation: int) -> None:
         """Refuse offsets of a share group, which has none, and those of a member, which is not known here."""
-        if self.kind == "share":
+        if self.group_type == "share":
             raise Refused(codes.GROUP_ID_NOT_FOUND, "")
         if generation >= 0 or self.members:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
@@ -172,7 +172,7 @@ class GroupStore:
         """Return all groups."""
         return list(self._groups.values())
 
-    def add(self, group: Kind) -> Kind:
+    def add(self, group: AnyGroup) -> AnyGroup:
         """Add a group, which takes the offsets of the group that had its id."""
         before = self._groups.get(group.id)
         if before is not None:

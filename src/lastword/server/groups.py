@@ -108,13 +108,13 @@ class Groups:
             return None
         if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
             reading = self._context.in_turn(self._read_topic)
-            self._loading = self._context.then(reading, lambda: self._take(reading.result()))
+            self._loading = self._context.then(reading, lambda: self._take_records(reading.result()))
         return self._loading
 
     def _read_topic(self) -> list[StoredRecord]:
         try:
             return self.topic.load(
-                {kind: name for name, kind in stored_keys().items() if name != "TransactionLogKey"}
+                {number: name for name, number in stored_keys().items() if name != "TransactionLogKey"}
             )
         except LastwordError as error:  # a partition is offline or damaged
             raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
@@ -138,18 +138,19 @@ class Groups:
         self._is_loaded, self._loading = False, None
         return True
 
-    def _take(self, records: list[StoredRecord]) -> None:
+    def _take_records(self, records: list[StoredRecord]) -> None:
         for record in records:
-            if record.kind in (0, 1):
-                self.offsets.take(record)
+            name = type(record.key).__name__
+            if name in ("OffsetCommitKey", "LegacyOffsetCommitKey"):
+                self.offsets.load(record)
             elif record.value is None:
                 continue
-            elif record.kind == 2:
-                self._classic.take(record.key.group, record.value)
-            elif record.kind in CONSUMER_KEYS:
-                self._consumers.take(record.kind, record.key, record.value)
+            elif name == "GroupMetadataKey":
+                self._classic.load(record.key.group, record.value)
+            elif name in CONSUMER_KEYS:
+                self._consumers.load(record.key, record.value)
             else:
-                self._take_other(record.key)
+                self._load_other(record.key)
         for decided in self._decided:
             self.offsets.decide(*decided)
         self._consumers.loaded()
@@ -157,15 +158,16 @@ class Groups:
         self._is_loaded, self._topic_id = True, None if topic is None else topic.id
         self._renew_leases()
 
-    def _take_other(self, key: Any) -> None:
+    def _load_other(self, key: Any) -> None:
         """Take a record of a group of another protocol, by the name of its key."""
-        kind = next((kind for kind in ("share", "streams") if kind in type(key).__name__.lower()), None)
-        if kind is None:
+        name = type(key).__name__.lower()
+        group_type = next((known for known in ("share", "streams") if known in name), None)
+        if group_type is None:
             return
         group = self.store.find(key.group_id)
         if not isinstance(group, OtherGroup):
-            group = self.store.add(OtherGroup(key.group_id, kind=kind))
-        group.take(key)
+            group = self.store.add(OtherGroup(key.group_id, group_type=group_type))
+        group.load(key)
 
     def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
         """End a transaction whose marker was appended to a partition of the topic."""
@@ -249,14 +251,14 @@ class Groups:
             return self._found(request, refused)
         answer: asyncio.Future[Any] = self._context.loop.create_future()
 
-        def go_on(done: asyncio.Future[Any]) -> None:
+        def found(done: asyncio.Future[Any]) -> None:
             error = done.exception()
             if error is None or isinstance(error, Refused):
                 answer.set_result(self._found(request, error))
             else:
                 answer.set_exception(error)
 
-        loading.add_done_callback(go_on)
+        loading.add_done_callback(found)
         return answer
 
     def _found(self, request: Request[messages.FindCoordinatorRequest], refused: Refused | None) -> Message:
@@ -285,17 +287,17 @@ class Groups:
     def _list(self, request: Request[messages.ListGroupsRequest], connection: Peer) -> Message:
         body = request.body
         states = {state.lower() for state in body.states_filter}
-        types = {kind.lower() for kind in body.types_filter}
+        types = {group_type.lower() for group_type in body.types_filter}
         return messages.ListGroupsResponse(
             groups=[
                 messages.ListGroupsResponse.ListedGroup(
                     group_id=group.id,
                     protocol_type=group.protocol_type or "",
                     group_state=group.state,
-                    group_type=group.kind,
+                    group_type=group.group_type,
                 )
                 for group in self.store.all()
-                if (not states or group.state.lower() in states) and (not types or group.kind in types)
+                if (not states or group.state.lower() in states) and (not types or group.group_type in types)
             ]
         )
 

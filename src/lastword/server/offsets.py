@@ -74,8 +74,8 @@ class Offsets:
         self._undecided.clear()
         self._changed.clear()
 
-    def take(self, record: StoredRecord) -> None:
-        """Take a committed offset that was read from the topic."""
+    def load(self, record: StoredRecord) -> None:
+        """Load a committed offset that was read from the topic."""
         of, stored, committed = record.key, record.value, None
         if stored is not None:
             committed = Committed(
@@ -167,8 +167,8 @@ class Offsets:
         request: Request[messages.OffsetCommitRequest | messages.TxnOffsetCommitRequest],
         code: int,
         is_stale: Callable[[bytes, int], bool] | None,
-        topic_kind: Any,
-        partition_kind: Any,
+        topic_class: Any,
+        partition_class: Any,
         *,
         by_id: bool,
         stale: int = codes.STALE_MEMBER_EPOCH,
@@ -179,8 +179,8 @@ class Offsets:
             request: The request.
             code: The error of all partitions, or 0.
             is_stale: Says whether the member's epoch is too old for a partition.
-            topic_kind: The class of a topic of the answer.
-            partition_kind: The class of a partition of the answer.
+            topic_class: The class of a topic of the answer.
+            partition_class: The class of a partition of the answer.
             by_id: The request names topics by their ids.
             stale: The error of an epoch that is too old.
         """
@@ -209,8 +209,8 @@ class Offsets:
                     error = stale
                 if not error and served is not None:
                     changes[served.name, given.partition_index] = committed
-                partitions.append(partition_kind(partition_index=given.partition_index, error_code=error))
-            topics.append(topic_kind(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
+                partitions.append(partition_class(partition_index=given.partition_index, error_code=error))
+            topics.append(topic_class(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
         return topics, changes
 
     def _stored(
@@ -364,7 +364,7 @@ class Offsets:
         return messages.OffsetFetchResponse(groups=groups)
 
     def _fetched(
-        self, group_id: str, wanted_topics: Any, is_stable: bool, topic_kind: Any, partition_kind: Any
+        self, group_id: str, wanted_topics: Any, is_stable: bool, topic_class: Any, partition_class: Any
     ) -> list[Any]:
         group = self._store.get(group_id)
         offsets = {} if group is None else group.offsets
@@ -394,7 +394,7 @@ class Offsets:
                 if is_stable and not code and (group_id, name, number) in self._undecided:
                     committed, error = NOT_COMMITTED, codes.UNSTABLE_OFFSET_COMMIT
                 partitions.append(
-                    partition_kind(
+                    partition_class(
                         partition_index=number,
                         committed_offset=committed.offset,
                         committed_leader_epoch=committed.leader_epoch,
@@ -402,7 +402,7 @@ class Offsets:
                         error_code=error,
                     )
                 )
-            described = topic_kind(name=name, partitions=partitions)
+            described = topic_class(name=name, partitions=partitions)
             if hasattr(described, "topic_id"):
                 described.topic_id = topic_id
             topics.append(described)
@@ -417,7 +417,7 @@ class Offsets:
             return messages.OffsetDeleteResponse(
                 error_code=codes.GROUP_ID_NOT_FOUND if body.group_id else codes.INVALID_GROUP_ID
             )
-        if group.kind == "share":
+        if group.group_type == "share":
             return messages.OffsetDeleteResponse(error_code=codes.GROUP_ID_NOT_FOUND)
         subscribed, are_consumers = group.subscribed(), group.protocol_type == "consumer"
         if not group.is_empty and not are_consumers:
