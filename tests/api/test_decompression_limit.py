@@ -21,10 +21,10 @@ from lastword.cli.main import run
 from lastword.errors import DecompressionLimitError
 from lastword.records.batch import BatchBuilder
 from lastword.records.compression import CODEC_NAMES
-from lastword.records.formats import build_wrapper
 from lastword.records.record import CREATE_TIME, NO_TIMESTAMP_TYPE, RawRecord
 from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
 from tests.support.exhaustive import stride
+from tests.support.legacy import build_wrapper
 
 MIB = 1 << 20
 LIMIT = 16 * MIB

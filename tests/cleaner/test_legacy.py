@@ -24,7 +24,7 @@ from lastword.files import DEFAULT, Files
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
-from lastword.records.formats import build_message, build_wrapper
+from lastword.records.formats import build_message
 from lastword.records.record import CREATE_TIME, RawRecord
 from lastword.segment import names
 from lastword.segment.recover import inspect
@@ -35,6 +35,7 @@ from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support import partitions
 from tests.support.exhaustive import stride, third
+from tests.support.legacy import build_wrapper
 
 DAY = 24 * HOUR
 T = 1_700_000_000_000

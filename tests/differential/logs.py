@@ -17,10 +17,11 @@ from pathlib import Path
 
 from lastword.config import TopicConfig
 from lastword.records.batch import BatchBuilder, write_batch
-from lastword.records.formats import build_message, build_wrapper
+from lastword.records.formats import build_message
 from lastword.records.record import ABORT, COMMIT, RawRecord
 from lastword.segment import names
 from lastword.wire import INT32_MAX
+from tests.support.legacy import build_wrapper
 from tests.transactions import control_key, marker_value
 
 T = 1_700_000_000_000

@@ -11,13 +11,14 @@ from lastword import kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import assign_offsets, find_plain_zstd, rows_that_fit, walk_batches
 from lastword.records.compression import compress
-from lastword.records.formats import build_message, build_wrapper
+from lastword.records.formats import build_message
 from lastword.records.record import RawRecord
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, is_plain_zstd, most_plain_bytes, walk
 from tests.naive.batches import assign_offsets as naive_assign_offsets
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import T, batches
+from tests.support.legacy import build_wrapper
 
 NAMES = {
     kernels.OK: "ok",

@@ -153,18 +153,10 @@ def _copy(data: Any, level: int | None) -> bytes:
     return bytes(data)
 
 
-def _copy_bounded(data: Any, limit: int) -> bytes:
+def _copied(data: Any, limit: int) -> Iterator[Any]:
     if len(data) > limit:
         raise _too_large("uncompressed", len(data), limit)
-    return bytes(data)
-
-
-def _copy_into(data: Any, out: memoryview) -> int:
-    size = len(data)
-    if size > len(out):
-        raise _too_large("uncompressed", size, len(out))
-    out[:size] = memoryview(data).cast("B")
-    return size
+    yield memoryview(data).cast("B")
 
 
 # ---------------------------------------------------------------- gzip
@@ -180,7 +172,7 @@ def _gunzip_parts(data: Any, limit: int) -> Iterator[bytes]:
     end, left = len(view), limit
     taken = _gzip_body(view, 0)
     if taken < 0:
-        raise _corrupt("gzip", "no header")
+        raise _corrupt("gzip", "no header" if end else "empty")
     while taken >= 0:
         member = zlib.decompressobj(wbits=31)
         member.decompress(_GZIP_HEADER)  # the flags of a header may have bits that zlib refuses
@@ -223,22 +215,6 @@ def _gzip_body(view: memoryview, position: int) -> int:
             return -1
         at += 2
     return at if at <= end else -1
-
-
-def _gunzip(data: Any, limit: int) -> bytes:
-    if not len(data):
-        raise _corrupt("gzip", "empty")
-    return b"".join(_gunzip_parts(data, limit))
-
-
-def _gunzip_into(data: Any, out: memoryview) -> int:
-    if not len(data):
-        raise _corrupt("gzip", "empty")
-    done = 0
-    for part in _gunzip_parts(data, len(out)):
-        out[done : done + len(part)] = part
-        done += len(part)
-    return done
 
 
 # ---------------------------------------------------------------- snappy
@@ -417,18 +393,6 @@ def _unlz4_parts(data: Any, limit: int) -> Iterator[Any]:
         yield part
 
 
-def _unlz4(data: Any, limit: int) -> bytes:
-    return b"".join(_unlz4_parts(data, limit))
-
-
-def _unlz4_into(data: Any, out: memoryview) -> int:
-    done = 0
-    for part in _unlz4_parts(data, len(out)):
-        out[done : done + len(part)] = part
-        done += len(part)
-    return done
-
-
 def xxh32(data: Any) -> int:
     """Return xxHash32 with seed 0: the checksum of lz4 frames.
 
@@ -593,11 +557,29 @@ def _end_of_zstd_frames(data: Any) -> int:
     return done
 
 
+def _in_parts(
+    name: str, pack: Callable[[Any, int | None], bytes], unpack: Callable[[Any, int], Iterator[Any]]
+) -> Codec:
+    """Return a codec whose decompressor yields the content in parts, together never above a limit."""
+
+    def whole(data: Any, limit: int) -> bytes:
+        return b"".join(unpack(data, limit))
+
+    def into(data: Any, out: memoryview) -> int:
+        done = 0
+        for part in unpack(data, len(out)):
+            out[done : done + len(part)] = part
+            done += len(part)
+        return done
+
+    return Codec(name, pack, whole, into)
+
+
 CODECS: tuple[Codec, ...] = (
-    Codec("none", _copy, _copy_bounded, _copy_into),
-    Codec("gzip", _gzip, _gunzip, _gunzip_into),
+    _in_parts("none", _copy, _copied),
+    _in_parts("gzip", _gzip, _gunzip_parts),
     Codec("snappy", _snappy, _unsnappy, _unsnappy_into),
-    Codec("lz4", _lz4, _unlz4, _unlz4_into),
+    _in_parts("lz4", _lz4, _unlz4_parts),
     Codec("zstd", _zstd, _unzstd, _unzstd_into),
 )
 

@@ -45,8 +45,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError, UnknownMagicError
@@ -379,7 +378,7 @@ def build_message(
     log_append: bool = False,
     codec: int = 0,
 ) -> bytes:
-    """Return one entry. `codec` only describes `value`; for a wrapper use `build_wrapper`.
+    """Return one entry. `codec` only describes `value`; for a wrapper use `wrap`.
 
     Raises ValueError for what the magic cannot hold: a timestamp in magic 0, zstd in both.
     """
@@ -395,31 +394,6 @@ def build_message(
     )
     body += _field(key) + _field(value)
     return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
-
-
-def build_wrapper(
-    magic: int, codec: int, records: Sequence[RawRecord], *, log_append_ms: int | None = None
-) -> bytes:
-    """Return a wrapper of records whose offsets increase; gaps are kept.
-
-    `log_append_ms`: give all records this time, of type LogAppendTime.
-    """
-    if not records or any(a.offset >= b.offset for a, b in pairwise(records)):
-        raise ValueError("a wrapper holds one record or more, and their offsets rise")
-    first = records[0].offset
-    inner = b"".join(
-        build_message(
-            magic,
-            record.offset - first if magic else record.offset,
-            record.key,
-            record.value,
-            record.timestamp if log_append_ms is None else log_append_ms,
-            log_append=log_append_ms is not None,
-        )
-        for record in records
-    )
-    stamp = max(record.timestamp for record in records) if log_append_ms is None else log_append_ms
-    return _wrap(magic, codec, records[-1].offset, stamp, log_append_ms is not None, inner)
 
 
 def filter_entry(
@@ -458,11 +432,12 @@ def filter_entry(
             inner += build_message(1, m.offset - first, key, value, m.timestamp, log_append=header.log_append)
     stamp = header.max_timestamp if header.magic == 0 or header.log_append else max(m.timestamp for m in kept)
     last = kept[-1].offset
-    whole = _wrap(header.magic, header.codec, last, stamp, header.log_append, bytes(inner))
+    whole = wrap(header.magic, header.codec, last, stamp, header.log_append, bytes(inner))
     return Filtered(whole, last, stamp, len(kept))
 
 
-def _wrap(magic: int, codec: int, offset: int, timestamp: int, log_append: bool, inner: bytes) -> bytes:
+def wrap(magic: int, codec: int, offset: int, timestamp: int, log_append: bool, inner: bytes) -> bytes:
+    """Return the wrapper of entries, compressed. `offset` and `timestamp` are those of the last one."""
     value = compress(codec, inner)
     if magic == 0 and codec == LZ4:
         value = with_checksum(value, broken=True)
