@@ -119,28 +119,10 @@ _KAFKA_TYPES: Mapping[str, Callable[[str], Any]] = {
 """Kafka's parsers of a text, by unit; a text without a parser is taken as it is."""
 
 
-def _field(
-    unit: str,
-    group: Group,
-    text: str,
-    parse: Callable[[Any], Any],
-    show: Callable[[Any], str],
-    allowed: str,
-    annotation: str,
-    default: Any,
-) -> Any:
-    facts = {
-        "unit": unit,
-        "group": group,
-        "text": text,
-        "parse": parse,
-        "show": show,
-        "allowed": allowed,
-        "annotation": annotation,
-    }
-    if default is dataclasses.MISSING:
-        return dataclasses.field(metadata=facts)
-    return dataclasses.field(default=default, metadata=facts)
+def _field(*facts: Any, **default: Any) -> Any:
+    """Return the field of a setting. `facts` are the fields of `Setting` behind the name, in their order."""
+    names = [field.name for field in dataclasses.fields(Setting)][1:]
+    return dataclasses.field(metadata=dict(zip(names, facts, strict=True)), **default)
 
 
 def _ranged(parse: Callable[[Any], int | float], low: float, high: float) -> Callable[[Any], Any]:
@@ -184,7 +166,7 @@ def size(default: str | int | None, group: Group, text: str, low: int = 0, high:
         lambda value: "none" if value is None else exact_bytes(value),
         _range_text("a size", low, high, _size_text),
         "Size",
-        None if default is None else parse_bytes(default),
+        default=None if default is None else parse_bytes(default),
     )
 
 
@@ -198,20 +180,24 @@ def duration(default: str | int, group: Group, text: str, low: int = 0, high: in
         lambda value: str(value) if value == INT64_MAX else exact_duration(value),
         _range_text("a duration", low, high, exact_duration),
         "Duration",
-        parse_setting_ms(default),
+        default=parse_setting_ms(default),
     )
 
 
 def count(default: int, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
     """Make a setting that is a whole number."""
     allowed = _range_text("a whole number", low, high, str)
-    return _field("count", group, text, _ranged(_whole, low, high), str, allowed, "int | str", default)
+    return _field(
+        "count", group, text, _ranged(_whole, low, high), str, allowed, "int | str", default=default
+    )
 
 
 def ratio(default: float, group: Group, text: str, low: float = 0, high: float = 1) -> Any:
     """Make a setting that is a ratio."""
     allowed = f"a number from {low:g} to {high:g}"
-    return _field("ratio", group, text, _ranged(_fraction, low, high), str, allowed, "float | str", default)
+    return _field(
+        "ratio", group, text, _ranged(_fraction, low, high), str, allowed, "float | str", default=default
+    )
 
 
 def flag(default: bool, group: Group, text: str) -> Any:
@@ -236,7 +222,7 @@ def flag(default: bool, group: Group, text: str) -> Any:
         lambda v: str(v).lower(),
         "true or false",
         "bool | str",
-        default,
+        default=default,
     )
 
 
@@ -248,7 +234,7 @@ def choice(default: str | None, group: Group, text: str, known: tuple[str, ...])
             raise ValueError
         return str(value)
 
-    return _field("", group, text, parse, str, "one of " + ", ".join(known), "str", default)
+    return _field("", group, text, parse, str, "one of " + ", ".join(known), "str", default=default)
 
 
 def word(default: str | None, group: Group, text: str) -> Any:
@@ -259,7 +245,9 @@ def word(default: str | None, group: Group, text: str) -> Any:
             raise ValueError
         return value
 
-    return _field("", group, text, parse, lambda v: "none" if v is None else v, "a name", "str", default)
+    return _field(
+        "", group, text, parse, lambda v: "none" if v is None else v, "a name", "str", default=default
+    )
 
 
 def directory(group: Group, text: str) -> Any:
@@ -271,7 +259,14 @@ def directory(group: Group, text: str) -> Any:
         return None if value.strip().lower() == "off" else value
 
     return _field(
-        "", group, text, parse, lambda v: "off" if v is None else v, "a directory, or off", "str", None
+        "",
+        group,
+        text,
+        parse,
+        lambda v: "off" if v is None else v,
+        "a directory, or off",
+        "str",
+        default=None,
     )
 
 
@@ -282,7 +277,7 @@ def words(group: Group, text: str) -> Any:
         parts = value.split(",") if isinstance(value, str) else list(value)
         return tuple(str(part).strip() for part in parts if str(part).strip())
 
-    return _field("list", group, text, parse, ",".join, "a list of paths", "str | Iterable[str]", ())
+    return _field("list", group, text, parse, ",".join, "a list of paths", "str | Iterable[str]", default=())
 
 
 NO_POLICY = "none"
@@ -306,16 +301,8 @@ def policy(group: Group, text: str) -> Any:
     def show(value: frozenset[str] | None) -> str:
         return "not set" if value is None else ",".join(sorted(value)) or NO_POLICY
 
-    return _field(
-        "list",
-        group,
-        text,
-        parse,
-        show,
-        "compact, delete, compact,delete, or none",
-        "str | Iterable[str]",
-        None,
-    )
+    allowed = "compact, delete, compact,delete, or none"
+    return _field("list", group, text, parse, show, allowed, "str | Iterable[str]", default=None)
 
 
 def sizes_by_path(group: Group, text: str) -> Any:
@@ -332,16 +319,8 @@ def sizes_by_path(group: Group, text: str) -> Any:
     def show(value: Mapping[str, int]) -> str:
         return ", ".join(f"{path}: {exact_bytes(rate)}" for path, rate in value.items()) or "none"
 
-    facts = {
-        "unit": "bytes per second",
-        "group": group,
-        "text": text,
-        "parse": parse,
-        "show": show,
-        "allowed": 'sizes by path, as drives."/srv/d2" = "20MiB"',
-        "annotation": "Mapping[str, Size] | str",
-    }
-    return dataclasses.field(default_factory=dict, metadata=facts)
+    allowed, annotation = 'sizes by path, as drives."/srv/d2" = "20MiB"', "Mapping[str, Size] | str"
+    return _field("bytes per second", group, text, parse, show, allowed, annotation, default_factory=dict)
 
 
 def table(kind: type[Any]) -> dict[str, Setting]:
