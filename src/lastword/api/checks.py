@@ -155,9 +155,7 @@ def audit(
         left_off += result.left_off
         ok &= result.ok
     result = Audit(ok and not failed, dict(counts), tuple(rows), left_off)
-    if failed:
-        raise PartialFailure.of(result, failed) from failed[0]
-    return result
+    return PartialFailure.check(result, failed)
 
 
 def _logged(dirs: OpenDirs, topic: str, numbers: Sequence[int]) -> list[Logged]:

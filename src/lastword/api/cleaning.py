@@ -112,9 +112,7 @@ def plan_chosen(
             plans += dirs.on_view(view, plan_one)
         except (DataError, StorageError) as error:
             failed.append(error)
-    if failed:
-        raise PartialFailure.of(plans, failed) from failed[0]
-    return plans
+    return PartialFailure.check(plans, failed)
 
 
 def clean(
@@ -184,13 +182,9 @@ def clean(
                 failed.append(result)
             elif result is not None:
                 results.append(result)
-    if failed:
-        note = ""
-        if len(sizes) > 1:
-            cleaned = {(result.topic, result.partition) for result in results}
-            note = f"{plural(len(cleaned), 'other')} cleaned"
-        raise PartialFailure.of(results, failed, note) from failed[0]
-    return results
+    cleaned = {(result.topic, result.partition) for result in results}
+    note = f"{plural(len(cleaned), 'other')} cleaned" if len(sizes) > 1 else ""
+    return PartialFailure.check(results, failed, note)
 
 
 def _short_of_room(
@@ -545,9 +539,7 @@ def expire(
     in_order = [results[tp] for tp in map(TopicPartition._make, known) if tp in results]
     done = [result for result in in_order if isinstance(result, Deletion) and result.removes]
     failed = [result for result in in_order if isinstance(result, LastwordError)]
-    if failed:
-        raise PartialFailure.of(done, failed) from failed[0]
-    return done
+    return PartialFailure.check(done, failed)
 
 
 def expire_outlook(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[Deletion]:
@@ -567,9 +559,7 @@ def expire_outlook(dirs: OpenDirs, topic: str | None, partition: int | None) -> 
             done.append(outlook(view, dirs.config(name), now_ms))
         except (DataError, StorageError) as error:
             failed.append(error)
-    if failed:
-        raise PartialFailure.of(done, failed) from failed[0]
-    return done
+    return PartialFailure.check(done, failed)
 
 
 def trim(
@@ -601,6 +591,4 @@ def trim(
         for number in numbers
         if TopicPartition(topic, number) not in errors
     }
-    if failed:
-        raise PartialFailure.of(log_starts, failed) from failed[0]
-    return log_starts
+    return PartialFailure.check(log_starts, failed)

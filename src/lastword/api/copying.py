@@ -225,9 +225,7 @@ class Copying:
             except _Stopped:
                 pass
         results = [self._results[tp] for tp in todo if tp in self._results]
-        if self._failed:
-            raise PartialFailure.of(results, list(self._failed.values()))
-        return results
+        return PartialFailure.check(results, list(self._failed.values()))
 
     def _count_bytes(
         self, stack: ExitStack, todo: Sequence[TopicPartition], progress: ProgressLike | bool

@@ -25,7 +25,7 @@ from lastword.errors import (
     PartialFailure,
     StorageError,
     UsageError,
-    nearest,
+    hint,
 )
 from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
@@ -400,9 +400,7 @@ def duplication(
             rows += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
         except (DataError, StorageError) as error:
             failed.append(error)
-    if failed:
-        raise PartialFailure.of(rows, failed) from failed[0]
-    return rows
+    return PartialFailure.check(rows, failed)
 
 
 def _views(
@@ -427,10 +425,7 @@ def check_by(by: str) -> By:
     from lastword.tools.duplication import BY
 
     if by not in BY:
-        near = nearest(by, BY)
-        raise UsageError(
-            f"unknown by={by!r}" + (f"; nearest: {near}" if near else ""), remedy=f"one of {', '.join(BY)}"
-        )
+        raise UsageError(f"unknown by={by!r}{hint(by, BY)}", remedy=f"one of {', '.join(BY)}")
     return cast("By", by)
 
 
@@ -620,9 +615,7 @@ def simulations(
             if len(members) > 1:
                 drives.append(drive.drive)
     simulations = [simulation for answer in answers for simulation in answer] + drives
-    if failed:
-        raise PartialFailure.of(simulations, failed) from failed[0]
-    return simulations
+    return PartialFailure.check(simulations, failed)
 
 
 def _one_drive(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.serializers import Serializer, SerializerLike, contradicts, saved_serializer, serializer_of
 from lastword.config import TopicConfig
-from lastword.errors import InvalidSettingError, UsageError, nearest
+from lastword.errors import InvalidSettingError, UsageError, hint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,9 +63,8 @@ def partitioner_of(given: PartitionerLike) -> tuple[str | None, Partitioner]:
     if isinstance(given, str):
         partitioner = PARTITIONERS.get(given)
         if partitioner is None:
-            near = nearest(given, PARTITIONERS)
             raise UsageError(
-                f"unknown partitioner {given!r}" + (f"; nearest: {near}" if near else ""),
+                f"unknown partitioner {given!r}{hint(given, PARTITIONERS)}",
                 remedy=f"one of {', '.join(PARTITIONERS)}, or a function of (key, partitions)",
             )
         return given, partitioner

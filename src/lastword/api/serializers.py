@@ -39,7 +39,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
-from lastword.errors import MissingError, SerializerError, UsageError, nearest
+from lastword.errors import MissingError, SerializerError, UsageError, hint
 
 MAX_LEVELS = 100
 
@@ -106,11 +106,9 @@ class SerializerObject(Protocol[T]):
 
     def dumps(self, value: T, /) -> bytes:
         """Encode a value."""
-        ...
 
     def loads(self, data: bytes, /) -> T:
         """Decode a value."""
-        ...
 
 
 # For type checkers: the Python type that each named serializer reads and writes.
@@ -284,9 +282,8 @@ def serializer_of(given: SerializerLike | Serializer) -> Serializer:
     if isinstance(given, str):
         serializer = SERIALIZERS.get(given)
         if serializer is None:
-            near = nearest(given, SERIALIZERS)
             raise UsageError(
-                f"unknown serializer {given!r}" + (f"; nearest: {near}" if near else ""),
+                f"unknown serializer {given!r}{hint(given, SERIALIZERS)}",
                 remedy=f"one of {', '.join(SERIALIZERS)}, a pair (dumps, loads), or an object with both",
             )
         return serializer

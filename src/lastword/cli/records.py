@@ -30,7 +30,7 @@ from lastword.cli.text import (
     unescape,
     value_text,
 )
-from lastword.errors import LastwordError, NotALogDirError, UsageError, nearest
+from lastword.errors import LastwordError, NotALogDirError, UsageError, hint
 from lastword.objects import is_url
 from lastword.parse import parse_seconds, parse_when
 from lastword.units import format_bytes, format_time
@@ -188,10 +188,8 @@ def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
             continue
         unknown = next((name for name in fields if name not in (*FIELDS, "decoded")), None)
         if unknown is not None:
-            near = nearest(unknown, FIELDS)
             raise UsageError(
-                f"stdin line {number} has the unknown field {unknown!r}"
-                + (f"; nearest: {near}" if near else ""),
+                f"stdin line {number} has the unknown field {unknown!r}{hint(unknown, FIELDS)}",
                 remedy=f"fields are {', '.join(FIELDS)}",
             )
         if "key" not in fields or "value" not in fields:
@@ -281,11 +279,7 @@ def read(
             "--timeout needs --follow: a bounded read ends by itself", remedy="--follow --timeout TIME"
         )
     if view not in VIEWS:
-        near = nearest(view, VIEWS)
-        raise UsageError(
-            f"unknown --view {view!r}" + (f"; nearest: {near}" if near else ""),
-            remedy=f"one of {', '.join(VIEWS)}",
-        )
+        raise UsageError(f"unknown --view {view!r}{hint(view, VIEWS)}", remedy=f"one of {', '.join(VIEWS)}")
     if start == "latest" and not follow:
         raise UsageError(
             "--start latest is the log end: there is nothing to read",

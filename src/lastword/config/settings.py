@@ -35,6 +35,7 @@ from lastword.errors import (
     StorageError,
     UnknownSettingError,
     UsageError,
+    hint,
     nearest,
     unknown_setting,
 )
@@ -119,11 +120,9 @@ class ClusterSettings(Protocol):
 
     def topic(self, name: str) -> Layer:
         """Return the settings of one topic."""
-        ...
 
     def defaults(self) -> Layer:
         """Return the settings of all topics."""
-        ...
 
 
 class Settings:
@@ -167,12 +166,12 @@ class Settings:
         problems = Problems()
         given = _arguments(arguments or {}, problems)
         environment = _environment(os.environ if env is None else env, problems)
-        files = files or _default_files()
+        files = files or DEFAULT
         file = _file_of([os.fspath(path) for path in paths], config_file, files)
         text, shown, path = "", "", ""
         if file is not None:
             shown, path = (os.path.basename(file) if config_file is None else file), file
-            text = _read(file, files if config_file is None else _default_files())
+            text = _read(file, files if config_file is None else DEFAULT)
         settings = cls._checked(given, environment, text, shown, path, problems)
         if config_file is None and paths:
             beside = path or os.path.join(os.fspath(paths[0]), FILE_NAME)
@@ -555,11 +554,6 @@ def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None, files
     return candidates[0] if candidates else None
 
 
-def _default_files() -> Files:
-
-    return DEFAULT
-
-
 def _read(file: str, files: Files) -> str:
     if files.is_dir(file):
         raise UsageError(f"{file} is a directory", remedy="name the settings file itself", file=file)
@@ -592,7 +586,7 @@ def _sound(
         known = TOPIC_SETTINGS if entry.table else of_file
         setting = known.get(entry.name)
         if setting is None:
-            problems.add(f"{line}: unknown setting {entry.name!r}{where}{_hint(entry, known)}", unknown=True)
+            problems.add(f"{line}: unknown setting {entry.name!r}{where}{_near(entry, known)}", unknown=True)
             continue
         try:
             sound.append(entry._replace(value=setting.read(entry.value)))
@@ -747,14 +741,13 @@ class TopicFiles:
                     self._known.pop(topic_file(self.path, topic), None)
 
 
-def _hint(entry: TomlEntry, known: Mapping[str, Setting]) -> str:
+def _near(entry: TomlEntry, known: Mapping[str, Setting]) -> str:
     if known is TOPIC_SETTINGS and entry.name in INSTANCE_SETTINGS:
         above = "put it above all tables" if entry.table else f"put it into {FILE_NAME}"
         return f"; it applies to the whole directory: {above}"
     if known is INSTANCE_SETTINGS and entry.name in TOPIC_SETTINGS:
         return "; it is a topic setting: put it under [defaults] or [topics.NAME]"
-    near = nearest(entry.name, known)
-    return f"; nearest: {near}" if near else ""
+    return hint(entry.name, known)
 
 
 # ---------------------------------------------------------------- changes

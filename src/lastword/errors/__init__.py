@@ -83,7 +83,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from lastword.errors.base import LastwordError as LastwordError
 from lastword.errors.base import rebuild
@@ -106,6 +106,8 @@ from lastword.errors.storage import UncertainRequestError as UncertainRequestErr
 from lastword.errors.storage import UnconditionalStoreError as UnconditionalStoreError
 from lastword.errors.storage import WrongUserError as WrongUserError
 from lastword.units import format_bytes
+
+T = TypeVar("T")
 
 
 class PartialFailure(LastwordError):
@@ -146,6 +148,13 @@ class PartialFailure(LastwordError):
         assert isinstance(error, PartialFailure)
         return error
 
+    @classmethod
+    def check(cls, results: T, errors: Sequence[LastwordError], note: str = "") -> T:
+        """Return the results, or raise the error for them if there are errors."""
+        if errors:
+            raise cls.of(results, errors, note) from errors[0]
+        return results
+
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.errors:
             return super().__reduce__()
@@ -179,6 +188,12 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     longer = [known_name for known_name in names if known_name.endswith(("_" + name, "." + name))]
     matches = difflib.get_close_matches(name, names, n=1, cutoff=cutoff) or longer
     return matches[0] if matches else None
+
+
+def hint(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return `; nearest: x` for the most similar known name, or an empty text."""
+    near = nearest(name, known, cutoff)
+    return f"; nearest: {near}" if near else ""
 
 
 # ---------------------------------------------------------------- exit 2: fix the call
@@ -258,8 +273,7 @@ class UnknownSettingError(InvalidSettingError):
 
 def unknown_setting(name: str, known: Iterable[str]) -> str:
     """Return the sentence for a setting that does not exist."""
-    near = nearest(name, known)
-    return f"unknown setting {name!r}" + (f"; nearest: {near}" if near else "")
+    return f"unknown setting {name!r}{hint(name, known)}"
 
 
 class NoPolicyError(UsageError):

@@ -232,9 +232,7 @@ def _clean_directory(
             with meter.part(sum(sizes.get(tp, 0) for tp in accounted)):
                 rounds += cleaner.clean(others)
             failed += [error for tp, error in cleaner.errors.items() if tp in accounted]
-    if failed:
-        note = f"{len(rounds)} other partitions were cleaned, {len(failed)} were not"
-        raise PartialFailure.of(rounds, failed, note) from failed[0]
+    _raise_failed(rounds, failed)
     # The results of one partition stay in their order.
     rounds.sort(key=lambda result: (result.topic, result.partition))
     return frame_of(spark, CleanRound, rounds)
@@ -328,10 +326,13 @@ def _clean_bucket(
     if failed and given.dry:
         raise failed[0]
     rows.sort(key=lambda row: (row.topic, row.partition))
-    if failed:
-        note = f"{len(rows)} other partitions were cleaned, {len(failed)} were not"
-        raise PartialFailure.of(rows, failed, note) from failed[0]
+    _raise_failed(rows, failed)
     return frame_of(spark, Plan if given.dry else CleanRound, rows)
+
+
+def _raise_failed(done: list[Any], failed: Sequence[LastwordError]) -> None:
+    note = f"{len(done)} other partitions were cleaned, {len(failed)} were not"
+    PartialFailure.check(done, failed, note)
 
 
 def _divide_in_bucket(
