@@ -26,7 +26,7 @@ from lastword.cli.output import Output
 from lastword.cli.remedies import PLACE
 from lastword.cli.target import Target, storage_of
 from lastword.clock import Clock, SystemClock
-from lastword.errors import UsageError, nearest
+from lastword.errors import UsageError, hint
 from lastword.objects import is_url
 from lastword.parse import parse_duration_ms
 from lastword.version import __version__
@@ -51,65 +51,63 @@ def version_option(*, hidden: bool) -> Any:
     )
 
 
-_EVERYWHERE: dict[str, tuple[Any, Any]] = {
-    "json": (Annotated[bool, typer.Option("--json", help="one JSON object per line")], False),
-    "quiet": (Annotated[bool, typer.Option("-q", "--quiet", help="print data and errors only")], False),
-    "verbose": (Annotated[bool, typer.Option("-v", "--verbose", help="print more details")], False),
-    "progress": (
-        Annotated[
-            bool | None,
-            typer.Option(
-                "--progress/--no-progress", help="show progress: a bar on a terminal, else JSON lines"
-            ),
-        ],
-        None,
-    ),
-    "color": (Annotated[str, typer.Option(metavar="auto|always|never", help="colour the text")], "auto"),
-    "config": (
-        Annotated[
-            str | None, typer.Option(metavar="FILE", help="read this settings file instead of those in DIR")
-        ],
-        None,
-    ),
-    "version": (Annotated[bool, version_option(hidden=True)], False),
-}
-_STORED: dict[str, tuple[Any, Any]] = {
-    "storage": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--storage",
-                metavar="key=value",
-                help="of a bucket: an option of its store, such as region=eu-central-1; may be repeated",
-            ),
-        ],
-        None,
-    ),
-}
-_BROKERS: dict[str, tuple[Any, Any]] = {
-    "metadata": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="PATH",
-                help="of a broker's directory: the directory of __cluster_metadata-0 (metadata.log.dir), or "
-                "server.properties; it is only read",
-            ),
-        ],
-        None,
-    ),
-}
-_CHANGING: dict[str, tuple[Any, Any]] = {
-    "wait": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="TIME", help="wait up to this long for a directory that another process holds"
-            ),
-        ],
-        None,
-    ),
-}
+def _everywhere(
+    json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print data and errors only")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="print more details")] = False,
+    progress: Annotated[
+        bool | None,
+        typer.Option("--progress/--no-progress", help="show progress: a bar on a terminal, else JSON lines"),
+    ] = None,
+    color: Annotated[str, typer.Option(metavar="auto|always|never", help="colour the text")] = "auto",
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="read this settings file instead of those in DIR")
+    ] = None,
+    version: Annotated[bool, version_option(hidden=True)] = False,
+) -> None:
+    """Have the options of every command as parameters."""
+
+
+def _stored(
+    storage: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--storage",
+            metavar="key=value",
+            help="of a bucket: an option of its store, such as region=eu-central-1; may be repeated",
+        ),
+    ] = None,
+) -> None:
+    """Have the option of commands that take a log in a bucket."""
+
+
+def _of_brokers(
+    metadata: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="of a broker's directory: the directory of __cluster_metadata-0 (metadata.log.dir), or "
+            "server.properties; it is only read",
+        ),
+    ] = None,
+) -> None:
+    """Have the option of commands that take a broker's directories."""
+
+
+def _changing(
+    wait: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="wait up to this long for a directory that another process holds"),
+    ] = None,
+) -> None:
+    """Have the option of commands that change a directory."""
+
+
+@functools.cache
+def _options_of(declared: Callable[..., None]) -> list[inspect.Parameter]:
+    """Return the parameters of one of the functions above, as options."""
+    parameters = inspect.signature(declared, eval_str=True).parameters.values()
+    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
 class ClosedPipe(Exception):
@@ -209,11 +207,7 @@ def session(
     """Return the session for the global options; UsageError for an unknown --color."""
     choices = ("auto", "always", "never")
     if color not in choices:
-        near = nearest(color, choices)
-        raise UsageError(
-            f"unknown --color {color!r}" + (f"; nearest: {near}" if near else ""),
-            remedy="auto, always or never",
-        )
+        raise UsageError(f"unknown --color {color!r}{hint(color, choices)}", remedy="auto, always or never")
     out = Session(as_json=json, quiet=quiet, verbose=verbose, progress=progress, color=color)
     out.config = config
     return out
@@ -243,21 +237,17 @@ def command(
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(fn, eval_str=True)
         parameters = list(own.parameters.values())[1:]
-        shared = {**_EVERYWHERE, **(_CHANGING if changes else {})}
+        everywhere = _options_of(_everywhere)
+        shared = [*everywhere, *(_options_of(_changing) if changes else ())]
         if not {"directory", "files", "source"}.isdisjoint(own.parameters):
-            shared.update(_STORED)
+            shared += _options_of(_stored)
         if "more" in own.parameters:
-            shared.update(_BROKERS)
-        for option, (annotation, default) in shared.items():
-            parameters.append(
-                inspect.Parameter(
-                    option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-                )
-            )
+            shared += _options_of(_of_brokers)
+        parameters += shared
 
         @functools.wraps(fn)
         def run(**arguments: Any) -> Any:
-            common = {option: arguments.pop(option) for option in shared}
+            common = {option.name: arguments.pop(option.name) for option in shared}
             common.pop("version")  # its callback has run already
             wait, storage = common.pop("wait", None), common.pop("storage", None)
             metadata = common.pop("metadata", None)
@@ -270,7 +260,7 @@ def command(
             if wait is not None:
                 out.wait_seconds = parse_duration_ms(wait) / 1000
             try:
-                with _compiling_announced(out):
+                with shown_records("lastword.kernels", out.say, out):  # a compilation takes seconds, once
                     return fn(out, **arguments)
             except BrokenPipeError:
                 # Typer would exit with 1; the exit code is 0, because the reader needs no more output.
@@ -282,7 +272,9 @@ def command(
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
         text = inspect.cleandoc(examples)
-        shown = type("Help", (Help,), {"usage": usage, "everywhere": frozenset(_EVERYWHERE)})
+        shown = type(
+            "Help", (Help,), {"usage": usage, "everywhere": frozenset(option.name for option in everywhere)}
+        )
         app.command(
             name,
             cls=shown,
@@ -302,22 +294,22 @@ def _check_url(arguments: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _compiling_announced(out: Session) -> Iterator[None]:
-    """Announce on stderr that kernels are being compiled, which takes seconds, once."""
+def shown_records(logger_name: str, show: Callable[[str], None], out: Session) -> Iterator[None]:
+    """Show the messages of a logger on stderr, as they come, in place of passing them on."""
+    logger, handler = logging.getLogger(logger_name), logging.Handler()
 
-    class Announcer(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            out.say(record.getMessage())
-            out.stderr.flush()
+    def emit(record: logging.LogRecord) -> None:
+        show(record.getMessage())
+        out.stderr.flush()
 
-    logger, announcer = logging.getLogger("lastword.kernels"), Announcer()
-    logger.addHandler(announcer)
-    logger.propagate = False
+    handler.emit = emit  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
     try:
         yield
     finally:
-        logger.propagate = True
-        logger.removeHandler(announcer)
+        logger.propagate = propagates
+        logger.removeHandler(handler)
 
 
 # -- confirmation

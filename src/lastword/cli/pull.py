@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import CONTEXT, Session, command
+from lastword.cli.command import CONTEXT, Session, command, shown_records
 from lastword.cli.output import split_failure
 from lastword.cli.remedies import PLACE
 from lastword.errors import LastwordError, PartialFailure
@@ -71,7 +68,7 @@ def pull(
     PLACE.paths = [to]
     failed: list[LastwordError] = []
     results: list[PullResult]
-    with signals.held(), _warnings(out), out.progress("pull") as progress:
+    with signals.held(), shown_records("lastword.pull", out.warning, out), out.progress("pull") as progress:
         try:
             results = out.when_free(
                 lambda: lastword.pull(
@@ -114,22 +111,3 @@ def pull(
 
 def _planned(result: PullResult) -> str:
     return f"{result.topic}-{result.partition}: offsets {result.next_offset} to {result.remote_end}"
-
-
-@contextmanager
-def _warnings(out: Session) -> Iterator[None]:
-    """Write the warnings of the pull to stderr: a request that is repeated, settings that are left out."""
-
-    class Warnings(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            out.warning(record.getMessage())
-            out.stderr.flush()
-
-    logger, handler = logging.getLogger("lastword.pull"), Warnings()
-    logger.addHandler(handler)
-    propagates, logger.propagate = logger.propagate, False
-    try:
-        yield
-    finally:
-        logger.propagate = propagates
-        logger.removeHandler(handler)
