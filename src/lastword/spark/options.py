@@ -282,112 +282,87 @@ def parse_pattern(text: str) -> str:
     return text
 
 
-def parse_json(text: str, shape: str) -> Any:
-    """Parse JSON. The error shows an example of the shape."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise Problem(f"is JSON like {shape}") from None
+def parse_json(shape: str, convert: Callable[[Any], Any]) -> Callable[[str], Any]:
+    """Return a parser of JSON; what `convert` raises for other JSON is the problem of the option."""
 
-
-def parse_assignment(text: str) -> dict[str, tuple[int, ...]]:
-    """Parse the partitions of each topic."""
-    shape = '{"topic":[0,1]}'
-    value = parse_json(text, shape)
-    if not isinstance(value, dict) or not value:
-        raise Problem(f"is JSON like {shape}")
-    assigned = {}
-    for topic, partitions in value.items():
-        if (
-            not isinstance(partitions, list)
-            or not all(type(n) is int and n >= 0 for n in partitions)
-            or not partitions
-        ):
-            raise Problem(f"is JSON like {shape}")
-        assigned[topic] = tuple(sorted(set(partitions)))
-    return assigned
-
-
-def parse_per_partition(shape: str, lowest: int) -> Callable[[str], Offsets]:
-    """Return a parser of JSON with a number of at least `lowest` for each partition."""
-
-    def parse(text: str) -> Offsets:
-        value = parse_json(text, shape)
-        if not isinstance(value, dict) or not value:
-            raise Problem(f"is JSON like {shape}")
-        result: Offsets = {}
-        for topic, numbers in value.items():
-            if not isinstance(numbers, dict):
-                raise Problem(f"is JSON like {shape}")
-            result[topic] = {}
-            for partition, number in numbers.items():
-                if not partition.isdecimal() or type(number) is not int or number < lowest:
-                    raise Problem(f"is JSON like {shape}")
-                result[topic][int(partition)] = number
-        return result
+    def parse(text: str) -> Any:
+        try:
+            return convert(json.loads(text))
+        except (AttributeError, RecursionError, TypeError, ValueError):
+            raise Problem(f"is JSON like {shape}") from None
 
     return parse
 
 
-parse_offsets = parse_per_partition('{"topic":{"0":23,"1":-2}}', EARLIEST)
-parse_times = parse_per_partition('{"topic":{"0":1767225600000}}', 0)
+def _assigned(value: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    """Return the partitions of each topic, at least one."""
+    numbers = [number for given in value.values() for number in given]
+    lists = all(isinstance(given, list) and given for given in value.values())
+    if not value or not lists or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError
+    return {topic: tuple(sorted(set(given))) for topic, given in value.items()}
 
 
-def parse_starting(text: str) -> Bound:
-    """Parse the start of a batch read."""
-    lowered = text.strip().lower()
-    if lowered == "earliest":
-        return Bound(EARLIEST)
-    if lowered == "latest":
-        raise Problem("cannot be latest in a batch read: there would be nothing to read")
-    offsets = parse_offsets(text)
-    if any(number == LATEST for numbers in offsets.values() for number in numbers.values()):
-        raise Problem("cannot be -1 (latest) in a batch read: there would be nothing to read")
-    return Bound(EARLIEST, offsets=offsets)
+def _per_partition(lowest: int) -> Callable[[dict[str, dict[str, int]]], Offsets]:
+    """Return a function that checks a number of at least `lowest` for each partition."""
+
+    def convert(value: dict[str, dict[str, int]]) -> Offsets:
+        pairs = [pair for given in value.values() for pair in given.items()]
+        if not value or not all(p.isdecimal() and type(n) is int and n >= lowest for p, n in pairs):
+            raise ValueError
+        return {topic: {int(p): n for p, n in given.items()} for topic, given in value.items()}
+
+    return convert
 
 
-def parse_stream_starting(text: str) -> Bound:
-    """Parse the start of a stream."""
-    lowered = text.strip().lower()
-    if lowered in ("earliest", "latest"):
-        return Bound(EARLIEST if lowered == "earliest" else LATEST)
-    return Bound(EARLIEST, offsets=parse_offsets(text))
+def _key(item: Any) -> bytes:
+    """Return a key: a string (its UTF-8), or {"base64": "..."}, as `read --json` prints other keys."""
+    if isinstance(item, str):
+        return item.encode()
+    if list(item) != ["base64"]:
+        raise ValueError
+    return base64.b64decode(item["base64"], validate=True)
 
 
-def parse_ending(text: str) -> Bound:
-    """Parse the end of a batch read."""
-    lowered = text.strip().lower()
-    if lowered == "latest":
-        return Bound(LATEST)
-    if lowered == "earliest":
-        raise Problem("cannot be earliest: there would be nothing to read")
-    offsets = parse_offsets(text)
-    if any(number == EARLIEST for numbers in offsets.values() for number in numbers.values()):
-        raise Problem("cannot be -2 (earliest): there would be nothing to read")
-    return Bound(LATEST, offsets=offsets)
-
-
-def parse_keys(text: str) -> tuple[bytes, ...]:
-    """Parse a JSON list of keys.
-
-    A key is a string (its UTF-8), or {"base64": "..."} for other bytes, as `read --json` prints keys.
-    """
-    shape = '["ada", {"base64": "/wA="}]'
-    value = parse_json(text, shape)
+def _keys(value: list[Any]) -> tuple[bytes, ...]:
     if not isinstance(value, list):
-        raise Problem(f"is JSON like {shape}")
-    keys = []
-    for item in value:
-        if isinstance(item, str):
-            keys.append(item.encode())
-        elif isinstance(item, dict) and list(item) == ["base64"] and isinstance(item["base64"], str):
-            try:
-                keys.append(base64.b64decode(item["base64"], validate=True))
-            except ValueError:
-                raise Problem(f"is JSON like {shape}") from None
-        else:
-            raise Problem(f"is JSON like {shape}")
-    return tuple(keys)
+        raise TypeError
+    return tuple(map(_key, value))
+
+
+parse_assignment = parse_json('{"topic":[0,1]}', _assigned)
+parse_offsets = parse_json('{"topic":{"0":23,"1":-2}}', _per_partition(EARLIEST))
+parse_times = parse_json('{"topic":{"0":1767225600000}}', _per_partition(0))
+parse_keys = parse_json('["ada", {"base64": "/wA="}]', _keys)
+
+
+def parse_bound(default: int, useless: str = "", why: str = "") -> Callable[[str], Bound]:
+    """Return a parser of a start or an end: offsets, or a word.
+
+    Args:
+        default: The bound of partitions without an offset.
+        useless: The word with which there would be nothing to read.
+        why: The end of the sentence about that word.
+    """
+    numbers = {"earliest": EARLIEST, "latest": LATEST}
+
+    def parse(text: str) -> Bound:
+        word = text.strip().lower()
+        if word in numbers and word != useless:
+            return Bound(numbers[word])
+        if word == useless:
+            raise Problem(f"cannot be {useless}{why}")
+        offsets = parse_offsets(text)
+        if any(number == numbers.get(useless) for given in offsets.values() for number in given.values()):
+            raise Problem(f"cannot be {numbers[useless]} ({useless}){why}")
+        return Bound(default, offsets=offsets)
+
+    return parse
+
+
+parse_starting = parse_bound(EARLIEST, "latest", " in a batch read: there would be nothing to read")
+parse_stream_starting = parse_bound(EARLIEST)
+parse_ending = parse_bound(LATEST, "earliest", ": there would be nothing to read")
 
 
 def absolute_path(text: str) -> str:

@@ -383,8 +383,8 @@ def kept_alive(path: str, job: str) -> Iterator[None]:
         yield
 
 
-class LogWriter(Shipped, DataSourceArrowWriter):
-    """The writer of a batch."""
+class JobWriter(Shipped):
+    """What the writers of a batch and of a micro-batch have in common."""
 
     def __init__(self, job: WriteJob) -> None:
         self.job = job
@@ -393,6 +393,15 @@ class LogWriter(Shipped, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage the rows of one attempt of one task."""
         return self.job.stage(iterator)
+
+    @hide_traceback
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = -1) -> None:
+        """Remove the staged files."""
+        self.job.abort(messages)
+
+
+class LogWriter(JobWriter, DataSourceArrowWriter):
+    """The writer of a batch."""
 
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -401,37 +410,19 @@ class LogWriter(Shipped, DataSourceArrowWriter):
         writer = None if producer is None else self.job.writer_of(producer)
         self.job.commit(messages, writer, self.job.options.sequence)
 
-    @hide_traceback
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove the staged files."""
-        self.job.abort(messages)
 
-
-class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
+class LogStreamWriter(JobWriter, DataSourceStreamArrowWriter):
     """The writer of one micro-batch of a streaming query.
 
     If the driver dies before Spark has noted the commit, Spark runs the batch again. It then has the same
     query and batch id, and adds nothing.
     """
 
-    def __init__(self, job: WriteJob) -> None:
-        self.job = job
-
-    @hide_traceback
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        """Stage the rows of one attempt of one task."""
-        return self.job.stage(iterator)
-
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Append the staged files, once for each batch id."""
         writer = next((message.writer for message in messages if isinstance(message, StagedMessage)), None)
         self.job.commit(messages, writer, None if writer is None else batchId)
-
-    @hide_traceback
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Remove the staged files."""
-        self.job.abort(messages)
 
 
 def discard_job(path: str, job: str) -> None:
