@@ -12,19 +12,15 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Return milliseconds since 1970, UTC. May jump in both directions when the system's date is set."""
-        ...
 
     def monotonic(self) -> float:
         """Return seconds from an arbitrary start. Never decreases."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Block this thread for a number of seconds of `monotonic`."""
-        ...
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait until the event is set or `seconds` of `monotonic` have passed; return whether it is set."""
-        ...
 
 
 class SystemClock:

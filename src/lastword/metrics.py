@@ -230,7 +230,6 @@ class Measured(Protocol):
 
     def measure(self) -> None:
         """Set the gauges."""
-        ...
 
 
 _measured: weakref.WeakSet[Measured] = weakref.WeakSet()

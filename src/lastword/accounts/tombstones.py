@@ -38,7 +38,6 @@ class LiveTombstones(Protocol):
     @property
     def offset(self) -> NDArray[np.int64]:
         """Return the offsets, int64."""
-        ...
 
     @property
     def copies(self) -> NDArray[np.uint8]:
@@ -46,17 +45,14 @@ class LiveTombstones(Protocol):
 
         The tombstone is included.
         """
-        ...
 
     @property
     def size_bytes(self) -> NDArray[np.int64]:
         """Return the bytes of each tombstone, int64."""
-        ...
 
     @property
     def horizon_ms(self) -> NDArray[np.int64]:
         """Return the delete horizons, int64; -1: none."""
-        ...
 
 
 class TombstoneClocks:

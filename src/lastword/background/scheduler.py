@@ -96,17 +96,14 @@ class BackgroundTask(Protocol):
     @property
     def partition(self) -> TopicPartition:
         """Return the partition."""
-        ...
 
     @property
     def drive(self) -> str:
         """Return the name of its drive."""
-        ...
 
     @property
     def urgency(self) -> Urgency:
         """Return how urgent the task is."""
-        ...
 
     def run(self, stop: Stop) -> Done | None:
         """Run the task. None: there was nothing to do any more.
@@ -114,7 +111,6 @@ class BackgroundTask(Protocol):
         `stop` is called at every safe point; once true, the task ends there. Errors of the data or the
         storage are in the result, others are raised.
         """
-        ...
 
 
 class TaskSupplier(Protocol):
@@ -122,25 +118,21 @@ class TaskSupplier(Protocol):
 
     def drives(self) -> Sequence[str]:
         """Return the names of the drives."""
-        ...
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> BackgroundTask | None:
         """Return the most urgent task on a drive for a partition that is not in `held`.
 
         Called by one thread at a time for each drive, as `overtakes`.
         """
-        ...
 
     def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
         """Return whether another task on the drive of a running one must not wait for its end.
 
         Tasks for partitions in `held` do not count.
         """
-        ...
 
     def chores(self, held: Collection[TopicPartition]) -> Iterable[Done]:
         """Apply retention to all partitions that are not in `held`; yield the results."""
-        ...
 
 
 MOST_DOUBLINGS = 6  # of a back-off: 15 s become 16 minutes

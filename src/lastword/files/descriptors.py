@@ -48,11 +48,9 @@ class Reopenable(Protocol):
 
     def reopen(self) -> int:
         """Open the file again and return the descriptor."""
-        ...
 
     def sync_before_closing(self) -> None:
         """Sync the file before its descriptor is closed."""
-        ...
 
 
 class Descriptors:

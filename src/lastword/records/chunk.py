@@ -92,7 +92,6 @@ class Source(Protocol):
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
         """Read from `position` into `buffer`; return the number of bytes."""
-        ...
 
 
 class BytesSource:

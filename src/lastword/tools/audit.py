@@ -95,11 +95,9 @@ class Delivered(Protocol):
     @property
     def count(self) -> int:
         """Return an upper bound of the keys."""
-        ...
 
     def rows(self) -> Iterator[DeliveredKey]:
         """Yield the delivered keys."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
