@@ -16,12 +16,13 @@ pytest.importorskip("pyspark")
 
 import lastword
 import lastword.spark
+from lastword.cleaner.distributed import sharded
+from lastword.clock import Clock
 from lastword.files import Files
-from lastword.spark import clean_tasks
 from tests.spark.conftest import append, create, numbered, read_directly
 from tests.spark.test_spark import clean_here
 
-EXTRACT, RESOLVE, REWRITE = clean_tasks._extract, clean_tasks._resolve, clean_tasks._rewrite_one
+EXTRACT, RESOLVE, REWRITE = sharded.extract, sharded.resolve_shard, sharded.rewrite_group
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -72,9 +73,9 @@ def test_each_step_dies_once_and_counts_once(
     spark: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = shutil.copytree(root, tmp_path / "copy")
-    dying = {"_extract": extract_dies, "_resolve": resolve_dies, "_rewrite_one": rewrite_dies}
+    dying = {"extract": extract_dies, "resolve_shard": resolve_dies, "rewrite_group": rewrite_dies}
     for name, step in dying.items():
-        monkeypatch.setattr(clean_tasks, name, step)
+        monkeypatch.setattr(sharded, name, step)
     lastword.spark.clean(spark, str(root), "t", 0, task_bytes=20_000)
     clean_here(copy)
     assert sorted(path.name for path in root.glob("*.died")) == [
@@ -95,8 +96,8 @@ def resolve_dies(files: Files, directory: str, number: int) -> None:
     once(directory, "resolve", RESOLVE(files, directory, number))
 
 
-def rewrite_dies(now_ms: int, files: Files, directory: str, number: int) -> None:
-    once(directory, "rewrite", REWRITE(now_ms, files, directory, number))
+def rewrite_dies(files: Files, directory: str, number: int, now_ms: int, clock: Clock) -> None:
+    once(directory, "rewrite", REWRITE(files, directory, number, now_ms, clock))
 
 
 def once(directory: str, step: str, result: Any) -> Any:

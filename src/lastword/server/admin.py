@@ -24,6 +24,7 @@ from lastword.server.topics import (
     INTERNAL,
     NOT_HOSTED,
     Refused,
+    Refusing,
     ServedTopic,
     check_replicas,
     check_topic_name,
@@ -319,7 +320,7 @@ class Admin:
             result = results[topic.name] = messages.CreateTopicsResponse.CreatableTopicResult(
                 name=topic.name, error_message=None, num_partitions=-1, replication_factor=-1, configs=[]
             )
-            try:
+            with Refusing(result):
                 if topic.name in twice:
                     raise Refused(codes.INVALID_REQUEST, "Duplicate topic name.")
                 partitions, settings = self._checked_topic(topic)
@@ -328,10 +329,6 @@ class Admin:
                     self._describe_created(result, partitions, CREATED | settings)
                 else:
                     new[topic.name] = partitions, settings
-            except Refused as refused:
-                result.error_code, result.error_message = refused.code, refused.message
-            except LastwordError as error:
-                result.error_code, result.error_message = error.kafka_code, error.message
         if sum(count for count, _ in new.values()) > MOST_PARTITIONS:
             for name in new:
                 results[name].error_code, results[name].error_message = codes.POLICY_VIOLATION, TOO_MANY
@@ -432,7 +429,7 @@ class Admin:
                 name=name, topic_id=topic_id, error_message=None
             )
             results.append(result)
-            try:
+            with Refusing(result, only=Refused):
                 if name is None and topic_id == ZERO_UUID:
                     raise Refused(codes.INVALID_REQUEST, "Neither topic name nor id were specified.")
                 if name is not None and topic_id != ZERO_UUID:
@@ -449,8 +446,6 @@ class Admin:
                     text = "The provided topic name maps to an ID that was already supplied."
                     raise Refused(codes.INVALID_REQUEST, text)
                 deleted[topic.name] = result
-            except Refused as refused:
-                result.error_code, result.error_message = refused.code, refused.message
         for name, error in delete_topics(self._dirs, deleted).items():
             deleted[name].error_code, deleted[name].error_message = error.kafka_code, error.message
         self._topics.all()  # so that their offsets are deleted before the answer
@@ -470,14 +465,10 @@ class Admin:
                 name=topic.name, error_message=None
             )
             results.append(result)
-            try:
+            with Refusing(result):
                 if topic.name in twice:
                     raise Refused(codes.INVALID_REQUEST, "Duplicate topic name.")
                 self._add_partitions(topic, request.body.validate_only)
-            except Refused as refused:
-                result.error_code, result.error_message = refused.code, refused.message
-            except LastwordError as error:
-                result.error_code, result.error_message = error.kafka_code, error.message
         return messages.CreatePartitionsResponse(results=results)
 
     def _add_partitions(self, topic: Any, validate_only: bool) -> None:
@@ -582,16 +573,12 @@ class Admin:
                     partition_index=number, active_producers=[]
                 )
                 described.partitions.append(partition)
-                try:
+                with Refusing(partition):
                     if served is None:
                         check_topic_name(topic.name)
                         raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
                     producers = served.log(number).producers
                     partition.active_producers = [_producer_state(producer) for producer in producers]
-                except Refused as refused:
-                    partition.error_code, partition.error_message = refused.code, refused.message
-                except LastwordError as error:
-                    partition.error_code, partition.error_message = error.kafka_code, error.message
         return messages.DescribeProducersResponse(topics=topics)
 
 

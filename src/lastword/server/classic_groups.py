@@ -26,7 +26,7 @@ from lastword.protocol import Request, codes, decode_stored, encode_stored, mess
 from lastword.protocol.schemas import Message
 from lastword.server.group_store import GROUP_OPERATIONS, Committed, Group, GroupStore
 from lastword.server.timers import Timer
-from lastword.server.topics import Refused
+from lastword.server.topics import Refused, Refusing
 
 if TYPE_CHECKING:
     from lastword.server.consumer_groups import ConsumerGroups
@@ -587,7 +587,7 @@ class ClassicGroups:
                 member_id=member_id, group_instance_id=instance_id
             )
             results.append(result)
-            try:
+            with Refusing(result, text=False, only=Refused):
                 if self._consumers.remove(body.group_id, member_id, instance_id):
                     continue
                 if group is None:
@@ -600,8 +600,6 @@ class ClassicGroups:
                         member_id = group.instances.get(instance_id, "")
                     self._drop(group, self._member(group, member_id, instance_id))
                 changed = True
-            except Refused as refused:
-                result.error_code = refused.code
         if changed and group is not None:
             self._after_loss(group)
         if request.version < 3:

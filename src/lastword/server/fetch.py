@@ -35,7 +35,7 @@ from lastword.records.compression import limit_of
 from lastword.server.aborted import AbortedTransactions
 from lastword.server.newest import NewestReads
 from lastword.server.topics import NEWEST as NEWEST_SUFFIX
-from lastword.server.topics import Refused
+from lastword.server.topics import Refused, Refusing
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
@@ -565,7 +565,7 @@ class Fetches:
                     partition_index=partition.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
                 )
                 partitions.append(answer)
-                try:
+                with Refusing(answer, text=False):
                     if count > 1:
                         raise Refused(codes.INVALID_REQUEST, "the partition is named twice")
                     log = self._log(
@@ -573,10 +573,6 @@ class Fetches:
                     )
                     committed = body.isolation_level == READ_COMMITTED or topic.name.endswith(NEWEST_SUFFIX)
                     self._find_offset(log, partition.timestamp, committed, request.version, answer)
-                except Refused as refused:
-                    answer.error_code = refused.code
-                except LastwordError as error:
-                    answer.error_code = error.kafka_code
                 if request.version < 4:
                     answer.leader_epoch = -1  # these versions have no field for it
         return messages.ListOffsetsResponse(topics=list(topics.values()))
@@ -633,15 +629,11 @@ class Fetches:
                     partition=partition.partition, leader_epoch=-1, end_offset=-1
                 )
                 partitions.append(answer)
-                try:
+                with Refusing(answer, text=False):
                     log = self._log(
                         topic.topic, ZERO_UUID, partition.partition, partition.current_leader_epoch
                     )
                     answer.leader_epoch, answer.end_offset = _end_of_epoch(log, partition.leader_epoch)
-                except Refused as refused:
-                    answer.error_code = refused.code
-                except LastwordError as error:
-                    answer.error_code = error.kafka_code
         return messages.OffsetForLeaderEpochResponse(topics=topics)
 
     # -------------------------------------------------------------- DeleteRecords
@@ -663,14 +655,10 @@ class Fetches:
                     partition_index=partition.partition_index, low_watermark=-1
                 )
                 partitions.append(answer)
-                try:
+                with Refusing(answer, text=False):
                     answer.low_watermark = self._raise_start(
                         topic.name, partition.partition_index, partition.offset
                     )
-                except Refused as refused:
-                    answer.error_code = refused.code
-                except LastwordError as error:
-                    answer.error_code = error.kafka_code
         return messages.DeleteRecordsResponse(topics=topics)
 
     def _raise_start(self, name: str, partition: int, offset: int) -> int:

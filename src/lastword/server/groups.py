@@ -31,7 +31,7 @@ from lastword.server.coordinator import StoredRecord
 from lastword.server.group_leases import GroupLeases
 from lastword.server.group_store import Group, GroupStore, OtherGroup
 from lastword.server.offsets import Offsets, offset_key
-from lastword.server.topics import GROUPS_TOPIC, Refused
+from lastword.server.topics import GROUPS_TOPIC, Refused, Refusing
 
 if TYPE_CHECKING:
     from lastword.server.context import Handler, Handlers, ServerContext
@@ -307,7 +307,7 @@ class Groups:
         for group_id in request.body.groups_names:
             result = messages.DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
             results.append(result)
-            try:
+            with Refusing(result, text=False, only=Refused):
                 group = self.store.get(group_id)
                 if group is None:
                     raise Refused(codes.GROUP_ID_NOT_FOUND, "")
@@ -318,8 +318,6 @@ class Groups:
                 stored.append(self.store.append(group_id, [*records, *group.tombstones()]))
                 self.offsets.deleted(group, gone)
                 self.store.remove(group_id)
-            except Refused as refused:
-                result.error_code = refused.code
         syncs = [sync for sync in stored if sync is not None]
         durable = asyncio.gather(*syncs) if syncs else None
         return self.store.answer_after(durable, messages.DeleteGroupsResponse(results=results))

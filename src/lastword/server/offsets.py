@@ -22,7 +22,7 @@ from lastword.server.consumer_group_state import ConsumerGroup
 from lastword.server.consumer_groups import ConsumerGroups
 from lastword.server.coordinator import StoredRecord
 from lastword.server.group_store import NOT_COMMITTED, Committed, Group, GroupStore, OtherGroup
-from lastword.server.topics import Refused, ServedTopic
+from lastword.server.topics import Refused, Refusing, ServedTopic
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class Offsets:
         for group in body.groups:
             described = messages.OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id)
             groups.append(described)
-            try:
+            with Refusing(described, text=False, only=Refused):
                 known = self._store.find(group.group_id)
                 if request.version >= 9 and isinstance(known, ConsumerGroup):
                     self._consumers.check_fetch(known, group)
@@ -359,8 +359,6 @@ class Offsets:
                     messages.OffsetFetchResponse.OffsetFetchResponseTopics,
                     messages.OffsetFetchResponse.OffsetFetchResponsePartitions,
                 )
-            except Refused as refused:
-                described.error_code = refused.code
         return messages.OffsetFetchResponse(groups=groups)
 
     def _fetched(

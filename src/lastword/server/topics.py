@@ -6,6 +6,7 @@ import base64
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.topics import create_topics
@@ -42,6 +43,32 @@ class Refused(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Refusing:
+    """Give a part of an answer the error for which it is refused, so that the other parts are answered.
+
+    Attributes:
+        part: The part, with `error_code`.
+        text: It also has `error_message`.
+        only: The errors that are the part's own.
+    """
+
+    part: Any
+    text: bool = True
+    only: type[Exception] | tuple[type[Exception], ...] = (Refused, LastwordError)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, self.only):
+            return False
+        assert isinstance(error, Refused | LastwordError)
+        self.part.error_code = error.code if isinstance(error, Refused) else error.kafka_code
+        if self.text:
+            self.part.error_message = error.message
+        return True
 
 
 def check_topic_name(name: str) -> None:
