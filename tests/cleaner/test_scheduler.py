@@ -787,11 +787,3 @@ def test_a_partition_that_is_gone_is_forgotten_but_not_under_a_round() -> None:
     states.begin(tp(0))
     states.forget(tp(0))
     assert states[tp(0)] == PartitionState("cleaning")
-
-
-def test_aside_pauses_for_as_long_as_it_lasts() -> None:
-    states = States(ManualClock())
-    with pytest.raises(ZeroDivisionError), states.aside(tp(0)):
-        assert states[tp(0)] == PartitionState("paused", 1)
-        _ = 1 // 0
-    assert states[tp(0)] == IDLE

@@ -62,7 +62,7 @@ def test_damage(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(CorruptFileError) as caught:
         read_offsets(DEFAULT, str(path))
     assert caught.value.file == str(path)
-    assert Checkpoints(DEFAULT, str(tmp_path)).first_dirty.read_sound() == {}
+    assert Checkpoints(DEFAULT, str(tmp_path)).first_dirty.read_valid() == {}
 
 
 def test_absent_or_empty_is_an_empty_map(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def save(files: Files, path: str, header: Mapping[str, Any], arrays: Mapping[str
     scratch = f"{path}.tmp"
     files.unlink(scratch, missing_ok=True)
     with files.open_append(scratch, create=True, exclusive=True) as handle:
-        writer = _Writer(handle)
+        writer = _SectionWriter(handle)
         writer.put(_START.pack(_MAGIC, len(text)) + text)
         for array in arrays.values():
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -162,7 +162,7 @@ def check(files: Files, path: str) -> dict[str, Any]:
     return header
 
 
-class _Writer:
+class _SectionWriter:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self.crc = 0

@@ -189,7 +189,7 @@ def _delivered(
     if isinstance(given, (str, os.PathLike)):
         path = check_path("delivered", given)
         if format_of(path) == ".jsonl":
-            return _Lines(files, path, schema.saved[0])
+            return _JsonLines(files, path, schema.saved[0])
         return _Batches(lambda: read_batches(files, path), schema.key, path)
     if hasattr(given, "__arrow_c_stream__"):
         from lastword.arrow import pa
@@ -280,7 +280,7 @@ class _Batches:
         return batch.column(name)
 
 
-class _Lines:
+class _JsonLines:
     """Keys and offsets of a `.jsonl` file."""
 
     def __init__(self, files: Files, path: str, serializer: str | None) -> None:

@@ -24,8 +24,7 @@ and a bug here is a partition that two threads rewrite, or that is never cleaned
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -172,12 +171,3 @@ class States:
         with self._lock:
             if self[tp].kind not in RUNNING:
                 self._states.pop(tp, None)
-
-    @contextmanager
-    def aside(self, tp: TopicPartition) -> Iterator[None]:
-        """Keep the background off a partition inside the block."""
-        self.pause(tp)
-        try:
-            yield
-        finally:
-            self.apply(tp, "resume")

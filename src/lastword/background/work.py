@@ -151,7 +151,7 @@ class ScanTask(CleaningTask):
         return Done(*self.partition, self.drive, "scanned", now_ms)
 
 
-class _Checked:
+class _Inspection:
     """The result of planning a partition that has no task of its own. Equal only to itself.
 
     It holds while the facts stay the same, until the active segment is due to be closed, and at most to the
@@ -201,8 +201,8 @@ class DirectoryWork:
         self._due: dict[str, tuple[float, list[CleaningTask]]] = {}
         self._warned: set[str] = set()
         self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}
-        self._checked: dict[str, dict[TopicPartition, _Checked]] = {}  # by drive
-        self._quiet: dict[str, tuple[Any, ...]] = {}  # by drive: an inspection that found nothing to do
+        self._checked: dict[str, dict[TopicPartition, _Inspection]] = {}  # by drive
+        self._idle: dict[str, tuple[Any, ...]] = {}  # by drive: an inspection that found nothing to do
 
     def drives(self) -> list[str]:
         """Return the names of the drives."""
@@ -248,7 +248,7 @@ class DirectoryWork:
         """Discard cached tasks: settings have changed."""
         self._due.clear()
         self._checked.clear()
-        self._quiet.clear()
+        self._idle.clear()
 
     def _find_due(self, drive: str, held: Collection[TopicPartition]) -> list[CleaningTask]:
         """Return everything that is due on a drive, the most urgent first."""
@@ -274,7 +274,7 @@ class DirectoryWork:
                 check = before.get(tp)
                 if check is None or not check.holds(facts, now_ms):
                     plan, urgency = self._plan_partition(tp, log_dir, config)
-                    check = _Checked(facts, now_ms, plan.action == "clean")
+                    check = _Inspection(facts, now_ms, plan.action == "clean")
                     if check.is_cleanable and not generational:
                         tasks.append(PartitionTask(self, tp, log_dir, drive, urgency))
                         continue
@@ -284,11 +284,11 @@ class DirectoryWork:
                 checked[tp] = check
             worth_it = worth_it or (generational and check.is_cleanable)
         self._checked[drive] = checked
-        if worth_it and (checked, kept) != self._quiet.get(drive):
+        if worth_it and (checked, kept) != self._idle.get(drive):
             chosen = list(self._by_accounts(drive, accounted, kept))
             tasks += chosen
             if not chosen:
-                self._quiet[drive] = checked, kept
+                self._idle[drive] = checked, kept
         return sorted(tasks, key=lambda task: (task.urgency, task.partition))
 
     @staticmethod

@@ -146,7 +146,7 @@ def clean(
             logs.cleaner.set_budget(rate)
         if retry:
             _retry(out, logs, target)
-        aside = quarantined(logs.dirs, target.topic, target.partition)  # no cleaning includes these
+        set_aside = quarantined(logs.dirs, target.topic, target.partition)  # no cleaning includes these
         try:
             results = logs.clean(
                 target.topic,
@@ -161,7 +161,7 @@ def clean(
         topics = [target.topic] if target.topic is not None else list(logs.dirs.topics())
         held = held_texts(logs, target, [name for name in topics if logs.dirs.config(name).compacts])
         messages = [error.message for error in failed]
-        failed += [error for error in aside if not any(text.startswith(error.message) for text in messages)]
+        failed += [new for new in set_aside if not any(text.startswith(new.message) for text in messages)]
     brief = _brief(results) if len(results) > MOST_LINES and not out.verbose else None
     for result in results:
         out.row("round", result.to_dict())
@@ -434,7 +434,7 @@ def exporter(host: str, port: int) -> Iterator[str]:
 
     shown = f"[{host}]" if ":" in host else host
 
-    class Server(ThreadingHTTPServer):
+    class MetricsServer(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def server_bind(self) -> None:
@@ -448,7 +448,7 @@ def exporter(host: str, port: int) -> Iterator[str]:
                 super().handle_error(request, client_address)
 
     try:
-        server = Server((host, port), Handler)
+        server = MetricsServer((host, port), Handler)
     except OSError as error:
         raise UsageError(
             f"cannot listen on {shown}:{port}: {error.strerror or error}",
@@ -491,8 +491,8 @@ def keep_cleaning(
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)
         only = None if target.topic is None else (target.topic, target.partition)
-        for aside in quarantined(logs.dirs, target.topic, target.partition):
-            out.warning(f"{aside.message}; to have it cleaned again, {aside.remedy}")
+        for error in quarantined(logs.dirs, target.topic, target.partition):
+            out.warning(f"{error.message}; to have it cleaned again, {error.remedy}")
         logs.background.run_for(only, every_ms, ended.put)
         out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")
         while not signals.noted():

@@ -118,9 +118,9 @@ def ls(
     show(out, shown, compacted, log_dirs, unknown)
     for sentence in unread:
         out.say(sentence)
-    for path, aside in set_aside:
-        out.row("set-aside", {"dir": path, **aside._asdict()})
-        out.say(f"not served: {os.path.join(path, aside.name)}")
+    for path, entry in set_aside:
+        out.row("set-aside", {"dir": path, **entry._asdict()})
+        out.say(f"not served: {os.path.join(path, entry.name)}")
     numbers = {"segments" if by == "segment" else "partitions": len(rows)}
     for text in held:
         out.say(text)

@@ -217,7 +217,7 @@ def _password(user: str) -> str:
     return password
 
 
-class _Lines(logging.Handler):
+class _LogLines(logging.Handler):
     """Writes log messages to stderr: a line with its time, or an object of type `log`. Never a traceback."""
 
     def __init__(self, out: Session) -> None:
@@ -239,7 +239,7 @@ class _Lines(logging.Handler):
 def _logged(out: Session) -> Iterator[None]:
     """Show warnings of the library, and refusals of the server; with -v also each connection."""
     library, server = logging.getLogger("lastword"), logging.getLogger("lastword.server")
-    handler, level = _Lines(out), server.level
+    handler, level = _LogLines(out), server.level
     library.addHandler(handler)
     server.setLevel(logging.DEBUG if out.verbose else logging.INFO)
     try:

@@ -31,14 +31,14 @@ class Ended(KeyboardInterrupt):
     """Raised when a signal ends the command. Handled wherever KeyboardInterrupt is."""
 
 
-class _State:
+class _Signals:
     def __init__(self) -> None:
         self.first: int | None = None
         self.at = 0.0
         self.depth = 0  # of `held`
 
 
-_state = _State()
+_state = _Signals()
 
 
 def noted() -> bool:
@@ -73,7 +73,7 @@ def installed() -> Iterator[None]:
     A signal that is ignored when the process starts, as under nohup, stays ignored.
     """
     global _state
-    before, _state = _state, _State()
+    before, _state = _state, _Signals()
     handlers = {}
     with suppress(ValueError):  # only the main thread may install handlers
         for number in ENDING:

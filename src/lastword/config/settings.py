@@ -565,7 +565,7 @@ def _read(file: str, files: Files) -> str:
     return text
 
 
-def _sound(
+def _valid(
     entries: Iterable[TomlEntry],
     path: str,
     problems: Problems,
@@ -579,7 +579,7 @@ def _sound(
         problems: The mistakes.
         of_file: The settings that it has outside of tables.
     """
-    sound = []
+    valid = []
     for entry in entries:
         where = f" in {entry.where}" if entry.where else ""
         line = f"{path}:{entry.line}"
@@ -589,10 +589,10 @@ def _sound(
             problems.add(f"{line}: unknown setting {entry.name!r}{where}{_near(entry, known)}", unknown=True)
             continue
         try:
-            sound.append(entry._replace(value=setting.read(entry.value)))
+            valid.append(entry._replace(value=setting.read(entry.value)))
         except ValueError as error:
             problems.add(f"{line}: {entry.name}{where}: {error}")
-    return tuple(sound)
+    return tuple(valid)
 
 
 def _layer(entries: Iterable[TomlEntry], shown: str) -> Layer:
@@ -639,7 +639,7 @@ def _layers_of(text: str, shown: str, path: str) -> tuple[_FileLayers, Problems]
         from lastword.config.toml_file import read_entries  # loads only for a file with settings
 
         entries = read_entries(text, path)
-    return _FileLayers(shown, _sound(entries, path, problems)), problems
+    return _FileLayers(shown, _valid(entries, path, problems)), problems
 
 
 @functools.lru_cache(maxsize=1024)  # the commits to a bucket read the files of the same topics again
@@ -651,9 +651,9 @@ def layer_of_topic(text: str, path: str) -> Layer:
     for entry in entries:
         if entry.table:
             problems.add(f"{path}:{entry.line}: the file of one topic has no table {entry.where}")
-    sound = _sound(entries, path, problems, TOPIC_SETTINGS)
+    valid = _valid(entries, path, problems, TOPIC_SETTINGS)
     problems.raise_any(path)
-    return _layer(sound, os.path.basename(path))
+    return _layer(valid, os.path.basename(path))
 
 
 # ---------------------------------------------------------------- files of topics

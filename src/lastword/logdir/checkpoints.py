@@ -64,7 +64,7 @@ class OffsetCheckpoint:
         """Return all lines. CorruptFileError if the file is damaged."""
         return read_offsets(self._files, self.path)
 
-    def read_sound(self) -> dict[TopicPartition, int]:
+    def read_valid(self) -> dict[TopicPartition, int]:
         """Return all lines, or nothing if the file is damaged."""
         try:
             return self.read()
@@ -72,13 +72,13 @@ class OffsetCheckpoint:
             return {}
 
     def get(self, tp: TopicPartition) -> int | None:
-        """Return one offset, as `read_sound` does. The file is read again only if it was replaced."""
+        """Return one offset, as `read_valid` does. The file is read again only if it was replaced."""
         facts = self._files.stat(self.path)
         if facts is None:
             return None
         known = self._known
         if known is None or known[0] != facts:
-            known = self._known = (facts, self.read_sound())
+            known = self._known = (facts, self.read_valid())
         return known[1].get(tp)
 
     def update(self, offsets: Mapping[TopicPartition, int], *, drop: Iterable[TopicPartition] = ()) -> None:
@@ -280,7 +280,7 @@ class PartitionCheckpoints:
         writes it. Its high watermark is the log end at the first note: true, and raised by a broker.
         """
         with log.lock, self._lock:
-            if _name(log) not in self._checkpoints.high_watermarks.read_sound():
+            if _name(log) not in self._checkpoints.high_watermarks.read_valid():
                 self._checkpoints.high_watermarks.update({_name(log): log.log_end})
 
     def truncate(self, log: PartitionLog, offset: int, *, fully: bool) -> None:
@@ -301,7 +301,7 @@ class PartitionCheckpoints:
                 self._checkpoints.log_starts: offset,
             }
             for checkpoint, most in lowered.items():
-                if checkpoint.read_sound().get(tp, -1) > most:
+                if checkpoint.read_valid().get(tp, -1) > most:
                     if checkpoint is self._checkpoints.first_dirty:
                         self._note_cleaned(log, most)
                     checkpoint.update({tp: most})

@@ -181,8 +181,8 @@ class LogDirectory:
                 write_meta_properties(files, self.path, self._rng, beside)
             self._opened.found(
                 take_clean_shutdown(files, self.path),
-                self.checkpoints.recovery_points.read_sound(),
-                self.checkpoints.log_starts.read_sound(),
+                self.checkpoints.recovery_points.read_valid(),
+                self.checkpoints.log_starts.read_valid(),
             )
             listing = self._contents.get()
             for name in self._contents.names:  # left by an atomic write that was killed

@@ -131,13 +131,13 @@ class OpenPartitions:
         )
         log.tail.on_roll = self._on_roll
         self._recovered.append(recovery)
-        if config.compacts and self._is_quiet(log):
+        if config.compacts and self._is_idle(log):
             with suppress(DiskFullError):  # the log can be read and shortened; retention tries it again
                 log.roll_if_due()
         self.logs[tp] = log
         return log
 
-    def _is_quiet(self, log: PartitionLog) -> bool:
+    def _is_idle(self, log: PartitionLog) -> bool:
         """Return whether only time can close the active segment, because nothing was appended for long.
 
         The file's time decides, not the records' times: a log of old records would get a new segment at every

@@ -243,7 +243,7 @@ class RootListing:
                 path = os.path.join(root, name)
                 is_found = is_partition(files, path, parsed.marker)
                 is_whole &= is_found
-                if not is_found and (parsed.marker or not _is_odd(files, root, path, name)):
+                if not is_found and (parsed.marker or not _is_unexpected(files, root, path, name)):
                     continue
             else:
                 is_found = True
@@ -271,7 +271,7 @@ class RootListing:
         return listing, is_whole
 
 
-def _is_odd(files: Files, root: str, path: str, name: str) -> bool:
+def _is_unexpected(files: Files, root: str, path: str, name: str) -> bool:
     """Return whether this is no directory where a partition was: a broken link, a pipe, a file.
 
     Plain files of other programs may have such a name, so a checkpoint must name the partition.

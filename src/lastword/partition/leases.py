@@ -350,7 +350,7 @@ def register(
     check_name(name)
     if max_age_ms <= 0:
         raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration above 0: max_age="7d"')
-    before = _sound(read(files, directory, name))
+    before = _valid(read(files, directory, name))
     new = before is None and (position is None or holds_nothing)
     if position is None:
         position = log_start if before is None else before.position
@@ -358,7 +358,7 @@ def register(
     if new:
         known = removal_log.load(files, directory)
         return write(files, directory, _now(files, directory, name, position, max_age_ms, known, now_ms))
-    return _go_on(files, directory, name, position, position, before, max_age_ms, now_ms)
+    return _advanced(files, directory, name, position, position, before, max_age_ms, now_ms)
 
 
 def advance(
@@ -378,13 +378,13 @@ def advance(
             remedy='take it again; records read before its end may have deleted keys: read from "earliest"',
         )
     _check_range(directory, position, log_start, log_end)
-    sound = _sound(before)
+    valid = _valid(before)
     # The reader continued from the lease's position, so no tombstone may be gone from there on. While a lease
     # is live none is dropped; a lapsed lease is checked at its last position.
-    stood = position if sound is None else min(position, sound.position)
+    stood = position if valid is None else min(position, valid.position)
     # At the offset of a cut the lease stays live, but this does not say that its reader went back, too.
-    stays = sound is not None and sound.cut_from is not None and position == sound.position
-    return _go_on(files, directory, name, position, stood, sound, before.max_age_ms, now_ms, stays=stays)
+    stays = valid is not None and valid.cut_from is not None and position == valid.position
+    return _advanced(files, directory, name, position, stood, valid, before.max_age_ms, now_ms, stays=stays)
 
 
 def place(
@@ -409,7 +409,7 @@ def place(
     )
 
 
-def _go_on(
+def _advanced(
     files: Files,
     directory: str,
     name: str,
@@ -543,7 +543,7 @@ def _was_cut(directory: str, name: str, position: int, cut: int) -> LeaseRefused
     )
 
 
-def _sound(lease: LeaseFacts | None) -> LeaseFacts | None:
+def _valid(lease: LeaseFacts | None) -> LeaseFacts | None:
     return None if lease is None or lease.damaged else lease
 
 

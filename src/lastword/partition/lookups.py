@@ -115,7 +115,7 @@ class _Search:
             left = wanted[cuts[number] : cuts[number + 1]]
             size = segment.size
             if left.size and size:
-                steps = _Steps(segment, size)
+                steps = _Index(segment, size)
                 bound = segments[number + 1].base_offset if number + 1 < len(segments) else None
                 for back in (0, 1) if steps.are_large else (1,):
                     try:
@@ -140,7 +140,7 @@ class _Search:
                 if record.offset == offset:
                     self.records[offset] = record
 
-    def _read(self, segment: Segment, steps: _Steps, wanted: Int64s, back: int, bound: int | None) -> Int64s:
+    def _read(self, segment: Segment, steps: _Index, wanted: Int64s, back: int, bound: int | None) -> Int64s:
         """Read the stretches for these offsets and collect their records.
 
         Returns:
@@ -191,7 +191,7 @@ _SINGLE_ROWS = 256
 _BASE_OFFSET = struct.Struct(">q")
 
 
-class _Scratch:
+class _ThreadArrays:
     """Memory for `record_at`: arrays for the kernels, and memoryviews of them, whose items cost less."""
 
     __slots__ = ("buffer", "cells", "data", "fields", "last_offsets", "record", "table")
@@ -210,7 +210,7 @@ class _OfThread(threading.local):
     """The scratch memory of a thread."""
 
     def __init__(self) -> None:
-        self.scratch = _Scratch()
+        self.scratch = _ThreadArrays()
 
 
 _of_thread = _OfThread()
@@ -322,7 +322,7 @@ def _in_stretch(
     return record, batch_bytes
 
 
-class _Steps:
+class _Index:
     """The stretches of a file from one index entry to the next; the first begins at position 0.
 
     An entry names the last offset of the batch at its position, or of several from there on. So an offset

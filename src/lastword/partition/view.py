@@ -184,7 +184,7 @@ class PartitionView(Reads):
         """
         return self.store.is_current(self._version)
 
-    def go_on_from(self, older: PartitionView) -> None:
+    def continue_from(self, older: PartitionView) -> None:
         """Reuse the open transactions that an older view of the partition has computed."""
         self._stability = older._stability
 
@@ -215,7 +215,7 @@ class CurrentView:
         """Return the view of now."""
         if not self._is_current():
             before, self._view = self._view, self._load()
-            self._view.go_on_from(before)
+            self._view.continue_from(before)
         return self._view
 
     def _is_current(self) -> bool:

@@ -96,8 +96,8 @@ class MessageCodec:
         self.version = version
         self.type = message_class(name)
         self.has_records = _has_records(schema.fields, version)
-        reader = _Reader(schema, version, self.has_records)
-        writer = _Writer(schema, version, self.has_records)
+        reader = _ReaderCode(schema, version, self.has_records)
+        writer = _WriterCode(schema, version, self.has_records)
         self._decode, self._read_labels = reader.compiled("decode", f"<{name} v{version} reader>")
         self._encode, self._write_labels = writer.compiled("encode", f"<{name} v{version} writer>")
 
@@ -339,7 +339,7 @@ def _records_of(value: Any) -> tuple[int, Iterable[Part]]:
 # ---------------------------------------------------------------- generated code
 
 
-class _Source:
+class _Code:
     """Lines of generated code, each with the name of the field that it handles."""
 
     def __init__(self, schema: Schema, version: int, has_records: bool) -> None:
@@ -429,7 +429,7 @@ class _Source:
         )
 
 
-class _Reader(_Source):
+class _ReaderCode(_Code):
     """The source of a reader: `decode(data, p, end, whole)`."""
 
     def __init__(self, schema: Schema, version: int, has_records: bool) -> None:
@@ -569,7 +569,7 @@ class _Reader(_Source):
             self.group.clear()
 
 
-class _Writer(_Source):
+class _WriterCode(_Code):
     """The source of a writer: `encode(o1)`, which returns parts."""
 
     def __init__(self, schema: Schema, version: int, has_records: bool) -> None:

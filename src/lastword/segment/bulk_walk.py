@@ -129,7 +129,7 @@ class BulkIndexer:
 
     def finish(self) -> None:
         """Set the state of the builder behind the last row."""
-        self._builder.go_on(self._state.tolist())
+        self._builder.resume(self._state.tolist())
 
 
 def _note(result: BulkWalk, table: np.ndarray) -> None:

@@ -369,14 +369,14 @@ class IndexBuilder:
 
     @property
     def state(self) -> tuple[int, int, int, int]:
-        """State for `go_on`.
+        """State for `resume`.
 
         Position of the last entry, timestamp of the last time entry, the largest timestamp, the last offset
         of its batch.
         """
         return self._entry_position, self._time_entry, self.largest_timestamp, self.largest_timestamp_offset
 
-    def go_on(self, state: Sequence[int]) -> None:
+    def resume(self, state: Sequence[int]) -> None:
         """Continue after batches that were indexed elsewhere, from the state that they left."""
         self._entry_position, self._time_entry, self.largest_timestamp, self.largest_timestamp_offset = state
 

@@ -139,7 +139,7 @@ class ServerContext:
             except Exception as error:
                 answer.set_exception(error)
 
-        def go_on(done: asyncio.Future[Any]) -> None:
+        def continued(done: asyncio.Future[Any]) -> None:
             try:
                 done.result()
                 result = call()
@@ -151,7 +151,7 @@ class ServerContext:
             else:
                 answer.set_result(result)
 
-        before.add_done_callback(go_on)
+        before.add_done_callback(continued)
         return answer
 
     def open_logs(self, partitions: Iterable[tuple[ServedTopic | None, int]]) -> asyncio.Future[Any] | None:

@@ -170,10 +170,10 @@ class ClientConnection:
         except (MalformedMessageError, UnsupportedVersionError):
             self.close()
             return
-        self._go_on()
+        self._handle_requests()
         self._account()
 
-    def _go_on(self) -> None:
+    def _handle_requests(self) -> None:
         """Handle the requests that were received, until one of them or a slow client has to be waited for.
 
         A client may send thousands of requests together: the others have their turn after TURN_SECONDS.
@@ -207,7 +207,7 @@ class ClientConnection:
 
     def _after_rest(self) -> None:
         if not self._is_closed:
-            self._go_on()
+            self._handle_requests()
             self._account()
 
     def _handle(self, request: Request[Any]) -> None:
@@ -248,7 +248,7 @@ class ClientConnection:
             self.close()
             return
         if not self._parts and not self._is_closed:
-            self._go_on()
+            self._handle_requests()
         self._account()
 
     def _refusal(self, request: Request[Any], error: Refused | LastwordError) -> Message:
@@ -395,7 +395,7 @@ class ClientConnection:
             return
         self._flush()
         if not self._parts and not self._is_closed and self._in_work is None:
-            self._go_on()
+            self._handle_requests()
         self._account()
 
     # -------------------------------------------------------------- limits

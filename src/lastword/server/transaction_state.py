@@ -174,7 +174,7 @@ class TransactionalId:
         retry_ms: After this time markers that cannot be appended are tried again.
     """
 
-    __slots__ = ("_quiet", "appends", "id", "is_busy", "is_synced", "marked", "retry_ms", "stored", "timer")
+    __slots__ = ("_idle", "appends", "id", "is_busy", "is_synced", "marked", "retry_ms", "stored", "timer")
 
     def __init__(self, transactional_id: str, stored: TransactionState) -> None:
         self.id = transactional_id
@@ -185,7 +185,7 @@ class TransactionalId:
         self.timer: Timer | None = None
         self.marked: set[Partition] = set()
         self.retry_ms = RETRY_MS
-        self._quiet: list[asyncio.Future[None]] = []
+        self._idle: list[asyncio.Future[None]] = []
 
     def error_of_write(self, partition: Partition) -> int:
         """Return the error of a write to a partition by the producer of the transaction; 0: it may write."""
@@ -211,15 +211,15 @@ class TransactionalId:
         finally:
             self.appends -= 1
             if not self.appends:
-                for waiting in self._quiet:
+                for waiting in self._idle:
                     waiting.set_result(None)
-                self._quiet.clear()
+                self._idle.clear()
 
     async def quiet(self) -> None:
         """Wait until no append is in work."""
         while self.appends:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._quiet.append(waiting)
+            self._idle.append(waiting)
             await waiting
 
 

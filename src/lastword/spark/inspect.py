@@ -65,14 +65,14 @@ def duplication(
     check_by(by)
     with open_logs(path, storage) as logs:
         chosen = logs.dirs.select_by_topic(topic, partition)
-    work = [_Counted(path, storage, name, partition, by) for name in chosen]
+    work = [_CountTask(path, storage, name, partition, by) for name in chosen]
     with described(spark, "lastword duplication"):
         rows = [row for counts in run_tasks(spark, _count, work) for row in counts]
     return frame_of(spark, Duplication, rows)
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _CountTask:
     path: str
     storage: StorageOptions
     topic: str
@@ -80,7 +80,7 @@ class _Counted:
     by: By
 
 
-def _count(work: _Counted) -> list[Duplication]:
+def _count(work: _CountTask) -> list[Duplication]:
     with open_logs(work.path, work.storage) as logs:
         return logs.duplication(work.topic, work.partition, by=work.by)
 
@@ -117,7 +117,7 @@ def verify(
     files = files_at(path, storage)
     sizes = [_log_bytes(files, directory) for _, _, directory in chosen]
     work = [
-        _Checked(path, storage, quick, tuple(chosen[number][:2] for number in group))
+        _VerifyTask(path, storage, quick, tuple(chosen[number][:2] for number in group))
         for group in share_verify(sizes)
     ]
     problems: dict[Problem, None] = {}  # an unreadable checkpoint is a problem of every task
@@ -164,7 +164,7 @@ def _log_bytes(files: Files, directory: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
+class _VerifyTask:
     path: str
     storage: StorageOptions
     quick: bool
@@ -176,7 +176,7 @@ class _Checked:
         return f"{topic}-{partition}{more}"
 
 
-def _verify(work: _Checked) -> Verification:
+def _verify(work: _VerifyTask) -> Verification:
     from lastword.tools.verify import verify
 
     with open_logs(work.path, work.storage) as logs:

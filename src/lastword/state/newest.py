@@ -50,7 +50,7 @@ class _Item(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Progress:
+class _ReadProgress:
     done: int
     total: int
 
@@ -77,14 +77,14 @@ def prefetch(
         progress: Receives the progress reports, in the caller's thread.
         slot_count: The most items in memory, the one in use included.
     """
-    messages: queue.SimpleQueue[_Item[T] | _Progress | _End] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[_Item[T] | _ReadProgress | _End] = queue.SimpleQueue()
     slots = threading.Semaphore(slot_count)
     closed = threading.Event()
 
     def report(done: int, total: int) -> None:
         if closed.is_set():
             raise _Closed
-        messages.put(_Progress(done, total))
+        messages.put(_ReadProgress(done, total))
 
     def run() -> None:
         error: BaseException | None = None
@@ -106,7 +106,7 @@ def prefetch(
                 case _Item(item):
                     yield item
                     slots.release()
-                case _Progress(done, total):
+                case _ReadProgress(done, total):
                     if progress is not None:
                         progress(done, total)
                 case _End(error):

@@ -145,7 +145,7 @@ class SnapshotWriter:
     ) -> None:
         self._files = files
         self._path = path
-        self._aside = f"{path}.part-{os.getpid()}"
+        self._temporary = f"{path}.part-{os.getpid()}"
         self._format = format_of(path)
         self._schema = schema.with_metadata({_METADATA: reach.to_json().encode()})
         self._reach = reach
@@ -162,9 +162,9 @@ class SnapshotWriter:
             raise UsageError(f"there is no directory {parent}", remedy="make it, or name another file")
         if self._files.is_dir(self._path):
             raise UsageError(f"{self._path} is a directory", remedy="name another file")
-        self._files.unlink(self._aside, missing_ok=True)
-        self._handle = self._files.open_append(self._aside, create=True, exclusive=True)
-        self._sink = _Sink(self._handle.append)
+        self._files.unlink(self._temporary, missing_ok=True)
+        self._handle = self._files.open_append(self._temporary, create=True, exclusive=True)
+        self._sink = _ArrowSink(self._handle.append)
         if self._format == ".parquet":
             from lastword.arrow import pq
 
@@ -201,7 +201,7 @@ class SnapshotWriter:
         finally:
             self._handle.close()
             with suppress(LastwordError):
-                self._files.unlink(self._aside, missing_ok=True)
+                self._files.unlink(self._temporary, missing_ok=True)
 
     def _finish(self) -> None:
         if self._writer is None:
@@ -211,11 +211,11 @@ class SnapshotWriter:
             self._writer.close()
         self._sink.drain()
         self._handle.fsync()
-        self._files.rename(self._aside, self._path)
+        self._files.rename(self._temporary, self._path)
         self._files.fsync_dir(os.path.dirname(self._path) or ".")
 
 
-class _Sink(io.RawIOBase):
+class _ArrowSink(io.RawIOBase):
     """An append-only file for Arrow's writers. Buffers small writes."""
 
     _GATHERED = 1 << 20
@@ -307,7 +307,7 @@ def _opened(files: Files, path: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch
     from lastword.arrow import pa
 
     with _damage(path):
-        source = pa.PythonFile(_Source(_open(files, path)), mode="r")
+        source = pa.PythonFile(_ArrowSource(_open(files, path)), mode="r")
         if format_of(path) == ".parquet":
             from lastword.arrow import pq
 
@@ -341,7 +341,7 @@ def _damage(path: str) -> Iterator[None]:
         ) from None
 
 
-class _Source(io.RawIOBase):
+class _ArrowSource(io.RawIOBase):
     """A file for Arrow's readers, read by position."""
 
     def __init__(self, handle: Handle) -> None:

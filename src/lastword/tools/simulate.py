@@ -482,7 +482,7 @@ def simulate(
     return drive.result(settings or {})
 
 
-class _Meter:
+class _DriveMeter:
     """Counts of a partition or of the drive, without the loaded rows."""
 
     def __init__(self) -> None:
@@ -524,8 +524,8 @@ class _Drive:
         ]
         self.bytes_below = [np.concatenate(([0], np.cumsum(part.trace.size_bytes))) for part in parts]
         self.live = [part.trace.live_bytes(part.config.delete_retention_ms) for part in parts]
-        self.meters = [_Meter() for _ in parts]
-        self.total = _Meter()
+        self.meters = [_DriveMeter() for _ in parts]
+        self.total = _DriveMeter()
         self.kept = [""] * len(parts)  # reasons why the last check rewrote nothing
         self.rows = [0] * len(parts)  # appended so far
         self.loaded = sum(
@@ -705,7 +705,7 @@ class _Drive:
 
     def _simulation(
         self,
-        meter: _Meter,
+        meter: _DriveMeter,
         topic: str,
         partition: int,
         strategy: str,

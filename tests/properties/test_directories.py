@@ -1,5 +1,5 @@
 """6X: checkpoints and directories. Numbers about epochs are in `tests/partition/test_epochs.py`, those
-about the log-start checkpoint in `tests/retention/test_6v.py`."""
+about the log-start checkpoint in `tests/retention/test_properties.py`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
         path.write_bytes(bad)
         with pytest.raises(CorruptFileError):
             checkpoint.read()
-        assert checkpoint.read_sound() == {}  # the cost is a longer recovery
+        assert checkpoint.read_valid() == {}  # the cost is a longer recovery
 
 
 def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:
