@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V, records_of
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
-from lastword.errors import OffsetOutOfRangeError, UsageError, nearest
+from lastword.errors import OffsetOutOfRangeError, UsageError, hint
 from lastword.parse import Duration, as_int, check_count, parse_bytes, parse_seconds, to_ms
 from lastword.partition import scan
 from lastword.partition.cut import read_note
@@ -332,11 +332,8 @@ def check_isolation(isolation: str) -> Isolation:
 
 def _one_of(given: str, known: tuple[str, ...], kind: str) -> str:
     if given not in known:
-        near = nearest(given, known) if isinstance(given, str) else None
-        raise UsageError(
-            f"unknown {kind} {given!r}" + (f"; nearest: {near}" if near else ""),
-            remedy=f"one of {', '.join(known)}",
-        )
+        near = hint(given, known) if isinstance(given, str) else ""
+        raise UsageError(f"unknown {kind} {given!r}{near}", remedy=f"one of {', '.join(known)}")
     return given
 
 

@@ -294,28 +294,9 @@ class Topic(ProcessBound, Generic[K, V]):
             return producers.find_appended(self._producers(), self._log_of, *named, partition)
         return Appended(partition, done.base_offset, done.timestamp)
 
-    def delete(
-        self,
-        key: K,
-        *,
-        headers: HeadersLike = (),
-        timestamp: int | datetime | None = None,
-        partition: int | None = None,
-        ack: Ack | None = None,
-        producer: str | None = None,
-        sequence: int | None = None,
-    ) -> Appended:
-        """Append a tombstone: the record that deletes `key`."""
-        return self.append(
-            key,
-            None,
-            headers=headers,
-            timestamp=timestamp,
-            partition=partition,
-            ack=ack,
-            producer=producer,
-            sequence=sequence,
-        )
+    def delete(self, key: K, **options: Unpack[AppendOptions]) -> Appended:
+        """Append a tombstone, the record that deletes `key`, with the options of `append`."""
+        return self.append(key, None, **options)
 
     def extend(
         self,
@@ -486,31 +467,22 @@ class Topic(ProcessBound, Generic[K, V]):
                 while reading: records were removed before they were read, or the topic was deleted and
                 created again.
         """
-        from lastword.api.reader import (
-            READ_COMMITTED,
-            Reader,
-            check_follow,
-            check_isolation,
-            check_view,
-            encoded_keys,
-            following,
-            ranges,
-        )
+        from lastword.api import reader
 
-        check_view(view)
-        timeout_seconds = check_follow(follow, timeout, start, end, view)
-        committed = check_isolation(isolation) == READ_COMMITTED
+        reader.check_view(view)
+        timeout_seconds = reader.check_follow(follow, timeout, start, end, view)
+        committed = reader.check_isolation(isolation) == reader.READ_COMMITTED
         views = self.dirs.views(self.name) if partition is None else {partition: self._view(partition)}
         schema = self.schema  # of the settings that `views` has read
-        return Reader(
+        return reader.Reader(
             self.name,
-            ranges(views, start, end, committed=committed),
+            reader.ranges(views, start, end, committed=committed),
             (schema.key, schema.value),
             view=view,
-            keys=encoded_keys(keys, schema.key),
+            keys=reader.encoded_keys(keys, schema.key),
             map_bytes=self.dirs.settings.instance.map_bytes,
             committed=committed,
-            follow=following(
+            follow=reader.following(
                 self.dirs,
                 self.name,
                 views,
