@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lastword.cli.command import Session, command, now_ms
-from lastword.cli.output import split_failure
+from lastword.cli.output import attempted
 from lastword.cli.remedies import policy_remedy, remedy_of
 from lastword.cli.target import (
     Directory,
@@ -228,12 +228,12 @@ def duplication(
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
     target = Target.of(directory, topic, partition, more)
-    failed: LastwordError | None = None
     with out.open(target) as logs, out.progress("duplication") as progress:
-        try:
-            rows = logs.duplication(target.topic, target.partition, by=cast("By", by), progress=progress)
-        except (DataError, StorageError) as error:
-            rows, (failed, *_) = split_failure(error)  # results are shown before errors
+        rows, failed = attempted(
+            lambda: logs.duplication(target.topic, target.partition, by=cast("By", by), progress=progress),
+            DataError,
+            StorageError,
+        )
     for row in rows:
         out.row("duplication", row.to_dict())
     out.table(
@@ -249,14 +249,13 @@ def duplication(
     text = f"{plural(records, 'record')}, {share} of them superseded: {format_bytes(superseded_bytes)}"
     out.summary(
         text if rows else None if failed else "no topics",
-        ok=failed is None,
+        ok=not failed,
         rows=len(rows),
         records=records,
         superseded_records=superseded,
         superseded_bytes=superseded_bytes,
     )
-    if failed is not None:
-        raise failed
+    out.raise_all(failed[:1])
 
 
 def _cells(row: Duplication) -> tuple[str, ...]:
@@ -324,14 +323,14 @@ def simulate(
         raise UsageError(
             f"there is no directory {os.path.dirname(picture)}", remedy="create it, or name another file"
         )
-    failed: LastwordError | None = None
     with out.open(target) as logs, out.progress("simulate") as progress:
-        try:
-            simulations = logs.simulate(
+        simulations, failed = attempted(
+            lambda: logs.simulate(
                 target.topic, target.partition, strategy=strategy, progress=progress, **config
-            )
-        except (DataError, StorageError) as error:
-            simulations, (failed, *_) = split_failure(error)  # results are shown before errors
+            ),
+            DataError,
+            StorageError,
+        )
     for simulation in simulations:
         out.row("simulation", simulation.to_dict())
     out.table(
@@ -359,13 +358,10 @@ def simulate(
     )
     if not records:
         text = "nothing to replay: nothing was appended since the last cleaning"
-    if failed is not None and not simulations:
-        raise failed
-    out.summary(
-        text, ok=failed is None, simulations=len(simulations), records=records, appended_bytes=appended
-    )
-    if failed is not None:
-        raise failed
+    if not simulations:
+        out.raise_all(failed[:1])
+    out.summary(text, ok=not failed, simulations=len(simulations), records=records, appended_bytes=appended)
+    out.raise_all(failed[:1])
 
 
 def _simulation_cells(simulation: Simulation) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.command import Session, command
-from lastword.cli.output import split_failure
+from lastword.cli.output import attempted
 from lastword.cli.remedies import no_policy_lines
 from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicName, what_if
 from lastword.cli.transactions import held_texts
@@ -123,14 +123,14 @@ def clean(
             remedy=target.command("clean", *target.words, "--every", "15s", "--metrics", "9464"),
         )
     if dry_run:
-        unplanned: list[LastwordError] = []
         with out.open(target, **assumed) as logs, out.progress("plan") as progress:
-            try:
-                plans = logs.plan(
+            plans, unplanned = attempted(
+                lambda: logs.plan(
                     target.topic, target.partition, due=due, strategy=strategy, progress=progress
-                )
-            except (DataError, StorageError) as error:
-                plans, unplanned = split_failure(error)  # plans are shown before errors
+                ),
+                DataError,
+                StorageError,
+            )
             compacted = {plan.topic for plan in plans if logs.dirs.config(plan.topic).compacts}
             held = held_texts(logs, target, compacted)
             plans = [plan for plan in plans if plan.action != "delete"]  # `lastword expire` shows deletions
@@ -140,24 +140,23 @@ def clean(
             out.say(sentence)
         out.raise_all(unplanned)
         return
-    failed: list[LastwordError] = []
     with out.change(target) as logs, out.progress("clean") as progress:
         if rate is not None:
             logs.cleaner.set_budget(rate)
         if retry:
             _retry(out, logs, target)
         set_aside = quarantined(logs.dirs, target.topic, target.partition)  # no cleaning includes these
-        try:
-            results = logs.clean(
+        results, failed = attempted(
+            lambda: logs.clean(
                 target.topic,
                 target.partition,
                 due=due,
                 strategy=strategy,
                 progress=progress,
                 stop=signals.noted,
-            )
-        except LastwordError as error:
-            results, failed = split_failure(error)  # results are shown before errors
+            ),
+            LastwordError,
+        )
         topics = [target.topic] if target.topic is not None else list(logs.dirs.topics())
         held = held_texts(logs, target, [name for name in topics if logs.dirs.config(name).compacts])
         messages = [error.message for error in failed]

@@ -8,15 +8,15 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.command import CONTEXT, Session, command
-from lastword.cli.output import split_failure
+from lastword.cli.output import attempted
 from lastword.cli.target import MoreDirs, Target, storage_of
-from lastword.errors import LastwordError, PartialFailure, UsageError
+from lastword.errors import PartialFailure, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes
 from lastword.values import plural
 
 if TYPE_CHECKING:
-    from lastword.api.copying import CopyResult
+    pass
 
 EXAMPLES = """
 lastword copy /srv/kafka s3://bucket/backup users
@@ -63,11 +63,9 @@ def copy(
         )
     if source_storage and not is_url(origin.paths[0]):
         raise UsageError("--source-storage is for a SRC in a bucket", remedy="omit --source-storage")
-    failed: list[LastwordError] = []
-    results: list[CopyResult]
     with signals.held(), out.progress("copy") as progress:
-        try:
-            results = out.when_free(
+        results, failed = attempted(
+            lambda: out.when_free(
                 lambda: lastword.copy(
                     origin.paths if len(origin.paths) > 1 else origin.paths[0],
                     target,
@@ -80,9 +78,9 @@ def copy(
                     progress=progress,
                     stop=signals.noted,
                 )
-            )
-        except PartialFailure as error:
-            results, failed = split_failure(error)  # results are shown before errors
+            ),
+            PartialFailure,
+        )
     for result in results:
         out.row("copy", result.to_dict())
         out.line(str(result))

@@ -16,9 +16,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from lastword.api.serializers import bytes_json
 from lastword.cli.remedies import remedy_of
@@ -28,6 +28,9 @@ from lastword.values import Progress
 
 _PLAIN = "\x1b[0m"
 _COLOR = re.compile("(\x1b\\[[0-9;]*m)")
+
+
+T = TypeVar("T")
 
 
 def table(
@@ -126,6 +129,20 @@ def wants_color(color: str, stream: TextIO) -> bool:
 def painted(text: str, color: str) -> str:
     """Return text in a colour."""
     return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
+
+
+def attempted(call: Callable[[], list[T]], *errors: type[Exception]) -> tuple[list[T], list[LastwordError]]:
+    """Return the results of a call and its errors, which a command raises after it has shown the results.
+
+    Args:
+        call: The call.
+        errors: The classes of errors that are returned; others are raised at once.
+    """
+    try:
+        return call(), []
+    except errors as error:
+        assert isinstance(error, LastwordError)
+        return split_failure(error)
 
 
 def split_failure(error: LastwordError) -> tuple[list[Any], list[LastwordError]]:

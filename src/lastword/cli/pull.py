@@ -9,9 +9,9 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.command import CONTEXT, Session, command, shown_records
-from lastword.cli.output import split_failure
+from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE
-from lastword.errors import LastwordError, PartialFailure
+from lastword.errors import PartialFailure
 from lastword.units import format_bytes
 from lastword.values import plural
 
@@ -66,11 +66,9 @@ def pull(
     import lastword
 
     PLACE.paths = [to]
-    failed: list[LastwordError] = []
-    results: list[PullResult]
     with signals.held(), shown_records("lastword.pull", out.warning, out), out.progress("pull") as progress:
-        try:
-            results = out.when_free(
+        results, failed = attempted(
+            lambda: out.when_free(
                 lambda: lastword.pull(
                     bootstrap,
                     topics or None,
@@ -83,9 +81,9 @@ def pull(
                     progress=progress,
                     stop=signals.noted,
                 )
-            )
-        except PartialFailure as error:
-            results, failed = split_failure(error)  # results are shown before errors
+            ),
+            PartialFailure,
+        )
     for result in results:
         out.row("pull", result.to_dict())
         out.line(_planned(result) if dry_run else str(result))

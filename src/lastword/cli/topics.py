@@ -9,7 +9,7 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.command import Session, Yes, command, confirm, now_ms
-from lastword.cli.output import split_failure
+from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE, no_policy_lines
 from lastword.cli.target import (
     Directory,
@@ -271,23 +271,19 @@ def expire(
     assumed = what_if(sets)
     if not dry_run:
         target.refuse_set("expire", sets)
-    failed: LastwordError | None = None
     if dry_run:
         with out.open(target, **assumed) as logs:
-            try:
-                outlook = expire_outlook(logs.dirs, target.topic, target.partition)
-            except (DataError, StorageError) as error:
-                outlook, (failed, *_) = split_failure(error)
+            outlook, failed = attempted(
+                lambda: expire_outlook(logs.dirs, target.topic, target.partition), DataError, StorageError
+            )
             unread = unread_topics(logs.dirs, dict.fromkeys(deletion.topic for deletion in outlook))
-        _show_deletions(out, outlook, target, unread, ok=failed is None)
-        if failed is not None:
-            raise failed
+        _show_deletions(out, outlook, target, unread, ok=not failed)
+        out.raise_all(failed[:1])
         return
     with out.change(target) as logs:
-        try:
-            done = logs.expire(target.topic, target.partition, stop=signals.noted)
-        except LastwordError as error:
-            done, (failed, *_) = split_failure(error)  # results are shown before errors
+        done, failed = attempted(
+            lambda: logs.expire(target.topic, target.partition, stop=signals.noted), LastwordError
+        )
     for deletion in done:
         out.row("deletion", deletion.to_dict())
         out.line(str(deletion))
@@ -298,13 +294,12 @@ def expire(
         text = None if failed else f"nothing to remove; `{dry_run_command}` shows why"
     out.summary(
         text,
-        ok=failed is None and not signals.noted(),
+        ok=not failed and not signals.noted(),
         deletions=len(done),
         segments=sum(deletion.segments for deletion in done),
         freed_bytes=freed,
     )
-    if failed is not None:
-        raise failed
+    out.raise_all(failed[:1])
 
 
 def _show_deletions(
