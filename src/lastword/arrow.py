@@ -1,4 +1,4 @@
-"""pyarrow, an extra: loaded by the functions that read or make Arrow data, and no earlier."""
+"""pyarrow, an extra: `pa`, `pc` and `pq` load it when an attribute of theirs is used, and no earlier."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import MissingError
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
 __all__ = ["has_arrow", "pa", "pc", "pq"]
-_MODULES = {"pa": "pyarrow", "pc": "pyarrow.compute", "pq": "pyarrow.parquet"}
 
 
 @cache
@@ -24,14 +18,26 @@ def has_arrow() -> bool:
     return find_spec("pyarrow") is not None
 
 
-def __getattr__(name: str) -> Any:
-    """Load a module at `from lastword.arrow import pa`; MissingError without the package."""
-    if name not in _MODULES:
-        raise AttributeError(name)
-    try:
-        module = globals()[name] = import_module(_MODULES[name])
-    except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] != "pyarrow":
-            raise
-        raise MissingError.package("Arrow, Parquet or RE2", "pyarrow", "pyarrow>=16") from None
-    return module
+class _Lazy:
+    """A module that is loaded with its first attribute; MissingError without the package."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        try:
+            value = getattr(import_module(self._name), attribute)
+        except ModuleNotFoundError as error:
+            if error.name and error.name.partition(".")[0] != "pyarrow":
+                raise
+            raise MissingError.package("Arrow, Parquet or RE2", "pyarrow", "pyarrow>=16") from None
+        setattr(self, attribute, value)
+        return value
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+else:
+    pa, pc, pq = map(_Lazy, ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.api.record import Record, check_records, header_pairs
 from lastword.api.schema import Partitioner, TopicSchema, by_murmur2, choose, murmur2_partitions
-from lastword.arrow import has_arrow
+from lastword.arrow import has_arrow, pa
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
 from lastword.parse import as_int, to_ms
@@ -25,8 +25,6 @@ from lastword.units import exact_bytes, format_bytes
 from lastword.wire import INT32_MAX
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from lastword.api.producers import ProducerCall
     from lastword.api.serializers import Serializer
 
@@ -108,8 +106,6 @@ class PartitionAssigner:
         """Return a column of partitions as int64; UsageError if the topic has not all of them."""
         import numpy as np
 
-        from lastword.arrow import pa
-
         try:
             numbers = np.asarray(given.cast(pa.int64()), np.int64)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # a value, or a type, that is no number
@@ -170,8 +166,6 @@ def take_pairs(
 
 def pair_column(rows: list[Any], kind: PairType) -> pa.Array:
     """Return keys or values as one binary column. UnicodeError for text that UTF-8 cannot encode."""
-    from lastword.arrow import pa
-
     if kind is bytes:
         return pa.array(rows, pa.binary())
     return pa.array(rows, pa.string()).cast(pa.binary())
@@ -443,8 +437,6 @@ class Packer:
 
     def _packed(self, rows: Rows) -> list[Any]:
         import numpy as np
-
-        from lastword.arrow import pa
 
         headers = None
         if rows.has_headers:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lastword.api.record import check_records
+from lastword.arrow import pa
 
 GROUP_BYTES = 16 << 20
 """Records of an iterator that are one commit."""
@@ -29,8 +30,6 @@ def _field_size(field: Any) -> int:
 def whole(records: Any) -> tuple[Any, int]:
     """Return all records in a form that can be read again, and their approximate size."""
     if hasattr(records, "__arrow_c_stream__"):
-        from lastword.arrow import pa
-
         table = pa.table(records)
         return table, table.nbytes
     check_records(records)
@@ -62,7 +61,6 @@ def groups_of(records: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
-    from lastword.arrow import pa
 
     batches: list[Any] = []
     size_bytes = 0

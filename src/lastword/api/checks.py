@@ -15,6 +15,7 @@ from lastword.api.open_dirs import OpenDirs
 from lastword.api.reader import ranges
 from lastword.api.schema import TopicSchema
 from lastword.api.serializers import Serializer, field_bytes
+from lastword.arrow import pa
 from lastword.errors import (
     DataError,
     LastwordError,
@@ -34,8 +35,6 @@ from lastword.tools.verify import verify as verify_partitions
 from lastword.values import Meter, ProgressLike, listener
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from lastword.files import Files
     from lastword.logdir import LogDirectory
     from lastword.partition.view import PartitionView
@@ -192,8 +191,6 @@ def _delivered(
             return _JsonLines(files, path, schema.saved[0])
         return _Batches(lambda: read_batches(files, path), schema.key, path)
     if hasattr(given, "__arrow_c_stream__"):
-        from lastword.arrow import pa
-
         table = pa.table(given)  # kept, because each share of the keys reads the table again
         return _Batches(lambda: iter(table.to_batches(16_384)), schema.key, "the Arrow data")
     raise UsageError(

@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 import google_crc32c
 
 from lastword.api.record import Appended
+from lastword.arrow import pc
 from lastword.errors import UsageError
 from lastword.partition.appending import AppendedBatch
 from lastword.partition.log import PartitionLog
@@ -151,8 +152,6 @@ def _flat(column: Any) -> tuple[Any, Any]:
         sizes = [-1 if item is None else len(item) for item in column]
         return struct.pack(f"<{len(sizes)}i", *sizes), b"".join(filter(None, column))
     import numpy as np
-
-    from lastword.arrow import pc
 
     lengths = np.asarray(pc.fill_null(pc.binary_length(column), -1), "<i4").tobytes()
     present = column.drop_null()

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V, records_of
+from lastword.arrow import pa
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import OffsetOutOfRangeError, UsageError, hint
@@ -37,8 +38,6 @@ from lastword.records.record import RawRecord
 from lastword.values import ProcessBound
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from lastword.api.arrow import ArrowForm
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.serializers import Serializer
@@ -534,7 +533,6 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         `position`.
         """
         from lastword.api.arrow import ArrowForm
-        from lastword.arrow import pa
 
         form = ArrowForm(self._topic, self._key.name, self._value.name)
         batches = self._batches(form, max(1, parse_bytes(batch_bytes)))
@@ -683,8 +681,6 @@ def _of_records(
 
 def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
     """Yield batches of about `batch_bytes`: a chunk may have few newest records."""
-    from lastword.arrow import pa
-
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:

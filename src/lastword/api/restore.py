@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.reader import Bounds, ranges
 from lastword.api.serializers import SERIALIZERS, Serializer, bytes_json, field_bytes, field_json
+from lastword.arrow import pa
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
@@ -39,7 +40,6 @@ from lastword.values import Meter, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from lastword.api.arrow import ArrowForm
@@ -179,8 +179,6 @@ def _batches(range_: Range, form: Any, map_bytes: int, update: Any) -> Iterator[
 
 def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> Iterator[str]:
     """Yield the rows as `lastword read --json` prints them."""
-    from lastword.arrow import pa
-
     columns = [
         column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
         for column in batch.columns
@@ -301,7 +299,6 @@ class SnapshotFile:
         import numpy as np
 
         from lastword.api.arrow import binary_column
-        from lastword.arrow import pa
 
         for batch in read_batches(self._files, self._path):
             offsets = self._integers(batch, "offset")
@@ -318,8 +315,6 @@ class SnapshotFile:
 
     def _integers(self, batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
         """Return a column of integers without nulls."""
-        from lastword.arrow import pa
-
         column = self._column(batch, name)
         if not pa.types.is_integer(column.type) or column.null_count:
             raise self._damaged(f"has a row whose {name} is not a number")

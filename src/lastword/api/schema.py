@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.serializers import Serializer, SerializerLike, contradicts, saved_serializer, serializer_of
+from lastword.arrow import pa
 from lastword.config import TopicConfig
 from lastword.errors import InvalidSettingError, UsageError, hint
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
 
 
 Partitioner = Callable[[bytes, int], int]

@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
+from lastword.arrow import pa
 from lastword.kernels import table as fields
 from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows, gather_spans, span_bytes
 from lastword.records.chunk import Bytes, Chunk
 from lastword.records.record import RawRecord, raw_record
 from lastword.wire import INT32_MAX, INT64_MAX, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -94,8 +91,6 @@ def to_arrow(
     `headers` is null for a record without headers. The batch has its own memory. Timestamps are microseconds
     UTC; one outside their range becomes the nearest in range. `partition`: of all records, or of each record.
     """
-    from lastword.arrow import pa
-
     size = len(columns)
     arrays: list[pa.Array] = []
     for name in names:
@@ -131,8 +126,6 @@ def timestamp_types(columns: RecordColumns, chunk: Chunk) -> Int32s:
 
 def binary_array(source: Bytes, position: Int64s, length: Int32s) -> pa.Array:
     """Return an Arrow binary array of source[position:position + length]; a negative length is a null."""
-    from lastword.arrow import pa
-
     total, nulls = span_bytes(length)
     if total > INT32_MAX:
         raise ValueError("more than 2 GiB in one Arrow column: decode smaller chunks")
@@ -156,14 +149,12 @@ def byte_strings(source: Bytes, position: Int64s, length: Int32s) -> list[bytes 
 
 
 def _fixed(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    from lastword.arrow import pa
 
     return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)], null_count=0)
 
 
 @lru_cache(maxsize=16)
 def _repeated_block(text: str, size: int) -> pa.Array:
-    from lastword.arrow import pa
 
     encoded = text.encode()
     offsets = np.arange(size + 1, dtype=np.int32) * len(encoded)
@@ -196,7 +187,6 @@ def _header_spans(columns: RecordColumns, chunk: Chunk) -> tuple[Int64s, Int32s,
 
 
 def _headers(columns: RecordColumns, chunk: Chunk) -> pa.Array:
-    from lastword.arrow import pa
 
     kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     counts = columns.header_count

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
+from lastword.arrow import pa, pc
 from lastword.errors import RecordTooLargeError
 from lastword.kernels import pack as loops
 from lastword.kernels.pack import RecordSpans, Spans
 from lastword.records.compression import compress
 from lastword.wire import HEADER_BYTES, LOG_APPEND_BIT
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 BATCH_BYTES = 16384
 _NOTHING = np.empty(0, np.int64)
@@ -214,8 +212,6 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 def _spans(array: pa.Array) -> Spans:
     """Return the spans of a binary or string array."""
-    from lastword.arrow import pa, pc
-
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if pa.types.is_null(array.type):
@@ -246,7 +242,6 @@ def _spans(array: pa.Array) -> Spans:
 
 
 def _header_spans(headers: pa.Array) -> tuple[NDArray[np.int64], Spans, Spans]:
-    from lastword.arrow import pa, pc
 
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lastword.arrow import pa, pc
 from lastword.errors import LastwordError, MissingError
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import Message
@@ -524,12 +525,11 @@ def _updated(
 
 def _matching(regexes: list[str], topics: list[str], version: int) -> Matches | Refused:
     """Return the topics that match each regular expression as a whole, by RE2: in linear time."""
+    matches: Matches = {}
     try:
-        from lastword.arrow import pa, pc
+        names = pa.array(topics, pa.string())
     except MissingError as missing:
         return Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing))
-    matches: Matches = {}
-    names = pa.array(topics, pa.string())
     for regex in regexes:
         try:
             pc.match_substring_regex(pa.array([""]), regex)  # alone: `a)|(b` is refused

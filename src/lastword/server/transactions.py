@@ -31,6 +31,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lastword.arrow import pa, pc
 from lastword.errors import LastwordError, MissingError, ProducerFencedError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.refusals import error_answer
@@ -877,11 +878,9 @@ def _older_code(code: int, is_older: bool) -> int:
 def _matching(pattern: str, ids: list[str]) -> set[str]:
     """Return the ids that a pattern of RE2 matches as a whole, in linear time."""
     try:
-        from lastword.arrow import pa, pc
+        matches = pc.match_substring_regex(pa.array(ids, pa.string()), rf"\A(?:{pattern})\z")
     except MissingError as missing:
         raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing)) from None
-    try:
-        matches = pc.match_substring_regex(pa.array(ids, pa.string()), rf"\A(?:{pattern})\z")
     except pa.ArrowInvalid as error:
         raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(error)) from error
     return {

@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lastword.arrow import pa, pc
 from lastword.config import Settings
 from lastword.errors import (
     CorruptBatchError,
@@ -68,7 +69,6 @@ from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, EngineSchema, arro
 from lastword.spark.splits import MAX_RELOADS, LogPartition, parts_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from numpy.typing import NDArray
     from pyspark.sql.datasource import InputPartition
 
@@ -129,7 +129,6 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    import pyarrow as pa
 
     if len(batches) == 1:
         return batches[0]
@@ -214,8 +213,6 @@ def to_spark(
 
     `numbers`: the partition of each record, of several partitions of one topic; None: that of the task.
     """
-    import pyarrow as pa
-
     names = tuple(name for name in columns if name not in (CHANGE, CORRUPT))
     decoders = decoders_of(columns, options)
     if decoders:
@@ -247,16 +244,12 @@ def to_spark(
 
 def changes(records: RecordColumns) -> pa.Array:
     """Return the change (`upsert` or `delete`) of each record."""
-    import pyarrow as pa
-
     kinds = pa.array((records.value_length < 0).astype("int8"), pa.int8())
     return pa.DictionaryArray.from_arrays(kinds, pa.array(["upsert", "delete"])).cast(pa.string())
 
 
 def only_keys(batch: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
     """Return the rows with one of the keys."""
-    import pyarrow.compute as pc
-
     return batch.filter(pc.is_in(batch.column("key"), value_set=keys, skip_nulls=True))
 
 
@@ -293,9 +286,6 @@ def decoded(
 
     ValueFormatError for the first row that cannot be decoded, in mode failfast.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     deleted: pa.Array | None = None
     corrupt: dict[int, dict[str, Any]] = {}

@@ -56,11 +56,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from lastword.arrow import pa
 from lastword.errors import SparkOptionError
 from lastword.spark.options import ColumnFormats, ReadOptions, View, hint
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from lastword.value_formats.interface import ValueFormat
@@ -454,7 +454,6 @@ def frame_of(spark: SparkSession, kind: type[Any], values: Sequence[Any]) -> Dat
 
     As rows are Arrow, no job runs to create or collect them.
     """
-    import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = schema_of(kind)

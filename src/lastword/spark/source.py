@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from lastword.arrow import pa
 from lastword.errors import LastwordError, SparkOptionError
 from lastword.spark.bootstrap import (
     Shipped,
@@ -54,7 +55,6 @@ from lastword.spark.schema import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 hide_closed_connections()

@@ -32,7 +32,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -45,6 +45,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from lastword.arrow import pa
 from lastword.errors import LastwordError, OffsetOutOfRangeError, UnknownTopicError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
@@ -55,9 +56,6 @@ from lastword.spark.bucket import change, open_directory
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import check_projection
 from lastword.spark.splits import PartitionRange, choose, cut_points, matching, past_gap, plan
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # ---------------------------------------------------------------- offsets of a checkpoint
 

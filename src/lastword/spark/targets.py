@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lastword.api.schema import murmur2_partitions
+from lastword.arrow import pa
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import KeyRequiredError, LogDirLockedError, SparkOptionError, UnknownTopicError
 from lastword.files import DEFAULT, Files
@@ -27,7 +28,6 @@ from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
 
 LOCK_PATIENCE_SECONDS = 10
 """A process that holds the lock for longer is no commit: it has the directory open."""

@@ -43,6 +43,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from lastword.arrow import pa, pc
 from lastword.bucket.files import BucketFiles
 from lastword.clock import SystemClock
 from lastword.errors import (
@@ -91,7 +92,6 @@ from lastword.spark.tasks import repeated
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
 
     from lastword.api.open_dirs import OpenDirs
     from lastword.bucket.manifest import Entry
@@ -583,7 +583,6 @@ class TaskRows:
     def _pack(self, pending: PendingRows) -> None:
         """Encode pending rows as record batches, partition by partition, in their order."""
         import numpy as np
-        import pyarrow as pa
 
         from lastword.records.pack import AppendColumns
 
@@ -645,8 +644,6 @@ def normal_rows(
 ) -> pa.RecordBatch:
     """Convert rows to the columns for packing: key and value binary, timestamp int64 (ms), headers."""
     import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     def bytes_of(position: int | None, value_format: ValueFormat | None) -> pa.Array:
         if position is None:
@@ -692,8 +689,6 @@ def normal_rows(
 
 def check_timestamps(target: TargetTopic, timestamps: pa.Array, now_ms: int) -> None:
     """Raise SparkOptionError if a timestamp is outside the bounds of the topic, as `Topic.append` does."""
-    import pyarrow.compute as pc
-
     bounds = pc.min_max(timestamps).as_py()
     for timestamp in (bounds["min"], bounds["max"]):
         if not -target.most_past_ms <= timestamp - now_ms <= target.most_future_ms:
@@ -711,8 +706,6 @@ def with_deletions(
     Both records have the key, timestamp and headers of the row. `batch` gets as many rows as `rows`.
     """
     import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     value = rows.column("value")
     if columns.value_format is None or not value.null_count:
@@ -730,7 +723,6 @@ def with_deletions(
 
 def _indices(mask: Any) -> pa.Array:
     import numpy as np
-    import pyarrow as pa
 
     return pa.array(np.flatnonzero(mask))
 

@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from lastword.arrow import has_arrow
+from lastword.arrow import has_arrow, pa
 from lastword.partition import scan
 from lastword.partition.moment import Range, at_one_moment
 from lastword.partition.transactions import Decisions, Outcomes
@@ -33,8 +33,6 @@ from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lastword.arrow import pa, pq
 from lastword.errors import (
     CorruptFileError,
     FileVanishedError,
@@ -29,9 +30,6 @@ from lastword.errors import (
 )
 from lastword.files import Files, Handle
 from lastword.values import Value
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FORMATS = (".parquet", ".arrow", ".jsonl")
 _METADATA = b"lastword.snapshot"
@@ -155,7 +153,6 @@ class SnapshotWriter:
         self._waiting_bytes = 0
 
     def __enter__(self) -> SnapshotWriter:
-        from lastword.arrow import pa
 
         parent = os.path.dirname(self._path) or "."
         if not self._files.is_dir(parent):
@@ -166,8 +163,6 @@ class SnapshotWriter:
         self._handle = self._files.open_append(self._temporary, create=True, exclusive=True)
         self._sink = _ArrowSink(self._handle.append)
         if self._format == ".parquet":
-            from lastword.arrow import pq
-
             self._writer = pq.ParquetWriter(
                 self._sink, self._schema, compression="zstd", write_page_checksum=True
             )
@@ -187,7 +182,6 @@ class SnapshotWriter:
                 self._write_waiting()
 
     def _write_waiting(self) -> None:
-        from lastword.arrow import pa
 
         if self._waiting:
             for batch in pa.Table.from_batches(self._waiting).combine_chunks().to_batches():
@@ -304,13 +298,10 @@ def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _opened(files: Files, path: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    from lastword.arrow import pa
 
     with _damage(path):
         source = pa.PythonFile(_ArrowSource(_open(files, path)), mode="r")
         if format_of(path) == ".parquet":
-            from lastword.arrow import pq
-
             table = pq.ParquetFile(source, page_checksum_verification=True)
             return table.schema_arrow, _checked(path, table.iter_batches(batch_size=16_384))
         stream = pa.ipc.open_file(source)
@@ -327,8 +318,6 @@ def _checked(path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 @contextmanager
 def _damage(path: str) -> Iterator[None]:
     """Turn Arrow's errors about invalid bytes, most of which are an OSError, into CorruptFileError."""
-    from lastword.arrow import pa
-
     try:
         yield
     except LastwordError:

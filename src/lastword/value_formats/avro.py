@@ -27,13 +27,11 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lastword.arrow import pa
 from lastword.errors import MissingError
 from lastword.value_formats.interface import ValueFormat, ValueRefused, first_problem, is_list, widens
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Schema = Any
 """A schema as `fastavro.parse_schema` returns it: a name, a list (union) or a dict."""
@@ -215,7 +213,6 @@ def schema_of(kind: pa.DataType, name: str = "topLevelRecord") -> Any:
 
 
 def _unsupported(kind: pa.DataType) -> str | None:
-    from lastword.arrow import pa
 
     if pa.types.is_map(kind) and not is_text(kind.key_type):
         return "Avro has maps with string keys only"
@@ -231,8 +228,6 @@ def _unsupported(kind: pa.DataType) -> str | None:
 
 def primitives() -> dict[pa.DataType, Any]:
     """Return the schema of each type that needs no name."""
-    from lastword.arrow import pa
-
     return {
         pa.bool_(): "boolean",
         pa.int8(): "int",
@@ -252,7 +247,6 @@ def primitives() -> dict[pa.DataType, Any]:
 
 
 def _derived(kind: pa.DataType, name: str, space: str, names: set[str]) -> Any:
-    from lastword.arrow import pa
 
     types = pa.types
     inner = f"{space}.{name}" if space else name
@@ -300,8 +294,6 @@ def _nullable(field: pa.Field, schema: Any) -> Any:
 
 def is_text(kind: pa.DataType) -> bool:
     """Return whether the type is a string of either offset width."""
-    from lastword.arrow import pa
-
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -403,8 +395,6 @@ class Types:
 
     def arrow(self, schema: Schema = None, within: tuple[str, ...] = ()) -> pa.DataType:
         """Return the type of a schema. Raises ValueRefused."""
-        from lastword.arrow import pa
-
         schema, _ = self.resolve(self.schema if schema is None else schema)
         name = schema if isinstance(schema, str) else schema["type"]
         if name == "record":
@@ -437,7 +427,6 @@ class Types:
         return plain_types[name]
 
     def _field(self, name: str, schema: Schema, within: tuple[str, ...]) -> pa.Field:
-        from lastword.arrow import pa
 
         try:
             kind = self.arrow(schema, within)
@@ -449,8 +438,6 @@ class Types:
 
     def reader(self, kind: pa.DataType, schema: Schema = None) -> Convert:
         """Return a function from a datum of a schema to a value of a type with the same or fewer fields."""
-        from lastword.arrow import pa
-
         schema, _ = self.resolve(self.schema if schema is None else schema)
         name = schema if isinstance(schema, str) else schema["type"]
         if name == "record" and pa.types.is_struct(kind):
@@ -491,8 +478,6 @@ class Types:
 
     def writer(self, kind: pa.DataType, schema: Schema = None) -> Convert:
         """Return a function from a value of a type to a datum of a schema."""
-        from lastword.arrow import pa
-
         schema, _ = self.resolve(self.schema if schema is None else schema)
         name = schema if isinstance(schema, str) else schema["type"]
         if name == "record" and pa.types.is_struct(kind):
@@ -579,8 +564,6 @@ def _whole_millis(value: Any) -> Any:
 
 def _same(own: pa.DataType, kind: pa.DataType) -> bool:
     """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
-    from lastword.arrow import pa
-
     types = pa.types
     if types.is_timestamp(own) and types.is_timestamp(kind):
         return own.unit == kind.unit and (own.tz is None) == (kind.tz is None)

@@ -20,17 +20,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lastword.arrow import pa
 from lastword.clock import Clock, SystemClock
 from lastword.value_formats.avro import AvroFormat, schema_of
 from lastword.value_formats.interface import ValueFormat, ValueRefused
 from lastword.value_formats.json_text import JsonFormat
 from lastword.value_formats.registry import ConfluentFormat
 from lastword.value_formats.variant import JSON_NULL, is_variant
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 OPS = ("c", "u", "r", "d")
 """Create, update, read (a snapshot), delete: the events of one row."""
@@ -76,21 +74,15 @@ class DebeziumFormat(ValueFormat):
 
     def _has(self, name: str) -> bool:
         """Return whether events may have a field: always, if they have no schema."""
-        from lastword.arrow import pa
-
         kind = pa.string() if name == "op" else pa.struct([])
         return self.events.problem(pa.struct([pa.field(name, kind)]), writing=False) is None
 
     def unselected_type(self) -> pa.DataType | None:
         """Return the type of the schema; for JSON string, which takes any row."""
-        from lastword.arrow import pa
-
         return pa.string() if isinstance(self.events, JsonFormat) else ValueFormat.unselected_type(self)
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why rows of this type cannot be written or read, or None."""
-        from lastword.arrow import pa
-
         if writing and (not pa.types.is_struct(kind) or is_variant(kind)):
             return "the row of a change event is a struct"
         try:
@@ -149,8 +141,6 @@ class DebeziumFormat(ValueFormat):
 
     def _read_type(self, kind: pa.DataType) -> pa.DataType:
         """Return the part of an event that is decoded, with rows of this type."""
-        from lastword.arrow import pa
-
         fields = [pa.field("after", kind), pa.field("op", pa.string())]
         is_ours = isinstance(self.events, AvroFormat) and self.events.schema is None
         if not is_ours and self._has(PARTS):
@@ -172,16 +162,12 @@ class DebeziumFormat(ValueFormat):
 
 def field_type(kind: pa.DataType, name: str) -> pa.DataType | None:
     """Return the type of a field of a struct; None if there is none."""
-    from lastword.arrow import pa
-
     number = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
     return None if number < 0 else kind.field(number).type
 
 
 def event_type(row: pa.DataType) -> pa.DataType:
     """Return the type of the events that are written for rows of a type."""
-    from lastword.arrow import pa
-
     source = pa.struct([pa.field(name, pa.string(), False) for name in SOURCE])
     return pa.struct(
         [
@@ -196,8 +182,6 @@ def event_type(row: pa.DataType) -> pa.DataType:
 
 def event_schema(row: pa.DataType) -> dict[str, Any]:
     """Return the Avro schema of `event_type`, in which both rows are one record. Raises ValueRefused."""
-    from lastword.arrow import pa
-
     if not pa.types.is_struct(row):
         raise ValueRefused("the row of a change event is a struct")
     value = schema_of(row, "Value")

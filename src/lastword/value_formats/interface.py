@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lastword.arrow import pa
 from lastword.errors import SerializerError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class ValueRefused(ValueError):
@@ -96,8 +94,6 @@ class ValueFormat(ABC):
         Raises:
             SerializerError: A value has no form in this format.
         """
-        from lastword.arrow import pa
-
         write = self.encoder(column.type)
         try:
             values = column.to_pylist()
@@ -116,8 +112,6 @@ class ValueFormat(ABC):
 
     def decode(self, column: pa.Array, kind: pa.DataType) -> Decoded:
         """Return the values of a binary array as a column of the type; a null stays null."""
-        from lastword.arrow import pa
-
         read = self.decoder(kind)
         values: list[Any] = []
         problems: dict[int, str] = {}
@@ -145,8 +139,6 @@ class ValueFormat(ABC):
 
 def misfit(value: Any, kind: pa.DataType) -> ValueRefused | None:
     """Return the innermost place of a value that Arrow refuses for a type; None if there is none."""
-    from lastword.arrow import pa
-
     try:
         pa.array([value], kind)
     except UnicodeEncodeError as error:
@@ -171,8 +163,6 @@ def misfit(value: Any, kind: pa.DataType) -> ValueRefused | None:
 
 def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]) -> str | None:
     """Return the first problem of a type or of a type within it, with the path of its field."""
-    from lastword.arrow import pa
-
     children: list[tuple[str, pa.DataType]] = []
     if pa.types.is_struct(kind):
         children = [(kind.field(number).name, kind.field(number).type) for number in range(kind.num_fields)]
@@ -192,15 +182,11 @@ def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]
 
 def is_list(kind: pa.DataType) -> bool:
     """Return whether the type is a list of either offset width."""
-    from lastword.arrow import pa
-
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def widens(kind: pa.DataType, own: pa.DataType) -> bool:
     """Return whether every value of `kind` is one of `own`."""
-    from lastword.arrow import pa
-
     types = pa.types
     if types.is_signed_integer(kind) and types.is_signed_integer(own):
         return bool(kind.bit_width <= own.bit_width)

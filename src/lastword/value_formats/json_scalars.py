@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lastword.arrow import pa
 from lastword.value_formats.interface import ValueRefused
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Write = Callable[[Any], str]
 Read = Callable[[Any], Any]
@@ -60,8 +58,6 @@ quoted: Callable[[str], str] = json.encoder.encode_basestring
 
 def is_binary(kind: pa.DataType) -> bool:
     """Return whether the type is binary of either offset width."""
-    from lastword.arrow import pa
-
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
@@ -79,8 +75,6 @@ class Scalar:
 
 def scalar_of(kind: pa.DataType) -> Scalar | None:
     """Return the functions of a type without parts; None if the type has no JSON."""
-    from lastword.arrow import pa
-
     types = pa.types
     if types.is_string(kind) or types.is_large_string(kind):
         return Scalar(quoted, _read_text)

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lastword.arrow import pa
 from lastword.value_formats.interface import ValueFormat, ValueRefused, first_problem, is_list
 from lastword.value_formats.json_scalars import (
     NOT_FINITE,
@@ -38,9 +39,6 @@ from lastword.value_formats.json_scalars import (
     scalar_of,
 )
 from lastword.value_formats.variant import is_variant, read_variant, write_variant
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,6 @@ class JsonFormat(ValueFormat):
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
-        from lastword.arrow import pa
-
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_binary(kind):
             return "text and bytes are written and read as they are, without a format"
         return problem_of(kind)
@@ -108,7 +104,6 @@ def problem_of(kind: pa.DataType) -> str | None:
 
 
 def _unsupported(kind: pa.DataType) -> str | None:
-    from lastword.arrow import pa
 
     types = pa.types
     if types.is_map(kind) and (types.is_nested(kind.key_type) or is_binary(kind.key_type)):
@@ -123,8 +118,6 @@ def _unsupported(kind: pa.DataType) -> str | None:
 
 def writer_of(kind: pa.DataType) -> Write:
     """Return a function from a value of a type to its JSON text."""
-    from lastword.arrow import pa
-
     if is_variant(kind):
         return write_variant
     if pa.types.is_struct(kind):
@@ -157,7 +150,6 @@ def _struct_writer(fields: list[tuple[str, Write]]) -> Write:
 
 
 def _map_writer(key: Scalar | None, key_type: pa.DataType, write: Write) -> Write:
-    from lastword.arrow import pa
 
     assert key is not None, key_type
     is_text = pa.types.is_string(key_type) or pa.types.is_large_string(key_type)
@@ -175,8 +167,6 @@ def _map_writer(key: Scalar | None, key_type: pa.DataType, write: Write) -> Writ
 
 def reader_of(kind: pa.DataType) -> Read:
     """Return a function from a parsed JSON value to a value of a type. Only that of a VARIANT takes null."""
-    from lastword.arrow import pa
-
     if is_variant(kind):
         return read_variant
     if pa.types.is_struct(kind):
@@ -265,8 +255,6 @@ def _map_reader(read_key: Read, read: Read, nullable: bool) -> Read:
 
 def _key_reader(kind: pa.DataType, key: Scalar) -> Read:
     """Return a function from the name of an object's member to a key of a map."""
-    from lastword.arrow import pa
-
     types = pa.types
     if types.is_boolean(kind) or types.is_signed_integer(kind) or types.is_floating(kind):
         return lambda name: key.read(name if name in NOT_FINITE else parse(name.encode()))

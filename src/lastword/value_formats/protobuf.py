@@ -26,13 +26,11 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lastword.arrow import pa
 from lastword.errors import MissingError
 from lastword.value_formats.interface import ValueFormat, ValueRefused, is_list, widens
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Convert = Callable[[Any], Any]
 
@@ -232,8 +230,6 @@ class ProtobufFormat(ValueFormat):
 
 def struct_of(descriptor: Any, within: tuple[str, ...] = ()) -> pa.DataType:
     """Return the type of a message. Raises ValueRefused."""
-    from lastword.arrow import pa
-
     if descriptor.full_name in within:
         raise ValueRefused(f"message {descriptor.full_name} contains itself, which no type of Spark's can")
     if not descriptor.fields:
@@ -243,7 +239,6 @@ def struct_of(descriptor: Any, within: tuple[str, ...] = ()) -> pa.DataType:
 
 
 def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
-    from lastword.arrow import pa
 
     try:
         if _is_map(member):
@@ -259,7 +254,6 @@ def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
 
 
 def _item_type(member: Any, within: tuple[str, ...]) -> pa.DataType:
-    from lastword.arrow import pa
 
     if member.message_type is None:
         return scalar_of(member)
@@ -272,8 +266,6 @@ def _item_type(member: Any, within: tuple[str, ...]) -> pa.DataType:
 
 def scalar_of(member: Any) -> pa.DataType:
     """Return the type of a field that is no message, or of its elements."""
-    from lastword.arrow import pa
-
     return {
         member.TYPE_BOOL: pa.bool_(),
         member.TYPE_INT32: pa.int32(), member.TYPE_SINT32: pa.int32(), member.TYPE_SFIXED32: pa.int32(),
@@ -296,8 +288,6 @@ def _may_be_null(member: Any) -> bool:
 
 def _same(own: pa.DataType, kind: pa.DataType) -> bool:
     """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
-    from lastword.arrow import pa
-
     types = pa.types
     if types.is_timestamp(own):
         return bool(types.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None)
@@ -312,8 +302,6 @@ def _check(own: pa.DataType, kind: pa.DataType, *, lenient: bool = False) -> Non
 
 def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> list[tuple[Any, pa.Field]]:
     """Return the field of the message for each field of a type. Raises ValueRefused."""
-    from lastword.arrow import pa
-
     if not pa.types.is_struct(kind):
         raise ValueRefused(f"message {descriptor.full_name} is a struct, not {kind}")
     members = []
@@ -331,7 +319,6 @@ def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> li
 
 
 def _check_map(kind: pa.DataType) -> None:
-    from lastword.arrow import pa
 
     if not pa.types.is_map(kind):
         raise ValueRefused(f"the message has a map, not {kind}")

@@ -34,8 +34,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lastword.arrow import pa
 from lastword.errors import RegistryError
 from lastword.value_formats.avro import AvroFormat, Types, decoder_of, json_of, parse_schema, schema_of
 from lastword.value_formats.interface import ValueFormat, ValueRefused
@@ -47,9 +48,6 @@ from lastword.value_formats.protobuf import (
     files_of,
     messages_of,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 TIMEOUT_SECONDS = 30
 HEADER_BYTES = 5

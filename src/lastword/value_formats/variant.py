@@ -20,13 +20,11 @@ import struct
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lastword.arrow import pa
 from lastword.value_formats.interface import ValueRefused
 from lastword.value_formats.json_scalars import NOT_FINITE, Digits, float32_text, float_text, quoted
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PRIMITIVE, SHORT_STRING, OBJECT, ARRAY = range(4)
 NULL, TRUE, FALSE, INT1, INT2, INT4, INT8, DOUBLE, DECIMAL4, DECIMAL8, DECIMAL16, DATE = range(12)
@@ -44,8 +42,6 @@ EPOCH = datetime(1970, 1, 1)
 
 def is_variant(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is that of a VARIANT: Spark marks its field `metadata`."""
-    from lastword.arrow import pa
-
     number = kind.get_field_index("metadata") if pa.types.is_struct(kind) else -1
     return number >= 0 and (kind.field(number).metadata or {}).get(b"variant") == b"true"
 
