@@ -144,7 +144,13 @@ class Findings:
             self.problems.append(problem)
 
     def add(
-        self, file: str, position: int | None, offset: int | None, code: str, text: str, repairable: bool
+        self,
+        file: str,
+        position: int | None,
+        offset: int | None,
+        code: str,
+        text: str,
+        repairable: bool = False,
     ) -> None:
         """Add a problem from its fields."""
         self.report(Problem(file, position, offset, code, text, repairable))

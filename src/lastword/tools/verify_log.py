@@ -53,14 +53,8 @@ def verify_log(view: PartitionView, quick: bool, findings: Findings, advance: Ca
     transactions = OpenTransactions()
     for place, segment in enumerate(segments):
         if segment.base_offset < next_offset:
-            findings.add(
-                segment.file,
-                None,
-                segment.base_offset,
-                "offsets-fall",
-                f"the segment before it ends at {next_offset - 1}",
-                False,
-            )
+            text = f"the segment before it ends at {next_offset - 1}"
+            findings.add(segment.file, None, segment.base_offset, "offsets-fall", text)
         following = segments[place + 1].base_offset if place + 1 < len(segments) else None
         identity = segment.id, segment.mtime_ms
         if identity in findings.valid:
@@ -105,23 +99,11 @@ def _verify_segment(
     )
     for header in walked:
         if header.base_offset < next_offset or header.last_offset < header.base_offset:
-            findings.add(
-                segment.file,
-                header.position,
-                header.base_offset,
-                "offsets-fall",
-                f"offsets {header.base_offset}-{header.last_offset} do not follow {next_offset - 1}",
-                False,
-            )
+            text = f"offsets {header.base_offset}-{header.last_offset} do not follow {next_offset - 1}"
+            findings.add(segment.file, header.position, header.base_offset, "offsets-fall", text)
         if following is not None and header.last_offset >= following:
-            findings.add(
-                segment.file,
-                header.position,
-                header.base_offset,
-                "offsets-fall",
-                f"offset {header.last_offset} belongs to the next segment, which begins with {following}",
-                False,
-            )
+            text = f"offset {header.last_offset} belongs to the next segment, which begins with {following}"
+            findings.add(segment.file, header.position, header.base_offset, "offsets-fall", text)
         next_offset = max(next_offset, header.last_offset + 1)
         findings.batches += 1
         findings.records += max(header.count, 0)
@@ -201,17 +183,9 @@ def _verify_coordinated(topic: str, data: bytes, header: BatchHeader, file: str,
                 continue
             except UndecodableError as error:
                 text = f"a coordinator cannot read this record, and does not serve the partition: {error}"
-                findings.report(
-                    Problem(
-                        file,
-                        header.position,
-                        record.offset,
-                        "undecodable-record",
-                        text,
-                        False,
-                        "serve the directory with the Kafka that wrote the record",
-                    )
-                )
+                at, remedy = header.position, "serve the directory with the Kafka that wrote the record"
+                problem = Problem(file, at, record.offset, "undecodable-record", text, False, remedy)
+                findings.report(problem)
 
 
 def _decided(
@@ -250,14 +224,8 @@ def _verify_records(data: bytes, header: BatchHeader, file: str, findings: Findi
         last = header.base_offset - 1 if header.count != UNKNOWN_COUNT else -1
         for record in read_records(data, header, file, position=0):
             if record.offset <= last or record.offset > header.last_offset:
-                findings.add(
-                    file,
-                    header.position,
-                    record.offset,
-                    "offsets-fall",
-                    f"offset {record.offset} follows {last}",
-                    False,
-                )
+                text = f"offset {record.offset} follows {last}"
+                findings.add(file, header.position, record.offset, "offsets-fall", text)
                 return count
             last = record.offset
             count += 1
@@ -284,14 +252,8 @@ def _verify_offset_index(segment: Segment, batches: BatchPositions, findings: Fi
     index = OffsetIndex(data, segment.base_offset, segment.size)
     for place, entry in enumerate(index.entries()):
         if not batches.indexed(entry.offset, entry.position):
-            findings.add(
-                path,
-                8 * place,
-                entry.offset,
-                "bad-index",
-                f"position {entry.position} has no batch that ends with offset {entry.offset}",
-                True,
-            )
+            text = f"position {entry.position} has no batch that ends with offset {entry.offset}"
+            findings.add(path, 8 * place, entry.offset, "bad-index", text, True)
             return
     if index.damaged and segment.size == _stored_bytes(segment):
         findings.add(path, index.size_bytes, None, "bad-index", "the entries from here on are invalid", True)
@@ -311,19 +273,12 @@ def _verify_time_index(segment: Segment, batches: BatchPositions, findings: Find
         if largest is None and segment.size != _stored_bytes(segment):
             continue  # appended after the log was listed
         if largest != entry.timestamp:
-            findings.add(
-                path,
-                12 * place,
-                entry.offset,
-                "bad-time-index",
-                f"timestamp {entry.timestamp} is not the largest up to offset {entry.offset}",
-                True,
-            )
+            text = f"timestamp {entry.timestamp} is not the largest up to offset {entry.offset}"
+            findings.add(path, 12 * place, entry.offset, "bad-time-index", text, True)
             return
     if index.damaged:
-        findings.add(
-            path, index.size_bytes, None, "bad-time-index", "the entries from here on are invalid", True
-        )
+        text = "the entries from here on are invalid"
+        findings.add(path, index.size_bytes, None, "bad-time-index", text, True)
 
 
 def _verify_txn_index(
@@ -356,21 +311,18 @@ def _verify_txn_index(
     known = {(entry.producer_id, entry.last_offset) for entry in entries}
     for transaction in aborted:
         if (transaction.producer_id, transaction.last_offset) not in known:
-            findings.add(
-                path,
-                None,
-                transaction.last_offset,
-                "bad-txn-index",
+            text = (
                 f"no entry for the transaction of producer {transaction.producer_id} that begins with offset "
-                f"{transaction.first_offset} and is aborted at {transaction.last_offset}",
-                True,
+                f"{transaction.first_offset} and is aborted at {transaction.last_offset}"
             )
+            findings.add(path, None, transaction.last_offset, "bad-txn-index", text, True)
             return
     by_marker = {(each.producer_id, each.last_offset): each for each in aborted}
     for place, entry in enumerate(entries):
-        text = _contradiction(entry, by_marker.get((entry.producer_id, entry.last_offset)), segment, batch_at)
-        if text is not None:
-            findings.add(path, place * TXN_ENTRY.size, entry.last_offset, "bad-txn-index", text, True)
+        known_end = by_marker.get((entry.producer_id, entry.last_offset))
+        why = _contradiction(entry, known_end, segment, batch_at)
+        if why is not None:
+            findings.add(path, place * TXN_ENTRY.size, entry.last_offset, "bad-txn-index", why, True)
             return
 
 
