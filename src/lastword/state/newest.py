@@ -288,7 +288,9 @@ def _newest_pairs(
     progress: BytesDone | None,
 ) -> Generator[Pairs]:
     if scan.is_short(view, start, end) if plain is None else plain:
-        yield _pairs_of(list(_replayed(view, start, end, tombstones, None)))
+        values = scan.newest_values(view, start, end)
+        keys = [key for key, value in values.items() if tombstones or value is not None]
+        yield Pairs.of(keys, [values[key] for key in keys])
         return
     in_order = first_dirty is not None and _is_mostly_clean(view, start, end, first_dirty)
 
