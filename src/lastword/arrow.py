@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-__all__ = ["has_arrow", "pa", "pc", "pq"]
+__all__ = ["arrow_loaded", "has_arrow", "pa", "pc", "pq"]
 _MODULES = {"pa": "pyarrow", "pc": "pyarrow.compute", "pq": "pyarrow.parquet"}
 
 
@@ -22,6 +23,11 @@ _MODULES = {"pa": "pyarrow", "pc": "pyarrow.compute", "pq": "pyarrow.parquet"}
 def has_arrow() -> bool:
     """Return whether pyarrow is installed; does not load it."""
     return find_spec("pyarrow") is not None
+
+
+def arrow_loaded() -> bool:
+    """Return whether the process has loaded pyarrow, whose import takes as long as half a million records."""
+    return "pyarrow" in sys.modules
 
 
 def __getattr__(name: str) -> Any:
