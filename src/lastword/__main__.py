@@ -3,11 +3,13 @@
 A separate module, so that Ctrl-C during the import of `cli.main` also ends without a traceback.
 """
 
+import gc
 import sys
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    gc.set_threshold(50_000)  # most of what a command makes stays until its end
     try:
         from lastword.cli.main import main as run
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -9,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import MissingError
 
-__all__ = ["has_arrow", "pa", "pc", "pq"]
+__all__ = ["arrow_loaded", "has_arrow", "pa", "pc", "pq"]
 
 
 @cache
 def has_arrow() -> bool:
     """Return whether pyarrow is installed; does not load it."""
     return find_spec("pyarrow") is not None
+
+
+def arrow_loaded() -> bool:
+    """Return whether the process has loaded pyarrow, whose import takes as long as half a million records."""
+    return "pyarrow" in sys.modules
 
 
 class _Lazy:

@@ -11,7 +11,7 @@ import pytest
 from lastword.protocol import ClientConnection
 from lastword.protocol.messages import ApiVersionsRequest, MetadataRequest
 
-HEAVY = ("numba", "llvmlite", "pyarrow", "pydantic", "pyspark")
+HEAVY = ("numpy", "numba", "llvmlite", "pyarrow", "pydantic", "pyspark")
 # Run each command line in one process and print the modules that were imported after it.
 PROBE = f"""
 import json, sys
@@ -47,10 +47,14 @@ def test_light_commands_import_nothing_heavy(tmp_path):
         ["read", "data", "users"],
         ["read", "data", "users", "--view", "newest"],
         ["dump", "data/users-0/00000000000000000000.log"],
+        ["ls", "data"],
+        ["ls", "data", "users"],
+        ["restore", "data", "users", "users.jsonl"],
         ["verify", "data"],
     ]
     imports = imported(commands, tmp_path, '{"key": "a", "value": "b"}\n')
-    assert imports == [[arguments, 0, []] for arguments in commands]
+    *others, verify = [[arguments, 0, []] for arguments in commands]
+    assert imports == [*others, [*verify[:2], ["numpy"]]]
 
 
 SERVE = """
@@ -145,10 +149,11 @@ def test_only_the_named_command_is_built(tmp_path):
 
 @pytest.mark.slow
 def test_the_probe_would_notice(tmp_path):
-    create, ls = imported(
-        [["create", "data", "users"], ["append", "data", "users", "a", "1"], ["ls", "data"]], tmp_path
+    create, duplication = imported(
+        [["create", "data", "users"], ["append", "data", "users", "a", "1"], ["duplication", "data"]],
+        tmp_path,
     )[::2]
-    assert create[2] == [] and ls[2] == ["llvmlite"]
+    assert create[2] == [] and duplication[2] == ["numpy", "llvmlite"]
 
 
 def test_importing_lastword_costs_little_more_than_python():

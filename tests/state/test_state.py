@@ -130,6 +130,36 @@ def test_sync_writes_what_it_must(tmp_path):
         assert "fsync_dir" in [call.name for call in files.calls[before:]]
 
 
+def test_sync_of_partitions_that_were_added_and_of_a_topic_that_was_made_again(logs):
+    users = logs.state("users", partitions=1)
+    users["ada"] = 1
+    logs.dirs.directories[0].add_partitions("users", [1, 2], logs.dirs.topic_id("users"))
+    logs.dirs.partitions_added()  # as the server does
+    topic = logs.topic("users")
+    for number in range(3):
+        topic.append("bob", number, partition=number)
+    users.sync()
+    opened = [logs.dirs.log("users", number) for number in range(3)]
+    assert [log.synced_to for log in opened] == [log.log_end for log in opened] == [2, 1, 1]
+    logs.delete_topic("users")
+    again = logs.state("users", partitions=2)
+    again.update({f"user {n}": n for n in range(20)})
+    again.sync()
+    opened = [logs.dirs.log("users", number) for number in range(2)]
+    assert [log.synced_to for log in opened] == [log.log_end for log in opened]
+    assert sum(log.log_end for log in opened) == 20
+
+
+def test_sync_of_all_partitions_although_one_fails(logs, monkeypatch):
+    users = logs.state("users", partitions=3)
+    users.update({f"user {n}": n for n in range(30)})
+    first, *others = (logs.dirs.log("users", number) for number in range(3))
+    monkeypatch.setattr(first, "sync", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        users.sync()
+    assert [log.synced_to for log in others] == [log.log_end for log in others]
+
+
 @pytest.mark.parametrize("plain", [True, False])
 def test_restore(logs, monkeypatch, plain):
     limit = 1 << 40 if plain else -1

@@ -20,8 +20,11 @@ How accounts are used, from the ledger up:
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
+from lastword.files import Files
+from lastword.segment import names
 from lastword.values import Value
 from lastword.wire import INT64_MAX
 
@@ -130,3 +133,8 @@ class DriveAccount(Value):
     space_target: float
     file_cost_bytes: float
     partitions: tuple[PartitionAccount, ...]
+
+
+def has_accounts(files: Files, directory: str) -> bool:
+    """Return whether accounts of a partition are saved; does not check them."""
+    return files.exists(os.path.join(directory, names.PRIVATE, names.ACCOUNTS))

@@ -350,11 +350,6 @@ def mismatch(files: Files, tracking: Tracking, segments: Sequence[Segment]) -> s
     return ""
 
 
-def has_accounts(files: Files, directory: str) -> bool:
-    """Return whether accounts are saved; does not check them."""
-    return files.exists(private_path(directory, names.ACCOUNTS))
-
-
 def saved_entries(files: Files, directory: str) -> list[SegmentEntry]:
     """Return the saved entry of each segment, unchecked: for figures that no decision relies on."""
     header = load_header(files, private_path(directory, names.ACCOUNTS))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from lastword.accounts import has_accounts
 from lastword.api.schema import choose, partitioner_of
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import by_accounts, corrected_first_dirty
@@ -29,6 +30,8 @@ from lastword.errors import (
 )
 from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition import scan
+from lastword.partition.counts import PlainCount, count_plain
 from lastword.partition.reads import read_again
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import By, OpenDirs
     from lastword.cleaner.policy.plan import Plan
     from lastword.config import Settings
-    from lastword.resolve import Resolution
+    from lastword.resolve import Resolution, SegmentFacts
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Counted, Explanation
     from lastword.tools.overwrites import OverwriteTrace
@@ -265,10 +268,15 @@ def _rewritten(dirs: OpenDirs, view: PartitionView) -> dict[tuple[int, int], tup
 
     The key is (base offset, inode).
     """
-    from lastword.accounts.snapshot import saved_entries
-
     held = dirs.log_dir(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
-    entries = held.entries if held is not None else saved_entries(view.files, view.directory)
+    if held is not None:
+        entries = held.entries
+    elif has_accounts(view.files, view.directory):
+        from lastword.accounts.snapshot import saved_entries
+
+        entries = saved_entries(view.files, view.directory)
+    else:
+        return {}
     return {
         (entry.base_offset, entry.inode): (
             entry.generation,
@@ -289,13 +297,21 @@ class _Count:
 
 def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
     """Count each segment of a view."""
-    known = _accounted(dirs, view)
+    short = scan.is_short(view, view.segments[0].base_offset if view.segments else 0, view.log_end)
+    with_index = quick or not short
+    known = _accounted(dirs, view) if with_index else None
     if known is not None and (quick or all(count.exact for count in known)):
         with meter.part(sum(segment.size for segment in view.segments)):
             return known
+    counted: Sequence[PlainCount | SegmentFacts] | None = None
+    if short:
+        with meter.part(sum(segment.size for segment in view.segments)):
+            counted = count_plain(view)
+    if counted is None:
+        counted = _resolved(dirs, view, meter).segments
     return [
         _Count(count.records, count.dead_records, count.dead_bytes, count.tombstones, True)
-        for count in _resolved(dirs, view, meter).segments
+        for count in counted
     ]
 
 
@@ -304,10 +320,6 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
 
     A segment that is not indexed counts as live, its records as if no offset were missing.
     """
-    from lastword.accounts.ledger import Ledger
-    from lastword.accounts.snapshot import has_accounts
-    from lastword.cleaner.inspection import saved_statement
-
     tp = TopicPartition(view.topic, view.partition)
     log_dir = dirs.log_dir(*tp)
     if log_dir.ledgers.held(tp) is not None and dirs.mode == "a":
@@ -316,11 +328,16 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
                 return None
             with log_dir.ledgers.of(tp, log_dir.log(*tp)) as ledger:
                 return _statement(dirs, view, ledger)
-    saved = saved_statement(view, dirs.config(view.topic))
-    if saved is not None:
-        return _counts(view, *saved)
+    if view.files.file_cost_bytes:  # only then a summary is saved
+        from lastword.cleaner.inspection import saved_statement
+
+        saved = saved_statement(view, dirs.config(view.topic))
+        if saved is not None:
+            return _counts(view, *saved)
     if not has_accounts(view.files, view.directory):
         return None
+    from lastword.accounts.ledger import Ledger
+
     map_bytes = dirs.settings.instance.map_bytes
     return _statement(dirs, view, Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes))
 

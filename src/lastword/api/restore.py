@@ -12,21 +12,20 @@ If the first two conditions are not certain, `check` refuses the file.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.reader import Bounds, ranges
-from lastword.api.serializers import SERIALIZERS, Serializer, bytes_json, field_bytes, field_json
+from lastword.api.record import TIMESTAMP_TYPES
+from lastword.api.serializers import Serializer, bytes_json, field_bytes, field_text, json_text, name_json
 from lastword.arrow import pa
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
-from lastword.state.newest import Pairs, newest_parts
+from lastword.state.newest import Pairs, newest, newest_parts
 from lastword.state.snapshot_file import (
     Reach,
     SnapshotWriter,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from lastword.api.arrow import ArrowForm
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.schema import TopicSchema
+    from lastword.records.record import RawRecord
 
 BATCH_BYTES = 2 << 20
 _ATTEMPTS = 10
@@ -82,14 +82,17 @@ def restore(
     progress: ProgressLike | bool | None,
 ) -> list[Restored]:
     """Write the newest values below `end` to the file `to`; see `LogDir.restore`."""
-    from lastword.api.arrow import ArrowForm
-
     selected = [number for _, number in dirs.select(topic, partition)]
-    format_of(to)
+    is_table = format_of(to) != ".jsonl"
     own = dirs.views(topic)
     views = {number: own[number] for number in selected}
     config = dirs.config(topic)
-    form = ArrowForm(topic, config.lastword_key_serializer, config.lastword_value_serializer)
+    names = config.lastword_key_serializer, config.lastword_value_serializer
+    form = None
+    if is_table:
+        from lastword.api.arrow import ArrowForm
+
+        form = ArrowForm(topic, *names)
     for attempt in range(1, _ATTEMPTS + 1):
         # The number of cuts is read before the files are listed: a later cut then refuses the file.
         cuts = {n: removal_log.load(dirs.files, view.directory).cut_count for n, view in views.items()}
@@ -97,7 +100,7 @@ def restore(
             view.refresh()
         try:
             return _write(
-                dirs, topic, ranges(views, "earliest", end), cuts, to, form, end == "latest", progress
+                dirs, topic, ranges(views, "earliest", end), cuts, to, form, names, end == "latest", progress
             )
         except ReadOvertakenError:
             if attempt == _ATTEMPTS:
@@ -111,7 +114,8 @@ def _write(
     chosen: list[Range],
     cuts: Mapping[int, int],
     to: str,
-    form: ArrowForm,
+    form: ArrowForm | None,
+    names: tuple[str | None, str | None],
     complete: bool,
     progress: ProgressLike | bool | None,
 ) -> list[Restored]:
@@ -128,20 +132,24 @@ def _write(
     meter = Meter(
         "restore", progress, sum(segment.size for range_ in chosen for segment in range_.view.segments)
     )
-    config = dirs.config(topic)
-    names = config.lastword_key_serializer, config.lastword_value_serializer
+    map_bytes = dirs.settings.instance.map_bytes
     restored = []
-    with SnapshotWriter(
-        dirs.local_files, to, form.schema, reach, lambda batch: _json_lines(batch, names)
-    ) as out:
+    with SnapshotWriter(dirs.local_files, to, None if form is None else form.schema, reach) as out:
         for range_ in chosen:
             started = time.monotonic()
             keys = size = 0
             with meter.part(sum(segment.size for segment in range_.view.segments)) as update:
-                for batch, held in _batches(range_, form, dirs.settings.instance.map_bytes, update):
-                    out.write(batch)
-                    keys += batch.num_rows
-                    size += held
+                if form is None:
+                    records = newest(range_, tombstones=False, map_bytes=map_bytes, progress=update)
+                    for line, held in _lines(records, topic, range_.partition, names):
+                        out.write_line(line)
+                        keys += 1
+                        size += held
+                else:
+                    for batch, held in _batches(range_, form, map_bytes, update):
+                        out.write(batch)
+                        keys += batch.num_rows
+                        size += held
             restored.append(
                 Restored(
                     topic,
@@ -177,32 +185,23 @@ def _batches(range_: Range, form: Any, map_bytes: int, update: Any) -> Iterator[
             yield form.of_records(part.records, range_.partition), size
 
 
-def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> Iterator[str]:
-    """Yield the rows as `lastword read --json` prints them."""
-    columns = [
-        column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
-        for column in batch.columns
-    ]
-    for topic, partition, offset, timestamp, kind, key, value, headers in zip(*columns, strict=True):
-        row = {
-            "type": "record",
-            "topic": topic,
-            "partition": partition,
-            "offset": offset,
-            "timestamp": -1 if timestamp is None else timestamp,
-            "timestamp_type": kind,
-            "key": _field(key, names[0]),
-            "value": _field(value, names[1]),
-            "headers": [[header["key"], bytes_json(header["value"])] for header in headers or ()],
-        }
-        yield json.dumps(row, ensure_ascii=False, separators=(",", ":"))
-
-
-def _field(value: Any, name: str | None) -> Any:
-    """Return a key or value of a column as JSON."""
-    if isinstance(value, float) and not math.isfinite(value):  # which JSON lacks
-        value = SERIALIZERS["float64"].encode(value, "field")
-    return field_json(value, name) if isinstance(value, bytes) else value
+def _lines(
+    records: Iterable[RawRecord], topic: str, partition: int, names: tuple[str | None, str | None]
+) -> Iterator[tuple[str, int]]:
+    """Yield each record as `lastword read --json` prints it, with the bytes of its key and value."""
+    key_name, value_name = names
+    begin = f'{{"type":"record","topic":{json_text(topic)},"partition":{partition},"offset":'
+    for record in records:
+        key, value, headers = record.key, record.value, "[]"
+        if record.headers:
+            headers = json_text([[name_json(name), bytes_json(data)] for name, data in record.headers])
+        yield (
+            f'{begin}{record.offset},"timestamp":{record.timestamp},'
+            f'"timestamp_type":"{TIMESTAMP_TYPES[record.timestamp_type]}",'
+            f'"key":{field_text(key, key_name)},"value":{field_text(value, value_name)},'
+            f'"headers":{headers}}}',
+            len(key or b"") + len(value or b""),
+        )
 
 
 # ---------------------------------------------------------------- a state that starts from the file

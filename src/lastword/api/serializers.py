@@ -37,6 +37,7 @@ import numbers
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from json.encoder import encode_basestring
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from lastword.errors import MissingError, SerializerError, UsageError, hint
@@ -217,10 +218,13 @@ def _bytes_dumps(value: Any) -> bytes:
     raise TypeError(f"expected bytes, got {type(value).__name__}")
 
 
+_encode_json = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+).encode  # `json.dumps` would make the encoder for each value
+
+
 def _json_dumps(value: Any) -> bytes:
-    return json.dumps(
-        value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
-    ).encode()
+    return _encode_json(value).encode()
 
 
 def _integer(form: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
@@ -432,6 +436,20 @@ def field_json(data: bytes | None, serializer: str | None) -> Any:
     except (SerializerError, TypeError, ValueError):
         exact = False
     return value if exact else {"base64": base64.b64encode(data).decode()}
+
+
+def field_text(data: bytes | None, serializer: str | None) -> str:
+    """Return the JSON text of `field_json`, without blanks."""
+    value = field_json(data, serializer)
+    if isinstance(value, str):
+        return encode_basestring(value)
+    if serializer == "json" and data is not None and not is_base64_form(value):
+        return data.decode()  # encoding the value gives the same bytes
+    return json_text(value)
+
+
+json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""Returns a value as JSON text, without blanks."""
 
 
 def field_bytes(value: Any, serializer: str | None, column: str) -> bytes | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class StateLog:
         self._dirs = dirs
         self._topic = topic
         self.name = topic.name
+        self._watched: dict[int, PartitionLog] = {}
 
     def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
         """Append one record."""
@@ -83,9 +84,16 @@ class StateLog:
     def sync(self) -> None:
         """Sync the partitions of this topic that have changed, also if one of them fails."""
         self._dirs.require_writable()
+        logs: Collection[PartitionLog] = self._watched.values()
+        if not logs or any(log.is_closed for log in logs):
+            logs = self._logs().values()
+        if len(logs) == 1:
+            (log,) = logs
+            log.sync()  # does nothing if records and names are durable
+            return
         with ExitStack() as stack:
-            for log in self._logs().values():
-                stack.callback(log.sync)  # does nothing if records and names are durable
+            for log in logs:
+                stack.callback(log.sync)
 
     def watched(self, changed: Changed) -> Mapping[int, PartitionLog] | None:
         """Return the logs, which note their changes in `changed` from now on.
@@ -98,6 +106,7 @@ class StateLog:
         logs = self._logs()
         for log in logs.values():
             log.watch(changed)
+        self._watched = logs
         return logs
 
     def on_refused(self, call: Callable[[BaseException], object]) -> None:

@@ -217,7 +217,10 @@ class OsHandle(Handle):
         fd = self._acquire("write")
         try:
             self.unsynced = True
-            self._write_rest(fd, data, position, 0)
+            size = len(data) if type(data) is bytes else memoryview(data).nbytes
+            done = os.pwrite(fd, data, position)
+            if done != size:
+                self._write_rest(fd, data, position, done)
         except OSError as error:
             raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
         finally:

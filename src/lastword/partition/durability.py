@@ -120,23 +120,38 @@ class GroupCommit:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._busy = False
+        self._waiting = 0
+
+    def begin(self, served: Callable[[], bool] | None = None) -> bool:
+        """Wait for the turn; return True. Return False, without a turn, as soon as `served` holds."""
+        with self._changed:
+            while self._busy and not (served and served()):
+                self._waiting += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self._waiting -= 1
+            if served and served():
+                return False
+            self._busy = True
+            return True
+
+    def end(self) -> None:
+        """End the turn."""
+        with self._changed:
+            self._busy = False
+            if self._waiting:
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def turn(self, served: Callable[[], bool] | None = None) -> Iterator[bool]:
-        """Wait for the turn; yield True. Yield False, without a turn, as soon as `served` holds."""
-        with self._changed:
-            while self._busy and not (served and served()):
-                self._changed.wait()
-            mine = not (served and served())
-            if mine:
-                self._busy = True
+        """Take the turn, as `begin` does, in a block."""
+        mine = self.begin(served)
         try:
             yield mine
         finally:
             if mine:
-                with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
+                self.end()
 
 
 class Durability:
@@ -196,7 +211,21 @@ class Durability:
 
     def sync_files(self, appender: SegmentAppender, end: int, *, indexes: bool) -> None:
         """Sync every file with offsets below `end` that may not be durable. The caller has the turn."""
-        run_steps(self.syncing(appender, end, indexes=indexes))
+        if indexes or self.directory_unsynced or not self._is_alone(appender):
+            run_steps(self.syncing(appender, end, indexes=indexes))
+            return
+        try:  # as `syncing`, for the log file alone
+            appender.open_to_sync(indexes=False)
+            appender.sync_log()
+        except LastwordError as error:
+            self._failure.latch(error)
+            raise
+        self._note_synced(end)
+
+    def _is_alone(self, appender: SegmentAppender) -> bool:
+        """Return whether no other segment than the active one may be unsynced."""
+        unsynced = self._unsynced
+        return not unsynced or (len(unsynced) == 1 and unsynced[0].base_offset == appender.base_offset)
 
     def syncing(
         self, appender: SegmentAppender, end: int, *, indexes: bool, snapshot: Steps[None] | None = None
@@ -230,13 +259,16 @@ class Durability:
         self._unsynced = [
             s for s in self._unsynced if s not in unsynced or s.base_offset == appender.base_offset
         ]
+        self._note_synced(end)
+        if indexes:
+            self.recovery_point = max(self.recovery_point, end)
+
+    def _note_synced(self, end: int) -> None:
         if end > self.synced_to:
             self.synced_to = end
             self._synced_at = self._clock.monotonic()
             with contextlib.suppress(LastwordError):  # it only protects; the sync itself has succeeded
                 self.mark.write(end)
-        if indexes:
-            self.recovery_point = max(self.recovery_point, end)
 
 
 # ---------------------------------------------------------------- the synced mark
@@ -275,16 +307,13 @@ class SyncedMark:
         self._epochs = epochs
         self._handle: Handle | None = None
 
-    def write(self, offset: int) -> None:
-        """Write that everything below `offset` is synced."""
-        self._write(offset)
-
     def lower(self, offset: int) -> None:
         """Lower the mark, synced. A higher mark must not return: offsets from here on are assigned again."""
         if read_synced(self._files, self._directory) > offset:
-            self._write(offset).fsync()
+            self.write(offset).fsync()
 
-    def _write(self, offset: int) -> Handle:
+    def write(self, offset: int) -> Handle:
+        """Write that everything below `offset` is synced; return the file."""
         if self._handle is None:
             private = f"{self._directory}/{names.PRIVATE}"
             path = f"{private}/{names.SYNCED}"

@@ -8,17 +8,21 @@ replaces meanwhile.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from lastword.errors import CorruptBatchError, FileVanishedError
+from lastword.errors import CorruptBatchError, DataError, FileVanishedError
 from lastword.metrics import READ_BYTES
 from lastword.partition.reads import read_batches, read_chunks
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
+from lastword.records.batch import fields_of, payload_of
 from lastword.records.formats import check_crc, read_records
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
+from lastword.wire import SMALLEST_RECORD_BYTES
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
@@ -26,10 +30,17 @@ if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
 
-PLAIN_BYTES = 256 << 10
-"""Up to this size plain Python is faster than loading the kernels (about 0.4 s, once a process)."""
+PLAIN_BYTES = 16 << 20
 PLAIN_BYTES_LOADED = 4 << 10
-"""Up to this size plain Python is faster even if they are loaded."""
+"""Most bytes of a short range: before the kernels are loaded, and afterwards."""
+PLAIN_RECORDS = 100_000
+PLAIN_RECORDS_NUMPY = 20_000
+"""Most records of a short range before the kernels are loaded: without NumPy, and if the process has it.
+
+Plain Python takes 3 us a record. The first use of the kernels takes as long as this number of records,
+of which the import of NumPy is more than a half.
+"""
+_SAMPLED_BATCHES = 32
 
 
 def records(
@@ -105,9 +116,10 @@ def _columns(
 
 def is_short(view: PartitionView, start: int, end: int) -> bool:
     """Return whether the range is so short that plain Python reads it faster."""
-    limit = PLAIN_BYTES_LOADED if "lastword.kernels" in sys.modules else PLAIN_BYTES
-    left = limit
-    for segment in view.segment_set.between(start, end):
+    loaded = _is_loaded("lastword.kernels")
+    left = PLAIN_BYTES_LOADED if loaded else PLAIN_BYTES
+    segments = view.segment_set.between(start, end)
+    for segment in segments:
         size = segment.size
         if size > left:
             try:
@@ -118,12 +130,30 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
         left -= size
         if left < 0:
             return False
-    return True
+    if loaded:
+        return True
+    most = PLAIN_RECORDS_NUMPY if _is_loaded("numpy") else PLAIN_RECORDS
+    return end - start <= most or _estimated_records(segments) <= most
+
+
+def _estimated_records(segments: Sequence[Segment]) -> float:
+    """Estimate the records of segments by the first batches of the largest one: cleaning leaves gaps."""
+    largest = max(segments, key=lambda segment: segment.size)
+    count = size = 0
+    with suppress(DataError, FileVanishedError):  # the read reports it
+        for header in islice(largest.headers(), _SAMPLED_BATCHES):
+            count += header.count if header.count >= 0 else header.size // SMALLEST_RECORD_BYTES
+            size += header.size
+    return count * sum(segment.size for segment in segments) / max(size, 1)
 
 
 def kernels_loaded() -> bool:
     """Return whether columns can be decoded without loading modules."""
-    return "lastword.records.columns" in sys.modules
+    return _is_loaded("lastword.records.columns")
+
+
+def _is_loaded(module: str) -> bool:
+    return module in sys.modules
 
 
 def first_end(view: PartitionView, start: int, end: int) -> int:
@@ -136,19 +166,54 @@ def first_end(view: PartitionView, start: int, end: int) -> int:
 def _plain(
     view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None, outcomes: Outcomes | None
 ) -> Iterator[RawRecord]:
-    reached, listed = -1, view.segment_set
+    listed = view.segment_set
+    for segment, header, data, reached in _committed_batches(view, start, end, outcomes):
+        start = max(start, reached)  # a rewrite may put what was read and what was not in one batch
+        for record in read_records(data, header, segment.file, position=0):
+            if record.offset < reached and view.segment_set is listed:
+                raise _falls(segment, header, record.offset, reached)
+            if start <= record.offset < end and (keys is None or record.key in keys):
+                yield record
+
+
+def newest_values(view: PartitionView, start: int, end: int) -> dict[bytes, bytes | None]:
+    """Read a range in plain Python; return the newest value of each key, in the order of their offsets.
+
+    The range must end at or below the last stable offset. None: the key's newest record is a tombstone.
+    """
+    values: dict[bytes, bytes | None] = {}
+
+    listed = view.segment_set
+    for segment, header, data, reached in _committed_batches(view, start, end, Outcomes(view, end)):
+        start = max(start, reached)
+        if header.magic == 2 and start <= header.base_offset and header.next_offset <= end:
+            payload = payload_of(data, header, segment.file, 0)
+            for _, _, _, key, value, _ in fields_of(payload, header, segment.file):
+                if key is not None:
+                    values.pop(key, None)  # so that the dict stays in the order of offsets
+                    values[key] = value
+            continue
+        for record in read_records(data, header, segment.file, position=0):
+            if record.offset < reached and view.segment_set is listed:
+                raise _falls(segment, header, record.offset, reached)
+            if start <= record.offset < end and record.key is not None:
+                values.pop(record.key, None)
+                values[record.key] = record.value
+    return values
+
+
+def _committed_batches(
+    view: PartitionView, start: int, end: int, outcomes: Outcomes | None
+) -> Iterator[tuple[Segment, BatchHeader, bytes, int]]:
+    """Yield the verified batches whose records a read shows, each with the offset that was read before it."""
+    reached = -1
     for segment, header, data in read_batches(view, start, end, outcomes=outcomes):
         READ_BYTES.add(header.size, view.topic)
-        start = max(start, reached)  # a rewrite may put what was read and what was not in one batch
         check_crc(data, header, segment.file, position=0)
         if header.next_offset <= reached:  # a damaged offset must not pass for what was read already
             raise _falls(segment, header, header.base_offset, reached)
         if not header.control and (outcomes is None or outcomes.of_header(header) is BatchOutcome.COMMITTED):
-            for record in read_records(data, header, segment.file, position=0):
-                if record.offset < reached and view.segment_set is listed:
-                    raise _falls(segment, header, record.offset, reached)
-                if start <= record.offset < end and (keys is None or record.key in keys):
-                    yield record
+            yield segment, header, data, reached
         reached = header.next_offset
 
 

@@ -318,35 +318,112 @@ def read_records(
             yielded.
         DecompressionLimitError: The records are larger than the bound.
     """
+    yield from records_of(payload_of(buffer, header, file, position, limit_bytes), header, file)
+
+
+def payload_of(
+    buffer: Any,
+    header: BatchHeader,
+    file: str,
+    position: int | None = None,
+    limit_bytes: int | None = None,
+) -> Any:
+    """Return the uncompressed bytes of the records of a batch; arguments and errors as in `read_records`."""
     at = header.position if position is None else position
-    view = memoryview(buffer).cast("B")
-    payload: Any = view[at + HEADER_BYTES : at + header.size]
+    payload = memoryview(buffer).cast("B")[at + HEADER_BYTES : at + header.size]
     if len(payload) != header.size - HEADER_BYTES:
         raise _bad_records(f"{len(payload)} bytes of records are there", header, file)
     if header.codec and header.count:
-        payload = decompress_records(payload, header, file, limit_bytes)
-    yield from records_of(payload, header, file)
+        return decompress_records(payload, header, file, limit_bytes)
+    return payload
 
 
 def records_of(payload: Any, header: BatchHeader, file: str) -> Iterator[RawRecord]:
     """Read the records of a batch out of their uncompressed bytes; raise CorruptBatchError."""
-    kind = LOG_APPEND_TIME if header.log_append else CREATE_TIME
-    next_position, end = 0, len(payload)
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    fixed = header.max_timestamp if header.log_append else None
+    kind = CREATE_TIME if fixed is None else LOG_APPEND_TIME
+    for _, delta, time_delta, key, value, headers in fields_of(payload, header, file):
+        timestamp = record_time(base_timestamp, time_delta) if fixed is None else fixed
+        yield raw_record(base_offset + delta, timestamp, kind, key, value, headers)
+
+
+Fields = tuple[int, int, int, bytes | None, bytes | None, tuple[Header, ...]]
+"""Position after the record, offset delta, timestamp delta, key, value, headers."""
+
+_ODD_OR_WIDE = 1 | 1 << 14
+
+
+def fields_of(payload: Any, header: BatchHeader, file: str) -> Iterator[Fields]:
+    """Read the fields of each record of a batch out of its uncompressed bytes; raise CorruptBatchError.
+
+    A record without headers, whose sizes take at most two bytes each, is read here without a call, which
+    takes a third of the time. `_record` reads all others, and decides what is wrong with an invalid record.
+    """
+    data = bytes(payload)
+    position, end = 0, len(data)
     last_delta, widest = -1, header.last_offset - header.base_offset
     for number in range(header.count):
+        start = position
         try:
-            next_position, delta, time_delta, key, value, headers = _record(payload, next_position, end)
+            size = data[position]
+            position += 1
+            if size > 127:
+                size += (data[position] - 1) << 7
+                position += 1
+            body_end = position + (size >> 1)
+            time_delta = data[position + 1]  # after the attributes, of which no bit is defined
+            position += 2
+            shift = 7
+            while time_delta >> shift and shift < 56:
+                time_delta += (data[position] - 1) << shift
+                position += 1
+                shift += 7
+            delta = data[position]
+            position += 1
+            if delta > 127:
+                delta += (data[position] - 1) << 7
+                position += 1
+            size |= delta
+            key = value = None
+            length = data[position]
+            position += 1
+            if length != 1:
+                if length > 127:
+                    length += (data[position] - 1) << 7
+                    position += 1
+                size |= length
+                key = data[position : position + (length >> 1)]
+                position += length >> 1
+            length = data[position]
+            position += 1
+            if length != 1:
+                if length > 127:
+                    length += (data[position] - 1) << 7
+                    position += 1
+                size |= length
+                value = data[position : position + (length >> 1)]
+                position += length >> 1
+            # Odd numbers are negative. The position only rises: if the end fits, all fields are inside.
+            simple = not (data[position] or size & _ODD_OR_WIDE or time_delta >> 56)
+            position += 1
+            if simple and position == body_end and last_delta < delta >> 1 <= widest:
+                last_delta = delta >> 1
+                yield position, last_delta, (time_delta >> 1) ^ -(time_delta & 1), key, value, ()
+                continue
+        except IndexError:
+            pass
+        try:
+            fields = _record(data, start, end)
+            position, delta, *_ = fields
             if delta <= last_delta or delta > widest:
                 raise ValueError(f"offset delta {delta} after {last_delta}, {widest} is the last")
         except ValueError as error:
             raise _bad_records(f"record {number + 1} of {header.count}: {error}", header, file) from None
         last_delta = delta
-        timestamp = header.max_timestamp if kind else record_time(header.base_timestamp, time_delta)
-        yield raw_record(header.base_offset + delta, timestamp, kind, key, value, headers)
-    if next_position != end:
-        raise _bad_records(
-            f"{end - next_position} bytes behind the last of {header.count} records", header, file
-        )
+        yield fields
+    if position != end:
+        raise _bad_records(f"{end - position} bytes behind the last of {header.count} records", header, file)
 
 
 def decompress_records(payload: Any, header: BatchHeader, file: str, limit_bytes: int | None = None) -> bytes:

@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from lastword.arrow import has_arrow, pa
+from lastword.arrow import arrow_loaded, has_arrow, pa
 from lastword.partition import scan
 from lastword.partition.moment import Range, at_one_moment
 from lastword.partition.transactions import Decisions, Outcomes
@@ -119,6 +119,7 @@ def prefetch(
 
 _PREFETCHED_PARTS = 4  # parts that wait for the caller, at most: each is a chunk of records
 _LARGE_BYTES = 64 << 20  # a range of this size is resolved by two threads; a smaller one takes under a second
+_ARROW_BYTES = 128 << 20  # for a smaller range the import of pyarrow takes longer than slices of bytes
 _MOSTLY_CLEAN = 4  # a log is mostly clean if at most one byte in this number is above the cleaned offset
 
 
@@ -286,14 +287,18 @@ def _newest_pairs(
     progress: BytesDone | None,
 ) -> Generator[Pairs]:
     if scan.is_short(view, start, end) if plain is None else plain:
-        yield _pairs_of(list(_replayed(view, start, end, tombstones, None)))
+        values = scan.newest_values(view, start, end)
+        keys = [key for key, value in values.items() if tombstones or value is not None]
+        yield Pairs.of(keys, [values[key] for key in keys])
         return
     in_order = first_dirty is not None and _is_mostly_clean(view, start, end, first_dirty)
+    size = sum(segment.size for segment in view.segment_set.between(start, end))
+    convert = _binaries if has_arrow() and (arrow_loaded() or size >= _ARROW_BYTES) else _sliced
 
     def work(report: BytesDone) -> Iterator[_Binaries | Pairs]:
         if in_order:
-            return _every_pair(view, start, end, report)
-        return _resolved(view, start, end, tombstones, map_bytes, report, _binaries, threads=2)
+            return _every_pair(view, start, end, report, convert)
+        return _resolved(view, start, end, tombstones, map_bytes, report, convert, threads=2)
 
     with closing(prefetch(work, progress, _PREFETCHED_PARTS)) as parts:
         for part in parts:
@@ -307,13 +312,15 @@ def _is_mostly_clean(view: PartitionView, start: int, end: int, first_dirty: int
     return dirty * _MOSTLY_CLEAN <= sum(segment.size for segment in segments)
 
 
-def _every_pair(view: PartitionView, start: int, end: int, report: BytesDone) -> Iterator[_Binaries | Pairs]:
+def _every_pair(
+    view: PartitionView, start: int, end: int, report: BytesDone, convert: Convert[_Binaries | Pairs]
+) -> Iterator[_Binaries | Pairs]:
     """Yield keys and values of every record with a key, in order."""
     total = sum(segment.size for segment in view.segment_set.between(start, end))
     done = 0
     for chunk, columns in scan.columns(view, start, end):
         keyed = columns.key_length >= 0
-        yield _binaries_of(columns if keyed.all() else columns.select(keyed), chunk)
+        yield convert(columns if keyed.all() else columns.select(keyed), chunk, [])
         done += chunk.size_bytes
         report(min(done, total), total)
 
@@ -514,20 +521,28 @@ class _Binaries:
 def _binaries(
     columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]
 ) -> _Binaries | Pairs:
-    return _pairs_of(records) if columns is None or chunk is None else _binaries_of(columns, chunk)
+    """Convert with Arrow, a column after the other."""
+    if columns is None or chunk is None:
+        return _pairs_of(records)
+    from lastword.records.columns import binary_array
 
-
-def _binaries_of(columns: RecordColumns, chunk: Chunk) -> _Binaries | Pairs:
-    from lastword.records.columns import binary_array, byte_strings
-
-    if not has_arrow():
-        keys: list[Any] = byte_strings(chunk.uncompressed, columns.key_position, columns.key_length)
-        return Pairs.of(keys, byte_strings(chunk.uncompressed, columns.value_position, columns.value_length))
     return _Binaries(
         binary_array(chunk.uncompressed, columns.key_position, columns.key_length),
         binary_array(chunk.uncompressed, columns.value_position, columns.value_length),
         int(columns.key_length.sum()) + int(columns.value_length.clip(0).sum()),
     )
+
+
+def _sliced(
+    columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]
+) -> _Binaries | Pairs:
+    """Convert without Arrow, a slice after the other."""
+    if columns is None or chunk is None:
+        return _pairs_of(records)
+    from lastword.records.columns import byte_strings
+
+    keys: list[Any] = byte_strings(chunk.uncompressed, columns.key_position, columns.key_length)
+    return Pairs.of(keys, byte_strings(chunk.uncompressed, columns.value_position, columns.value_length))
 
 
 def _pairs_of(records: list[RawRecord]) -> Pairs:

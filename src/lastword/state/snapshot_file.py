@@ -128,32 +128,28 @@ class SnapshotWriter:
     Args:
         files: The storage.
         path: The target.
-        schema: Schema of the rows.
+        schema: Schema of the rows; None for `.jsonl`.
         reach: Topic and end offsets.
-        row_json: Converts a batch to lines of JSON, for `.jsonl`.
     """
 
     def __init__(
         self,
         files: Files,
         path: str,
-        schema: pa.Schema,
+        schema: pa.Schema | None,
         reach: Reach,
-        row_json: Callable[[pa.RecordBatch], Iterator[str]],
     ) -> None:
         self._files = files
         self._path = path
         self._temporary = f"{path}.part-{os.getpid()}"
         self._format = format_of(path)
-        self._schema = schema.with_metadata({_METADATA: reach.to_json().encode()})
+        self._schema = schema
         self._reach = reach
-        self._row_json = row_json
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
 
     def __enter__(self) -> SnapshotWriter:
-
         parent = os.path.dirname(self._path) or "."
         if not self._files.is_dir(parent):
             raise UsageError(f"there is no directory {parent}", remedy="make it, or name another file")
@@ -162,20 +158,24 @@ class SnapshotWriter:
         self._files.unlink(self._temporary, missing_ok=True)
         self._handle = self._files.open_append(self._temporary, create=True, exclusive=True)
         self._sink = _ArrowSink(self._handle.append)
-        if self._format == ".parquet":
-            self._writer = pq.ParquetWriter(
-                self._sink, self._schema, compression="zstd", write_page_checksum=True
-            )
-        elif self._format == ".arrow":
-            self._writer = pa.ipc.new_file(self._sink, self._schema)
+        if self._schema is not None:
+            self._schema = self._schema.with_metadata({_METADATA: self._reach.to_json().encode()})
+            if self._format == ".parquet":
+                self._writer = pq.ParquetWriter(
+                    self._sink, self._schema, compression="zstd", write_page_checksum=True
+                )
+            else:
+                self._writer = pa.ipc.new_file(self._sink, self._schema)
         return self
+
+    def write_line(self, line: str) -> None:
+        """Write a row of a `.jsonl` file."""
+        self._sink.write(line.encode() + b"\n")
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows. Small batches are written together: Parquet keeps several KiB in memory for each."""
-        if self._writer is None:
-            for line in self._row_json(batch):
-                self._sink.write(line.encode() + b"\n")
-        elif batch.num_rows:
+        assert self._schema is not None
+        if batch.num_rows:
             self._waiting.append(batch.replace_schema_metadata(self._schema.metadata))
             self._waiting_bytes += batch.nbytes
             if self._waiting_bytes >= GROUP_BYTES or len(self._waiting) >= GROUP_BATCHES:
