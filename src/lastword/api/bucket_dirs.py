@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
 
+from lastword.api.bucket_lanes import BucketLanes
 from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
 from lastword.api.bucket_records import groups_of, size_of, whole
 from lastword.api.open_dirs import Ack, Mode, OpenDirs, PathLike
@@ -506,6 +507,7 @@ class _CommitQueue:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._kept = KeptDirs()  # of the thread
+        self._lanes = BucketLanes(dirs._bucket, dirs._load, dirs.clock)  # of the thread
 
     def begin(self, call: _Append) -> Future[Any]:
         """Run a call in the next commit; return its `done`, which has the result when it is in the store."""
@@ -639,7 +641,11 @@ class _CommitQueue:
         left = calls
         while left:
             try:
-                self._dirs._in_private(partial(_apply, left), self._kept)
+                work = partial(_apply, left)
+                if self._lanes.commit(work, self._kept.copy):
+                    self._kept.drop()
+                else:
+                    self._dirs._in_private(work, self._kept)
                 self._dirs.notify(left)
                 break
             except _Refused:
