@@ -201,6 +201,9 @@ class _LaneLog:
     def __getattr__(self, name: str) -> NoReturn:
         self._dirs.refuse()
 
+    def append_single(self, key: object, value: object, timestamp: int, most_bytes: int) -> None:
+        """Return None, as `PartitionLog.append_single` does if `append_batch` is to be used."""
+
     def append_batch(self, data: Batch, *, is_checked: bool = False) -> AppendedBatch:
         """As `PartitionLog.append_batch`."""
         return self.append_batches((data,), is_checked=is_checked)[0]
