@@ -100,7 +100,7 @@ def test_a_commit_of_one_record_runs_few_functions(logs: LogDir, partitions: int
     topic = logs.create_topic("users", partitions, cleanup_policy="compact")
     for number in range(partitions):
         topic.append(b"k", b"first", partition=number)
-    logs.dirs._queue._lanes._pause = 0  # type: ignore[attr-defined]
+    logs.dirs._queue._short._pause = 0  # type: ignore[attr-defined]
     for number in range(2 * partitions):  # the first commit to a partition reads its state
         topic.append(b"k", b"second", partition=number % partitions)
     calls = calls_of(logs, lambda topic: topic.append(b"k", b"v"))
@@ -111,7 +111,7 @@ def test_a_commit_of_one_record_runs_few_functions(logs: LogDir, partitions: int
 def test_a_commit_on_the_kept_copy_runs_few_functions(logs: LogDir) -> None:
     """Without the kept copy each commit opens a log directory: 533 functions."""
     logs.create_topic("users", cleanup_policy="compact").append(b"k", b"first")
-    logs.dirs._queue._lanes._pause = 1  # type: ignore[attr-defined]
+    logs.dirs._queue._short._pause = 1  # type: ignore[attr-defined]
     calls = calls_of(logs, lambda topic: topic.append(b"k", b"v"))
     assert values_of(logs) == [b"first", b"v"]
     assert 250 < len(calls) <= 330

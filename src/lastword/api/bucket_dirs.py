@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
 
-from lastword.api.bucket_lanes import BucketLanes
 from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
 from lastword.api.bucket_records import groups_of, size_of, whole
 from lastword.api.open_dirs import Ack, Mode, OpenDirs, PathLike
+from lastword.api.short_commits import ShortCommits
 from lastword.bucket.collect import Collection, collect, missing_objects
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
@@ -507,7 +507,7 @@ class _CommitQueue:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._kept = KeptDirs()  # of the thread
-        self._lanes = BucketLanes(dirs._bucket, dirs._load, dirs.clock)  # of the thread
+        self._short = ShortCommits(dirs._bucket, dirs._load, dirs.clock)  # of the thread
 
     def begin(self, call: _Append) -> Future[Any]:
         """Run a call in the next commit; return its `done`, which has the result when it is in the store."""
@@ -642,7 +642,7 @@ class _CommitQueue:
         while left:
             try:
                 work = partial(_apply, left)
-                if self._lanes.commit(work, self._kept.copy):
+                if self._short.commit(work, self._kept.copy):
                     self._kept.drop()
                 else:
                     self._dirs._in_private(work, self._kept)

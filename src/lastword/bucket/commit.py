@@ -631,7 +631,7 @@ class Bucket:
                 entries[path] = None
             elif isinstance(node, Entry):
                 entries[path] = node
-                if len(node.data) > _inline_bytes(path):  # of a lane
+                if len(node.data) > _inline_bytes(path):  # of a short commit
                     entry = node._replace(data=b"")
                     bundle.add(node.size, partial(bytes, node.data), _placed(entries, path, entry))
             elif isinstance(node, PatchedFile):

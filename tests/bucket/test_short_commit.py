@@ -13,13 +13,13 @@ import pytest
 
 import lastword
 from lastword.api.bucket_dirs import BucketDirs, _Append, merged_settings
-from lastword.api.bucket_lanes import MOST_PAUSE, BucketLanes
 from lastword.api.logs import LogDir
 from lastword.api.open_dirs import OpenDirs
+from lastword.api.short_commits import MOST_PAUSE, ShortCommits
 from lastword.api.topic import Topic
 from lastword.bucket.commit import Bucket
-from lastword.bucket.lane import LANE_BYTES, Lane, NoLane
 from lastword.bucket.manifest import Entry, ManifestVersion
+from lastword.bucket.short_commit import SHORT_BYTES, OpenLogNeeded, PartitionEnd
 from lastword.clock import ManualClock, SystemClock
 from lastword.errors import CorruptFileError, UncertainCommitError
 from lastword.partition.named import NamedProducer
@@ -51,15 +51,15 @@ def logs(objects: Objects) -> Iterator[LogDir]:
 
 
 @pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each commit so far went through lanes."""
-    real, used = BucketLanes.commit, []
+def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each commit so far was a short one."""
+    real, used = ShortCommits.commit, []
 
-    def commit(self: BucketLanes, work: Any, kept: Any) -> bool:
+    def commit(self: ShortCommits, work: Any, kept: Any) -> bool:
         used.append(real(self, work, kept))
         return used[-1]
 
-    monkeypatch.setattr(BucketLanes, "commit", commit)
+    monkeypatch.setattr(ShortCommits, "commit", commit)
     return used
 
 
@@ -96,7 +96,7 @@ def random_step(rng: random.Random) -> Step:
     def key() -> bytes:
         return b"k%d" % rng.randrange(50)
 
-    size = rng.choice((0, 10, 10, 10, 200, 200, 2000, LANE_BYTES // 3))
+    size = rng.choice((0, 10, 10, 10, 200, 200, 2000, SHORT_BYTES // 3))
     value = None if rng.random() < 0.1 else rng.randbytes(size)
     kind = rng.random()
     if kind < 0.5:
@@ -135,25 +135,25 @@ def numbered(logs: LogDir, before: ManifestVersion) -> set[str]:
     return {path for path in changed if not path.endswith(names.PRODUCERS)}
 
 
-class _NoLanes:
+class _NoShortCommits:
     def commit(self, work: object, kept: object) -> bool:
         return False
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_lane_makes_the_files_of_an_open_log(
-    settings: Mapping[str, Any], lanes: list[bool], monkeypatch: pytest.MonkeyPatch
+def test_a_short_commit_makes_the_files_of_an_open_log(
+    settings: Mapping[str, Any], short: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stores = Objects(), Objects()
     rng = random.Random(str(settings))
-    monkeypatch.setattr("lastword.api.bucket_lanes.MOST_PAUSE", 0)
+    monkeypatch.setattr("lastword.api.short_commits.MOST_PAUSE", 0)
     named: dict[str, NamedProducer] = {}  # with the same ids in both
     monkeypatch.setattr(
         "lastword.partition.named.NamedProducer",
         lambda name, number: named.setdefault(name, NamedProducer(name, number)),
     )
     with opened(stores[0]) as logs, opened(stores[1]) as plain:
-        plain.dirs._queue._lanes = _NoLanes()  # type: ignore[attr-defined]
+        plain.dirs._queue._short = _NoShortCommits()  # type: ignore[attr-defined]
         for each in (logs, plain):
             each.create_topic("users", **{"cleanup_policy": "compact", **settings})
             for number in range(settings.get("partitions", 1)):
@@ -163,11 +163,11 @@ def test_a_lane_makes_the_files_of_an_open_log(
             before = version_of(logs), version_of(plain)
             steps = [random_step(rng) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
             waited_ms = rng.choice((0, 1, 500))
-            lanes.clear()
+            short.clear()
             for each in (logs, plain):
                 each.dirs.clock.advance(waited_ms)  # type: ignore[attr-defined]
                 commit(each, *steps)
-            used += lanes[-1]
+            used += short[-1]
             assert files_of(logs, stores[0]) == files_of(plain, stores[1])
             assert numbered(logs, before[0]) == numbered(plain, before[1])
         assert used >= 15
@@ -180,12 +180,12 @@ def test_a_lane_makes_the_files_of_an_open_log(
 # ---------------------------------------------------------------- when the open log is needed
 
 
-def test_a_partition_that_opening_may_change_has_no_lane(logs: LogDir) -> None:
+def test_a_partition_that_opening_may_change_needs_an_open_log(logs: LogDir) -> None:
     logs.create_topic("users", cleanup_policy="compact")
     for _ in range(3):
         logs["users"].append(b"k", b"v")
     version, private = version_of(logs), f"users-0/{names.PRIVATE}"
-    assert Lane.of(version, "users-0", 3).log_end == 3
+    assert PartitionEnd.of(version, "users-0", 3).log_end == 3
     file = Entry(1, 3, START_MS, data=b"abc")
     active = names.segment_file(3, names.LOG)
     changes: list[tuple[str, Entry | None]] = [
@@ -207,10 +207,10 @@ def test_a_partition_that_opening_may_change_has_no_lane(logs: LogDir) -> None:
     ]
     for path, entry in changes:
         manifest = replace(version.manifest, changes={**version.manifest.changes, path: entry})
-        with pytest.raises((NoLane, CorruptFileError)):
-            Lane.of(ManifestVersion(manifest, version.layers[:0:-1]), "users-0", 3)
-    with pytest.raises(NoLane):
-        Lane.of(version, "users-0", 2)
+        with pytest.raises((OpenLogNeeded, CorruptFileError)):
+            PartitionEnd.of(ManifestVersion(manifest, version.layers[:0:-1]), "users-0", 3)
+    with pytest.raises(OpenLogNeeded):
+        PartitionEnd.of(version, "users-0", 2)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_a_partition_that_opening_may_change_has_no_lane(logs: LogDir) -> None:
         (f"{names.APPLYING}1-a", False),
     ],
 )
-def test_a_root_that_opening_may_change_has_no_lane(
-    logs: LogDir, lanes: list[bool], path: str, expected: bool
+def test_a_root_that_opening_may_change_needs_an_open_log(
+    logs: LogDir, short: list[bool], path: str, expected: bool
 ) -> None:
     logs.create_topic("users", cleanup_policy="compact")
     for _ in range(2):
@@ -233,11 +233,11 @@ def test_a_root_that_opening_may_change_has_no_lane(
     entry = None if path == names.CLEAN_SHUTDOWN else Entry(1, 0, START_MS)
     bucket.edit(lambda loaded: replace(loaded.manifest, changes={**loaded.manifest.changes, path: entry}))
     kept.copy.nonce = bucket.committed().manifest.nonce
-    logs.dirs._queue._lanes.commit(lambda dirs: logs["users"]._on(dirs).append(b"k", b"v"), kept.copy)  # type: ignore[attr-defined]
-    assert lanes == [False, True, expected]
+    logs.dirs._queue._short.commit(lambda dirs: logs["users"]._on(dirs).append(b"k", b"v"), kept.copy)  # type: ignore[attr-defined]
+    assert short == [False, True, expected]
 
 
-def test_what_a_lane_cannot_do_is_a_transaction(logs: LogDir, lanes: list[bool]) -> None:
+def test_what_a_short_commit_cannot_do_is_a_transaction(logs: LogDir, short: list[bool]) -> None:
     """A call that is refused leaves the others of its commit in the log."""
     logs.create_topic("users", cleanup_policy="compact", max_message_bytes="64KiB")
 
@@ -249,20 +249,20 @@ def test_what_a_lane_cannot_do_is_a_transaction(logs: LogDir, lanes: list[bool])
         lambda topic: topic.append(b"k", b"v", producer="p", sequence=1),
         lambda topic: topic.append(b"k", random.Random(1).randbytes(100_000)),
         lambda topic: topic.append(None, b"v"),
-        lambda topic: topic.extend([(b"k", b"%d" % n * 1000) for n in range(LANE_BYTES // 1000)]),
+        lambda topic: topic.extend([(b"k", b"%d" % n * 1000) for n in range(SHORT_BYTES // 1000)]),
         lambda topic: topic.append(b"k", b"v", partition=7),
     ]
     commit(logs, append)
     refused = 0
     for step in special:
-        logs.dirs._queue._lanes._pause = 0  # type: ignore[attr-defined]
+        logs.dirs._queue._short._pause = 0  # type: ignore[attr-defined]
         commit(logs, *plain)
         calls = commit(logs, append, step)
         refused += calls[1].refused
         assert calls[0].error is None
-        assert lanes[-1] is False
+        assert short[-1] is False
     assert refused == 3
-    assert lanes[1:3] == [True, False]
+    assert short[1:3] == [True, False]
     assert logs.verify().ok
 
 
@@ -274,35 +274,35 @@ def test_a_refusal_that_is_suppressed_counts(logs: LogDir) -> None:
     def work(dirs: OpenDirs, *, is_refused: bool) -> None:
         topic = logs["users"]._on(dirs)
         topic.append(b"k", b"1")
-        with suppress(NoLane):
+        with suppress(OpenLogNeeded):
             if is_refused:
                 dirs.view("users", 0)
         topic.append(b"k", b"2")
 
-    assert not queue._lanes.commit(partial(work, is_refused=True), queue._kept.copy)
-    queue._lanes._pause = 0
-    assert queue._lanes.commit(partial(work, is_refused=False), queue._kept.copy)
+    assert not queue._short.commit(partial(work, is_refused=True), queue._kept.copy)
+    queue._short._pause = 0
+    assert queue._short.commit(partial(work, is_refused=False), queue._kept.copy)
     assert values_of(logs) == [b"first", b"1", b"2"]
 
 
-def test_commits_that_need_an_open_log_often_keep_it(logs: LogDir, lanes: list[bool]) -> None:
+def test_commits_that_need_an_open_log_often_keep_it(logs: LogDir, short: list[bool]) -> None:
     logs.create_topic("users", cleanup_policy="compact")
     for number in range(4 * MOST_PAUSE):
         producer = {"producer": "p", "sequence": number} if number % 2 else {}
         commit(logs, lambda topic, given=producer: topic.append(b"k", b"%d" % number, **given))  # type: ignore[misc]  # noqa: B023
-    assert sum(lanes) < 10
-    lanes.clear()
+    assert sum(short) < 10
+    short.clear()
     for _ in range(2 * MOST_PAUSE):
         commit(logs, lambda topic: topic.append(b"k", b"v"))
-    assert all(lanes[MOST_PAUSE + 1 :])
+    assert all(short[MOST_PAUSE + 1 :])
     assert len(values_of(logs)) == 6 * MOST_PAUSE and logs.verify().ok
 
 
 # ---------------------------------------------------------------- other processes, and faults
 
 
-def test_another_process_commits_between(objects: Objects, logs: LogDir, lanes: list[bool]) -> None:
-    """Nothing of a lane whose swap was refused stays, and the next lane is one of the newer version."""
+def test_another_process_commits_between(objects: Objects, logs: LogDir, short: list[bool]) -> None:
+    """Nothing of a short commit that was refused stays, and the next one begins with the newer version."""
     logs.create_topic("users", cleanup_policy="compact")
     expected = []
     with opened(objects) as other:
@@ -315,13 +315,13 @@ def test_another_process_commits_between(objects: Objects, logs: LogDir, lanes: 
             if turn == 2:
                 other.set_config("users", max_message_bytes="1KiB")
     assert values_of(logs) == expected and logs.verify().ok
-    assert sum(lanes) >= 20
+    assert sum(short) >= 20
     with pytest.raises(lastword.errors.RecordTooLargeError):
         logs["users"].append(b"k", b"v" * 5000)
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST, Fault.REPEATED, Fault.LATE, Fault.REFUSED, Fault.THROTTLED])
-def test_a_swap_without_an_answer(objects: Objects, fault: Fault, lanes: list[bool]) -> None:
+def test_a_swap_without_an_answer(objects: Objects, fault: Fault, short: list[bool]) -> None:
     """A record is in the log once, or the call says that it is not known."""
     plan: list[Fault] = []
     with opened(objects, lambda request: plan.pop() if plan and request.kind == "swap" else None) as logs:
@@ -332,7 +332,7 @@ def test_a_swap_without_an_answer(objects: Objects, fault: Fault, lanes: list[bo
         first = len(objects.log)
         commit(logs, lambda topic: topic.append(b"k", b"faulty"))
         [outcome] = [r.outcome for r in objects.log[first:] if r.kind == "swap" and r.outcome != "ok"]
-        assert outcome == fault.name and lanes == [False, True, True, True]
+        assert outcome == fault.name and short == [False, True, True, True]
         commit(logs, lambda topic: topic.append(b"k", b"last"))
         objects.clock.advance(3_600_000)
         assert values_of(logs) == [b"0", b"1", b"2", b"faulty", b"last"] and logs.verify().ok
@@ -358,7 +358,7 @@ def test_an_uncertain_commit_is_no_transaction(objects: Objects, monkeypatch: py
 
 
 def test_an_upload_that_takes_long_is_no_commit_of_an_old_version(
-    objects: Objects, logs: LogDir, lanes: list[bool]
+    objects: Objects, logs: LogDir, short: list[bool]
 ) -> None:
     logs.create_topic("users", cleanup_policy="compact")
     for _ in range(2):
@@ -380,11 +380,11 @@ def test_an_upload_that_takes_long_is_no_commit_of_an_old_version(
     assert values_of(logs) == [b"v", b"v", b"other", b"mine" * 1000] and logs.verify().ok
 
 
-def test_a_lane_has_the_names_of_what_it_replaces() -> None:
+def test_a_short_commit_has_the_names_of_what_it_replaces() -> None:
     """A method of another name would not be called: the open log would always be needed."""
-    from lastword.api.bucket_lanes import _LaneDirs, _LaneLog
+    from lastword.api.short_commits import _Directories, _Log
     from lastword.partition.log import PartitionLog
 
-    for mine, theirs in ((_LaneDirs, OpenDirs), (_LaneLog, PartitionLog)):
+    for mine, theirs in ((_Directories, OpenDirs), (_Log, PartitionLog)):
         own = {name for name in vars(mine) if not name.startswith("_")} - {"entries", "committed", "refuse"}
         assert own - {"closed", "mode"} <= set(dir(theirs)), mine

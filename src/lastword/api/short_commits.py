@@ -1,8 +1,8 @@
-"""`BucketLanes`: commit small appends to a bucket without a private copy of the log.
+"""`ShortCommits`: commit small appends to a bucket without a private copy of the log.
 
 A process that commits alone has the newest version in memory. The files of a small commit follow from it
-(`lastword.bucket.lane`), so no log directory is opened or kept open for them. Everything else, and each
-commit that another process overtakes, is a transaction.
+(`lastword.bucket.short_commit`), so no log directory is opened or kept open for them. Everything else is a
+transaction, and so is each commit that another process overtakes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from lastword.bucket.files import new_number
-from lastword.bucket.lane import Lane, LaneCommit, NoLane
 from lastword.bucket.manifest import Entry
+from lastword.bucket.short_commit import OpenLogNeeded, PartitionEnd, ShortAppend
 from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import TopicPartition, format_offsets
 from lastword.segment import names
@@ -34,7 +34,7 @@ by a commit without it, and costs some ms to open again."""
 _COMMITS = (names.BEGUN, names.INBOX, names.APPLYING)
 
 
-class BucketLanes:
+class ShortCommits:
     """Commits small appends to the partitions of one bucket. For one thread.
 
     Args:
@@ -47,7 +47,7 @@ class BucketLanes:
         self._bucket = bucket
         self._load = load
         self._clock = clock
-        self._dirs: _LaneDirs | None = None  # of the version of the last commit
+        self._dirs: _Directories | None = None  # of the version of the last commit
         self._pause = self._next_pause = 0
 
     def commit(self, work: Callable[[OpenDirs], object], kept: KeptCopy) -> bool:
@@ -67,10 +67,10 @@ class BucketLanes:
             is_tried = True
             try:
                 if dirs is None or dirs.nonce != version.manifest.nonce:
-                    dirs = _LaneDirs(self._bucket, version, self._load, self._clock)
+                    dirs = _Directories(self._bucket, version, self._load, self._clock)
                 work(cast("OpenDirs", dirs))
                 return dirs.entries(partial(new_number, self._bucket.rng))
-            except Exception:  # the transaction raises it, if it is no `NoLane`
+            except Exception:  # the transaction raises it, if it is no `OpenLogNeeded`
                 return None
 
         is_in = self._bucket.commit_entries(entries_of, kept)
@@ -82,10 +82,10 @@ class BucketLanes:
         return is_in
 
 
-class _LaneDirs:
+class _Directories:
     """The directories of a version to which a topic appends, in place of `OpenDirs`.
 
-    Everything that `OpenDirs` has besides raises NoLane. So does the log of a partition (`_LaneLog`).
+    Everything that `OpenDirs` has besides raises OpenLogNeeded. So does the log of a partition (`_Log`).
     """
 
     closed = False
@@ -100,7 +100,7 @@ class _LaneDirs:
     ) -> None:
         root = version.children("")
         if names.CLEAN_SHUTDOWN not in root or any(name.startswith(_COMMITS) for name in root):
-            raise NoLane
+            raise OpenLogNeeded
         files = bucket.files(version)
         directory = LogDirectory.open(bucket.url, "r", files, clock, lambda: load(files))
         self.nonce = version.manifest.nonce
@@ -109,12 +109,12 @@ class _LaneDirs:
         self.settings = directory.settings
         self._version = version
         self._numbers = directory.listing().numbers
-        self._ends = directory.checkpoints.recovery_points.read()
+        self._offsets = directory.checkpoints.recovery_points.read()
         self._starts = directory.checkpoints.log_starts.read()
         self._configs: dict[str, TopicConfig] = {}
-        self._lanes: dict[TopicPartition, Lane] = {}
-        self._logs: dict[TopicPartition, _LaneLog] = {}  # of the commit that runs
-        self._after: dict[TopicPartition, Lane] = {}
+        self._partition_ends: dict[TopicPartition, PartitionEnd] = {}
+        self._logs: dict[TopicPartition, _Log] = {}  # of the commit that runs
+        self._after: dict[TopicPartition, PartitionEnd] = {}
         self.needs_log = False
         """Whether something was refused, also if `work` went on."""
 
@@ -122,9 +122,9 @@ class _LaneDirs:
         self.refuse()
 
     def refuse(self) -> NoReturn:
-        """Raise NoLane."""
+        """Raise OpenLogNeeded."""
         self.needs_log = True
-        raise NoLane
+        raise OpenLogNeeded
 
     # -------------------------------------------------------------- as OpenDirs
 
@@ -150,23 +150,23 @@ class _LaneDirs:
         """As `OpenDirs.extend`."""
         return work(records, cast("OpenDirs", self))
 
-    def log(self, topic: str, partition: int) -> _LaneLog:
+    def log(self, topic: str, partition: int) -> _Log:
         """Return a partition, to append to."""
         tp = TopicPartition(topic, partition)
         log = self._logs.get(tp)
         if log is None:
-            log = self._logs[tp] = _LaneLog(self, LaneCommit(self._lane(tp), self.config(topic), self.clock))
+            log = self._logs[tp] = _Log(self, ShortAppend(self._end_of(tp), self.config(topic), self.clock))
         return log
 
-    def _lane(self, tp: TopicPartition) -> Lane:
-        lane = self._lanes.get(tp)
-        if lane is None:
-            end = self._ends.get(tp, -1)
-            if tp.partition not in self.partitions(tp.topic) or self._starts.get(tp, 0) > end:
+    def _end_of(self, tp: TopicPartition) -> PartitionEnd:
+        end = self._partition_ends.get(tp)
+        if end is None:
+            offset = self._offsets.get(tp, -1)
+            if tp.partition not in self.partitions(tp.topic) or self._starts.get(tp, 0) > offset:
                 self.refuse()
             self.directories[0].check_topic_id(*tp)
-            lane = self._lanes[tp] = Lane.of(self._version, str(tp), end)
-        return lane
+            end = self._partition_ends[tp] = PartitionEnd.of(self._version, str(tp), offset)
+        return end
 
     # -------------------------------------------------------------- the commit
 
@@ -178,23 +178,23 @@ class _LaneDirs:
         for tp, log in self._logs.items():
             changed, self._after[tp] = log.commit.entries(new_number)
             entries.update(changed)
-        ends = {**self._ends, **{tp: lane.log_end for tp, lane in self._after.items()}}
-        data = format_offsets(ends)
+        offsets = {**self._offsets, **{tp: end.log_end for tp, end in self._after.items()}}
+        data = format_offsets(offsets)
         entries[names.RECOVERY_POINTS] = Entry(new_number(), len(data), self.clock.now_ms(), data=data)
         return entries
 
     def committed(self, nonce: str) -> None:
         """Go on in the version that has the entries."""
         self.nonce = nonce
-        self._lanes |= self._after
-        self._ends |= {tp: lane.log_end for tp, lane in self._after.items()}
+        self._partition_ends |= self._after
+        self._offsets |= {tp: end.log_end for tp, end in self._after.items()}
         self._after, self._logs = {}, {}
 
 
-class _LaneLog:
+class _Log:
     """A partition, in place of `PartitionLog`."""
 
-    def __init__(self, dirs: _LaneDirs, commit: LaneCommit) -> None:
+    def __init__(self, dirs: _Directories, commit: ShortAppend) -> None:
         self.commit = commit
         self._dirs = dirs
 
