@@ -2,7 +2,8 @@
 
 Reads use the newest version of the manifest, which is loaded again at the start of each verb. Changes are
 transactions (`lastword.bucket.commit`): a verb runs on a private copy of the log, and its result is committed
-with one swap. Appends of several threads, and those of a state, share a commit.
+with one swap. Appends of several threads, and those of a state, share a commit; a small one needs no private
+copy (`ShortCommits`).
 """
 
 from __future__ import annotations

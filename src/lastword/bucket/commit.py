@@ -9,6 +9,9 @@ the manifest. The swap is conditional: it fails if another commit came first. Th
   beginning, on the new version: offsets are assigned again, and a named batch that the other commit brought
   is recognized.
 
+A short commit (`Bucket.commit_entries`) has no private copy: its entries are computed from the newest version.
+If its swap is refused, nothing of it is merged; a transaction follows.
+
 **The answer of a swap is never trusted.** A 412 can be caused by a client's own first attempt, whose answer
 was lost; a timeout says nothing. After every error the manifest is read: the commit is in the log if, and
 only if, the history of nonces has its own. The same bytes are sent again only as long as the manifest is the
