@@ -9,8 +9,8 @@ the manifest. The swap is conditional: it fails if another commit came first. Th
   beginning, on the new version: offsets are assigned again, and a named batch that the other commit brought
   is recognized.
 
-A short commit (`Bucket.commit_entries`) has no private copy: its entries are computed from the newest version.
-If its swap is refused, nothing of it is merged; a transaction follows.
+A short commit (`Bucket.commit_entries`) has no private copy: its entries are computed from the newest
+version. If its swap is refused, nothing of it is merged; a transaction follows.
 
 **The answer of a swap is never trusted.** A 412 can be caused by a client's own first attempt, whose answer
 was lost; a timeout says nothing. After every error the manifest is read: the commit is in the log if, and
@@ -156,7 +156,7 @@ class KeptCopy:
 
     Attributes:
         is_alone: No other commit came during the last transaction, so the next one begins without a request.
-        nonce: That of the version which the last transaction made; "": there is none.
+        nonce: That of the version which the last transaction or short commit made; "": there is none.
     """
 
     def __init__(self) -> None:
