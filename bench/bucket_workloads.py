@@ -44,6 +44,7 @@ SCAN_FILE_BYTES = 16_000_000
 MANY_SEGMENTS = 100_000
 SEGMENTS_PER_PARTITION = 100
 EMPTY_PARTITIONS = 300
+SINGLE_COMMITS = 200
 
 MEMORY = Path("/dev/shm")
 """Place of the directory that a store in memory is compared with: the writes to a drive would count."""
@@ -97,6 +98,7 @@ def bucket(run: Run) -> Iterator[Measured]:
     """
     yield from _prices(run)
     yield from _cpu(run)
+    yield _single_commits(run)
     yield from (_scan(run, slower) for slower in (1, 4))
     yield from _many_segments(run)
 
@@ -251,6 +253,43 @@ def _timed_verbs(logs: LogDir, table: pa.Table, times: dict[str, list[Times]]) -
     }
     for verb, work in verbs.items():
         times.setdefault(verb, []).append(timed(work))
+
+
+def _single_commits(run: Run) -> Measured:
+    """Commit each record alone, in one process, beside appends to a directory that are synced one by one."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(run.repetitions + 1):
+        with metered() as store, opened(store) as logs:
+            topic = logs.create_topic("t", cleanup_policy="compact")
+            for _ in range(2):  # the first commit of a process opens the log
+                topic.append(b"k", b"first")
+            store.reset()
+            ours.append(_append_each(topic))
+            usage = store.usage()
+        with (
+            tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else run.scratch) as directory,
+            lastword.open(directory, "a", log_cleaner_enable=False) as logs,
+        ):
+            theirs.append(_append_each(logs.create_topic("t", cleanup_policy="compact", lastword_ack="disk")))
+    return compared(
+        "bucket",
+        "a commit for each record: CPU without latency",
+        rate(SINGLE_COMMITS, ours[1:]),
+        rate(SINGLE_COMMITS, theirs[1:]),
+        "a synced append to a directory",
+        writes=usage.writes / SINGLE_COMMITS,
+        sent=usage.sent / SINGLE_COMMITS,
+        ms=1000 * statistics.median(ours[1:]) / SINGLE_COMMITS,
+    )
+
+
+def _append_each(topic: Any) -> float:
+    def append() -> None:
+        for number in range(SINGLE_COMMITS):
+            topic.append(b"k%d" % (number % 50), b"value %d" % number)
+
+    return timed(append).cpu
 
 
 # ---------------------------------------------------------------- bandwidth

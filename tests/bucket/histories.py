@@ -40,6 +40,7 @@ from lastword.bucket.manifest import (
 )
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.reading import ObjectReads
+from lastword.bucket.scratch import LocalFile, ScratchSpace
 from lastword.errors import (
     BusyError,
     FileVanishedError,
@@ -844,9 +845,30 @@ class Actor:
                 raise Violation("a read stops a step", f"{self.process.name}: {error!r} after {len(same)}")
 
     def append(self, batch: Batch) -> Any:
-        """Append a batch; in half of the histories on the private copy of the last append, if it was kept."""
+        """Append a batch.
+
+        In half of the histories on the private copy of the last append, if it was kept; in half of these
+        as entries of the last version, if no other process has committed.
+        """
         if self.world.seed % 2:
             return self.transaction(lambda files: batch.append(files, self.world))
+        placed: dict[int, tuple[bytes, int]] = {}
+
+        def entries_of(version: ManifestVersion) -> dict[str, Entry] | None:
+            scratch = ScratchSpace(None, self.bucket.clock)
+            files = BucketFiles(self.bucket.url, version, self.bucket.reads, scratch=scratch, rng=self.rng)
+            placed.update(batch.append(files, self.world))
+            entries = {}
+            for path, node in files.changes():
+                if not isinstance(node, LocalFile):
+                    return None
+                facts = node.facts()
+                entries[path] = Entry(facts.inode, facts.size, facts.mtime_ms, data=bytes(node.content()))
+            return entries or None
+
+        if self.world.seed % 4 == 0 and self.bucket.commit_entries(entries_of, self.kept):
+            self.world.counts["commits of entries"] += 1
+            return placed
 
         def work(files: BucketFiles) -> Any:
             if self.kept_files is not files:

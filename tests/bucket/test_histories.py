@@ -14,6 +14,7 @@ OFTEN = (
     "acknowledged uploads",
     "cleanings",
     "collections that removed objects",
+    "commits of entries",
     "conflicts",
     "deaths",
     "leases",

@@ -15,7 +15,7 @@ from lastword.bucket.commit import Bucket, KeptCopy, Loaded, PrivateCopy
 from lastword.bucket.manifest import MANIFEST, Entry, Manifest
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.scratch import LocalFile
-from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedError
+from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedError, UncertainRequestError
 from lastword.objects import ObjectVersion, StoredObject
 from lastword.segment import names
 from tests.bucket import histories
@@ -357,3 +357,59 @@ def test_an_open_file_whose_changes_after_a_commit_are_not_stored(monkeypatch: P
 
     monkeypatch.setattr(LocalFile, "write", write)
     caught("lost record", "checkpoint")
+
+
+# ---------------------------------------------------------------- entries without a private copy
+
+
+def test_entries_of_a_version_that_are_swapped_into_a_newer_one(monkeypatch: Patch) -> None:
+    """They begin at the log end of the older version, where another process has appended meanwhile."""
+    real = Bucket.swap
+
+    def swap(bucket: Bucket, base: Loaded, manifest: Manifest) -> Loaded | None:
+        newer = real(bucket, base, manifest)
+        if newer is None or bucket not in calling:
+            return newer
+        entries = {
+            path: entry for path, entry in manifest.changes.items() if path not in base.manifest.changes
+        }
+        again = bucket.next_manifest(newer.snapshot, entries, commit.CHANGES_BYTES)
+        return real(bucket, newer, replace(again, nonce=manifest.nonce))
+
+    calling: list[Bucket] = []
+    during(monkeypatch, calling)
+    monkeypatch.setattr(Bucket, "swap", swap)
+    caught("lost record", "offsets", "checkpoint", "twice")
+
+
+def test_entries_that_are_sent_again_because_an_answer_was_lost(monkeypatch: Patch) -> None:
+    """A transaction follows that appends the same records."""
+    real = Bucket.swap
+
+    def swap(bucket: Bucket, base: Loaded, manifest: Manifest) -> Loaded | None:
+        if bucket not in calling or base.version is None:
+            return real(bucket, base, manifest)
+        try:
+            bucket.store.swap(MANIFEST, manifest.encode(), base.version)
+        except (SwapRefusedError, UncertainRequestError):
+            return base
+        return None
+
+    calling: list[Bucket] = []
+    during(monkeypatch, calling)
+    monkeypatch.setattr(Bucket, "swap", swap)
+    caught("twice", "refused record", first=100)
+
+
+def during(monkeypatch: Patch, calling: list[Bucket]) -> None:
+    """Let a list have the buckets whose processes commit entries."""
+    real = Bucket.commit_entries
+
+    def commit_entries(bucket: Bucket, *given: Any) -> bool:
+        calling.append(bucket)
+        try:
+            return real(bucket, *given)
+        finally:
+            calling.remove(bucket)
+
+    monkeypatch.setattr(Bucket, "commit_entries", commit_entries)

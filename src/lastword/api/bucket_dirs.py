@@ -2,7 +2,8 @@
 
 Reads use the newest version of the manifest, which is loaded again at the start of each verb. Changes are
 transactions (`lastword.bucket.commit`): a verb runs on a private copy of the log, and its result is committed
-with one swap. Appends of several threads, and those of a state, share a commit.
+with one swap. Appends of several threads, and those of a state, share a commit; a small one needs no private
+copy (`ShortCommits`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weakref import ref
 from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
 from lastword.api.bucket_records import groups_of, size_of, whole
 from lastword.api.open_dirs import Ack, Mode, OpenDirs, PathLike
+from lastword.api.short_commits import ShortCommits
 from lastword.bucket.collect import Collection, collect, missing_objects
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
@@ -506,6 +508,7 @@ class _CommitQueue:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._kept = KeptDirs()  # of the thread
+        self._short = ShortCommits(dirs._bucket, dirs._load, dirs.clock)  # of the thread
 
     def begin(self, call: _Append) -> Future[Any]:
         """Run a call in the next commit; return its `done`, which has the result when it is in the store."""
@@ -639,7 +642,11 @@ class _CommitQueue:
         left = calls
         while left:
             try:
-                self._dirs._in_private(partial(_apply, left), self._kept)
+                work = partial(_apply, left)
+                if self._short.commit(work, self._kept.copy):
+                    self._kept.drop()
+                else:
+                    self._dirs._in_private(work, self._kept)
                 self._dirs.notify(left)
                 break
             except _Refused:

@@ -9,6 +9,9 @@ the manifest. The swap is conditional: it fails if another commit came first. Th
   beginning, on the new version: offsets are assigned again, and a named batch that the other commit brought
   is recognized.
 
+A short commit (`Bucket.commit_entries`) has no private copy: its entries are computed from the newest
+version. If its swap is refused, nothing of it is merged; a transaction follows.
+
 **The answer of a swap is never trusted.** A 412 can be caused by a client's own first attempt, whose answer
 was lost; a timeout says nothing. After every error the manifest is read: the commit is in the log if, and
 only if, the history of nonces has its own. The same bytes are sent again only as long as the manifest is the
@@ -153,19 +156,22 @@ class KeptCopy:
 
     Attributes:
         is_alone: No other commit came during the last transaction, so the next one begins without a request.
+        nonce: That of the version which the last transaction or short commit made; "": there is none.
     """
 
     def __init__(self) -> None:
         self.is_alone = False
+        self.nonce = ""
         self._copy: PrivateCopy | None = None
         self._was_overtaken = False  # in this transaction
 
     def take(self, base: Loaded) -> PrivateCopy | None:
         """Return the copy if it is one of the version `base`, else drop it."""
         copy, self._copy = self._copy, None
+        if self.nonce and self.nonce != base.manifest.nonce and not base.is_own:
+            self.overtaken()
         if copy is not None and copy.base.manifest.nonce != base.manifest.nonce:
             copy.close()
-            self.overtaken()
             return None
         return copy
 
@@ -176,6 +182,7 @@ class KeptCopy:
     def keep(self, copy: PrivateCopy, base: Loaded | None) -> bool:
         """Keep a copy whose changes are in `base`; None: other changes are in that version, too."""
         self.is_alone = base is not None and not self._was_overtaken
+        self.nonce = "" if base is None else base.manifest.nonce
         self._was_overtaken = False
         if base is None or not copy.scratch.holds_at_most(KEPT_BYTES):
             return False
@@ -401,6 +408,40 @@ class Bucket:
             self.wait(attempt)
         raise self.overtaken()
 
+    def commit_entries(
+        self, entries_of: Callable[[ManifestVersion], Mapping[str, Entry] | None], kept: KeptCopy
+    ) -> bool:
+        """Commit entries that are computed from the last version, if it is this process's own and the newest.
+
+        The copy of the last transaction is dropped: it is one of an older version then.
+
+        Args:
+            entries_of: Returns the entries; None: a transaction is needed.
+            kept: As for `transaction`.
+
+        Returns:
+            Whether the entries are in the log. Otherwise nothing is: a transaction commits the change.
+
+        Raises:
+            UncertainCommitError: It is not known whether they are in the log.
+            LastwordError: The store refuses. Nothing is in the log.
+        """
+        if not kept.is_alone:
+            return False
+        base = self.recent()
+        entries = entries_of(base.snapshot) if base.manifest.nonce == kept.nonce else None
+        if entries is None:
+            return False
+        kept.drop()
+        uploaded = self.upload(entries)
+        if self.recent().manifest.nonce == kept.nonce:  # the upload may have taken long
+            following = self.next_manifest(base.snapshot, uploaded, CHANGES_BYTES)
+            if self.swap(base, following) is None:
+                kept.nonce = following.nonce
+                return True
+        kept.overtaken()
+        return False
+
     def _copied(self, base: Loaded) -> PrivateCopy:
         scratch = ScratchSpace(self._scratch, self.clock)
         files = BucketFiles(self.url, base.snapshot, self.reads, scratch=scratch, rng=self.rng)
@@ -532,6 +573,46 @@ class Bucket:
         nonce = f"{self.rng.getrandbits(64):016x}"
         return replace(manifest, nonce=nonce, history=(*manifest.history, nonce)[-HISTORY:])
 
+    def next_manifest(
+        self, base: ManifestVersion, entries: Changes, changes_bytes: int, ended_uploads: str | None = None
+    ) -> Manifest:
+        """Return the manifest that follows a version, with these entries.
+
+        Uploads a page if its changes have more than `changes_bytes`. `ended_uploads`: the commit ends them.
+        """
+        before = base.manifest
+        changes = {**before.changes, **entries}
+        following = self.following(
+            replace(
+                before,
+                changes=changes if before.pages else _without_removed(changes),
+                uploads=_without(before.uploads, ended_uploads),
+            )
+        )
+        moving = {path: entry for path, entry in following.changes.items() if path not in CHECKPOINTS}
+        if _size_of(moving) > changes_bytes:
+            following = self._paged(base, following, moving)
+        return following
+
+    def _paged(self, base: ManifestVersion, manifest: Manifest, moving: Changes) -> Manifest:
+        """Return the manifest with `moving` changes in a new page, which takes in small older pages.
+
+        The checkpoints stay in the manifest, because they change with every commit.
+        """
+        kept = list(manifest.pages)
+        layers, size = [Layer(moving)], len(moving)
+        while kept and (kept[-1].entries <= PAGE_RATIO * size or len(kept) >= MAX_PAGES):
+            layers.append(base.layers[len(layers)])  # newest first, as `kept` from its end
+            size += kept.pop().entries
+        count, data = encode_page(layers, oldest=not kept)
+        page = PageRef(self.new_key(), count, len(data))
+        self.put_page(page, data)
+        return replace(
+            manifest,
+            pages=(*kept, page),
+            changes={path: entry for path, entry in manifest.changes.items() if path in CHECKPOINTS},
+        )
+
     def wait(self, attempt: int) -> None:
         """Wait before another attempt: longer each time, and by chance, so that writers do not meet again."""
         longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**attempt)
@@ -549,8 +630,13 @@ class Bucket:
         work: list[Callable[[], None]] = []
         bundle = _Bundle(self)
         for path, node in changes.items():
-            if node is None or isinstance(node, Entry):
+            if node is None:
+                entries[path] = None
+            elif isinstance(node, Entry):
                 entries[path] = node
+                if len(node.data) > _inline_bytes(path):  # of a short commit
+                    entry = node._replace(data=b"")
+                    bundle.add(node.size, partial(bytes, node.data), _placed(entries, path, entry))
             elif isinstance(node, PatchedFile):
                 patch = Patch(node.parts).encode()
                 entry = node.entry._replace(number=node.number)
@@ -673,7 +759,8 @@ class _Commit:
             wanted: Changes = entries
             if base.manifest.nonce != first.manifest.nonce:
                 wanted = merged(first.snapshot, entries, base.snapshot, bucket.reads.whole)
-            following = self._next(base.snapshot, wanted, LONG_CHANGES_BYTES if attempt else CHANGES_BYTES)
+            changes_bytes = LONG_CHANGES_BYTES if attempt else CHANGES_BYTES
+            following = bucket.next_manifest(base.snapshot, wanted, changes_bytes, self._ended_uploads)
             if bucket.swap(base, following) is None:
                 self._entries = entries
                 self._nonce = following.nonce if base.manifest.nonce == first.manifest.nonce else None
@@ -706,45 +793,6 @@ class _Commit:
                 continue
             changes[path] = node
         return changes
-
-    def _next(self, base: ManifestVersion, entries: Changes, changes_bytes: int) -> Manifest:
-        """Return the manifest that follows a version, with these entries.
-
-        Uploads a page if its changes have more than `changes_bytes`.
-        """
-        bucket, before = self._bucket, base.manifest
-        changes = {**before.changes, **entries}
-        following = bucket.following(
-            replace(
-                before,
-                changes=changes if before.pages else _without_removed(changes),
-                uploads=_without(before.uploads, self._ended_uploads),
-            )
-        )
-        moving = {path: entry for path, entry in following.changes.items() if path not in CHECKPOINTS}
-        if _size_of(moving) > changes_bytes:
-            following = self._paged(base, following, moving)
-        return following
-
-    def _paged(self, base: ManifestVersion, manifest: Manifest, moving: Changes) -> Manifest:
-        """Return the manifest with `moving` changes in a new page, which takes in small older pages.
-
-        The checkpoints stay in the manifest, because they change with every commit.
-        """
-        bucket = self._bucket
-        kept = list(manifest.pages)
-        layers, size = [Layer(moving)], len(moving)
-        while kept and (kept[-1].entries <= PAGE_RATIO * size or len(kept) >= MAX_PAGES):
-            layers.append(base.layers[len(layers)])  # newest first, as `kept` from its end
-            size += kept.pop().entries
-        count, data = encode_page(layers, oldest=not kept)
-        page = PageRef(bucket.new_key(), count, len(data))
-        bucket.put_page(page, data)
-        return replace(
-            manifest,
-            pages=(*kept, page),
-            changes={path: entry for path, entry in manifest.changes.items() if path in CHECKPOINTS},
-        )
 
 
 def _follows(current: Manifest, base: Manifest) -> bool:

@@ -92,8 +92,12 @@ class OffsetCheckpoint:
         gone = set(drop)
         after = {tp: offset for tp, offset in {**(before or {}), **offsets}.items() if tp not in gone}
         if after != before or not self._files.exists(self.path):
-            lines = [f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(after.items())]
-            self._files.write_atomic(self.path, format_lines(lines))
+            self._files.write_atomic(self.path, format_offsets(after))
+
+
+def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
+    """Return the bytes of an offset checkpoint with these lines."""
+    return format_lines([f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items())])
 
 
 def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:

@@ -247,12 +247,12 @@ class LeaderEpochs:
 def read_epochs(files: Files, path: str) -> list[EpochEntry]:
     """Return the entries of a leader-epoch-checkpoint; CorruptFileError if they do not rise."""
     data = _bytes_of(files, path)
-    entries = _sound_epochs(data)
+    entries = sound_epochs(data)
     return _parse_epochs(data, path) if entries is None else list(entries)
 
 
 @lru_cache(maxsize=64)  # many partitions have the same bytes
-def _sound_epochs(data: bytes) -> tuple[EpochEntry, ...] | None:
+def sound_epochs(data: bytes) -> tuple[EpochEntry, ...] | None:
     """Return the entries in the bytes of a leader-epoch-checkpoint; None if they are damaged."""
     try:
         return tuple(_parse_epochs(data, ""))

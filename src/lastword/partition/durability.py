@@ -323,9 +323,7 @@ class SyncedMark:
                 if not self._files.exists(private):
                     self._files.mkdir(private)
                 self._handle = self._files.open_append(path, create=True)
-        epoch = self._epochs.latest
-        data = _FIELDS.pack(VERSION, offset, _NO_EPOCH if epoch is None else epoch)
-        self._handle.pwrite(data + _CRC.pack(google_crc32c.value(data)), 0)
+        self._handle.pwrite(encode_mark(offset, self._epochs.latest), 0)
         return self._handle
 
     def close(self) -> None:
@@ -333,6 +331,12 @@ class SyncedMark:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
+
+
+def encode_mark(offset: int, epoch: int | None) -> bytes:
+    """Return the bytes of the mark at an offset. `epoch`: the newest leader epoch."""
+    data = _FIELDS.pack(VERSION, offset, _NO_EPOCH if epoch is None else epoch)
+    return data + _CRC.pack(google_crc32c.value(data))
 
 
 def read_synced(files: Files, directory: str) -> int:
