@@ -8,18 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword import kernels
+from lastword.kernels import table as fields
 from lastword.kernels.columns import (
     RECORD_FIELDS,
     ColumnArrays,
     check_records,
     decode_headers,
+    decode_live_rows,
     decode_rows,
     find_record,
 )
 from lastword.records.columns import binary_array, byte_strings
+from lastword.resolve import DeadBitmaps
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, walk
-from tests.naive.columns import BadRecord, check, decode, gather
+from tests.naive.columns import BadRecord, check, decode, gather, live
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import batches
 
@@ -28,6 +31,10 @@ def kernel_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Recor
     raw, table, _, _ = walked(data)
     arrays = ColumnArrays.empty(len(data))
     done, _, status = decode_rows(raw, table, len(table), with_control, arrays)
+    return records_in(raw, arrays, done), status
+
+
+def records_in(raw: np.ndarray, arrays: ColumnArrays, done: int) -> list[Record]:
     offset, time, key_at, key_size, value_at, value_size, header_at, header_count, _ = (
         a[:done] for a in arrays
     )
@@ -40,7 +47,7 @@ def kernel_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Recor
             for a, n, b, m in zip(*spans, strict=True)
         ]
     )
-    records = [
+    return [
         Record(
             int(offset[i]),
             int(time[i]),
@@ -50,7 +57,6 @@ def kernel_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Recor
         )
         for i in range(done)
     ]
-    return records, status
 
 
 def naive_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Record], int]:
@@ -63,6 +69,47 @@ def naive_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Record
         except BadRecord:
             return records, kernels.BAD_RECORD
     return records, kernels.OK
+
+
+@given(batches(most=8), st.sets(st.integers(0, 60)), st.integers(0, 40), st.booleans())
+def test_live_records(log: list[bytes], numbers: set[int], first_offset: int, tombstones: bool) -> None:
+    """Those that the bits, the first offset and their keys leave over."""
+    data = b"".join(log)
+    every, _ = naive_decode(data, with_control=False)
+    first_offset += every[0].offset if every else 0
+    gone = {record.offset for number, record in enumerate(every) if number in numbers}
+    raw, table, _, _ = walked(data)
+    arrays = ColumnArrays.empty(len(data))
+    dead = DeadBitmaps.of(sorted(gone)).arrays
+    done, row, status = decode_live_rows(raw, table, len(table), dead, first_offset, tombstones, arrays)
+    assert (row, status) == (len(table), kernels.OK)
+    assert records_in(raw, arrays, done) == live(every, gone, first_offset, tombstones=tombstones)
+    rows = arrays.row[:done]
+    assert (table[rows, fields.BASE_OFFSET] <= arrays.offset[:done]).all()
+    assert (arrays.offset[:done] <= table[rows, fields.LAST_OFFSET]).all()
+
+
+def test_batches_that_are_wholly_dead_are_not_read() -> None:
+    """A reader does not decompress them. All other damage is found, also in dead records."""
+    log = [encode_batch([Record(n, 0, b"a", b"1"), Record(n + 1, 0, b"b", b"2")]) for n in (0, 2)]
+    raw, table, _, _ = walked(b"".join(log))
+    arrays = ColumnArrays.empty(8)
+    table[0, fields.RECORDS_END] = table[0, fields.RECORDS_POSITION]
+    for bits, result in (([0, 1], (2, 2, kernels.OK)), ([0], (0, 0, kernels.BAD_COUNT))):
+        dead = DeadBitmaps.of(bits).arrays
+        assert decode_live_rows(raw, table, 2, dead, 0, True, arrays) == result
+    raw, table, _, _ = walked(b"".join(log))
+    raw[table[1, fields.RECORDS_POSITION]] = 255
+    assert decode_live_rows(raw, table, 2, DeadBitmaps.of([2]).arrays, 0, True, arrays) == (
+        2,
+        1,
+        kernels.BAD_RECORD,
+    )
+    raw, table, _, _ = walked(b"".join(log))
+    few = ColumnArrays.empty(1)
+    assert decode_live_rows(raw, table, 2, DeadBitmaps.of([0]).arrays, 0, True, few) == (1, 1, kernels.FULL)
+    table[0, fields.RECORDS_END] = raw.size
+    assert decode_live_rows(raw, table, 1, DeadBitmaps.of([0]).arrays, 0, True, arrays)[2] == kernels.NO_SLACK
 
 
 def looked_up(header: Header) -> list[int]:

@@ -93,3 +93,15 @@ def gather(source: bytes, positions: list[int], lengths: list[int]) -> list[byte
         None if length < 0 else source[position : position + length]
         for position, length in zip(positions, lengths, strict=True)
     ]
+
+
+def live(records: list[Record], dead: set[int], first_offset: int, *, tombstones: bool) -> list[Record]:
+    """Return the records with a key that are not dead, from an offset on; of tombstones on request."""
+    return [
+        record
+        for record in records
+        if record.offset not in dead
+        and record.offset >= first_offset
+        and record.key is not None
+        and (tombstones or record.value is not None)
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from tests.naive.batches import walk
@@ -27,6 +27,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class _Seen:
+    key: bytes
     segment: int
     offset: int
     due: bool
@@ -40,13 +41,15 @@ def resolve(
     *,
     aborted: Container[int] = (),
     undecided: Container[int] = (),
-) -> tuple[list[Facts], dict[bytes, int]]:
+    name: Callable[[bytes], int | bytes] = bytes,
+) -> tuple[list[Facts], dict[int | bytes, int]]:
     """Return the facts of each segment, and the newest offset of each key.
 
-    `aborted`, `undecided`: base offsets of batches.
+    `aborted`, `undecided`: base offsets of batches. `name`: the map's name of a key. Of two keys with one
+    name, the older record is subtracted from its segment's digest with the newer key.
     """
     facts = [Facts() for _ in segments]
-    newest: dict[bytes, _Seen] = {}
+    newest: dict[int | bytes, _Seen] = {}
     live: list[tuple[int, bytes | None, int, bool, bool]] = []
     for index, data in enumerate(segments):
         headers, _, stopped = walk(data)
@@ -71,16 +74,20 @@ def resolve(
                     else:
                         live.append((index, None, record.offset, record.value is None, False))
                     continue
-                before = newest.get(record.key)
+                before = newest.get(name(record.key))
                 if before is not None:
-                    facts[before.segment].dead.add(before.offset)
+                    older = facts[before.segment]
+                    older.dead.add(before.offset)
                     if before.due:
-                        facts[before.segment].due_tombstones -= 1
+                        older.due_tombstones -= 1
+                    else:
+                        older.digest += pair_digest(before.key, before.offset, seed0, seed1)
+                        older.digest -= pair_digest(record.key, before.offset, seed0, seed1)
                 due = past and record.value is None
                 if due:
                     segment.dead.add(record.offset)
                     segment.due_tombstones += 1
-                newest[record.key] = _Seen(index, record.offset, due)
+                newest[name(record.key)] = _Seen(record.key, index, record.offset, due)
                 live.append((index, record.key, record.offset, record.value is None, not clocked))
     for index, key, offset, tombstone, unclocked in live:
         segment = facts[index]
@@ -88,4 +95,6 @@ def resolve(
             segment.digest = (segment.digest + pair_digest(key, offset, seed0, seed1)) & MASK
             segment.tombstones += tombstone
             segment.tombstones_without_horizon += tombstone and unclocked and key is not None
+    for segment in facts:
+        segment.digest &= MASK
     return facts, {key: seen.offset for key, seen in newest.items()}

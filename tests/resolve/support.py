@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from lastword.kernels.hashing import seeds
 from lastword.records.chunk import BytesSource, Chunk, ChunkReader
 from tests.naive.batches import walk
 
@@ -39,3 +40,12 @@ def segments(
         after = headers[-1].last_offset + 1 if headers else 0
         memory_segments.append(MemorySegment(data, base, after, chunk_bytes))
     return memory_segments
+
+
+def colliding_key(salt: bytes, number: int) -> bytes:
+    """Return one of 2^64 keys with one hash in a map of this salt.
+
+    The hash multiplies the first word, combined with the second seed, by the second word: by zero here.
+    """
+    second = int(seeds(salt, b"lastword map")[1])
+    return second.to_bytes(8, "little") + number.to_bytes(8, "little") + b"the last sixteen"

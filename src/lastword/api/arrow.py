@@ -104,15 +104,19 @@ class ArrowForm:
         headers: pa.Array,
     ) -> pa.RecordBatch:
         size = len(offset)
-        kinds = pa.DictionaryArray.from_arrays(
-            pa.array(types + 1), pa.array([TIMESTAMP_TYPES[kind] for kind in (-1, 0, 1)])
-        ).cast(pa.string())
+        if size and (types == types[0]).all():
+            kinds = pa.repeat(pa.scalar(TIMESTAMP_TYPES[int(types[0])], pa.string()), size)
+        else:
+            kinds = pa.DictionaryArray.from_arrays(
+                pa.array(types + 1), pa.array([TIMESTAMP_TYPES[kind] for kind in (-1, 0, 1)])
+            ).cast(pa.string())
+        no_time = timestamp == NO_TIMESTAMP
         return pa.RecordBatch.from_arrays(
             [
                 pa.repeat(pa.scalar(self._topic, pa.string()), size),
                 pa.repeat(pa.scalar(partition, pa.int32()), size),
                 pa.array(offset),
-                pa.array(timestamp, pa.int64(), mask=timestamp == NO_TIMESTAMP).cast(
+                pa.array(timestamp, pa.int64(), mask=no_time if no_time.any() else None).view(
                     pa.timestamp("ms", tz="UTC")
                 ),
                 kinds,

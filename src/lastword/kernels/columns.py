@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
-from lastword.kernels.memory import copy_wide, load8, read_varint, read_varlong
+from lastword.kernels.memory import copy_wide, load8, not_negative, read_varint, read_varlong
 from lastword.kernels.native import (
     I32,
     I64,
@@ -20,12 +20,14 @@ from lastword.kernels.native import (
     inline,
     kernel,
 )
+from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
     COUNT,
     LAST_OFFSET,
+    MAGIC,
     MAX_TIMESTAMP,
     RECORDS_END,
     RECORDS_POSITION,
@@ -119,6 +121,29 @@ def skip_headers(data, position, body_end):
     return first, count, position == body_end
 
 
+@inline
+def decode_record(data, position, end, previous, span):
+    """Return the fields of the record at `position`, checked.
+
+    They are (timestamp delta, offset delta, key position, key length, value position, value length, header
+    position, headers, position after the record, valid). `previous` is the offset delta of the record before,
+    `span` that of the batch's last record.
+    """
+    body, body_end, valid = read_bounds(data, position, end)
+    if not valid:
+        return 0, 0, 0, 0, 0, 0, 0, 0, position, False
+    delta, offset_delta, key_at, key_size, position, valid = read_key(data, body, body_end)
+    if not valid or offset_delta <= previous or offset_delta > span:
+        return 0, 0, 0, 0, 0, 0, 0, 0, position, False
+    value_at, value_size, position, valid = read_value(data, position, body_end)
+    if not valid:
+        return 0, 0, 0, 0, 0, 0, 0, 0, position, False
+    headers_at, headers = body_end, 0
+    if body_end - position != 1 or load8(data, position) != 0:
+        headers_at, headers, valid = skip_headers(data, position, body_end)
+    return delta, offset_delta, key_at, key_size, value_at, value_size, headers_at, headers, body_end, valid
+
+
 @kernel
 def decode_rows(
     uncompressed: READ_U8, table: READ_I64X2, rows: int, with_control: bool, columns: ColumnArrays
@@ -159,23 +184,21 @@ def decode_rows(
         log_append = attributes & LOG_APPEND_BIT != 0
         previous = -1
         for i in range(done, done + count):
-            body, body_end, valid = read_bounds(uncompressed, position, end)
+            (
+                delta,
+                offset_delta,
+                key_at,
+                key_size,
+                value_at,
+                value_size,
+                headers_at,
+                headers,
+                position,
+                valid,
+            ) = decode_record(uncompressed, position, end, previous, span)
             if not valid:
-                return done, row, BAD_RECORD
-            delta, offset_delta, key_at, key_size, position, valid = read_key(uncompressed, body, body_end)
-            if not valid or offset_delta <= previous or offset_delta > span:
                 return done, row, BAD_RECORD
             previous = offset_delta
-            value_at, value_size, position, valid = read_value(uncompressed, position, body_end)
-            if not valid:
-                return done, row, BAD_RECORD
-            if body_end - position == 1 and load8(uncompressed, position) == 0:
-                headers_at, headers = body_end, 0
-            else:
-                headers_at, headers, valid = skip_headers(uncompressed, position, body_end)
-                if not valid:
-                    return done, row, BAD_RECORD
-            position = body_end
             offset[i] = base_offset + offset_delta
             timestamp[i] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
             key_position[i] = key_at
@@ -188,6 +211,97 @@ def decode_rows(
         if position != end:
             return done, row, BAD_RECORD
         done += count
+    return done, rows, OK
+
+
+@kernel
+def decode_live_rows(
+    uncompressed: READ_U8,
+    table: READ_I64X2,
+    rows: int,
+    dead: DeadBits,
+    first_offset: int,
+    with_tombstones: bool,
+    columns: ColumnArrays,
+) -> tuple[int, int, int]:
+    """Fill an entry of every column for each record with a key whose bit is not set, from `first_offset` on.
+
+    Control batches are left out, and without `with_tombstones` records without a value. All records are
+    checked as in `decode_rows`, but those of a batch (magic 2) that is wholly dead are not read. Returns
+    (records, row, status) as `decode_rows` does.
+    """
+    (
+        offset,
+        timestamp,
+        key_position,
+        key_length,
+        value_position,
+        value_length,
+        header_position,
+        header_count,
+        row_of,
+    ) = columns
+    done = 0
+    for row in range(rows):
+        attributes = table[row, ATTRIBUTES]
+        if attributes & CONTROL_BIT:
+            continue
+        count = table[row, COUNT]
+        base_offset = table[row, BASE_OFFSET]
+        gone = bits_between(dead, base_offset, table[row, LAST_OFFSET])
+        if 0 < count <= gone and table[row, MAGIC] == 2:
+            continue
+        position = table[row, RECORDS_POSITION]
+        end = table[row, RECORDS_END]
+        if position < 0 or position > end or end > uncompressed.size - SLACK:
+            return done, row, NO_SLACK
+        if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+            return done, row, BAD_COUNT
+        if count - gone > offset.size - done:
+            return done, row, FULL
+        span = table[row, LAST_OFFSET] - base_offset
+        base_timestamp = table[row, BASE_TIMESTAMP]
+        log_append = attributes & LOG_APPEND_BIT != 0
+        previous = -1
+        word = np.uint64(0)
+        word_number = np.int64(-1)
+        for _ in range(count):
+            (
+                delta,
+                offset_delta,
+                key_at,
+                key_size,
+                value_at,
+                value_size,
+                headers_at,
+                headers,
+                position,
+                valid,
+            ) = decode_record(uncompressed, position, end, previous, span)
+            if not valid:
+                return done, row, BAD_RECORD
+            previous = offset_delta
+            number = base_offset + offset_delta
+            if gone > 0 and number >> 6 != word_number:
+                word_number = number >> 6
+                word = read_word(dead, number)
+            if in_word(word, number) or number < first_offset or key_size < 0:
+                continue
+            if value_size < 0 and not with_tombstones:
+                continue
+            i = not_negative(done)
+            offset[i] = number
+            timestamp[i] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+            key_position[i] = key_at
+            key_length[i] = key_size
+            value_position[i] = value_at
+            value_length[i] = value_size
+            header_position[i] = headers_at
+            header_count[i] = headers
+            row_of[i] = row
+            done += 1
+        if position != end:
+            return done, row, BAD_RECORD
     return done, rows, OK
 
 

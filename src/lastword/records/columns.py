@@ -17,8 +17,16 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.arrow import pa
 from lastword.kernels import table as fields
-from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows, gather_spans, span_bytes
-from lastword.records.chunk import Bytes, Chunk
+from lastword.kernels.columns import (
+    ColumnArrays,
+    decode_headers,
+    decode_live_rows,
+    decode_rows,
+    gather_spans,
+    span_bytes,
+)
+from lastword.kernels.pages import DeadBits
+from lastword.records.chunk import Bytes, Chunk, Table
 from lastword.records.record import RawRecord, raw_record
 from lastword.wire import INT32_MAX, INT64_MAX, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
 
@@ -62,20 +70,38 @@ def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColu
     The arrays are reused by the next chunk of the same reader: `select` with a mask or indices copies.
     Raises CorruptBatchError.
     """
-    table = chunk.table
+    arrays = _arrays_for(chunk, chunk.table if include_control else chunk.table[chunk.data_rows()])
+    done, row, status = decode_rows(chunk.uncompressed, chunk.table, chunk.rows, include_control, arrays)
+    if status != kernels.OK:
+        chunk.raise_status(row, status)
+    return RecordColumns(*(array[:done] for array in arrays))
+
+
+def decode_live(chunk: Chunk, dead: DeadBits, first_offset: int, *, tombstones: bool) -> RecordColumns:
+    """Return columns of the records with a key whose bit in `dead` is not set, from `first_offset` on.
+
+    Records without a value only with `tombstones`. The arrays are reused as those of `decode_columns`.
+    Batches whose records are all dead are not read: they need not be decompressed. Raises CorruptBatchError.
+    """
+    arrays = _arrays_for(chunk, chunk.table[chunk.data_rows()])
+    done, row, status = decode_live_rows(
+        chunk.uncompressed, chunk.table, chunk.rows, dead, first_offset, tombstones, arrays
+    )
+    if status != kernels.OK:
+        chunk.raise_status(row, status)
+    return RecordColumns(*(array[:done] for array in arrays))
+
+
+def _arrays_for(chunk: Chunk, table: Table) -> ColumnArrays:
+    """Return arrays with room for the records of these batches of a chunk."""
     room = (table[:, fields.RECORDS_END] - table[:, fields.RECORDS_POSITION]) // SMALLEST_RECORD_BYTES
-    counts = np.minimum(table[:, fields.COUNT], room)  # at most as many as the bytes can hold
-    if not include_control:
-        counts = counts[chunk.data_rows()]
-    size = int(counts.sum())
+    # At most as many as the bytes can hold.
+    size = int(np.minimum(table[:, fields.COUNT], room).sum())
     arrays: ColumnArrays | None = chunk.scratch.get("columns")
     if arrays is None or arrays.offset.size < size:
         arrays = ColumnArrays.empty(max(size + size // 4, 1024))
         chunk.scratch["columns"] = arrays
-    done, row, status = decode_rows(chunk.uncompressed, table, table.shape[0], include_control, arrays)
-    if status != kernels.OK:
-        chunk.raise_status(row, status)
-    return RecordColumns(*(array[:done] for array in arrays))
+    return arrays
 
 
 def to_arrow(

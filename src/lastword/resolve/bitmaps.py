@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lastword.kernels.offset_map import PAGES, PAGES_STORED
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, DeadBits, Pages, count_between, test_bits
+from lastword.kernels.repack import mark_dead_rows
 
 _FIRST_PAGES = 1024
 _PAGES_PER_STEP = 1024
@@ -60,6 +61,12 @@ class DeadBitmaps:
     def count(self, first_offset: int, next_offset: int) -> int:
         """Count the dead records in [first_offset, next_offset)."""
         return int(count_between(self.arrays, first_offset, next_offset - 1))
+
+    def wholly_dead(self, table: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return 1 for each batch of a table whose records are all dead (magic 2), else 0."""
+        marks = np.empty(table.shape[0], np.uint8)
+        mark_dead_rows(table, table.shape[0], self.arrays, marks)
+        return marks
 
     def offsets(self) -> NDArray[np.int64]:
         """Return the offsets whose bits are set, ascending. Takes 8 bytes for each offset, and some MiB."""

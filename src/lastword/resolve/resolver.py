@@ -309,6 +309,7 @@ class Resolver:
     hashes = (0, LAST_HASH)
     growth = 1e9
     overfull: Callable[[MapLoad], None] | None = None
+    scan_kind: type[KeyScan] = KeyScan
 
     def __init__(
         self,
@@ -329,7 +330,7 @@ class Resolver:
         self.progress = progress
         self.total_bytes = sum(source.size for source in sources)
         self.done_bytes = 0  # of this pass
-        self.scan = KeyScan(map_bytes, salt, digest_seed_of(salt), rules)
+        self.scan = self.scan_kind(map_bytes, salt, digest_seed_of(salt), rules)
         self.scan.counts.add(sources)
         self.recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (bytes done, keys in the map)
 

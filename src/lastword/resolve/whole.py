@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +18,20 @@ from lastword.errors import CorruptFileError, DiskFullError, LastwordError
 from lastword.files import DEFAULT
 from lastword.files.scratch import Scratch
 from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, TransactionOutcomes
+from lastword.resolve.hash_map import LEAST_MAP_BYTES, HashesUnsure, HashResolver
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import Resolver
 from lastword.resolve.shards import SectionFile, live_keys, resolve_divided
 from lastword.units import NEVER, format_bytes
 from lastword.values import Value
 
+LOGGER = logging.getLogger("lastword.resolve")
+
 DIVIDE_FROM_BYTES = 4 << 20
 """A smaller log is never divided: a scratch file costs more there than passes over the page cache."""
+
+HASHES_FROM_BYTES = 8 << 20
+"""A smaller log is resolved by the exact map: both stay in the processor's cache."""
 
 _SHARD_MAP_BYTES = 1 << 20  # of the expected keys: the map of a shard stays in the processor's cache
 _SECTION_BYTES = 64 << 10  # at least, unless the keys need more shards: each section costs some calls
@@ -171,7 +178,7 @@ def resolve(
         UnknownMagicError: A batch has an unknown magic.
         UnsupportedBatchError: A transaction without `outcomes`, or an ongoing one in a cleaning.
     """
-    arguments = {
+    arguments: dict[str, Any] = {
         "map_bytes": map_bytes,
         "salt": salt,
         "rules": Rules.of(now_ms, due_below),
@@ -194,9 +201,11 @@ class LogResolver:
         place: As for `resolve`.
         progress: As for `resolve`.
         scratch: A directory for the map's keys, as for `RunningResolution`; None: in memory.
+        by_hash: The result is certified before anything is published, so a map of hashes may be tried first.
         arguments: The other arguments of a `Resolver`.
 
     Attributes:
+        used_hashes: The result is that of a map of hashes.
         map_plan: The way, if the keys do not fit the map and there is a place.
         given_up_bytes: Bytes of the log that attempts read which were given up.
     """
@@ -207,8 +216,11 @@ class LogResolver:
         place: ScratchPlace | None,
         progress: Callable[[int, int], None] | None,
         scratch: str | None,
+        *,
+        by_hash: bool = False,
         **arguments: Any,
     ) -> None:
+        self.used_hashes = False
         self.map_plan: MapPlan | None = None
         self.given_up_bytes = 0
         self.source_bytes = sum(source.size for source in sources)
@@ -216,6 +228,7 @@ class LogResolver:
         self._place = place
         self._progress = progress
         self._scratch = scratch
+        self._by_hash = by_hash
         self._map_bytes: int = arguments["map_bytes"]
         self._arguments = arguments | {"progress": self._report}
         self._before_bytes = 0  # progress of the attempts that were given up
@@ -233,6 +246,10 @@ class LogResolver:
             use_stored: Called with the result while the scratch file exists, if there is one. If it raises an
                 error of this file, the log is resolved in passes.
         """
+        if self._by_hash and keys is None:
+            resolution = self._by_hashes()
+            if resolution is not None:
+                return resolution
         place = self._place
         try:
             if place is not None and keys is not None and self._sources:
@@ -258,6 +275,20 @@ class LogResolver:
             self._give_up()
             self.map_plan = self.map_plan.in_passes(error.message)
         return self._in_passes()
+
+    def _by_hashes(self) -> Resolution | None:
+        """Return the result of a map of hashes; None if the exact map must decide."""
+        if self.source_bytes < HASHES_FROM_BYTES or self._map_bytes < LEAST_MAP_BYTES or self._scratch:
+            return None
+        try:
+            resolution = HashResolver(self._sources, **self._arguments).run()
+        except HashesUnsure as unsure:
+            LOGGER.info("no map of hashes: %s", unsure)
+        else:
+            self.used_hashes = True
+            return resolution
+        self._give_up()
+        return None
 
     def _in_passes(self, *, may_divide: bool = False) -> Resolution:
         resolver = Resolver(self._sources, **self._arguments)

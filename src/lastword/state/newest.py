@@ -33,7 +33,7 @@ from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
-    from lastword.records.chunk import Chunk
+    from lastword.records.chunk import Chunk, SkipRows
     from lastword.records.columns import RecordColumns
 
 
@@ -356,7 +356,12 @@ def _newest_parts(
     if scan.is_short(view, start, end):
         yield NewestRecords(list(_replayed(view, start, end, tombstones, None, committed)))
         return
-    for parts in _resolved(view, start, end, tombstones, map_bytes, progress, _as_parts, committed):
+    from lastword.records.chunk import SCAN_BYTES
+
+    # A batch of Arrow for each chunk: larger chunks have fewer.
+    for parts in _resolved(
+        view, start, end, tombstones, map_bytes, progress, _as_parts, committed, chunk_bytes=SCAN_BYTES
+    ):
         yield from parts
 
 
@@ -408,9 +413,13 @@ class SegmentSlice:
         """Return the path of the segment's .log file."""
         return self.segment.file
 
-    def chunk_reader(self, *, chunk_bytes: int = 1 << 20, verify: bool = True) -> Iterator[Chunk]:
-        """Read the slice in chunks of whole batches."""
-        return self.segment.chunk_reader(self.first, self.last, chunk_bytes=chunk_bytes, verify=verify)
+    def chunk_reader(
+        self, *, chunk_bytes: int = 1 << 20, verify: bool = True, skip_rows: SkipRows | None = None
+    ) -> Iterator[Chunk]:
+        """Read the slice in chunks of whole batches, as `Segment.chunk_reader` does."""
+        return self.segment.chunk_reader(
+            self.first, self.last, chunk_bytes=chunk_bytes, verify=verify, skip_rows=skip_rows
+        )
 
 
 Convert = Callable[["RecordColumns | None", "Chunk | None", list[RawRecord]], T]
@@ -426,9 +435,10 @@ def _resolved(
     convert: Convert[T],
     committed: bool = True,
     threads: int = 1,
+    chunk_bytes: int = 1 << 20,
 ) -> Iterator[T]:
-    """Resolve a range, then read its live records. The files of `view` are held open."""
-    from lastword.records.columns import decode_columns, raw_records
+    """Resolve a range, then read its live records, `chunk_bytes` at a time. The files are held open."""
+    from lastword.records.columns import decode_live, raw_records
     from lastword.resolve import ScratchPlace, resolve
 
     parts, cut = slices_of(view, start, end)
@@ -439,7 +449,7 @@ def _resolved(
             progress(min(done, total // 2), total)
 
     outcomes = Outcomes(view, end) if committed else Decisions()
-    resolution = resolve(
+    dead = resolve(
         parts,
         map_bytes=map_bytes,
         salt=os.urandom(16),
@@ -448,18 +458,12 @@ def _resolved(
         progress=report_scan,
         threads=threads if total >= 2 * _LARGE_BYTES else 1,
         place=ScratchPlace.for_read(view.directory),
-    )
+    ).dead
     tail = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
     done = total // 2
     for part in parts:
-        for chunk in part.chunk_reader():
-            columns = decode_columns(chunk)
-            kept = (
-                ~resolution.dead.mask(columns.offset) & (columns.key_length >= 0) & (columns.offset >= start)
-            )
-            if not tombstones:
-                kept &= columns.value_length >= 0
-            columns = columns.select(kept)
+        for chunk in part.chunk_reader(chunk_bytes=chunk_bytes, skip_rows=dead.wholly_dead):
+            columns = decode_live(chunk, dead.arrays, start, tombstones=tombstones)
             if tail:
                 yield convert(None, None, [r for r in raw_records(columns, chunk) if r.key not in tail])
             else:

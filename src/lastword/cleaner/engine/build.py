@@ -133,7 +133,7 @@ class _Building:
         try:
             self._steps.check()
             with self._on_damage():
-                certified = certify(output, rewritten, group, sources, resolution)
+                certified = certify(output, rewritten, group, sources, resolution, by_hash=self._scan.by_hash)
             entries = index_entries(self._scan.transactions, taken, group.base_offset, group.next_offset)
             output.finish(taken[-1].mtime_now_ms(), entries)
             dropped = self._rewrite.highest_due(group)

@@ -137,6 +137,8 @@ class ScanResult:
         threads: For the rewrite.
         overlap: A group may be built before the previous group is published.
         reasons: Why these groups were chosen, and how keys that do not fit the map are resolved.
+        by_hash: The map had hashes in the place of keys. If the keys of an output are not those that the
+            certificate requires, `HashesUnsure` is raised, and the exact map decides.
     """
 
     sources: Sequence[Segment]
@@ -148,6 +150,7 @@ class ScanResult:
     threads: int = 1
     overlap: bool = True
     reasons: tuple[Reason, ...] = ()
+    by_hash: bool = False
 
 
 class Liveness(Protocol):

@@ -58,11 +58,16 @@ class FullScan:
     Args:
         run: Run that is rewritten; None: every segment with garbage.
         keys: Distinct keys of the log, if a sample of them did not fit the map; None: not known.
+        by_hash: A map of hashes may decide: every segment with garbage is certified before it is published,
+            and the caller cleans again after `HashesUnsure`.
     """
 
-    def __init__(self, run: SegmentRun | None = None, keys: int | None = None) -> None:
+    def __init__(
+        self, run: SegmentRun | None = None, keys: int | None = None, *, by_hash: bool = False
+    ) -> None:
         self._run = run
         self._keys = keys
+        self._by_hash = by_hash and run is None
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +96,7 @@ class FullScan:
             scratch_place(log.directory, context),
             steps.mapped,
             context.scratch,
+            by_hash=self._by_hash,
             map_bytes=plan.map_bytes,
             salt=os.urandom(16) if context.salt is None else context.salt,
             rules=Rules.of(plan.now_ms, min(held.floor, segments[-1].next_offset - 1)),
@@ -102,6 +108,7 @@ class FullScan:
             resolution = resolver.run(self._keys)
         facts, map_plan = transactions.facts, resolver.map_plan
         stats = report.scan_stats(plan, resolution)
+        stats = replace(stats, read_bytes=stats.read_bytes + resolver.given_up_bytes)
         if map_plan is not None:  # of a dry run those that the cleaning would have
             readings = 1 if map_plan.shards else resolution.passes
             stats = replace(
@@ -123,6 +130,7 @@ class FullScan:
             held,
             threads_for(stats.bytes, context.threads),
             reasons=() if map_plan is None else (_reason_of(map_plan),),
+            by_hash=resolver.used_hashes,
         )
         return self._scan
 

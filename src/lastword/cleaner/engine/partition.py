@@ -57,6 +57,8 @@ def clean_partition(
     """
     from lastword.cleaner.engine.liveness import FullScan, KeptAccounts  # loads the kernels
     from lastword.cleaner.engine.sinks import Publisher
+    from lastword.resolve.hash_map import HashesUnsure
+    from lastword.resolve.whole import LOGGER
 
     with alone(log.files, log.directory):
         plan = prepare(log, config, request)
@@ -64,6 +66,10 @@ def clean_partition(
             return None
         sink = Publisher(log, plan, record_first_dirty)
         if request.strategy != "generational":
+            try:
+                return clean(log, plan, FullScan(by_hash=True), sink, context)
+            except HashesUnsure as unsure:
+                LOGGER.warning("%s is cleaned again by an exact map of its keys: %s", log.directory, unsure)
             return clean(log, plan, FullScan(), sink, context)
         if ledger is None:
             kept = opened(log, context, plan.map_bytes)

@@ -44,7 +44,6 @@ from lastword.kernels.repack import (
     DROP,
     RETAIN,
     SET_HORIZON,
-    mark_dead_rows,
 )
 from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.records.pipeline import in_slots, prepared
@@ -106,11 +105,6 @@ def rewrite(
         certificate = OutputSums(output.file, group.base_offset, output.indexes, resolution.digest_seed)
     ends_with_old = False
 
-    def wholly_dead(table: NDArray[np.int64]) -> NDArray[np.uint8]:
-        marks = np.empty(table.shape[0], np.uint8)
-        mark_dead_rows(table, table.shape[0], resolution.dead.arrays, marks)
-        return marks
-
     def read(slots: int) -> Iterator[_SourceChunk]:
         for number, segment in enumerate(facts, group.first):
             clocks = segment.tombstones_without_horizon or number in transactions.segments
@@ -118,7 +112,9 @@ def rewrite(
             source = sources[number]
             if number == group.first:
                 sources[group.last].handle.ends_scan()
-            reader = source.chunk_reader(chunk_bytes=SCAN_BYTES, verify=True, skip_rows=wholly_dead)
+            reader = source.chunk_reader(
+                chunk_bytes=SCAN_BYTES, verify=True, skip_rows=resolution.dead.wholly_dead
+            )
             for chunk in in_slots(reader, slots, verify_later=True):
                 yield _SourceChunk(chunk, horizon_ms)
 

@@ -27,6 +27,7 @@ from lastword.cleaner.engine.throttle import Stopped
 from lastword.cleaner.policy.plan import Plan, Reason
 from lastword.errors import BusyError, CorruptFileError, LastwordError
 from lastword.partition import removal_log
+from lastword.resolve.hash_map import HashesUnsure
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
@@ -121,6 +122,9 @@ class Publisher:
             log.store.discard_outputs()
         except Stopped:
             stopped_by = "request"
+        except HashesUnsure:
+            log.store.discard_outputs()
+            raise
         except LastwordError:
             self.failed()
             with suppress(LastwordError):  # the first error is the one to report

@@ -1,0 +1,119 @@
+"""A cleaning by a map of hashes: pairs of keys with one hash are refused, and the exact map decides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.cleaner.engine import certificate
+from lastword.cleaner.policy import quarantine
+from lastword.errors import CertificateError
+from lastword.resolve import hash_map, whole
+from tests.build import SALT, LogBuilder
+from tests.resolve.support import colliding_key
+
+ONE, OTHER = (colliding_key(SALT, number) for number in (1, 2))
+DAY = 24 * 3_600_000
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LogBuilder:
+    monkeypatch.setattr(whole, "HASHES_FROM_BYTES", 0)
+    monkeypatch.setattr(hash_map, "_LEAST_BIN_ROWS", 1)
+    return LogBuilder(tmp_path / "data").topic("users")
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.INFO, "lastword.resolve")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "lastword.resolve"]
+
+
+def values(log: LogBuilder) -> dict[bytes | None, bytes | None]:
+    return {record.key: record.value for record in log.records()}
+
+
+def test_hashes_decide(log: LogBuilder, warnings: Callable[[], list[str]]) -> None:
+    log.put("a", "1").put("b", "1").roll().put("a", "2").roll().put("c", "1").roll()
+    done = log.clean()
+    assert done.complete and done.removed.superseded == 1 and not warnings()
+    assert log.offsets() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("order", [(ONE, OTHER), (OTHER, ONE)])
+@pytest.mark.parametrize("where", ["in one segment", "in two segments", "after another group"])
+def test_a_pair_of_one_hash(
+    log: LogBuilder, order: tuple[bytes, bytes], where: str, warnings: Callable[[], list[str]]
+) -> None:
+    """The older record of the pair is refused by its segment's certificate, and kept."""
+    if where == "after another group":
+        log.put("a", "x" * 200).put("b", "1").roll().put("a", "2").put("fill", "x" * 2000).roll()
+        log.config = log.config.replace(segment_bytes=2200)
+    log.put(order[0], "older")
+    if where == "in two segments":
+        log.roll()
+    log.put(order[1], "newer").put("c", "1").put("c", "2").roll()
+    before = values(log)
+    done = log.clean()
+    assert values(log) == before, "no value is lost"
+    assert [record.value for record in log.records() if record.key in order] == [b"older", b"newer"]
+    assert done.complete and log.first_dirty is not None
+    assert len(warnings()) == 1 and "other keys or offsets" in warnings()[0], "one line is logged"
+    assert quarantine.load(log.files, log.directory) is None
+    assert not [name for name in log.tree() if "rewrite-" in name]
+
+
+def test_a_tombstone_of_another_key(log: LogBuilder, warnings: Callable[[], list[str]]) -> None:
+    log.put(ONE, "kept").roll().delete(OTHER).put("c", "1").roll()
+    log.clean()
+    assert values(log)[ONE] == b"kept" and len(warnings()) == 1
+
+
+def test_a_due_tombstone_and_a_newer_key(log: LogBuilder, warnings: Callable[[], list[str]]) -> None:
+    """No sum has a due tombstone, and a lease depends on its count: the scan itself finds the pair."""
+    log.put(ONE, "old").roll().delete(ONE).put("c", "1").roll()
+    log.clean()
+    log.wait(2 * DAY)
+    log.put(OTHER, "kept").roll().put("d", "1").roll()
+    done = log.clean()
+    assert ONE not in values(log) and values(log)[OTHER] == b"kept"
+    assert done.removed.tombstone == 1
+    assert "two keys have one hash" in warnings()[-1]
+
+
+@pytest.mark.parametrize(("wrong", "cleanings"), [("contents", 1), ("pairs", 2)])
+def test_a_fault_of_the_rewrite_is_none_of_hashes(
+    log: LogBuilder,
+    monkeypatch: pytest.MonkeyPatch,
+    warnings: Callable[[], list[str]],
+    wrong: str,
+    cleanings: int,
+) -> None:
+    """Other differences than keys are damage, and so are keys that the exact map refuses, too."""
+    log.put("a", "1").put("b", "1").roll().put("a", "2").roll()
+    real_sums, real_pairs = certificate.sums_of, certificate.sum_pairs
+
+    def sum_pairs(*args: Any) -> Any:
+        pairs, *rest = real_pairs(*args)
+        return (int(pairs) + 1, *rest)
+
+    if wrong == "pairs":
+        monkeypatch.setattr(certificate, "sum_pairs", sum_pairs)
+    else:
+        monkeypatch.setattr(certificate, "sums_of", lambda *args: real_sums(*args)._replace(contents=1))
+    with pytest.raises(CertificateError):
+        log.clean()
+    assert len(warnings()) == cleanings - 1
+    assert quarantine.load(log.files, log.directory) is not None
+
+
+def test_a_dry_run_has_no_certificate(log: LogBuilder, warnings: Callable[[], list[str]]) -> None:
+    """So it takes the exact map, and its figures are right although two keys have one hash."""
+    log.put(ONE, "1").roll().put(OTHER, "2").put("c", "1").put("c", "2").roll()
+    plan = log.plan(strategy="kafka")
+    done = log.clean()
+    assert plan.exact and plan.write_bytes == done.written_bytes and len(warnings()) == 1
