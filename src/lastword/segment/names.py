@@ -16,7 +16,7 @@
     <20 digits>.snapshot                         producer state of everything below that offset
     <file of a segment>.cleaned .swap .deleted   a rewrite that is being published (partition.swap)
     leader-epoch-checkpoint  partition.metadata  Kafka's
-    lastword/                                    ours: staging, quarantine, leases, notes, how far synced
+    lastword/                                    ours: staging, quarantine, leases, notes, indexes, how far synced
 ```
 
 Kafka's suffixes are used for nothing else: a non-numeric `x.cleaned` or a directory of ours in the root
@@ -102,6 +102,9 @@ SYNCED = "synced"
 PRODUCERS = "producers"
 QUARANTINE = "quarantine"
 ACCOUNTS = "accounts"
+KEYS = "keys"
+KEY_RUN = "keys-"
+"""The manifest of the key index, and the prefix of its runs (lastword.keys)."""
 SURVIVORSHIP = "survivorship"
 SUMMARY = "garbage-summary"
 """In a bucket: what a plan reads of the garbage index. Small, so it is in the manifest or a page."""
