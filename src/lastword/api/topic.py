@@ -546,8 +546,8 @@ class Topic(ProcessBound, Generic[K, V]):
     def get(self, key: K, default: Any = None, *, partition: int | None = None) -> Any:
         """Return the newest value of a key, or `default` if it has none or was deleted.
 
-        A compacted topic in a directory is not read for it: see `lastword.key.index`. Values that expire count
-        until their tombstone is appended, as for `newest`.
+        In a directory a compacted topic has an index for it: see `lastword.key.index`. A value that expires
+        counts until its tombstone is appended, as for `newest`.
 
         Args:
             key: The key.
@@ -561,8 +561,10 @@ class Topic(ProcessBound, Generic[K, V]):
         from lastword.api.keys import find, key_bytes
 
         data = key_bytes(self, key)
-        found = find(self, (data,), partition).get(data)
-        return default if found is None else self._schema.value.decode(found[1].value, "value")
+        _, record = find(self, (data,), partition).get(data, (0, None))
+        if record is None or record.value is None:
+            return default
+        return self._schema.value.decode(record.value, "value")
 
     def get_record(self, key: K, *, partition: int | None = None) -> Record[K, V] | None:
         """Return the newest record of a key, or None if it has no value or was deleted; as `get`."""
@@ -578,7 +580,11 @@ class Topic(ProcessBound, Generic[K, V]):
         named = keys_by_bytes(self, keys)
         decode = self._schema.value.decode
         found = find(self, named.keys(), partition)
-        return {named[data]: decode(record.value, "value") for data, (_, record) in found.items()}
+        return {
+            named[data]: decode(record.value, "value")
+            for data, (_, record) in found.items()
+            if record.value is not None
+        }
 
     def get_records(self, keys: Iterable[K], *, partition: int | None = None) -> dict[K, Record[K, V]]:
         """Return the newest records of many keys, as `get_many`."""

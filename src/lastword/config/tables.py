@@ -196,8 +196,8 @@ class TopicConfig:
     lastword_key_index: bool = flag(
         True,
         "cost",
-        "With cleanup.policy=compact: `get` of a process that may append makes an index of the keys, 28 bytes a "
-        "key on disk, and keeps it. false: nothing is written, and each `get` reads the log.",
+        "With cleanup.policy=compact: the first `get` of a process that may append makes an index of the "
+        "keys, about 28 bytes a key on disk, and further ones keep it. false: each `get` reads the log.",
     )
     lastword_key_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
     lastword_value_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,6 @@ Entries = NDArray[np.uint8]
 """Entries as rows of 24 bytes."""
 WINDOW = 1 << 19
 """Records of a window, and about the entries of a slice: 12 MiB, and three times as much to sort them."""
-
-
-class Sinks(Protocol):
-    """Makes runs."""
-
-    def making(self) -> AbstractContextManager[tuple[Sink, list[Run]]]:
-        """Take the bytes of a run in a block; the list has the run at the end of the block."""
 
 
 def collected(
@@ -116,7 +109,9 @@ def write_run(sink: Sink, entries: Entries, salt: bytes, start: int, end: int) -
     return writer.finish(start, end)
 
 
-def merge(sink: Sink, runs: Sequence[Run], salt: bytes, *, is_whole: bool, slice_entries: int = WINDOW) -> int:
+def merge(
+    sink: Sink, runs: Sequence[Run], salt: bytes, *, is_whole: bool, slice_entries: int = WINDOW
+) -> int:
     """Write the newest entry of each digest in neighbouring runs, which are given the newest first.
 
     Args:
@@ -130,7 +125,7 @@ def merge(sink: Sink, runs: Sequence[Run], salt: bytes, *, is_whole: bool, slice
     edges = [(number << 32) // slices for number in range(slices + 1)]
     writer = None
     home = 0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         entries = distinct([_slice(run, low, high) for run in runs])
         if is_whole:
             entries = entries[(entries[:, 16] & 1) == 0]
@@ -147,7 +142,11 @@ def _slice(run: Run, low: int, high: int) -> Entries:
     """Return the entries of a run whose digests begin with a number in [low, high)."""
     first, last = low * run.home >> 32, (high - 1) * run.home >> 32
     data = b"".join(run.span(first, last))
-    entries = np.frombuffer(data, np.uint8).reshape(-1, ENTRY_BYTES) if data else np.empty((0, ENTRY_BYTES), np.uint8)
+    entries = (
+        np.frombuffer(data, np.uint8).reshape(-1, ENTRY_BYTES)
+        if data
+        else np.empty((0, ENTRY_BYTES), np.uint8)
+    )
     prefix = entries.view(np.uint64).reshape(-1, 3)[:, 0].byteswap() >> np.uint64(32)
     inside: Entries = entries[(prefix >= low) & (prefix < high)]
     return inside

@@ -10,8 +10,8 @@ a run is merged with the newer ones unless it is larger than all of them togethe
 about log2(index / overlay) times, and a lookup meets that many runs at most.
 
 Two kinds. In a directory that is open to append, runs are files, and the index is saved with each new run and
-at closing. It is noticed when the log is cut (`Tail.cuts`). Elsewhere nothing is written: the runs of a writer
-are read, if they fit the log (`manifest`), and all else is in memory, up to a limit; above, `follow` returns
+at closing. It is noticed when the log is cut (`Tail.cuts`). Elsewhere nothing is written: runs of a writer
+are read, if they fit the log (`manifest`). All else is in memory, up to a limit; above, `follow` returns
 False, and the caller scans. There the log is a view, and whenever it shows other segments, the notes of cuts
 and the witness are compared again. The notes are read before the view, and again after it: a cut between
 both would otherwise be missed.
@@ -52,6 +52,7 @@ from lastword.keys.run import (
 from lastword.metrics import KEY_INDEX_DROPS
 from lastword.partition import removal_log, scan
 from lastword.partition.reads import ATTEMPTS
+from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
@@ -144,7 +145,10 @@ class KeyIndex:
                 if error.code != saved.FORM.code:
                     raise
                 self.drop()
-            except (DiskFullError, StorageError):  # the index cannot be written: it is kept in memory from now on
+            except (
+                DiskFullError,
+                StorageError,
+            ):  # the index cannot be written: it is kept in memory from now on
                 if not self._writes:
                     raise
                 self._writes = False
@@ -166,9 +170,7 @@ class KeyIndex:
             if self._log is not view or self._segments is not view.segment_set:
                 self._adopt(view)
             end = min(view.stable_offset, view.log_end)
-        if end > self.end and not self._read(log, end):
-            return False
-        return True
+        return end <= self.end or self._read(log, end)
 
     def _adopt(self, view: PartitionView) -> None:
         """Follow another view of the log, if it shows that the log was not cut; else begin again."""
@@ -254,7 +256,7 @@ class KeyIndex:
 
         if self._overlay:
             self._flush()
-        window = max(1024, min(bulk.WINDOW, self._most_bytes() // 200))
+        window = min(bulk.WINDOW, max(1024, self._most_bytes() // ENTRY_MEMORY))
         first = self._runs[0].end if self._runs else 0
         added: list[Run] = []
         for entries, reached in bulk.collected(view, start, end, self._salt, window):
@@ -329,18 +331,18 @@ class KeyIndex:
         self._written.clear()
         if not runs or not self._writes:
             return
-        files.fsync_dir(os.path.join(directory, saved.names.PRIVATE))
-        names = [os.path.basename(run.name) for run in runs]
+        files.fsync_dir(os.path.join(directory, names.PRIVATE))
+        file_names = [os.path.basename(run.name) for run in runs]
         with log.lock:  # so that no cut is between the comparison and the rename
             if log.tail.cuts != self._cuts:
                 return
             notes = removal_log.load(files, directory)
-            manifest = Manifest.of(log.view(), runs[0].end, notes.cut_count, self._salt, names)
+            manifest = Manifest.of(log.view(), runs[0].end, notes.cut_count, self._salt, file_names)
             if manifest is None:
                 return
             saved.save(files, directory, manifest)
         self._saved_end = runs[0].end
-        saved.remove_others(files, directory, names)
+        saved.remove_others(files, directory, file_names)
 
     def close(self) -> None:
         """Save the overlay if it is worth a file. What cannot be saved is read again by the next process."""

@@ -2,7 +2,7 @@
 
 ```
 <partition>/lastword/keys             framed JSON, version 1
-    topic, partition, inode, topic_file   which directory it describes: its name, its inode, and inode and time
+    topic, partition, inode, topic_file   the directory that it describes: its name, its inode, inode and time
                                           of partition.metadata
     salt, end                             of the digests; the index has the records below `end`
     cuts                                  notes of cuts in the removal log when the index was saved
@@ -19,8 +19,8 @@ manifest names. A crash in between leaves the old index with a file more, which 
 record is the newest of its key below `end`, and only two things change that: records from some offset on
 leave the log (a cut), or the directory is another one. A cleaning, ours or a broker's, takes away superseded
 records and old tombstones, never the newest value of a key, so it changes no entry. Neither does a trim,
-because a lookup compares each entry with the log start. So it is enough to prove that the log was not cut below `end`
-since the save:
+because a lookup compares each entry with the log start. So it is enough to prove that the log was not cut
+below `end` since the save:
 
 - A cut by us is noted twice in the removal log, and removes the manifest durably before its first change
   (`cut.forget_accounts`). So does the end that an unclean stop left, before the first append behind it. A log
@@ -30,8 +30,8 @@ since the save:
   epoch, CRC, times, producer) at its position decides.
 - If the segment of the witness is another file, it was cleaned, or removed by a cut. A broker begins a leader
   epoch with each start, and gives the epoch to each offset that it appends: two logs that have the same epoch
-  at an offset are equal up to it (KIP-101, on which its replication rests). So the leader epoch of the last offset below
-  `end` decides. A log without leader epochs is refused.
+  at an offset are equal up to it (KIP-101, on which its replication rests). So the leader epoch of the last
+  offset below `end` decides. A log without leader epochs is refused.
 
 What would pass wrongly: a broker that cuts the log and appends under the same leader epoch, and cleans the
 segment before the index is looked at. No broker since Kafka 0.11 does.
@@ -126,9 +126,7 @@ class Manifest:
         if witness is None:
             return None
         inode, topic_file = incarnation(view)
-        return cls(
-            view.topic, view.partition, inode, topic_file, salt, end, cuts, witness, tuple(runs)
-        )
+        return cls(view.topic, view.partition, inode, topic_file, salt, end, cuts, witness, tuple(runs))
 
     def fits(self, view: PartitionView) -> bool:
         """Return whether the index is of this log, as the module explains."""
@@ -163,7 +161,8 @@ def parse(fields: dict[str, Any], path: str) -> Manifest:
     """Return the manifest with these fields. CorruptFileError if they are invalid."""
     whole = removal_log.whole
     with FORM.reading(path):
-        salt, witness, topic_file = bytes.fromhex(fields["salt"]), fields["witness"], fields["topic_file"]
+        salt, topic_file = bytes.fromhex(fields["salt"]), fields["topic_file"]
+        base, inode, position, header, epoch = fields["witness"]
         runs = tuple(str(name) for name in fields["runs"])
         if len(salt) != SALT_BYTES or not runs or not all(is_run(name) for name in runs):
             raise ValueError("salt or runs")
@@ -175,7 +174,7 @@ def parse(fields: dict[str, Any], path: str) -> Manifest:
             salt,
             whole(fields["end"]),
             whole(fields["cuts"]),
-            Witness(*map(whole, witness[:3]), str(witness[3]), int(witness[4])),
+            Witness(whole(base), whole(inode), whole(position), str(header), int(epoch)),
             runs,
         )
 
@@ -235,7 +234,7 @@ def open_runs(files: Files, directory: str, manifest: Manifest) -> list[Run]:
 
 
 def check(files: Files, path: str) -> Manifest:
-    """Return the manifest at `path` after reading every block of its runs. CorruptFileError if one is damaged."""
+    """Return the manifest at `path`, after reading every block of its runs. CorruptFileError for damage."""
     directory = os.path.dirname(os.path.dirname(path))
     manifest = parse(FORM.load(files, path) or {}, path)
     for run in open_runs(files, directory, manifest):

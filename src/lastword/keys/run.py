@@ -1,4 +1,4 @@
-"""A run: the entries of the newest record of each key in a range of offsets, in blocks that are found by hash.
+"""A run: entries of the newest record of each key in a range of offsets, in blocks that are found by hash.
 
 ```
 blocks   4096 bytes each
@@ -11,9 +11,9 @@ footer   4096 bytes: magic, tag, salt, counts, offsets; zeros; CRC-32C
 ```
 
 A digest is as good as random, so its first 32 bits say in which of the `home` blocks its entry belongs: the
-file needs no index of its blocks, and opening it reads the footer alone. A block is filled to 150 of 170 entries on average.
-What does not fit continues in the next block. All entries of a block belong to it or to blocks before it, so
-the blocks of a range of digests are neighbours, and a merge reads and writes in order.
+file needs no index of its blocks, and opening it reads the footer alone. A block is filled to 150 of 170
+entries on average. What does not fit continues in the next block. All entries of a block belong to it or to
+blocks before it, so the blocks of a range of digests are neighbours, and a merge reads and writes in order.
 
 The tag and the number are under the checksum: a block of another run, or in another place, is damage.
 """

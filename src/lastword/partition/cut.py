@@ -162,7 +162,8 @@ def read_note(files: Files, directory: str, log_start: int) -> str:
 def forget_accounts(files: Files, directory: str) -> None:
     """Remove the partition's garbage accounts, and its key index (step 0).
 
-    The accounts name the files that they describe; after a cut a file may match again that holds other records.
+    The accounts name the files that they describe; after a cut a file may match again that holds other
+    records.
     """
     private = os.path.join(directory, names.PRIVATE)
     for name in (names.ACCOUNTS, names.SUMMARY, names.KEYS):

@@ -16,7 +16,7 @@
     <20 digits>.snapshot                         producer state of everything below that offset
     <file of a segment>.cleaned .swap .deleted   a rewrite that is being published (partition.swap)
     leader-epoch-checkpoint  partition.metadata  Kafka's
-    lastword/                                    ours: staging, quarantine, leases, notes, indexes, how far synced
+    lastword/                                    ours: staging, quarantine, leases, notes, how far synced
 ```
 
 Kafka's suffixes are used for nothing else: a non-numeric `x.cleaned` or a directory of ours in the root
