@@ -161,8 +161,17 @@ def reads(monkeypatch):
     """Count the records that lookups read to follow the log."""
     counted = []
     small, large = index._records, bulk.collected
-    monkeypatch.setattr(index, "_records", lambda log, view, start, end: counted.append(end - start) or small(log, view, start, end))  # fmt: skip
-    monkeypatch.setattr(bulk, "collected", lambda view, start, end, *rest: counted.append(end - start) or large(view, start, end, *rest))  # fmt: skip
+
+    def read_small(log, view, start, end):
+        counted.append(end - start)
+        return small(log, view, start, end)
+
+    def read_large(view, start, end, *rest):
+        counted.append(end - start)
+        return large(view, start, end, *rest)
+
+    monkeypatch.setattr(index, "_records", read_small)
+    monkeypatch.setattr(bulk, "collected", read_large)
     monkeypatch.setattr(scan, "PLAIN_BYTES_LOADED", 4096)
     monkeypatch.setattr(index, "MANY", 1000)
     return counted

@@ -1,4 +1,4 @@
-"""A saved index that is not of its log is not used. Each check is planted away once, and the answer is wrong."""
+"""A saved index that is not of its log is not used. Without a check the answer would be wrong."""
 
 import shutil
 

@@ -41,10 +41,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lastword.errors import CorruptFileError, LastwordError
+from lastword.errors import CorruptFileError, FileVanishedError, LastwordError
 from lastword.files import Files
 from lastword.keys.run import SALT_BYTES, Run
 from lastword.partition import cut, removal_log
@@ -191,21 +191,17 @@ def new_name() -> str:
 
 def save(files: Files, directory: str, manifest: Manifest) -> None:
     """Replace the manifest durably. Its runs and their names are durable already."""
-    witness = manifest.witness
-    fields = {
-        "topic": manifest.topic,
-        "partition": manifest.partition,
-        "inode": manifest.inode,
-        "topic_file": manifest.topic_file,
+    FORM.save(files, path_of(directory), fields_of(manifest))
+
+
+def fields_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the fields of the file."""
+    return {
+        **asdict(manifest),
         "salt": manifest.salt.hex(),
-        "end": manifest.end,
-        "cuts": manifest.cuts,
-        "witness": [
-            witness.base_offset, witness.inode, witness.position, witness.header, witness.epoch
-        ],
+        "witness": list(astuple(manifest.witness)),
         "runs": list(manifest.runs),
-    }  # fmt: skip
-    FORM.save(files, path_of(directory), fields)
+    }
 
 
 def open_runs(files: Files, directory: str, manifest: Manifest) -> list[Run]:
@@ -234,12 +230,18 @@ def open_runs(files: Files, directory: str, manifest: Manifest) -> list[Run]:
 
 
 def check(files: Files, path: str) -> Manifest:
-    """Return the manifest at `path`, after reading every block of its runs. CorruptFileError for damage."""
-    directory = os.path.dirname(os.path.dirname(path))
-    manifest = parse(FORM.load(files, path) or {}, path)
-    for run in open_runs(files, directory, manifest):
-        run.check()
-    return manifest
+    """Return the manifest at `path`. CorruptFileError if it is damaged, or if a run is missing or another."""
+    while True:
+        facts = files.stat(path)
+        manifest = parse(FORM.load(files, path) or {}, path)
+        try:
+            open_runs(files, os.path.dirname(os.path.dirname(path)), manifest)
+            return manifest
+        except FileVanishedError as error:
+            if files.stat(path) == facts:  # else a writer has replaced the index
+                raise CorruptFileError(
+                    f"{error.file} is missing", code=FORM.code, remedy=FORM.remedy, file=path
+                ) from None
 
 
 def remove_others(files: Files, directory: str, kept: Sequence[str]) -> None:

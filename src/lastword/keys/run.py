@@ -104,8 +104,14 @@ class Run:
         start, end: The range of offsets whose newest records it has.
     """
 
-    def __init__(self, source: Source, size_bytes: int, salt: bytes, name: str = "") -> None:
+    def __init__(self, source: Source, size_bytes: int, salt: bytes | None, name: str = "") -> None:
         """Read the footer.
+
+        Args:
+            source: The bytes.
+            size_bytes: Their number.
+            salt: That of the index; None: any.
+            name: The path of the file.
 
         Raises:
             CorruptFileError: The footer is damaged, or of another index.
@@ -119,7 +125,7 @@ class Run:
         magic, self.tag, own_salt, self.entries, self.home, self.blocks, self.start, self.end = (
             _FOOTER.unpack_from(data)
         )
-        if magic != MAGIC or own_salt != salt or (self.blocks + 1) * BLOCK_BYTES != size_bytes:
+        if magic != MAGIC or salt not in (None, own_salt) or (self.blocks + 1) * BLOCK_BYTES != size_bytes:
             raise damaged(name, "it is of another index, or of another version")
 
     @property
