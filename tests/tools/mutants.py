@@ -63,7 +63,7 @@ def build(root: Path) -> None:
             topic.append(b"key %d" % (number % 7), b"w" * 40, partition=0)
         topic.lease("replica", position=0)
         with patch.object(index, "OVERLAY_ENTRIES", 1):
-            assert topic.get(b"key 1") == b"w" * 40
+            assert topic.get(b"key 1", partition=0) == b"w" * 40
     first, second, third = (root / f"t-{number}" for number in range(3))
     removal_log.note_dropped(DEFAULT, str(first), 3)
     cut.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
