@@ -558,17 +558,22 @@ class Topic(ProcessBound, Generic[K, V]):
             SerializerError: The topic's serializer refuses the key, or cannot read the value.
             KeyRequiredError: The key is None.
         """
-        from lastword.api.keys import find, key_bytes
+        from lastword.api.keys import find_one, key_bytes
 
-        data = key_bytes(self, key)
-        _, record = find(self, (data,), partition).get(data, (0, None))
-        if record is None or record.value is None:
+        found = find_one(self, key_bytes(self, key), partition)
+        if found is None or found[1].value is None:
             return default
-        return self._schema.value.decode(record.value, "value")
+        return self._schema.value.decode(found[1].value, "value")
 
     def get_record(self, key: K, *, partition: int | None = None) -> Record[K, V] | None:
         """Return the newest record of a key, or None if it has no value or was deleted; as `get`."""
-        return self.get_records((key,), partition=partition).get(key)
+        from lastword.api.keys import find_one, key_bytes
+        from lastword.api.reader import decoded
+
+        found = find_one(self, key_bytes(self, key), partition)
+        if found is None:
+            return None
+        return decoded(found[1], self.name, found[0], self._schema.key, self._schema.value)
 
     def get_many(self, keys: Iterable[K], *, partition: int | None = None) -> dict[K, V]:
         """Return the newest values of many keys, without the keys that have none.
@@ -601,9 +606,9 @@ class Topic(ProcessBound, Generic[K, V]):
 
     def __contains__(self, key: object) -> bool:
         """Return whether a key has a value, as `get`. TypeError and its like as from `append`."""
-        from lastword.api.keys import find, key_bytes
+        from lastword.api.keys import find_one, key_bytes
 
-        return bool(find(self, (key_bytes(self, key),), None))
+        return find_one(self, key_bytes(self, key), None) is not None
 
     def check_serializers(self, saved: tuple[str | None, str | None]) -> None:
         """Raise InvalidSettingError if the saved serializers are other ones than a reader or a state has."""

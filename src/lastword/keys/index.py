@@ -391,6 +391,23 @@ class KeyIndex:
             raise Mismatch from None
         return found
 
+    def find_one(self, log: PartitionLog | PartitionView, key: bytes) -> RawRecord | None:
+        """Return the newest record of a key below `end`; None if it is absent or deleted. As `find`."""
+        try:
+            word = self._word(self._digest(key))
+            if word is None or word & 1 or word >> 1 < log.log_start:
+                return None
+            record = _read_one(log, word >> 1, self._may_load(1) or scan.kernels_loaded())
+        except (FileVanishedError, OffsetOutOfRangeError):
+            raise Mismatch from None
+        except CorruptFileError as error:
+            if error.code != saved.FORM.code:
+                raise
+            raise Mismatch from None
+        if record is None or record.key != key or record.value is None:
+            raise Mismatch
+        return record
+
     def _word(self, digest: bytes) -> int | None:
         word = self._overlay.get(digest)
         if word is None:
@@ -427,10 +444,15 @@ def _read_at(
         yield from zip(offsets, records_at(_view_of(log), offsets, committed=True), strict=True)
         return
     for offset in offsets:
-        record = scan.single(log, offset, committed=True) if loads else None
-        if record is None:
-            record = next(iter(scan.records(_view_of(log), offset, offset + 1)), None)
-        yield offset, record
+        yield offset, _read_one(log, offset, loads)
+
+
+def _read_one(log: PartitionLog | PartitionView, offset: int, loads: bool) -> RawRecord | None:
+    """Return the committed record at an offset, or None."""
+    record = scan.single(log, offset, committed=True) if loads else None
+    if record is None:
+        record = next(iter(scan.records(_view_of(log), offset, offset + 1)), None)
+    return record
 
 
 def _view_of(log: PartitionLog | PartitionView) -> PartitionView:
