@@ -165,7 +165,7 @@ def _sqlite(path: Path, newest: dict[bytes, bytes]) -> Rival:
 
 
 def _lmdb(path: Path, newest: dict[bytes, bytes]) -> Rival:
-    import lmdb
+    import lmdb  # a rival that need not be installed
 
     shutil.rmtree(path, ignore_errors=True)
     store = lmdb.open(str(path), map_size=8 << 30)
