@@ -28,6 +28,7 @@ from bench.registry import SIZES, WORKLOADS, Measured, Run
 MODULES = (
     "bench.workloads",
     "bench.storage_workloads",
+    "bench.key_workloads",
     "bench.cost_workloads",
     "bench.drive_workloads",
     "bench.bucket_workloads",

@@ -148,6 +148,9 @@ _appends = threading.Lock()  # of the three metrics that change with every appen
 APPEND_RECORDS = Counter("append_records_total", "Records appended", ("topic",), _appends)
 APPEND_BYTES = Counter("append_bytes_total", "Bytes appended, batch headers included", ("topic",), _appends)
 READ_BYTES = Counter("read_bytes_total", "Bytes read for readers", ("topic",))
+KEY_INDEX_DROPS = Counter(
+    "key_index_drops_total", "Key indexes that did not fit their log and were dropped", ("topic",)
+)
 STATE_RESTORE_SECONDS = Gauge("state_restore_seconds", "Duration of the last restore of a state", ("topic",))
 
 APPEND_SECONDS = Histogram("append_duration_seconds", "Time from call to acknowledgement", ("ack",), _appends)

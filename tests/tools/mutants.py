@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import lastword
 from lastword.accounts.estimates import Survivorship
@@ -26,6 +27,7 @@ from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError
 from lastword.files import DEFAULT
 from lastword.ingest import staging
+from lastword.keys import index
 from lastword.logdir.copies import COPIED
 from lastword.logdir.identity import write_move_note
 from lastword.partition import cut, removal_log, staged_batches
@@ -60,6 +62,8 @@ def build(root: Path) -> None:
         for number in range(30):
             topic.append(b"key %d" % (number % 7), b"w" * 40, partition=0)
         topic.lease("replica", position=0)
+        with patch.object(index, "OVERLAY_ENTRIES", 1):
+            assert topic.get(b"key 1", partition=0) == b"w" * 40
     first, second, third = (root / f"t-{number}" for number in range(3))
     removal_log.note_dropped(DEFAULT, str(first), 3)
     cut.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)

@@ -413,6 +413,8 @@ def private(data, name, content):
         ("moved-from", "bad-note", True, "rm {path}, then open it to write"),
         ("copied", "bad-note", True, "rm {path}, then open it to write"),
         ("accounts", "bad-accounts", True, "rm {path}, then open it to write"),
+        ("keys", "bad-key-index", True, "rm {path}, then open it to write"),
+        ("keys-0123456789abcdef", "bad-key-index", True, "rm {path}, then open it to write"),
         ("synced", "bad-synced", True, "rm {path}, then open it to write"),
     ],
 )

@@ -224,6 +224,22 @@ class AsyncTopic(Generic[K, V]):
         """Read the newest record of each key; the arguments are those of `Topic.newest`, and `prefetch`."""
         return self.read(keys=keys, view="newest", **options)
 
+    async def get(self, key: K, default: Any = None, **options: Any) -> Any:
+        """Return the newest value of a key, as `Topic.get`."""
+        return await self._logs.run(self.topic.get, key, default, **options)
+
+    async def get_record(self, key: K, **options: Any) -> Record[K, V] | None:
+        """Return the newest record of a key, as `Topic.get_record`."""
+        return await self._logs.run(self.topic.get_record, key, **options)
+
+    async def get_many(self, keys: Iterable[K], **options: Any) -> dict[K, V]:
+        """Return the newest values of many keys, as `Topic.get_many`."""
+        return await self._logs.run(self.topic.get_many, keys, **options)
+
+    async def get_records(self, keys: Iterable[K], **options: Any) -> dict[K, Record[K, V]]:
+        """Return the newest records of many keys, as `Topic.get_records`."""
+        return await self._logs.run(self.topic.get_records, keys, **options)
+
 
 class AsyncState(Generic[K, V]):
     """The asyncio twin of a `State`. Its changes are in the log in the order in which they were started.

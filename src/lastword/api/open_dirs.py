@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.throttle import Drives
+    from lastword.keys.indexes import KeyIndexes
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
 
@@ -460,6 +461,19 @@ class OpenDirs(ProcessBound):
             limit=settings.log_cleaner_io_max_bytes_per_second,
             own=settings.drives,
         )
+
+    @cached_property
+    def key_indexes(self) -> KeyIndexes:
+        """The key indexes of partitions, saved at closing."""
+        from lastword.keys.indexes import KeyIndexes
+
+        indexes = KeyIndexes(
+            self.files,
+            writes=self.mode == "a",
+            most_bytes=lambda: self.settings.instance.log_cleaner_dedupe_buffer_size,
+        )
+        self.on_close(indexes.close)
+        return indexes
 
     # -------------------------------------------------------------- settings
 

@@ -520,7 +520,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         )
 
     def _record(self, partition: int, raw: RawRecord) -> Record[K, V]:
-        return _decoded(raw, self._topic, partition, self._key, self._value)
+        return decoded(raw, self._topic, partition, self._key, self._value)
 
     # -------------------------------------------------------------- Arrow
 
@@ -613,7 +613,7 @@ def record_at(
     if raw is None:
         view = log if isinstance(log, PartitionView) else log.view()
         raw = next(scan.records(view, wanted, wanted + 1, committed=committed), None)
-    return None if raw is None else _decoded(raw, log.topic, log.partition, *serializers)
+    return None if raw is None else decoded(raw, log.topic, log.partition, *serializers)
 
 
 def records_at(
@@ -635,7 +635,7 @@ def records_at(
     for extreme in {min(wanted), max(wanted)} if wanted else ():
         _offset(view, view.log_end, view.log_end, extreme, "offset")
     return [
-        None if raw is None else _decoded(raw, view.topic, view.partition, *serializers)
+        None if raw is None else decoded(raw, view.topic, view.partition, *serializers)
         for raw in records_at(view, wanted, committed=committed)
     ]
 
@@ -648,9 +648,10 @@ def _whole(offset: Any) -> int:
     return whole
 
 
-def _decoded(
+def decoded(
     raw: RawRecord, topic: str, partition: int, key_serializer: Serializer, value_serializer: Serializer
 ) -> Record[Any, Any]:
+    """Return a record with its key and value decoded."""
     key, value = raw.key, raw.value
     return Record(
         topic,
@@ -711,6 +712,11 @@ def encoded_keys(keys: Any, serializer: Serializer) -> frozenset[bytes] | None:
     """Return `keys=` as bytes. A mapping or text is refused: iterating it is rarely intended."""
     if keys is None:
         return None
+    check_keys(keys)
+    return frozenset(serializer.encode(key, "key") for key in keys)
+
+
+def check_keys(keys: Any) -> None:
+    """Raise UsageError if `keys` is no collection of keys."""
     if isinstance(keys, (str, bytes, Mapping)) or not isinstance(keys, Iterable):
         raise UsageError(f"keys= is a {type(keys).__name__}", remedy="give a list of keys: keys=[key]")
-    return frozenset(serializer.encode(key, "key") for key in keys)

@@ -513,6 +513,75 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         return self.read(end=end, partition=partition, keys=keys, view="newest", isolation=isolation)
 
+    # -------------------------------------------------------------- newest values by key
+
+    def get(self, key: K, default: Any = None, *, partition: int | None = None) -> Any:
+        """Return the newest value of a key, or `default` if it has none or was deleted.
+
+        In a directory a compacted topic has an index for it: see `lastword.key.index`. A value that expires
+        counts until its tombstone is appended, as for `newest`.
+
+        Args:
+            key: The key.
+            default: Returned for a key without a value.
+            partition: Look in this partition alone. None: in that of the partitioner, then in the others.
+
+        Raises:
+            SerializerError: The topic's serializer refuses the key, or cannot read the value.
+            KeyRequiredError: The key is None.
+        """
+        from lastword.api.keys import find_one, key_bytes
+
+        found = find_one(self, key_bytes(self, key), partition)
+        if found is None or found[1].value is None:
+            return default
+        return self._schema.value.decode(found[1].value, "value")
+
+    def get_record(self, key: K, *, partition: int | None = None) -> Record[K, V] | None:
+        """Return the newest record of a key, or None if it has no value or was deleted; as `get`."""
+        from lastword.api.keys import find_one, key_bytes
+        from lastword.api.reader import decoded
+
+        found = find_one(self, key_bytes(self, key), partition)
+        if found is None:
+            return None
+        return decoded(found[1], self.name, found[0], self._schema.key, self._schema.value)
+
+    def get_many(self, keys: Iterable[K], *, partition: int | None = None) -> dict[K, V]:
+        """Return the newest values of many keys, without the keys that have none.
+
+        One moment for all keys of a partition: its last stable offset, taken before the first lookup.
+        """
+        from lastword.api.keys import find, keys_by_bytes
+
+        named = keys_by_bytes(self, keys)
+        decode = self._schema.value.decode
+        found = find(self, named.keys(), partition)
+        return {
+            named[data]: decode(record.value, "value")
+            for data, (_, record) in found.items()
+            if record.value is not None
+        }
+
+    def get_records(self, keys: Iterable[K], *, partition: int | None = None) -> dict[K, Record[K, V]]:
+        """Return the newest records of many keys, as `get_many`."""
+        from lastword.api.keys import find, keys_by_bytes
+        from lastword.api.reader import decoded
+
+        named = keys_by_bytes(self, keys)
+        serializers = self._schema.key, self._schema.value
+        found = find(self, named.keys(), partition)
+        return {
+            named[data]: decoded(record, self.name, number, *serializers)
+            for data, (number, record) in found.items()
+        }
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether a key has a value, as `get`. TypeError and its like as from `append`."""
+        from lastword.api.keys import find_one, key_bytes
+
+        return find_one(self, key_bytes(self, key), None) is not None
+
     def check_serializers(self, saved: tuple[str | None, str | None]) -> None:
         """Raise InvalidSettingError if the saved serializers are other ones than a reader or a state has."""
         if self.schema.saved != saved:

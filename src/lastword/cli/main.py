@@ -1,8 +1,9 @@
 """Run the command `lastword`: one file per subject, one place that turns errors into exit codes.
 
 Exit codes: 0 done; 1 done, problems found; 2 fix the call; 3 data damaged, the rest was finished; 4 busy;
-5 disk full; 6 storage failed; 7 a package is missing; 70 a bug in lastword; 130, 143, 129 ended by SIGINT,
-SIGTERM, SIGHUP (signals.py). A closed pipe ends with 0: its reader needs no more output.
+5 disk full; 6 storage failed; 7 a package is missing; 8 a key has no value (`get`); 70 a bug in lastword;
+130, 143, 129 ended by SIGINT, SIGTERM, SIGHUP (signals.py). A closed pipe ends with 0: its reader needs
+no more output.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from lastword.parse import relative_paths
 INSPECT = {
     "ls": "ls",
     "read": "records",
+    "get": "get",
     "explain": "analysis",
     "duplication": "analysis",
     "simulate": "analysis",

@@ -320,7 +320,7 @@ def read(
 
         try:
             for record in records if limit != 0 else ():
-                _show_record(out, record, names)
+                show_record(out, record, names)
                 shown += 1
                 if follow:  # after counting: a user who sees the record may press Ctrl-C immediately
                     out.stdout.flush()
@@ -372,7 +372,8 @@ def _last(
     return begin
 
 
-def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
+def show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
+    """Show a record, as text or as a row of JSON. `names`: those of the topic's serializers."""
     decoded = _decoded(record)
     if out.as_json:
         fields = {} if decoded is None else {"decoded": decoded.to_dict()}

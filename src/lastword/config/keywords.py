@@ -45,6 +45,7 @@ class TopicKeywords(TypedDict, total=False):
     lastword_strategy: str | None
     lastword_ttl_ms: Duration | None
     lastword_group_leases: bool | str | None
+    lastword_key_index: bool | str | None
     lastword_key_serializer: str | None
     lastword_value_serializer: str | None
     lastword_partitioner: str | None

@@ -193,6 +193,12 @@ class TopicConfig:
         "In a server: tombstones at and above the committed offset of a consumer group stay until the group "
         "has read them, or the offset expires. Each group with commits has a lease on each partition.",
     )
+    lastword_key_index: bool = flag(
+        True,
+        "cost",
+        "With cleanup.policy=compact: the first `get` of a process that may append makes an index of the "
+        "keys, about 28 bytes a key on disk, and further ones keep it. false: each `get` reads the log.",
+    )
     lastword_key_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
     lastword_value_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
     lastword_partitioner: str | None = word(

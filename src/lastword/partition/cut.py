@@ -18,6 +18,7 @@ readers of offsets that are gone. If the note is lost, only that reason is lost.
 ```
 0  noted in the removal log, synced     leases and snapshot files that reach above are refused from then on
    lastword/accounts removed, synced    a file that grows after the cut may look like an accounted file
+   lastword/keys removed, synced        its entries may be of records that are cut off
 1  lastword/synced lowered, synced      offsets above may be given again, and are not known to be durable
 2  higher segments, the newest first    each name is gone durably before the next: never a hole
 3  the segment that holds the offset    cut before the first batch that reaches it; an empty batch takes the
@@ -44,7 +45,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from lastword.clock import Clock
-from lastword.errors import LastwordError
+from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files
 from lastword.files.framed import Framed
 from lastword.partition.segment_store import SegmentSet
@@ -59,6 +60,8 @@ from lastword.units import format_time
 LOG_START_FORM = Framed(
     "log-start", 1, "bad-note", "remove the file: it only says why the log starts where it does"
 )
+KEYS_FORM = Framed("keys", 1, "bad-key-index", "delete the file: it is made again from the log")
+"""The manifest of the key index (`lastword.keys.manifest`)."""
 
 # ---------------------------------------------------------------- the front
 
@@ -157,15 +160,30 @@ def read_note(files: Files, directory: str, log_start: int) -> str:
 
 
 def forget_accounts(files: Files, directory: str) -> None:
-    """Remove the partition's garbage accounts (step 0).
+    """Remove the partition's garbage accounts, and its key index (step 0).
 
-    They name the files that they describe; after a cut a file may match again that holds other records.
+    The accounts name the files that they describe; after a cut a file may match again that holds other
+    records.
     """
     private = os.path.join(directory, names.PRIVATE)
-    for path in (os.path.join(private, names.ACCOUNTS), os.path.join(private, names.SUMMARY)):
+    for name in (names.ACCOUNTS, names.SUMMARY, names.KEYS):
+        path = os.path.join(private, name)
         if files.exists(path):
             files.unlink(path, missing_ok=True)
             files.fsync_dir(private)
+
+
+def forget_keys_above(files: Files, directory: str, log_end: int) -> None:
+    """Remove a key index that reaches above the log end, before other records take these offsets."""
+    path = os.path.join(directory, names.PRIVATE, names.KEYS)
+    try:
+        fields = KEYS_FORM.load(files, path) or {"end": log_end + 1}
+        reaches = int(fields["end"]) > log_end
+    except (CorruptFileError, ValueError, KeyError, TypeError):
+        reaches = True
+    if reaches:
+        files.unlink(path, missing_ok=True)
+        files.fsync_dir(os.path.dirname(path))
 
 
 def remove_segments(files: Files, directory: str, gone: Iterable[Segment]) -> None:

@@ -38,6 +38,7 @@ from lastword.errors import CorruptBatchError, DataError, LastwordError, NotAPar
 from lastword.files import Files, Steps, run_steps
 from lastword.partition import leases
 from lastword.partition.checkpoint_file import LeaderEpochs
+from lastword.partition.cut import forget_keys_above
 from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.durability import LogEnd, SyncedMark, read_mark
 from lastword.partition.local_log import LocalLog
@@ -200,6 +201,8 @@ class _Opening:
         if self.log_start > log_end:
             segments, log_end = self._beyond_log_end(segments, log_end)
         log_start = max(self.log_start, segments[0].base_offset)
+        if names.KEYS in private:
+            forget_keys_above(files, directory, log_end)
         leases.log_found(files, directory, log_end, self.first_dirty, private)
         self._check_recovery_point(log_end)
         self._mend_epochs(epochs, inspections, log_start, log_end)

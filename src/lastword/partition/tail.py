@@ -72,6 +72,7 @@ class Tail:
         recovered_to: The log end after an unclean stop, until it is noted (`removal_log`); None: no note is
             due.
         watchers: The sets of `PartitionLog.watch`.
+        cuts: How often the end of the log was cut, or was about to be, since it was opened.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Tail:
         self.on_roll: Callable[[], None] | None = None
         self.recovered_to = recovered_to
         self.watchers: tuple[ref[Changed], ...] = ()
+        self.cuts = 0
         self._partition = partition
         self._local = local
         self._snapshots = snapshots
@@ -387,6 +389,7 @@ class Tail:
         local = self._local
         files, directory = local.store.files, local.store.directory
         with local.cutting():
+            self.cuts += 1
             removal_log.note_cut(files, directory, offset)
             cut.forget_accounts(files, directory)
             yield local

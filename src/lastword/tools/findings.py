@@ -30,6 +30,7 @@ _REMOVE_CODES = (
     "bad-accounts",
     "bad-survivorship",
     "bad-garbage-summary",
+    "bad-key-index",
     "bad-note",
     "bad-synced",
 )
@@ -49,9 +50,9 @@ class Problem(Value):
             missing-log missing-index bad-index bad-time-index bad-txn-index bad-checkpoint
             checkpoint-out-of-range bad-epochs bad-snapshot bad-properties topic-id wrong-log-end
             not-a-partition unreadable. Private files (docs/formats.md): bad-lease bad-removal-log
-            bad-quarantine bad-survivorship bad-accounts bad-garbage-summary bad-synced bad-note bad-journal
-            bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-producer-ids bad-settings
-            newer-version.
+            bad-quarantine bad-survivorship bad-accounts bad-garbage-summary bad-key-index bad-synced bad-note
+            bad-journal bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-producer-ids
+            bad-settings newer-version.
             Objects of a bucket: lost-object truncated-object longer-object damaged-manifest.
         text: A description.
         repairable: True: derived data or a torn tail, which is repaired when the directory is opened to

@@ -22,6 +22,8 @@ from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, CommitManifest
+from lastword.keys import manifest as keys
+from lastword.keys.run import Run
 from lastword.logdir.copies import COPIED
 from lastword.logdir.identity import MOVE_NOTE, PRODUCER_IDS
 from lastword.logdir.log_dir_set import read_partition_list
@@ -38,6 +40,7 @@ _DERIVED = (
     "bad-accounts",
     "bad-survivorship",
     "bad-garbage-summary",
+    "bad-key-index",
     "bad-synced",
     "bad-note",
     "bad-job-file",
@@ -141,6 +144,21 @@ def _accounts(files: Files, path: str) -> Fields:
             yield name, str(value)
     yield "segments", str(len(header["segments"]))
     yield "map", "none" if header["map"] is None else "saved"
+
+
+def _keys(files: Files, path: str) -> Fields:
+    manifest = keys.check(files, path)
+    for name, value in keys.fields_of(manifest).items():
+        yield name, str(value)
+
+
+def _key_run(files: Files, path: str) -> Fields:
+    with files.open_read(path) as handle:
+        run = Run(handle, handle.size(), None, path)
+        run.check()
+    yield "offsets", f"{run.start} to {run.end}"
+    yield "entries", str(run.entries)
+    yield "blocks", str(run.blocks)
 
 
 def _journal(files: Files, path: str) -> Fields:
@@ -249,9 +267,11 @@ _NAMES: dict[str, Reader] = {
     names.LOG_START_NOTE: _framed(cut.LOG_START_FORM),
     names.MOVED_FROM: _framed(MOVE_NOTE),
     names.COPIED: _framed(COPIED),
+    names.KEYS: _keys,
 }
 _PREFIXES: dict[str, Reader] = {
     names.LEASE: _typed(leases.FORM, _lease),
+    names.KEY_RUN: _key_run,
     COMMITTED: _marker,
     OPEN: _marker,
 }

@@ -1,0 +1,187 @@
+"""Measure lookups of single keys: `Topic.get`, `get_many`, and the index that they use."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lastword
+from bench.registry import Measured, Run, compared, timed, workload
+
+UPDATES = 5
+"""Records of each key."""
+VALUE_BYTES = 100
+SINGLE = 20_000
+TOGETHER = 100_000
+
+
+def _key(number: int) -> bytes:
+    return b"key-%020d" % number
+
+
+def _rows(keys: int) -> Iterator[tuple[bytes, bytes]]:
+    chosen = random.Random(1)
+    for update in range(UPDATES):
+        for number in chosen.sample(range(keys), keys):
+            yield _key(number), b"%d-%d-" % (update, number) + chosen.randbytes(VALUE_BYTES - 20)
+
+
+@workload("get")
+def get(run: Run) -> Iterator[Measured]:
+    """Look up keys in a cleaned log: one by one, many in a call, and the first one of a new process.
+
+    Rivals: SQLite (a table without row ids, WAL), and LMDB where it is installed, which hold the newest
+    values alone, and no history.
+    """
+    keys = max(1000, run.records // UPDATES)
+    path = run.scratch / "get"
+    shutil.rmtree(path, ignore_errors=True)
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes="64MiB")
+        topic.extend(_rows(keys))
+        logs.dirs.log("t", 0).roll()
+        logs.clean("t")
+        built = timed(lambda: topic.get(b""))
+        size = sum(file.stat().st_size for file in (path / "t-0" / "lastword").glob("keys*"))
+    newest = dict(_rows(keys))
+    chosen = random.Random(2)
+    single = chosen.choices(range(keys), k=min(SINGLE, 5 * keys))
+    together = list({_key(number) for number in chosen.choices(range(keys), k=TOGETHER)})
+    rivals = {"SQLite": _sqlite(run.scratch / "get.db", newest)}
+    with suppress(ImportError):
+        rivals["LMDB"] = _lmdb(run.scratch / "get.lmdb", newest)
+    with lastword.open(path) as logs:
+        topic = logs.topic("t")
+        assert topic.get(_key(1)) == newest[_key(1)]
+        assert topic.get_many(together) == {key: newest[key] for key in together}
+        for name, (find, find_many, _) in rivals.items():
+            for what, ours, theirs, count in (
+                ("one by one", _each(topic.get, single), _each(find, single), len(single)),
+                ("absent keys", _each(topic.get, single, keys), _each(find, single, keys), len(single)),
+                (
+                    f"{len(together)} in one call",
+                    lambda: topic.get_many(together),
+                    lambda find_many=find_many: find_many(together),
+                    len(together),
+                ),
+            ):
+                mine, other = _alternately(run, ours, theirs)
+                yield compared(
+                    "get",
+                    f"{keys} keys, {what}",
+                    count / mine / 1e6,
+                    count / other / 1e6,
+                    name,
+                    "M keys/CPU s",
+                    ours_us=mine / count * 1e6,
+                    rival_us=other / count * 1e6,
+                )
+    for name, (_, _, code) in rivals.items():
+        mine = statistics.median(_process(_FIRST.format(path=str(path))) for _ in range(run.repetitions))
+        other = statistics.median(_process(code) for _ in range(run.repetitions))
+        yield compared(
+            "get",
+            f"{keys} keys, a process that opens and gets one",
+            1 / mine,
+            1 / other,
+            name,
+            "processes/CPU s",
+            build_cpu_seconds=built.cpu,
+            bytes_per_key=size / keys,
+        )
+
+
+def _each(find: Callable[[bytes], Any], numbers: list[int], add: int = 0) -> Callable[[], None]:
+    names = [_key(number + add) for number in numbers]
+
+    def work() -> None:
+        for name in names:
+            find(name)
+
+    return work
+
+
+def _alternately(run: Run, ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
+    """Return the median CPU seconds of both, measured in turn."""
+    pairs = [(timed(ours).cpu, timed(theirs).cpu) for _ in range(run.repetitions + 1)][1:]
+    mine, other = zip(*pairs, strict=True)
+    return statistics.median(mine), statistics.median(other)
+
+
+_FIRST = (
+    "import lastword\n"
+    "with lastword.open({path!r}) as logs:\n"
+    "    assert logs.topic('t').get(b'key-%020d' % 7)\n"
+)
+
+
+def _process(code: str) -> float:
+    """Return the CPU seconds of a process that runs this code."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+Rival = tuple[Callable[[bytes], Any], Callable[[list[bytes]], Any], str]
+
+
+def _sqlite(path: Path, newest: dict[bytes, bytes]) -> Rival:
+    path.unlink(missing_ok=True)
+    rows = sqlite3.connect(path, isolation_level=None)
+    rows.execute("pragma journal_mode = wal")
+    rows.execute("create table newest (key blob primary key, value blob) without rowid")
+    rows.execute("begin")
+    rows.executemany("insert into newest values (?, ?)", newest.items())
+    rows.execute("commit")
+
+    def find(key: bytes) -> Any:
+        return rows.execute("select value from newest where key = ?", (key,)).fetchone()
+
+    def find_many(keys: list[bytes]) -> Any:
+        found: dict[bytes, bytes] = {}
+        for start in range(0, len(keys), 500):
+            part = keys[start : start + 500]
+            marks = ",".join("?" * len(part))
+            found.update(rows.execute(f"select key, value from newest where key in ({marks})", part))
+        return found
+
+    code = (
+        "import sqlite3\n"
+        f"rows = sqlite3.connect({str(path)!r})\n"
+        "assert rows.execute('select value from newest where key = ?', (b'key-%020d' % 7,)).fetchone()\n"
+    )
+    return find, find_many, code
+
+
+def _lmdb(path: Path, newest: dict[bytes, bytes]) -> Rival:
+    import lmdb  # a rival that need not be installed
+
+    shutil.rmtree(path, ignore_errors=True)
+    store = lmdb.open(str(path), map_size=8 << 30)
+    with store.begin(write=True) as change:
+        change.cursor().putmulti(sorted(newest.items()))
+
+    def find(key: bytes) -> Any:
+        with store.begin() as reading:
+            return reading.get(key)
+
+    def find_many(keys: list[bytes]) -> Any:
+        with store.begin() as reading:
+            return dict(reading.cursor().getmulti(keys))
+
+    code = (
+        f"import lmdb\nstore = lmdb.open({str(path)!r}, readonly=True)\n"
+        "with store.begin() as reading:\n    assert reading.get(b'key-%020d' % 7)\n"
+    )
+    return find, find_many, code

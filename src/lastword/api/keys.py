@@ -1,0 +1,184 @@
+"""Look up the newest record of keys: `Topic.get` and its kin.
+
+The answer is that of `read(view="newest", keys=...)`, from the key index if the topic has one, otherwise by
+that very read. Each partition has one end, taken before the first lookup.
+
+A key belongs to the partition that the partitioner assigns. If that has no value of the key, the others are
+looked at, from the highest number down: a producer may have named another partition, or has used another
+partitioner. So a key is found exactly if `newest(keys=[key])` yields a record of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+from lastword.api.reader import check_keys
+from lastword.errors import KeyRequiredError
+from lastword.keys.index import KeyIndex, Mismatch
+from lastword.partition.moment import Range
+from lastword.state.newest import newest
+
+if TYPE_CHECKING:
+    from lastword.api.topic import Topic
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
+    from lastword.records.record import RawRecord
+
+logger = logging.getLogger("lastword.keys")
+"""Gets a warning if the keys of a partition do not fit the memory, so that each lookup reads the log."""
+Found = dict[bytes, tuple[int, "RawRecord"]]
+"""The partition and the newest record of each key."""
+_TRIES = 3
+
+
+def key_bytes(topic: Topic[Any, Any], key: Any) -> bytes:
+    """Return the bytes of a key. SerializerError as from `append`; KeyRequiredError for None."""
+    if key is None:
+        raise KeyRequiredError(
+            f"{topic.name}: None is no key", remedy="give a key: a record without one has no newer one"
+        )
+    data: bytes = topic.schema.key.encode(key, "key")
+    return data
+
+
+def keys_by_bytes(topic: Topic[Any, Any], keys: Iterable[Any]) -> dict[bytes, Any]:
+    """Return each key by its bytes. UsageError if `keys` is a text or a mapping."""
+    check_keys(keys)
+    return {key_bytes(topic, key): key for key in keys}
+
+
+def find_one(topic: Topic[Any, Any], key: bytes, partition: int | None) -> tuple[int, RawRecord] | None:
+    """Return partition and newest record of a key, as `find` does; a short way for the usual case."""
+    number = topic._partition_of(key) if partition is None else partition
+    log = topic._readable(number)
+    index = _index(topic, number, log)
+    if index is not None:
+        with suppress(Mismatch), index.lock:
+            if index.follow(log):
+                record = index.find_one(log, key)
+                if record is not None:
+                    return number, record
+                if partition is not None or topic.partitions == 1:
+                    return None
+    return find(topic, (key,), partition).get(key)
+
+
+def _index(topic: Topic[Any, Any], number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
+    """Return the index of a partition; None: its topic has none."""
+    config, dirs = topic.config, topic.dirs
+    if dirs.holds_logs and config.compacts and config.lastword_key_index:
+        return dirs.key_indexes.of(topic.name, number, log.directory)
+    return None
+
+
+def find(topic: Topic[Any, Any], keys: Collection[bytes], partition: int | None) -> Found:
+    """Return partition and newest record of each key that has a value, in this partition or in any."""
+    for left in range(_TRIES, 0, -1):
+        with ExitStack() as stack:
+            lookup = _Lookup(topic, keys, stack, may_index=left > 1)
+            try:
+                return lookup.find(partition)
+            except Mismatch:
+                lookup.renew(drops=left == 2)
+    raise AssertionError("a read without an index has no mismatch")
+
+
+class _Lookup:
+    """One call: partitions are begun when they are needed, or together before the first of many keys."""
+
+    def __init__(
+        self, topic: Topic[Any, Any], keys: Collection[bytes], stack: ExitStack, *, may_index: bool
+    ) -> None:
+        self._topic, self._keys = topic, keys
+        self._stack, self._may_index = stack, may_index
+        self._parts: dict[int, _Part] = {}
+
+    def find(self, partition: int | None) -> Found:
+        """Return the newest records."""
+        keys = self._keys
+        if partition is not None:
+            return self._found(partition, keys)
+        home: dict[int, list[bytes]] = {}
+        for key in keys:
+            home.setdefault(self._topic._partition_of(key), []).append(key)
+        numbers = sorted(self._topic.schema.numbers)
+        if len(keys) > 1:
+            for number in numbers:
+                self._part(number)
+        found: Found = {}
+        for number, own in sorted(home.items()):
+            found |= self._found(number, own)
+        for number in reversed(numbers) if len(numbers) > 1 else ():
+            missing = [key for key in keys if key not in found]
+            if not missing:
+                break
+            found |= self._found(number, missing)
+        return found
+
+    def renew(self, *, drops: bool) -> None:
+        """Let the views catch up. `drops`: the indexes that were used are wrong."""
+        for part in self._parts.values():
+            part.renew(drops=drops)
+
+    def _found(self, number: int, keys: Iterable[bytes]) -> Found:
+        return {key: (number, record) for key, record in self._part(number).find(keys).items()}
+
+    def _part(self, number: int) -> _Part:
+        part = self._parts.get(number)
+        if part is None:
+            log = self._topic._readable(number)
+            index = self._index(number, log) if self._may_index else None
+            part = self._parts[number] = _Part(log, index, self._keys)
+        return part
+
+    def _index(self, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
+        """Return the index of a partition, which has followed the log and is held; None: it has none."""
+        topic = self._topic
+        index = _index(topic, number, log)
+        if index is None:
+            return None
+        self._stack.enter_context(index.lock)
+        if index.follow(log):
+            return index
+        indexes = topic.dirs.key_indexes
+        if (topic.name, number) not in indexes.warned:
+            indexes.warned.add((topic.name, number))
+            logger.warning(
+                "%s-%d: the keys do not fit log.cleaner.dedupe.buffer.size, so each lookup reads the log. A "
+                'process that opens the directory with mode "a" and calls `get` saves an index for all',
+                topic.name,
+                number,
+            )
+        return None
+
+
+class _Part:
+    """One partition in a lookup."""
+
+    def __init__(
+        self, log: PartitionLog | PartitionView, index: KeyIndex | None, keys: Collection[bytes]
+    ) -> None:
+        self._log, self._index, self._keys = log, index, keys
+        self._read: Mapping[bytes, RawRecord] | None = None
+
+    def find(self, keys: Iterable[bytes]) -> Mapping[bytes, RawRecord]:
+        """Return the newest records of the keys that have a value. Raises Mismatch."""
+        if self._index is not None:
+            return self._index.find(self._log, keys)
+        if self._read is None:
+            log: Any = self._log
+            view: PartitionView = log.view() if log.grows else log
+            range_ = Range.of(view, lambda now: (now.log_start, min(now.stable_offset, now.log_end)))
+            records = newest(range_, tombstones=False, map_bytes=0, keys=frozenset(self._keys))
+            self._read = {record.key or b"": record for record in records}
+        read = self._read
+        return {key: read[key] for key in keys if key in read}
+
+    def renew(self, *, drops: bool) -> None:
+        """Let the view catch up; drop the index if it is wrong."""
+        self._log.refresh()
+        if drops and self._index is not None:
+            self._index.drop()

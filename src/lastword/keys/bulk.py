@@ -1,0 +1,157 @@
+"""Build runs of many records, and merge runs, with NumPy, in bounded memory.
+
+A build collects the entries of a window of records, sorts them by digest, and keeps the newest of each key. A
+merge goes through the digests in slices: the entries of a slice are in neighbouring blocks of each run. So
+the memory of both is that of a window or a slice, whatever the number of keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword import kernels
+from lastword.kernels.blake2b import digest_spans, initial_state
+from lastword.keys.run import ENTRY_BYTES, Run, RunWriter, Sink, home_blocks
+from lastword.partition import scan
+
+if TYPE_CHECKING:
+    from lastword.partition.view import PartitionView
+
+Entries = NDArray[np.uint8]
+"""Entries as rows of 24 bytes."""
+WINDOW = 1 << 19
+"""Records of a window, and about the entries of a slice: 12 MiB, and three times as much to sort them."""
+
+
+def collected(
+    view: PartitionView, start: int, end: int, salt: bytes, window: int = WINDOW
+) -> Iterator[tuple[Entries, int]]:
+    """Yield the entries of the committed records in [start, end), sorted, the newest of each key of a window.
+
+    Each with the offset that it reaches.
+    """
+    state = initial_state(salt)
+    parts: list[Entries] = []
+    held = 0
+    for chunk, columns in scan.columns(view, start, end):
+        keyed = columns.select(columns.key_length >= 0)
+        if len(keyed):
+            entries = np.empty((len(keyed), ENTRY_BYTES), np.uint8)
+            digests = np.empty(2 * len(keyed), np.uint64)
+            scratch = np.empty(24, np.uint64)
+            source = chunk.uncompressed
+            status = digest_spans(source, keyed.key_position, keyed.key_length, state, scratch, digests)
+            if status != kernels.OK:
+                raise ValueError(f"a key is outside its chunk: {status}")
+            entries[:, :16] = digests.view(np.uint8).reshape(-1, 16)
+            words = (keyed.offset.astype(np.uint64) << np.uint64(1)) | (keyed.value_length < 0)
+            entries[:, 16:] = words.view(np.uint8).reshape(-1, 8)
+            parts.append(entries)
+            held += len(entries)
+        if held >= window:
+            reached = int(columns.offset[-1]) + 1
+            yield newest_first(parts), reached
+            parts, held = [], 0
+    if parts:
+        yield newest_first(parts), end
+
+
+def newest_first(parts: Sequence[Entries]) -> Entries:
+    """Return the entries of parts in the order of the log, sorted by digest, the newest of each key alone."""
+    return distinct([part[::-1] for part in reversed(parts)])
+
+
+def distinct(parts: Sequence[Entries]) -> Entries:
+    """Return entries sorted by digest. If several have a digest, the first of them in `parts` is kept."""
+    entries = np.concatenate(parts) if len(parts) != 1 else np.ascontiguousarray(parts[0])
+    if not len(entries):
+        return entries
+    words = entries.view(np.uint64).reshape(-1, 3)
+    high, low = words[:, 0].byteswap(), words[:, 1]
+    order = np.argsort(high, kind="stable")
+    high = high[order]
+    same = high[1:] == high[:-1]
+    if same.any():
+        low = low[order]
+        if (low[1:][same] != low[:-1][same]).any():  # digests that are equal in their first half
+            order = np.lexsort((words[:, 1], words[:, 0].byteswap()))
+            high, low = words[order, 0], words[order, 1]
+            same = high[1:] == high[:-1]
+        first = np.concatenate(([True], ~(same & (low[1:] == low[:-1]))))
+        order = order[first]
+    kept: Entries = entries[order]
+    return kept
+
+
+def write(writer: RunWriter, entries: Entries, home: int) -> None:
+    """Put sorted entries into a run of `home` blocks."""
+    prefix = entries.view(np.uint64).reshape(-1, 3)[:, 0].byteswap() >> np.uint64(32)
+    numbers = ((prefix * np.uint64(home)) >> np.uint64(32)).astype(np.int64)
+    edges = np.flatnonzero(np.diff(numbers, prepend=-1))
+    data = entries.tobytes()
+    ends = [*edges[1:].tolist(), len(entries)]
+    for number, first, last in zip(numbers[edges].tolist(), edges.tolist(), ends, strict=True):
+        writer.put(number, data[first * ENTRY_BYTES : last * ENTRY_BYTES])
+
+
+def write_run(sink: Sink, entries: Entries, salt: bytes, start: int, end: int) -> int:
+    """Write a run of sorted entries; return its bytes."""
+    home = home_blocks(len(entries))
+    writer = RunWriter(sink, home, salt, new_tag())
+    if len(entries):
+        write(writer, entries, home)
+    return writer.finish(start, end)
+
+
+def merge(
+    sink: Sink, runs: Sequence[Run], salt: bytes, *, is_whole: bool, slice_entries: int = WINDOW
+) -> int:
+    """Write the newest entry of each digest in neighbouring runs, which are given the newest first.
+
+    Args:
+        sink: Takes the run.
+        runs: The runs.
+        salt: Of their digests.
+        is_whole: No older run is left, so that tombstones hide nothing and are left out.
+        slice_entries: About as many entries are in memory at a time.
+    """
+    slices = max(1, -(-sum(run.entries for run in runs) // slice_entries))
+    edges = [(number << 32) // slices for number in range(slices + 1)]
+    writer = None
+    home = 0
+    for low, high in pairwise(edges):
+        entries = distinct([_slice(run, low, high) for run in runs])
+        if is_whole:
+            entries = entries[(entries[:, 16] & 1) == 0]
+        if writer is None:  # digests are uniform, so all slices have about as many entries
+            home = home_blocks(int(len(entries) * slices * 1.01) if slices > 1 else len(entries))
+            writer = RunWriter(sink, home, salt, new_tag())
+        if len(entries):
+            write(writer, entries, home)
+    assert writer is not None
+    return writer.finish(runs[-1].start, runs[0].end)
+
+
+def _slice(run: Run, low: int, high: int) -> Entries:
+    """Return the entries of a run whose digests begin with a number in [low, high)."""
+    first, last = low * run.home >> 32, (high - 1) * run.home >> 32
+    data = b"".join(run.span(first, last))
+    entries = (
+        np.frombuffer(data, np.uint8).reshape(-1, ENTRY_BYTES)
+        if data
+        else np.empty((0, ENTRY_BYTES), np.uint8)
+    )
+    prefix = entries.view(np.uint64).reshape(-1, 3)[:, 0].byteswap() >> np.uint64(32)
+    inside: Entries = entries[(prefix >= low) & (prefix < high)]
+    return inside
+
+
+def new_tag() -> int:
+    """Return a random tag of a run."""
+    return int.from_bytes(os.urandom(4), "little")

@@ -1,0 +1,459 @@
+"""`KeyIndex`: the newest committed record of each key of one partition, by lookups.
+
+The index covers the log below an offset, `end`: runs with disjoint ranges of offsets, the newest first, and
+above them an overlay in memory (digest -> word). Before a lookup the index *follows* the log: the records
+that were appended since are read into the overlay, up to the last stable offset. A lookup takes the newest
+entry of the key's digest, reads the record there, and compares the key.
+
+Runs. An overlay with many entries becomes a run; many records at a time (`bulk`) become runs directly. Then
+a run is merged with the newer ones unless it is larger than all of them together: each entry is written
+about log2(index / overlay) times, and a lookup meets that many runs at most.
+
+Two kinds. In a directory that is open to append, runs are files, and the index is saved with each new run and
+at closing. It is noticed when the log is cut (`Tail.cuts`). Elsewhere nothing is written: runs of a writer
+are read, if they fit the log (`manifest`). All else is in memory, up to a limit; above, `follow` returns
+False, and the caller scans. There the log is a view, and whenever it shows other segments, the notes of cuts
+and the witness are compared again. The notes are read before the view, and again after it: a cut between
+both would otherwise be missed.
+
+An index that proposes a record that is not there, or another key's, is behind the log or wrong. `Mismatch`
+says so: the caller lets the view catch up and tries again, then drops the index and scans.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, cast
+
+from lastword.errors import (
+    CorruptFileError,
+    DiskFullError,
+    FileVanishedError,
+    LastwordError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
+from lastword.files import FileFacts, Files
+from lastword.keys import manifest as saved
+from lastword.keys.manifest import Manifest, Witness
+from lastword.keys.run import (
+    SALT_BYTES,
+    Memory,
+    Run,
+    RunWriter,
+    Sink,
+    digest_function,
+    entry_of,
+    home_blocks,
+)
+from lastword.metrics import KEY_INDEX_DROPS
+from lastword.partition import removal_log, scan
+from lastword.partition.reads import ATTEMPTS
+from lastword.segment import names
+
+if TYPE_CHECKING:
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
+    from lastword.records.record import RawRecord
+
+OVERLAY_ENTRIES = 50_000
+"""An overlay of this size becomes a run. An entry takes about `ENTRY_MEMORY` bytes."""
+ENTRY_MEMORY = 200
+WORTH_SAVING = 1000
+"""At closing a smaller overlay is not saved: the next process reads as many records in milliseconds."""
+MANY = 20_000
+"""So many records are read by kernels, which are loaded for them."""
+PLAIN_READS = 500
+"""So many records are read in plain Python, before the kernels are loaded to read one."""
+FEW = 16
+"""So many records are read one by one."""
+
+
+class Mismatch(Exception):
+    """The index proposes a record that is not there: it is behind the log, or wrong."""
+
+
+class KeyIndex:
+    """The key index of a partition. Its caller holds `lock`.
+
+    Attributes:
+        end: The records below are in the index.
+        lock: Held from `follow` to the end of the lookup.
+    """
+
+    def __init__(
+        self, files: Files, directory: str, topic: str, *, writes: bool, most_bytes: Callable[[], int]
+    ) -> None:
+        """Make an index that has read nothing.
+
+        Args:
+            files: The storage.
+            directory: The partition's directory.
+            topic: For metrics.
+            writes: The caller has the log open to append, and runs are saved.
+            most_bytes: Returns the most memory that entries may take.
+        """
+        self.lock = threading.RLock()
+        self.end = 0
+        self._files, self._directory, self._topic = files, directory, topic
+        self._writes = writes
+        self._most_bytes = most_bytes
+        self._log: object = None
+        """The log or view, and for a view the set of segments, that the index has followed."""
+        self._segments: object = None
+        self._cuts = 0
+        self._incarnation: object = None
+        self._is_too_large = False
+        self._plain_reads = 0
+        self._loaded: FileFacts | None = None  # facts of the manifest in the directory
+        self._saved_end = 0
+        self._clear(os.urandom(SALT_BYTES))
+
+    def _clear(self, salt: bytes) -> None:
+        self._salt, self._digest = salt, digest_function(salt)
+        self._runs: list[Run] = []
+        self._overlay: dict[bytes, int] = {}
+        self._written: set[str] = set()  # names of runs that no manifest names yet
+        self._witness: Witness | None = None
+        self.end = self._saved_end = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return about the memory that entries take."""
+        runs = sum(run.size_bytes for run in self._runs if run.in_memory)
+        return runs + len(self._overlay) * ENTRY_MEMORY
+
+    # -------------------------------------------------------------- follow the log
+
+    def follow(self, log: PartitionLog | PartitionView) -> bool:
+        """Take in what was appended, up to the last stable offset of now, or of the view.
+
+        Returns:
+            False: The entries do not fit the memory. The index is empty.
+        """
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._follow(log)
+            except (FileVanishedError, OffsetOutOfRangeError):  # cleaned, trimmed or cut meanwhile
+                if attempt == ATTEMPTS - 1:
+                    raise
+                log.refresh()
+            except CorruptFileError as error:
+                if error.code != saved.FORM.code:
+                    raise
+                self.drop()
+            except (
+                DiskFullError,
+                StorageError,
+            ):  # the index cannot be written: it is kept in memory from now on
+                if not self._writes:
+                    raise
+                self._writes = False
+                self._clear(os.urandom(SALT_BYTES))
+                self._log = None
+        return False
+
+    def _follow(self, log: PartitionLog | PartitionView) -> bool:
+        if self._is_too_large and self._loaded == self._manifest_facts():
+            return False
+        if log.grows:
+            owned = cast("PartitionLog", log)
+            if self._log is not owned or self._cuts != owned.tail.cuts:
+                self._log, self._cuts = owned, owned.tail.cuts
+                self._load(owned.view())
+            end = owned.stable_offset
+        else:
+            view = cast("PartitionView", log)
+            if self._log is not view or self._segments is not view.segment_set:
+                self._adopt(view)
+            end = min(view.stable_offset, view.log_end)
+        return end <= self.end or self._read(log, end)
+
+    def _adopt(self, view: PartitionView) -> None:
+        """Follow another view of the log, if it shows that the log was not cut; else begin again."""
+        notes = removal_log.load(self._files, self._directory)
+        is_known = (
+            self._log is not None
+            and self._incarnation == saved.incarnation(view)
+            and notes.cut_count == self._cuts
+            and self.end <= min(view.stable_offset, view.log_end)
+            and (self.end <= view.log_start or self._witness is not None)
+            and (self._witness is None or self._witness.testifies(view, self.end))
+        )
+        if is_known and self.end - self._saved_end > WORTH_SAVING:  # a writer may have saved more
+            is_known = self._manifest_facts() == self._loaded
+        if not is_known:
+            self._load(view)
+        self._log, self._segments = view, view.segment_set
+
+    def _manifest_facts(self) -> FileFacts | None:
+        return self._files.stat(saved.path_of(self._directory))
+
+    def _load(self, view: PartitionView) -> None:
+        """Begin with the saved index, or with an empty one. A view without the lock is renewed."""
+        for _ in range(ATTEMPTS):
+            self._clear(os.urandom(SALT_BYTES))
+            self._is_too_large = False
+            notes = removal_log.load(self._files, self._directory)
+            self._loaded = self._manifest_facts()
+            if not view.trusted:
+                view.refresh()
+            with suppress(CorruptFileError):
+                found = None if self._loaded is None else saved.load(self._files, self._directory)
+                try:
+                    if found is not None and found.fits(view):
+                        self._runs = saved.open_runs(self._files, self._directory, found)
+                        self._salt, self._digest = found.salt, digest_function(found.salt)
+                        self.end = self._saved_end = found.end
+                        self._witness = found.witness
+                except FileVanishedError:
+                    if self._manifest_facts() != self._loaded:
+                        continue  # a writer has saved another one
+            if removal_log.load(self._files, self._directory).cut_count == notes.cut_count:
+                break
+        self._incarnation = saved.incarnation(view)
+        if not view.trusted:
+            self._cuts = notes.cut_count
+        elif not self._runs and self._writes:
+            self._remove_saved()
+
+    def _remove_saved(self) -> None:
+        with suppress(LastwordError):
+            self._files.unlink(saved.path_of(self._directory), missing_ok=True)
+            saved.remove_others(self._files, self._directory, ())
+
+    def _read(self, log: PartitionLog | PartitionView, end: int) -> bool:
+        """Read the records from `self.end` to `end`."""
+        start = max(self.end, log.log_start)
+        if start < end:
+            view = _view_of(log)
+            if end - start > MANY and not scan.is_short(view, start, end):
+                self._read_many(view, start, end)
+            else:
+                overlay, digest = self._overlay, self._digest
+                for record in _records(log, view, start, end):
+                    if record.key is not None:
+                        overlay[digest(record.key)] = record.offset << 1 | (record.value is None)
+            if not log.grows:
+                self._witness = Witness.of(view, end)
+        self.end = end
+        if len(self._overlay) >= OVERLAY_ENTRIES:
+            self._flush()
+        if self._written:
+            self._save(cast("PartitionLog", log))
+        if self.memory_bytes > self._most_bytes():
+            self._clear(self._salt)
+            self._log = None
+            self._is_too_large = True
+            return False
+        return True
+
+    def _read_many(self, view: PartitionView, start: int, end: int) -> None:
+        from lastword.keys import bulk
+
+        if self._overlay:
+            self._flush()
+        window = min(bulk.WINDOW, max(1024, self._most_bytes() // ENTRY_MEMORY))
+        first = self._runs[0].end if self._runs else 0
+        added: list[Run] = []
+        for entries, reached in bulk.collected(view, start, end, self._salt, window):
+            with self._making() as (sink, made):
+                bulk.write_run(sink, entries, self._salt, first, reached)
+            added[:0] = made
+            first = reached
+            if sum(run.size_bytes for run in added if run.in_memory) > self._most_bytes():
+                self._runs[:0] = added  # the caller drops them
+                return
+        self._runs[:0] = self._merged(added, is_whole=not self._runs) if len(added) > 1 else added
+        self._merge_small()
+
+    # -------------------------------------------------------------- runs
+
+    def _flush(self) -> None:
+        """Make a run of the overlay."""
+        start = self._runs[0].end if self._runs else 0
+        entries = sorted(entry_of(digest, word) for digest, word in self._overlay.items())
+        with self._making() as (sink, made):
+            tag = int.from_bytes(os.urandom(4), "little")
+            writer = RunWriter(sink, home_blocks(len(entries)), self._salt, tag)
+            writer.put_sorted(entries)
+            writer.finish(start, self.end)
+        self._runs[:0] = made
+        self._overlay = {}
+        self._merge_small()
+
+    def _merge_small(self) -> None:
+        """Merge the newest runs with each older one that is not larger than they are together."""
+        count, entries = 1, self._runs[0].entries if self._runs else 0
+        while count < len(self._runs) and self._runs[count].entries <= entries:
+            entries += self._runs[count].entries
+            count += 1
+        if count > 1:
+            self._runs[:count] = self._merged(self._runs[:count], is_whole=count == len(self._runs))
+
+    def _merged(self, runs: Sequence[Run], *, is_whole: bool = False) -> list[Run]:
+        from lastword.keys import bulk
+
+        with self._making() as (sink, made):
+            bulk.merge(sink, runs, self._salt, is_whole=is_whole)
+        return made
+
+    @contextmanager
+    def _making(self) -> Iterator[tuple[Sink, list[Run]]]:
+        """Yield the sink of a run, and a list in which the run is at the end of the block."""
+        made: list[Run] = []
+        if not self._writes:
+            memory = Memory()
+            yield memory, made
+            made.append(Run(memory, len(memory.data), self._salt))
+            return
+        name = saved.new_name()
+        path = saved.path_of(self._directory, name)
+        removal_log.make_private(self._files, self._directory)
+        try:
+            with self._files.open_append(path, create=True, exclusive=True) as handle:
+                yield handle, made
+                handle.fsync()
+            source = self._files.open_read(path)
+            made.append(Run(source, source.size(), self._salt, path))
+        except BaseException:
+            with suppress(LastwordError):
+                self._files.unlink(path, missing_ok=True)
+            raise
+        self._written.add(name)
+
+    def _save(self, log: PartitionLog) -> None:
+        """Save the runs as the index of the directory, unless the log was cut meanwhile."""
+        files, directory, runs = self._files, self._directory, self._runs
+        self._written.clear()
+        if not runs or not self._writes:
+            return
+        files.fsync_dir(os.path.join(directory, names.PRIVATE))
+        file_names = [os.path.basename(run.name) for run in runs]
+        with log.lock:  # so that no cut is between the comparison and the rename
+            if log.tail.cuts != self._cuts:
+                return
+            notes = removal_log.load(files, directory)
+            manifest = Manifest.of(log.view(), runs[0].end, notes.cut_count, self._salt, file_names)
+            if manifest is None:
+                return
+            saved.save(files, directory, manifest)
+        self._saved_end = runs[0].end
+        saved.remove_others(files, directory, file_names)
+
+    def close(self) -> None:
+        """Save the overlay if it is worth a file. What cannot be saved is read again by the next process."""
+        with self.lock, suppress(LastwordError):
+            log = self._log
+            if self._writes and log is not None and len(self._overlay) >= WORTH_SAVING:
+                owned = cast("PartitionLog", log)
+                if owned.tail.cuts == self._cuts:
+                    self._flush()
+                    self._save(owned)
+
+    def drop(self) -> None:
+        """Forget everything, and remove what is saved: it was wrong."""
+        KEY_INDEX_DROPS.add(1, self._topic)
+        self._clear(os.urandom(SALT_BYTES))
+        self._log = None
+        if self._writes:
+            self._remove_saved()
+
+    # -------------------------------------------------------------- look up
+
+    def find(self, log: PartitionLog | PartitionView, keys: Iterable[bytes]) -> dict[bytes, RawRecord]:
+        """Return the newest record of each key below `end`, without the keys that are absent or deleted.
+
+        Raises:
+            Mismatch: The index proposes a record that is not there.
+        """
+        offsets: dict[int, bytes] = {}
+        try:
+            for key in keys:
+                word = self._word(self._digest(key))
+                if word is not None and not word & 1 and word >> 1 >= log.log_start:
+                    if word >> 1 in offsets:
+                        raise Mismatch  # two keys have one record
+                    offsets[word >> 1] = key
+        except (CorruptFileError, FileVanishedError):  # of a run
+            raise Mismatch from None
+        found: dict[bytes, RawRecord] = {}
+        try:
+            for offset, record in _read_at(log, list(offsets), self._may_load(len(offsets))):
+                key = offsets[offset]
+                if record is None or record.key != key or record.value is None:
+                    raise Mismatch
+                found[key] = record
+        except (FileVanishedError, OffsetOutOfRangeError):  # cleaned, trimmed or cut meanwhile
+            raise Mismatch from None
+        return found
+
+    def find_one(self, log: PartitionLog | PartitionView, key: bytes) -> RawRecord | None:
+        """Return the newest record of a key below `end`; None if it is absent or deleted. As `find`."""
+        try:
+            word = self._word(self._digest(key))
+            if word is None or word & 1 or word >> 1 < log.log_start:
+                return None
+            record = _read_one(log, word >> 1, self._may_load(1) or scan.kernels_loaded())
+        except (FileVanishedError, OffsetOutOfRangeError):
+            raise Mismatch from None
+        except CorruptFileError as error:
+            if error.code != saved.FORM.code:
+                raise
+            raise Mismatch from None
+        if record is None or record.key != key or record.value is None:
+            raise Mismatch
+        return record
+
+    def _word(self, digest: bytes) -> int | None:
+        word = self._overlay.get(digest)
+        if word is None:
+            for run in self._runs:
+                word = run.find(digest)
+                if word is not None:
+                    break
+        return word
+
+    def _may_load(self, count: int) -> bool:
+        """Return whether so many records are worth the kernels."""
+        self._plain_reads += count
+        return self._plain_reads > PLAIN_READS
+
+
+def _records(
+    log: PartitionLog | PartitionView, view: PartitionView, start: int, end: int
+) -> Iterable[RawRecord]:
+    if end - start == 1 and scan.kernels_loaded():
+        record = scan.single(log, start, committed=True)
+        if record is not None:
+            return (record,)
+    return scan.records(view, start, end)
+
+
+def _read_at(
+    log: PartitionLog | PartitionView, offsets: list[int], loads: bool
+) -> Iterator[tuple[int, RawRecord | None]]:
+    """Yield each offset with its committed record, or None."""
+    loads = loads or scan.kernels_loaded()
+    if loads and len(offsets) > FEW:
+        from lastword.partition.lookups import records_at
+
+        yield from zip(offsets, records_at(_view_of(log), offsets, committed=True), strict=True)
+        return
+    for offset in offsets:
+        yield offset, _read_one(log, offset, loads)
+
+
+def _read_one(log: PartitionLog | PartitionView, offset: int, loads: bool) -> RawRecord | None:
+    """Return the committed record at an offset, or None."""
+    record = scan.single(log, offset, committed=True) if loads else None
+    if record is None:
+        record = next(iter(scan.records(_view_of(log), offset, offset + 1)), None)
+    return record
+
+
+def _view_of(log: PartitionLog | PartitionView) -> PartitionView:
+    return cast("PartitionLog", log).view() if log.grows else cast("PartitionView", log)

@@ -1,0 +1,254 @@
+"""The manifest of a key index, `<partition>/lastword/keys`, and the proof that the index is of this log.
+
+```
+<partition>/lastword/keys             framed JSON, version 1
+    topic, partition, inode, topic_file   the directory that it describes: its name, its inode, inode and time
+                                          of partition.metadata
+    salt, end                             of the digests; the index has the records below `end`
+    cuts                                  notes of cuts in the removal log when the index was saved
+    witness                               the last batch below `end`: base offset and inode of its segment,
+                                          position, its header, its leader epoch
+    runs                                  names of the files, the newest first
+<partition>/lastword/keys-<16 hex>    a run (`run.py`)
+```
+
+A save writes the run and syncs it, syncs its name, replaces the manifest, and then removes the runs that no
+manifest names. A crash in between leaves the old index with a file more, which the next save removes.
+
+**Why an index that passes `fits` is right.** Offsets are permanent: an entry stays right for as long as its
+record is the newest of its key below `end`, and only two things change that: records from some offset on
+leave the log (a cut), or the directory is another one. A cleaning, ours or a broker's, takes away superseded
+records and old tombstones, never the newest value of a key, so it changes no entry. Neither does a trim,
+because a lookup compares each entry with the log start. So it is enough to prove that the log was not cut
+below `end` since the save:
+
+- A cut by us is noted twice in the removal log, and removes the manifest durably before its first change
+  (`cut.forget_accounts`). So does the end that an unclean stop left, before the first append behind it. A log
+  that ends below `end` is refused here, and at each opening to write (`cut.forget_keys_above`).
+- A broker notes nothing of ours. But a cut takes the batch below `end`, the witness, in whose place are then
+  other bytes, or none. If the segment of the witness is the same file, the header (offsets, size, leader
+  epoch, CRC, times, producer) at its position decides.
+- If the segment of the witness is another file, it was cleaned, or removed by a cut. A broker begins a leader
+  epoch with each start, and gives the epoch to each offset that it appends: two logs that have the same epoch
+  at an offset are equal up to it (KIP-101, on which its replication rests). So the leader epoch of the last
+  offset below `end` decides. A log without leader epochs is refused.
+
+What would pass wrongly: a broker that cuts the log and appends under the same leader epoch, and cleans the
+segment before the index is looked at. No broker since Kafka 0.11 does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import CorruptFileError, FileVanishedError, LastwordError
+from lastword.files import Files
+from lastword.keys.run import SALT_BYTES, Run
+from lastword.partition import cut, removal_log
+from lastword.partition.checkpoint_file import LeaderEpochs
+from lastword.segment import names
+from lastword.wire import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from lastword.partition.view import PartitionView
+
+FORM = cut.KEYS_FORM
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """The last batch below the end of an index.
+
+    Attributes:
+        base_offset: Base offset of its segment.
+        inode: Inode of the segment.
+        position: Its position there.
+        header: Its header, as hexadecimal digits.
+        epoch: Its leader epoch.
+    """
+
+    base_offset: int
+    inode: int
+    position: int
+    header: str
+    epoch: int
+
+    @classmethod
+    def of(cls, view: PartitionView, end: int) -> Witness | None:
+        """Return the witness for an index of the log below `end`; None: there is no batch."""
+        for segment in reversed(view.segment_set.below(end)):
+            for start in (segment.position_of(end - 1), 0):
+                last = None
+                for header in segment.headers(start):
+                    if header.base_offset >= end:
+                        break
+                    last = header
+                if last is not None:
+                    data = segment.handle.pread(HEADER_BYTES, last.position)
+                    return cls(
+                        segment.base_offset, segment.id.number, last.position, data.hex(), last.leader_epoch
+                    )
+        return None
+
+    def testifies(self, view: PartitionView, end: int) -> bool:
+        """Return whether the log was not cut below `end` since the witness was noted."""
+        at = view.segment_set.index_of(self.base_offset)
+        if at >= 0 and view.segments[at].id.number == self.inode:
+            data = view.segments[at].handle.pread(HEADER_BYTES, self.position)
+            return data.hex() == self.header
+        epochs = LeaderEpochs.load(view.files, view.directory)
+        return bool(epochs.entries) and end > view.log_start and epochs.at(end) == self.epoch >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The fields of the file."""
+
+    topic: str
+    partition: int
+    inode: int
+    topic_file: tuple[int, int] | None
+    salt: bytes
+    end: int
+    cuts: int
+    witness: Witness
+    runs: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, view: PartitionView, end: int, cuts: int, salt: bytes, runs: Sequence[str]
+    ) -> Manifest | None:
+        """Return the manifest of an index of this log; None: the log has no batch below `end`."""
+        witness = Witness.of(view, end)
+        if witness is None:
+            return None
+        inode, topic_file = incarnation(view)
+        return cls(view.topic, view.partition, inode, topic_file, salt, end, cuts, witness, tuple(runs))
+
+    def fits(self, view: PartitionView) -> bool:
+        """Return whether the index is of this log, as the module explains."""
+        return (
+            (self.topic, self.partition) == (view.topic, view.partition)
+            and (self.inode, self.topic_file) == incarnation(view)
+            and self.end <= min(view.stable_offset, view.log_end)
+            and removal_log.load(view.files, view.directory).cut_since(self.cuts) >= self.end
+            and self.witness.testifies(view, self.end)
+        )
+
+
+def incarnation(view: PartitionView) -> tuple[int, tuple[int, int] | None]:
+    """Return the inode of a partition's directory, and the facts of the file with its topic's id."""
+    facts, topic = view.files.stat(view.directory), view.topic_facts
+    return -1 if facts is None else facts.inode, None if topic is None else (topic.inode, topic.mtime_ms)
+
+
+def path_of(directory: str, name: str = names.KEYS) -> str:
+    """Return the path of a file of the index of a partition."""
+    return os.path.join(directory, names.PRIVATE, name)
+
+
+def load(files: Files, directory: str) -> Manifest | None:
+    """Read the manifest; None if there is none. CorruptFileError if it is damaged."""
+    path = path_of(directory)
+    fields = FORM.load(files, path)
+    return None if fields is None else parse(fields, path)
+
+
+def parse(fields: dict[str, Any], path: str) -> Manifest:
+    """Return the manifest with these fields. CorruptFileError if they are invalid."""
+    whole = removal_log.whole
+    with FORM.reading(path):
+        salt, topic_file = bytes.fromhex(fields["salt"]), fields["topic_file"]
+        base, inode, position, header, epoch = fields["witness"]
+        runs = tuple(str(name) for name in fields["runs"])
+        if len(salt) != SALT_BYTES or not runs or not all(is_run(name) for name in runs):
+            raise ValueError("salt or runs")
+        return Manifest(
+            str(fields["topic"]),
+            whole(fields["partition"]),
+            int(fields["inode"]),
+            None if topic_file is None else (int(topic_file[0]), int(topic_file[1])),
+            salt,
+            whole(fields["end"]),
+            whole(fields["cuts"]),
+            Witness(whole(base), whole(inode), whole(position), str(header), int(epoch)),
+            runs,
+        )
+
+
+def is_run(name: str) -> bool:
+    """Return whether this is the name of a run's file."""
+    return name.startswith(names.KEY_RUN) and "/" not in name
+
+
+def new_name() -> str:
+    """Return a name for a new run."""
+    return f"{names.KEY_RUN}{os.urandom(8).hex()}"
+
+
+def save(files: Files, directory: str, manifest: Manifest) -> None:
+    """Replace the manifest durably. Its runs and their names are durable already."""
+    FORM.save(files, path_of(directory), fields_of(manifest))
+
+
+def fields_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the fields of the file."""
+    return {
+        **asdict(manifest),
+        "salt": manifest.salt.hex(),
+        "witness": list(astuple(manifest.witness)),
+        "runs": list(manifest.runs),
+    }
+
+
+def open_runs(files: Files, directory: str, manifest: Manifest) -> list[Run]:
+    """Open the runs of a manifest, the newest first.
+
+    Raises:
+        CorruptFileError: A footer is damaged, or the runs do not cover the offsets up to the end.
+        FileVanishedError: A writer has replaced the index.
+    """
+    runs: list[Run] = []
+    end = manifest.end
+    for name in manifest.runs:
+        path = path_of(directory, name)
+        handle = files.open_read(path)
+        run = Run(handle, handle.size(), manifest.salt, path)
+        if run.end != end:
+            raise CorruptFileError(
+                f"it ends at offset {run.end}, the next run begins at {end}",
+                code=FORM.code,
+                remedy=FORM.remedy,
+                file=path,
+            )
+        runs.append(run)
+        end = run.start
+    return runs
+
+
+def check(files: Files, path: str) -> Manifest:
+    """Return the manifest at `path`. CorruptFileError if it is damaged, or if a run is missing or another."""
+    while True:
+        facts = files.stat(path)
+        manifest = parse(FORM.load(files, path) or {}, path)
+        try:
+            open_runs(files, os.path.dirname(os.path.dirname(path)), manifest)
+            return manifest
+        except FileVanishedError as error:
+            if files.stat(path) == facts:  # else a writer has replaced the index
+                raise CorruptFileError(
+                    f"{error.file} is missing", code=FORM.code, remedy=FORM.remedy, file=path
+                ) from None
+
+
+def remove_others(files: Files, directory: str, kept: Sequence[str]) -> None:
+    """Remove the runs that are not `kept`. What cannot be removed now is removed the next time."""
+    try:
+        for name in files.listdir(os.path.join(directory, names.PRIVATE)):
+            if is_run(name) and name not in kept:
+                files.unlink(path_of(directory, name), missing_ok=True)
+    except LastwordError:
+        pass

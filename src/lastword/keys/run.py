@@ -1,0 +1,247 @@
+"""A run: entries of the newest record of each key in a range of offsets, in blocks that are found by hash.
+
+```
+blocks   4096 bytes each
+    170 x 24 bytes    entries: digest of the key (16), then u64: offset * 2 + 1 if the record is a tombstone
+    u32               tag of the run
+    u32               number of the block, from 0
+    u32               number of entries; the highest bit: entries that belong here follow in the next block
+    u32               CRC-32C of all before
+footer   4096 bytes: magic, tag, salt, counts, offsets; zeros; CRC-32C
+```
+
+A digest is as good as random, so its first 32 bits say in which of the `home` blocks its entry belongs: the
+file needs no index of its blocks, and opening it reads the footer alone. A block is filled to 150 of 170
+entries on average. What does not fit continues in the next block. All entries of a block belong to it or to
+blocks before it, so the blocks of a range of digests are neighbours, and a merge reads and writes in order.
+
+The tag and the number are under the checksum: a block of another run, or in another place, is damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import google_crc32c
+
+from lastword.errors import CorruptFileError
+
+ENTRY_BYTES = 24
+DIGEST_BYTES = 16
+SALT_BYTES = 16
+BLOCK_BYTES = 4096
+BLOCK_ENTRIES = 170
+FILL = 150
+"""Entries of a block on average. 170 are exceeded in one block of twenty."""
+CONTINUES = 1 << 31
+MAGIC = b"lwkeys01"
+
+_ENTRIES_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
+_TRAILER = struct.Struct("<III")
+_WORD = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_FOOTER = struct.Struct("<8sI16sQQQQQ")
+
+Digest = Callable[[bytes], bytes]
+
+
+def digest_function(salt: bytes) -> Digest:
+    """Return the function from the bytes of a key to its digest."""
+    blake2b = hashlib.blake2b
+    return lambda key: blake2b(key, digest_size=DIGEST_BYTES, salt=salt).digest()
+
+
+def home_of(digest: bytes, home: int) -> int:
+    """Return the number of the block in which an entry belongs, of `home` blocks."""
+    return int.from_bytes(digest[:4], "big") * home >> 32
+
+
+def home_blocks(entries: int) -> int:
+    """Return the number of blocks for about this many entries."""
+    return max(1, -(-entries // FILL))
+
+
+class Source(Protocol):
+    """Bytes at positions: the handle of a file, or memory."""
+
+    def pread(self, n: int, position: int) -> bytes:
+        """Read `n` bytes from `position`; fewer only at the end."""
+
+
+class Sink(Protocol):
+    """Takes bytes in order."""
+
+    def append(self, data: Any) -> int:
+        """Append bytes."""
+
+
+class Memory:
+    """A run in memory: a sink, then a source."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def append(self, data: Any) -> int:
+        """Append bytes."""
+        self.data += data
+        return len(data)
+
+    def pread(self, n: int, position: int) -> bytes:
+        """Read `n` bytes from `position`; fewer only at the end."""
+        return bytes(self.data[position : position + n])
+
+
+class Run:
+    """One run, open to read.
+
+    Attributes:
+        name: The name of its file; empty: it is in memory.
+        entries: Number of entries.
+        blocks: Number of blocks.
+        start, end: The range of offsets whose newest records it has.
+    """
+
+    def __init__(self, source: Source, size_bytes: int, salt: bytes | None, name: str = "") -> None:
+        """Read the footer.
+
+        Args:
+            source: The bytes.
+            size_bytes: Their number.
+            salt: That of the index; None: any.
+            name: The path of the file.
+
+        Raises:
+            CorruptFileError: The footer is damaged, or of another index.
+        """
+        self.name = name
+        self.size_bytes = size_bytes
+        self._source = source
+        data = source.pread(BLOCK_BYTES, max(size_bytes - BLOCK_BYTES, 0))
+        if len(data) != BLOCK_BYTES or not _crc_fits(data):
+            raise damaged(name, "the checksum of the footer is wrong")
+        magic, self.tag, own_salt, self.entries, self.home, self.blocks, self.start, self.end = (
+            _FOOTER.unpack_from(data)
+        )
+        if magic != MAGIC or salt not in (None, own_salt) or (self.blocks + 1) * BLOCK_BYTES != size_bytes:
+            raise damaged(name, "it is of another index, or of another version")
+
+    @property
+    def in_memory(self) -> bool:
+        """Return whether the run has no file."""
+        return not self.name
+
+    def find(self, digest: bytes) -> int | None:
+        """Return the word of an entry (offset * 2, + 1 for a tombstone); None if there is none.
+
+        Raises:
+            CorruptFileError: A block is damaged.
+        """
+        number = home_of(digest, self.home)
+        while True:
+            data, count, continues = self.block(number)
+            end, at = count * ENTRY_BYTES, data.find(digest, 0, count * ENTRY_BYTES)
+            while at >= 0:
+                if at % ENTRY_BYTES == 0:
+                    return int(_WORD.unpack_from(data, at + DIGEST_BYTES)[0])
+                at = data.find(digest, at + 1, end)
+            if not continues:
+                return None
+            number += 1
+
+    def block(self, number: int) -> tuple[bytes, int, bool]:
+        """Return a block, the number of its entries, and whether they continue in the next block."""
+        data = self._source.pread(BLOCK_BYTES, number * BLOCK_BYTES)
+        return (data, *self._checked(data, number))
+
+    def _checked(self, data: bytes, number: int) -> tuple[int, bool]:
+        if len(data) != BLOCK_BYTES or not _crc_fits(data):
+            raise damaged(self.name, f"the checksum of block {number} is wrong")
+        tag, own, count = _TRAILER.unpack_from(data, _ENTRIES_BYTES)
+        continues, count = bool(count & CONTINUES), count & ~CONTINUES
+        if tag != self.tag or own != number or count > BLOCK_ENTRIES or number + continues >= self.blocks:
+            raise damaged(self.name, f"block {number} is not the block of this place")
+        return count, continues
+
+    def span(self, first: int, last: int) -> Iterator[bytes]:
+        """Yield the entries of the blocks `first` to `last`, and of those in which they continue."""
+        number = first
+        while number < self.blocks:
+            want = max(1, min(last - number + 1, 64))
+            data = self._source.pread(want * BLOCK_BYTES, number * BLOCK_BYTES)
+            for at in range(0, max(len(data), 1), BLOCK_BYTES):
+                block = data[at : at + BLOCK_BYTES]
+                count, continues = self._checked(block, number)
+                yield block[: count * ENTRY_BYTES]
+                number += 1
+            if number > last and not continues:
+                return
+
+    def check(self) -> None:
+        """Read every block. CorruptFileError if one is damaged, or if the number of entries is another."""
+        entries = sum(len(part) for part in self.span(0, self.blocks - 1)) // ENTRY_BYTES
+        if entries != self.entries:
+            raise damaged(self.name, f"{entries} entries, {self.entries} in the footer")
+
+
+class RunWriter:
+    """Writes a run block by block. Entries come in the order of the blocks in which they belong."""
+
+    def __init__(self, sink: Sink, home: int, salt: bytes, tag: int) -> None:
+        self.entries = 0
+        self.written = 0
+        self._sink = sink
+        self._home, self._salt, self._tag = home, salt, tag
+        self._pending = bytearray()
+        self._number = 0
+
+    def put(self, number: int, entries: bytes) -> None:
+        """Add entries that belong in a block; no earlier call named a later block."""
+        while self._number < number:
+            self._emit()
+        self._pending += entries
+        self.entries += len(entries) // ENTRY_BYTES
+
+    def put_sorted(self, entries: Iterable[bytes]) -> None:
+        """Add single entries in the order of their digests."""
+        for entry in entries:
+            self.put(home_of(entry, self._home), entry)
+
+    def finish(self, start: int, end: int) -> int:
+        """Write the rest and the footer; return the bytes of the run."""
+        while self._number < self._home or self._pending:
+            self._emit()
+        counts = self.entries, self._home, self._number, start, end
+        self._append(_FOOTER.pack(MAGIC, self._tag, self._salt, *counts).ljust(BLOCK_BYTES - 4, b"\0"))
+        return self.written
+
+    def _emit(self) -> None:
+        taken = bytes(self._pending[:_ENTRIES_BYTES])
+        del self._pending[:_ENTRIES_BYTES]
+        count = len(taken) // ENTRY_BYTES
+        if self._pending:
+            count |= CONTINUES
+        self._append(taken.ljust(_ENTRIES_BYTES, b"\0") + _TRAILER.pack(self._tag, self._number, count))
+        self._number += 1
+
+    def _append(self, data: bytes) -> None:
+        self._sink.append(data + _CRC.pack(google_crc32c.value(data)))
+        self.written += BLOCK_BYTES
+
+
+def _crc_fits(block: bytes) -> bool:
+    return bool(google_crc32c.value(block[:-4]) == _CRC.unpack_from(block, BLOCK_BYTES - 4)[0])
+
+
+def entry_of(digest: bytes, word: int) -> bytes:
+    """Return the bytes of an entry."""
+    return digest + _WORD.pack(word)
+
+
+def damaged(name: str, text: str) -> CorruptFileError:
+    """Return the error for a damaged file of the index."""
+    return CorruptFileError(
+        text, code="bad-key-index", remedy="delete the file: it is made again from the log", file=name
+    )

@@ -1,0 +1,128 @@
+"""Runs: what is written is found, merges keep the newest, damage is refused."""
+
+import random
+
+import numpy as np
+import pytest
+
+from lastword.errors import CorruptFileError
+from lastword.keys import bulk, run
+from lastword.keys.run import BLOCK_BYTES, BLOCK_ENTRIES, Memory, Run, RunWriter, entry_of
+
+SALT = b"0123456789abcdef"
+
+
+def made(entries, home=None, start=0, end=100):
+    memory = Memory()
+    writer = RunWriter(memory, home or run.home_blocks(len(entries)), SALT, 7)
+    writer.put_sorted(sorted(entry_of(digest, word) for digest, word in entries.items()))
+    assert writer.finish(start, end) == len(memory.data)
+    return Run(memory, len(memory.data), SALT)
+
+
+def rows(entries):
+    data = b"".join(entry_of(digest, word) for digest, word in entries)
+    return np.frombuffer(data, np.uint8).reshape(-1, 24)
+
+
+@pytest.mark.parametrize("count", [0, 1, 149, 170, 171, 5000])
+def test_every_entry_is_found(count):
+    chosen = random.Random(count)
+    entries = {chosen.randbytes(16): chosen.randrange(1 << 40) for _ in range(count)}
+    made_run = made(entries)
+    made_run.check()
+    assert made_run.entries == count
+    assert all(made_run.find(digest) == word for digest, word in entries.items())
+    assert all(made_run.find(chosen.randbytes(16)) is None for _ in range(100))
+    assert len(made_run._source.data) <= count * 29 + 2 * BLOCK_BYTES
+
+
+def test_entries_that_do_not_fit_their_block_continue():
+    chosen = random.Random(1)
+    entries = {bytes(4) + chosen.randbytes(12): n for n in range(3 * BLOCK_ENTRIES + 1)}
+    entries |= {chosen.randbytes(16): n for n in range(100)}
+    entries |= {b"\xff" * 4 + chosen.randbytes(12): n for n in range(2 * BLOCK_ENTRIES)}
+    made_run = made(entries, home=4)
+    assert made_run.blocks > 4
+    made_run.check()
+    assert all(made_run.find(digest) == word for digest, word in entries.items())
+    assert made_run.find(bytes(16)) is None
+    assert made_run.find(b"\xff" * 16) is None
+
+
+def test_bytes_across_entries_are_no_entry():
+    first, second = b"\x00" * 16, b"\x00" * 7 + b"\x01" + bytes(8)
+    made_run = made({first: 5, second: 6})
+    assert made_run.find(b"\x00" * 15 + b"\x05") is None
+
+
+@pytest.mark.parametrize("slice_entries", [1, 10, 1000, 1 << 19])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_merge_keeps_the_newest_of_each_key(slice_entries, is_whole):
+    chosen = random.Random(slice_entries)
+    keys = [chosen.randbytes(16) for _ in range(300)]
+    keys += [keys[0][:8] + chosen.randbytes(8) for _ in range(3)]  # digests that differ in their second half
+    runs, newest = [], {}
+    for age in range(4):
+        entries = {key: chosen.randrange(1 << 20) for key in chosen.sample(keys, 150)}
+        newest |= entries
+        runs.insert(0, made(entries, start=age * 100, end=(age + 1) * 100))
+    memory = Memory()
+    bulk.merge(memory, runs, SALT, is_whole=is_whole, slice_entries=slice_entries)
+    merged = Run(memory, len(memory.data), SALT)
+    merged.check()
+    assert (merged.start, merged.end) == (0, 400)
+    for key in keys:
+        word = newest.get(key)
+        assert merged.find(key) == (None if is_whole and word is not None and word & 1 else word)
+
+
+@pytest.mark.parametrize("collides", [False, True])
+def test_a_window_keeps_the_newest_of_each_key(collides):
+    chosen = random.Random(2)
+    half = chosen.randbytes(8)
+    keys = [(half if collides else chosen.randbytes(8)) + chosen.randbytes(8) for _ in range(20)]
+    log = [(chosen.choice(keys), n << 1) for n in range(100)]
+    entries = bulk.newest_first([rows(log[:40]), rows(log[40:])])
+    found = {bytes(row[:16]): int.from_bytes(bytes(row[16:]), "little") for row in entries}
+    assert found == dict(log)
+    assert len(entries) == len(found)
+    assert sorted(entries[:, :8].tobytes()[n : n + 8] for n in range(0, 8 * len(entries), 8)) == [
+        entries[n, :8].tobytes() for n in range(len(entries))
+    ]
+
+
+def test_a_run_of_bulk_is_one_of_plain_python():
+    chosen = random.Random(3)
+    entries = {chosen.randbytes(16): n for n in range(2000)}
+    memory = Memory()
+    bulk.write_run(memory, bulk.distinct([rows(entries.items())]), SALT, 0, 100)
+    made_run = Run(memory, len(memory.data), SALT)
+    made_run.check()
+    plain = made(entries)
+    assert made_run.blocks == plain.blocks
+    for number in range(plain.blocks):
+        assert made_run.block(number)[0][:4080] == plain.block(number)[0][:4080]
+
+
+def test_each_flipped_bit_is_damage():
+    entries = {random.Random(n).randbytes(16): n for n in range(300)}
+    memory = made(entries)._source
+    for at in range(0, len(memory.data), 97):
+        memory.data[at] ^= 1 << at % 8
+        with pytest.raises(CorruptFileError):
+            Run(memory, len(memory.data), SALT).check()
+        memory.data[at] ^= 1 << at % 8
+    Run(memory, len(memory.data), SALT).check()
+
+
+def test_blocks_that_were_exchanged_are_damage():
+    entries = {random.Random(n).randbytes(16): n for n in range(300)}
+    memory = made(entries)._source
+    first, second = bytes(memory.data[:BLOCK_BYTES]), bytes(memory.data[BLOCK_BYTES : 2 * BLOCK_BYTES])
+    memory.data[: 2 * BLOCK_BYTES] = second + first
+    made_run = Run(memory, len(memory.data), SALT)
+    with pytest.raises(CorruptFileError, match="not the block of this place"):
+        made_run.find(bytes(16))
+    with pytest.raises(CorruptFileError, match="another index"):
+        Run(memory, len(memory.data), bytes(16))
