@@ -7,7 +7,7 @@ from bench.traffic import KINDS
 from tests.support.exhaustive import stride
 from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
-SMALL = {"keys": 2000, "updates": 3, "live_segments": 20}
+SMALL = {"keys": 1000, "updates": 3, "live_segments": 20}
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_sixteen_partitions_are_mixed():
 
 @pytest.mark.slow
 def test_one_target_for_sixteen_partitions_writes_less_than_one_for_each():
-    scenarios = mixed(600 // stride(2), 3)
+    scenarios = mixed(600 // stride(4), 3)
     together = on_paper(scenarios, "generational")
     kafka = on_paper(scenarios, "broker")
     apart = (

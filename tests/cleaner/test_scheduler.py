@@ -24,7 +24,7 @@ from lastword.clock import ManualClock, SystemClock
 from lastword.errors import BusyError, UsageError
 from lastword.logdir import TopicPartition
 from tests.fakes.simulated import SimulatedClock
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 BACKOFF_MS = 15_000
 Body = Callable[["FakeTask", Stop], Done | None]
@@ -152,7 +152,7 @@ def test_never_two_rounds_on_a_drive_while_another_one_has_work() -> None:
     assert not scheduler.running() and not scheduler.states.all()
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9)), max_size=14),
     st.integers(1, 5),
@@ -744,7 +744,7 @@ class Transitions(RuleBasedStateMachine):
 
 
 TestTransitions = Transitions.TestCase
-TestTransitions.settings = settings(max_examples=third(30), stateful_step_count=25, deadline=None)
+TestTransitions.settings = settings(max_examples=few(30), stateful_step_count=25, deadline=None)
 
 
 def test_6K_110_111_112_113_states_as_the_manager_has_them() -> None:

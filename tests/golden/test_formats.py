@@ -32,7 +32,7 @@ from lastword.state.newest import newest
 from lastword.tools.dump import Batch, IndexEntry, dump
 from tests.formats.logs import headers
 from tests.golden import loader
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 pytestmark = pytest.mark.slow  # every case that Kafka wrote; `make check` has a minute
 
@@ -189,7 +189,7 @@ def test_any_range_is_a_slice_of_all(name: str, unpacked: Callable[[str, str], P
     end = view.stable_offset
     whole = list(scan.records(view, view.log_start, end, plain=True))
     places = random.Random(name)
-    for _ in range(third(60)):
+    for _ in range(few(60)):
         first = places.randrange(view.log_start, end)
         last = min(end, first + places.choice([1, 2, 7, 40, 1000]))
         wanted = [record for record in whole if first <= record.offset < last]
@@ -437,7 +437,7 @@ def test_a_flipped_bit_never_shows_a_wrong_record(
     right = [(r.timestamp, r.key, r.value, r.headers) for r in read_all(root, name, True)]
     places = random.Random(name)
     logs = loader.partition_files(root)
-    refused, flips = 0, third(60)
+    refused, flips = 0, few(60)
     for _ in range(flips):
         log = places.choice([path for path in logs if path.stat().st_size])
         data = log.read_bytes()
@@ -466,7 +466,7 @@ def test_a_segment_cut_anywhere(name: str, unpacked: Callable[[str, str], Path],
     right = list(read_all(root, name, True))
     places = random.Random(name)
     logs = loader.partition_files(root)
-    for _ in range(third(30)):
+    for _ in range(few(30)):
         log = places.choice([path for path in logs if path.stat().st_size])
         data = log.read_bytes()
         starts = {header.position for header in headers(data, log.name)}
