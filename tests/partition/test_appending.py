@@ -279,7 +279,7 @@ def _said_and_left(config: TopicConfig, steps: list[tuple[Any, ...]], *, short: 
 
 @pytest.mark.parametrize(
     "examples",
-    [pytest.param(25, marks=pytest.mark.quick), pytest.param(600 // stride(15), marks=pytest.mark.slow)],
+    [pytest.param(25, marks=pytest.mark.quick), pytest.param(600 // stride(24), marks=pytest.mark.slow)],
 )
 def test_single_records_leave_the_same_bytes_both_ways(examples: int) -> None:
     def both_ways(config: TopicConfig, steps: list[tuple[Any, ...]], clean: bool) -> None:
