@@ -27,7 +27,7 @@ from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.support.exhaustive import few, stride
 
-KEYS = 20_000
+KEYS = 20_000 // stride(2)
 UPDATES = 15 if stride(2) == 1 else 10
 LIVE_SEGMENTS = 50
 
