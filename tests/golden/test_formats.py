@@ -26,10 +26,9 @@ from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.resolve import resolve
-from lastword.segment import names
 from lastword.state.newest import _newest as newest_of_a_view
 from lastword.state.newest import newest
-from lastword.tools.dump import Batch, IndexEntry, dump
+from lastword.tools.dump import Batch, dump
 from tests.formats.logs import headers
 from tests.golden import loader
 from tests.support.exhaustive import few, stride
@@ -255,42 +254,6 @@ def test_every_batch_and_control_record(name: str, unpacked: Callable[[str, str]
             key: value for key, value in control.items() if value[0] in ("ABORT", "COMMIT")
         }
         assert seen.keys() == control.keys()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_index_entry(name: str, unpacked: Callable[[str, str], Path]) -> None:
-    for stage in stages(name):
-        listed: dict[tuple[str, str], list[Line]] = defaultdict(list)
-        for line in loader.case(name).indexes(stage):
-            if "zeroTail" not in line and not line["file"].endswith(".snapshot"):
-                listed[line["partition"], line["file"]].append(line)
-        for (directory, file), lines in listed.items():
-            entries = list(dump(unpacked(name, stage) / directory / file))
-            assert all(isinstance(entry, IndexEntry) for entry in entries)
-            entry_fields = []
-            for entry in entries:
-                if entry.kind == "offset":
-                    entry_fields.append((entry.offset, entry.position))
-                elif entry.kind == "time":
-                    entry_fields.append((entry.timestamp, entry.offset))
-                else:
-                    fields = entry.fields
-                    entry_fields.append(
-                        (
-                            fields["producer_id"],
-                            fields["first_offset"],
-                            entry.offset,
-                            fields["last_stable_offset"],
-                        )
-                    )
-            keys = {
-                names.INDEX: ("offset", "position"),
-                names.TIME_INDEX: ("timestamp", "offset"),
-                names.TXN_INDEX: ("producerId", "firstOffset", "lastOffset", "lastStableOffset"),
-            }["." + file.rpartition(".")[2]]
-            assert entry_fields == [tuple(line[key] for key in keys) for line in lines if keys[0] in line], (
-                file
-            )
 
 
 @pytest.mark.parametrize("name", CASES[:: stride(2)])

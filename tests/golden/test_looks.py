@@ -29,14 +29,3 @@ def test_every_record_is_explained_and_counted(name, tmp_path):
                             version for version in explanation.versions if version.superseded_by is None
                         ]
                         assert newest and all(version.text for version in explanation.versions)
-
-
-def _figures(row):
-    return (
-        row.partition,
-        row.records,
-        row.keyless,
-        row.distinct_keys,
-        row.superseded_records,
-        row.tombstones,
-    )
