@@ -242,6 +242,12 @@ def test_6W_323_an_emptied_marker_opens_nothing_and_keeps_its_epoch() -> None:
     assert producer(state).epoch == 5
 
 
+def test_the_last_stable_offset_is_not_below_the_log_start() -> None:
+    state = state_after(data(PID, 5, 0, count=10, transactional=True), data(9, 15, 0))
+    assert state.last_stable_offset(16) == 5
+    assert state.last_stable_offset(16, log_start=12) == 12
+
+
 def test_6G_66_a_compacted_batch_gives_its_original_last_sequence() -> None:
     """6G.66: Reading a compacted batch, which misses records, gives the producer the batch's original last
     sequence.
