@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ from lastword.api.open_dirs import OpenDirs
 from lastword.cli import main
 from lastword.kernels import native
 from lastword.kernels.warming import warm
-from tests.support.exhaustive import stride
+from tests.support.exhaustive import only_exhaustive
 
 COMMAND = [sys.executable, "-m", "lastword"]
 WARM_AND_RUN = """
@@ -68,7 +67,6 @@ def test_compiling_is_announced_once_on_stderr(here, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.quick
 def test_a_cached_kernel_is_not_announced(here, capsys):
     warm()
     for words in NEED_KERNELS:
@@ -76,25 +74,10 @@ def test_a_cached_kernel_is_not_announced(here, capsys):
         assert "compiling" not in capsys.readouterr().err
 
 
-def fill_cache(parent):
-    """Copy the kernels' cache without two kernels and without its mark of completeness.
-
-    `make exhaustive` starts from an empty folder; so does `make kernels` on a new machine. Compiling every
-    kernel takes half a minute of CPU.
-    """
-    if stride(2) == 1:
-        return
-    warm()
-    folder = shutil.copytree(native.cache_folder(), parent / native.cache_folder().name)
-    removed = [folder / name for name in ("batches.walk_batches.o", "columns.gather_spans.o", "ready")]
-    for path in removed:
-        path.unlink()
-
-
 @pytest.mark.slow
+@only_exhaustive
 def test_a_cold_start_says_so_and_warm_ends_it(here):
-    """Use a separate cache folder."""
-    fill_cache(here / "cache")
+    """Use a separate cache folder, which is empty. `make kernels` does the same on a new machine."""
     environment = {**os.environ, "LASTWORD_CACHE_DIR": str(here / "cache")}
 
     def run(*words, command=COMMAND):
