@@ -16,6 +16,7 @@ import pytest
 
 import lastword
 from lastword import metrics
+from lastword.cli import main
 from lastword.errors import LastwordError
 from tests.support.exhaustive import only_exhaustive
 
@@ -56,7 +57,7 @@ def _all_errors(kind):
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.stem)
-def test_a_unit_calls_a_command_that_exists(path):
+def test_a_unit_calls_a_command_that_exists(path, capsys):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read_string(path.read_text(encoding="utf-8"))
@@ -66,7 +67,7 @@ def test_a_unit_calls_a_command_that_exists(path):
     command = shlex.split(service["ExecStart"])
     assert Path(command[0]).name == "lastword"
     assert service["ReadWritePaths"] in command
-    _parses(command[1:])
+    _parses(command[1:], capsys)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -168,17 +169,17 @@ def test_the_window_that_fails_starts_the_broker_again(window, settings, code, c
 @pytest.mark.parametrize(
     "line", [line for line in re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE) if "lastword " in line]
 )
-def test_commands_of_the_page_can_be_typed(line):
+def test_commands_of_the_page_can_be_typed(line, capsys):
     words = shlex.split(re.sub(r"\$\(.*?\)", "1", line))
     if words[0] == "docker":
         if words[1] == "build":
             assert (ROOT / words[words.index("-f") + 1]).exists() and words[-1] == "."
             return
         words = words[words.index("lastword") :]
-    _parses(words[words.index("lastword") + 1 :])
+    _parses(words[words.index("lastword") + 1 :], capsys)
 
 
-def _parses(arguments: list[str]) -> None:
+def _parses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Run the command on a missing directory: the refusal names the directory, not the options.
 
     `serve` makes a missing directory, so it gets a URL, which it refuses.
@@ -186,14 +187,9 @@ def _parses(arguments: list[str]) -> None:
     refusal = "does not exist"
     if arguments[0] == "serve":
         arguments, refusal = ["serve", "s3://bucket/log", *arguments[2:]], "cannot be served"
-    done = subprocess.run(
-        [sys.executable, "-m", "lastword", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode in (2, 6) and refusal in done.stderr, done.stderr
+    code = main.run(arguments)
+    said = capsys.readouterr().err
+    assert code in (2, 6) and refusal in said, said
 
 
 @pytest.mark.slow
