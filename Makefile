@@ -70,9 +70,9 @@ test: $(READY) ## lint and every test: fast and slow ones, then, if there is a J
 	@if missing=$$(./scripts/need-java 2>&1); then $(MAKE) --no-print-directory -j 3 test-local test-engines; \
 	else $(MAKE) --no-print-directory test-local && echo "left out: the tests that start Spark, Kafka or S3Mock. $$missing"; fi
 
-# Every process of pytest imports all tests. The first import compiles them, which takes 17 s. Their errors are those of the tests' run.
+# Every process of pytest imports all tests. The first import compiles them, which takes 17 s: once in a clone, for all processes. Their errors are those of the tests' run.
 bytecode: $(READY)
-	@$(PY) -m pytest --collect-only -qq > /dev/null 2>&1 || true
+	@test -d tests/unit/__pycache__ || $(PY) -m pytest --collect-only -qq > /dev/null 2>&1 || true
 
 test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick'

@@ -22,7 +22,7 @@ from tests.support.exhaustive import stride
 from tests.support.stores import Server, ServerMissing
 
 # Machines that run tests are busy, so the time of an example is no property of the code.
-settings.register_profile("lastword", deadline=None, max_examples=200 // stride(14))
+settings.register_profile("lastword", deadline=None, max_examples=200 // stride(20))
 settings.load_profile("lastword")
 
 if linux.PORTABLE:

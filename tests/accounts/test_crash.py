@@ -99,7 +99,7 @@ def test_a_stop_at_every_change(tmp_path):
             log.log.abandon()
         check(target, number, used=used)
         shutil.rmtree(target)
-        number += stride(8)
+        number += stride(16)
     files.stop_at = None
     log.close()
     assert number > 100

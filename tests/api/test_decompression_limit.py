@@ -30,8 +30,13 @@ MIB = 1 << 20
 LIMIT = 16 * MIB
 LARGE = 64 * MIB
 T = 1_700_000_000_000
-KINDS = [(2, GZIP), (1, LZ4)]
-OTHERS = [(2, SNAPPY), (2, LZ4), (2, ZSTD), (1, GZIP), (1, SNAPPY), (0, GZIP), (0, SNAPPY), (0, LZ4)]
+KIND = (2, GZIP)
+OTHERS = [
+    (2, SNAPPY),
+    (2, LZ4),
+    (2, ZSTD),
+    *((magic, codec) for magic in (1, 0) for codec in (GZIP, SNAPPY, LZ4)),
+]
 
 
 def batch(magic: int, codec: int, offset: int, value: bytes) -> bytes:
@@ -142,7 +147,7 @@ def measured(
 
 @pytest.mark.parametrize(
     ("magic", "codec"),
-    [*KINDS, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in OTHERS[stride(9) - 1 :])],
+    [KIND, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in OTHERS[stride(10) - 1 :])],
 )
 def test_no_verb_takes_more_memory_than_the_bound_says(tmp_path: Path, magic: int, codec: int) -> None:
     for name, (grown, text) in measured(tmp_path, magic, codec, f"{LIMIT // MIB}MiB").items():
@@ -155,7 +160,7 @@ def test_no_verb_takes_more_memory_than_the_bound_says(tmp_path: Path, magic: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("magic", "codec"), [(2, ZSTD), (2, GZIP), (1, LZ4)][:: stride(3)])
+@pytest.mark.parametrize(("magic", "codec"), [(1, LZ4), (2, ZSTD), (2, GZIP)][:: stride(3)])
 def test_a_large_batch_is_read_when_the_bound_is_raised(tmp_path: Path, magic: int, codec: int) -> None:
     results = measured(tmp_path, magic, codec, "64MiB", LARGE // 2)
     assert {name: text for name, (_, text) in results.items()} == dict.fromkeys(VERBS, "")

@@ -15,7 +15,7 @@ from lastword.partition.moment import Range
 from lastword.state.newest import newest
 from tests.api.conftest import BEGIN_MS
 from tests.golden import loader
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ records_ = st.lists(
 )
 
 
-@settings(max_examples=third(25), deadline=None)
+@settings(max_examples=few(25), deadline=None)
 @given(batches=st.lists(records_, min_size=1, max_size=6), data=st.data())
 def test_both_ways_of_reading_agree(tmp_path_factory, batches, data):
     path = tmp_path_factory.mktemp("agree")

@@ -11,11 +11,13 @@ import pytest
 
 import lastword
 from lastword.cli.main import CHANGE, INSPECT, SET_UP
+from tests.support.exhaustive import only_exhaustive
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@only_exhaustive
 def test_the_site(tmp_path):
     pytest.importorskip("mkdocs")
     done = subprocess.run(

@@ -18,7 +18,7 @@ from lastword.clock import ManualClock
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError
 from lastword.files import DEFAULT, Files
 from lastword.objects import open_store
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 NAMES = ("a", "b", "dir", "dir/a", "dir/b", "dir/deep", "dir/deep/a")
 CALLS = st.one_of(
@@ -75,7 +75,7 @@ def without_empty(content: dict[str, bytes | None]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 3000, scratch.MEMORY_BYTES])
-@settings(max_examples=third(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     transactions=st.lists(st.lists(CALLS, max_size=8), min_size=1, max_size=4),
     seed=st.integers(0, 1 << 30),

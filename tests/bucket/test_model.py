@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import lastword
 from lastword.clock import ManualClock
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 _numbers = count()
 KEYS = st.sampled_from(["a", "b", "c", "d"])
@@ -95,7 +95,7 @@ class BucketModel(RuleBasedStateMachine):
 
 TestBucketModel = BucketModel.TestCase
 TestBucketModel.settings = settings(
-    max_examples=third(25),
+    max_examples=few(25),
     stateful_step_count=10,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -121,27 +121,6 @@ def test_min_compaction_lag_holds_for_clean_now(tmp_path: Path) -> None:
 
 
 class TestTombstones:
-    def test_6E_40_life_of_one(self, users: LogBuilder) -> None:
-        """6E.40: Keys that tombstones deleted do not reappear; their values are gone after cleaning."""
-        users.put("a", 1).delete("a").put("b", 1)
-        users.clean()
-        assert users.offsets() == [1, 2]
-        users.wait(DAY - 1)
-        assert users.plan().reasons[0].code == "tombstone-horizon"
-        users.clean()
-        assert users.offsets() == [1, 2]
-        users.wait(1)
-        round_ = users.clean()
-        assert (round_.removed.tombstone, users.offsets()) == (1, [2])
-
-    def test_6E_41_the_clock_starts_with_the_first_round_not_with_the_delete(self, users: LogBuilder) -> None:
-        """6E.41: A tombstone is kept by the first and second cleaning however old its timestamp is: its
-        time starts with the first cleaning.
-        """
-        users.put("a", 1).delete("a").put("b", 1).wait(10 * DAY)
-        users.clean()
-        assert users.offsets() == [1, 2]
-
     def test_a_tombstone_kills_older_values_and_is_killed_by_newer_ones(self, users: LogBuilder) -> None:
         users.put("a", 1).delete("a").put("a", 2)
         users.clean()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.bucket.files import BucketFiles
 from lastword.cleaner.policy.generational import all_garbage, choose_drive, crowded
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 MIB = 1 << 20
 T = 100 * MIB
@@ -274,7 +274,7 @@ def drives(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=third(150), deadline=None)
+@settings(max_examples=few(150), deadline=None)
 @given(drives(), st.randoms(use_true_random=False))
 def test_properties_of_every_choice(account, random):
     choice = choose_drive(account, NOW_MS)
@@ -304,7 +304,7 @@ def test_properties_of_every_choice(account, random):
         ]
 
 
-@settings(max_examples=third(100), deadline=None)
+@settings(max_examples=few(100), deadline=None)
 @given(drives())
 def test_while_nothing_is_dead_only_merging_moves_a_byte(account):
     clean = [
@@ -317,7 +317,7 @@ def test_while_nothing_is_dead_only_merging_moves_a_byte(account):
     assert choose_drive(replace(account, partitions=tuple(clean)), NOW_MS).obligation in ("none", "files")
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(drives())
 def test_cleaning_as_chosen_comes_to_an_end(account):
     """Every rewrite that is not a merge frees garbage; afterwards its segments have no garbage."""

@@ -21,7 +21,7 @@ from tests.build import LogBuilder
 from tests.cleaner.support import HOUR, NOW, batch, contents, plan, records_of, resolved, rewrite_all
 from tests.cleaner.support import write_segment as written
 from tests.naive.pack import Record, encode_batch, seal
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 HORIZON = NOW + HOUR
 
@@ -243,7 +243,7 @@ logs = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=third(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(logs, st.sampled_from([200, 500, 4000]))
 def test_batches_of_different_kinds_never_meet(
     tmp_path_factory: pytest.TempPathFactory, log: list, target: int

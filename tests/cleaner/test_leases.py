@@ -12,7 +12,7 @@ from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases, removal_log
 from tests.cleaner.test_accounted import Log as Accounted
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 BEGIN = 1_795_168_800_000
 HOUR = 3_600_000
@@ -293,7 +293,7 @@ steps = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(history=steps)
 def test_two_copies_cleaned_at_different_times_deliver_the_same(tmp_path_factory, history):
     """The same order and the same newest values, whichever records are left and whichever strategy chose."""

@@ -34,7 +34,7 @@ from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support import partitions
-from tests.support.exhaustive import stride, third
+from tests.support.exhaustive import few, stride
 from tests.support.legacy import build_wrapper
 
 DAY = 24 * HOUR
@@ -290,7 +290,7 @@ parts = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=third(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts, st.sampled_from([100, 300, 1 << 20]))
 def test_what_is_left_is_the_newest_of_each_key(
     tmp_path_factory: pytest.TempPathFactory, items: list, segment_bytes: int

@@ -27,7 +27,7 @@ from tests.cleaner.support import (
     write_segment,
 )
 from tests.naive import cleaner as naive
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 A5_SOURCE = bytes.fromhex(
     "00000000000000280000004b000000000294d9578c0000000000020000018bcfe568000000018bcfe56802ffffffffffffffffff"
@@ -206,7 +206,7 @@ offsets_and_keys = st.lists(
 )
 
 
-@settings(max_examples=third(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(offsets_and_keys, st.integers(0, 4), st.sampled_from([120, 400, 1 << 20]), st.integers(1, 3))
 def test_what_is_left_is_what_the_naive_cleaner_leaves(
     tmp_path_factory: pytest.TempPathFactory, items: list, codec: int, segment_bytes: int, rounds: int

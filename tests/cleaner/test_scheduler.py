@@ -24,7 +24,7 @@ from lastword.clock import ManualClock, SystemClock
 from lastword.errors import BusyError, UsageError
 from lastword.logdir import TopicPartition
 from tests.fakes.simulated import SimulatedClock
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 BACKOFF_MS = 15_000
 Body = Callable[["FakeTask", Stop], Done | None]
@@ -152,7 +152,7 @@ def test_never_two_rounds_on_a_drive_while_another_one_has_work() -> None:
     assert not scheduler.running() and not scheduler.states.all()
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9)), max_size=14),
     st.integers(1, 5),
@@ -744,39 +744,7 @@ class Transitions(RuleBasedStateMachine):
 
 
 TestTransitions = Transitions.TestCase
-TestTransitions.settings = settings(max_examples=third(30), stateful_step_count=25, deadline=None)
-
-
-def test_6K_110_111_112_113_states_as_the_manager_has_them() -> None:
-    """6K.110: After a pause by retention, an abort with a pause, and two resumes, the partition has no state.
-    6K.111: After a pause by retention, an abort by a topic deletion, and a resume, the partition has no
-    state.
-    6K.112: A cleaning can only be finished while it is in progress. Finished, it leaves no state and the
-    checkpoint at its end; aborted, it leaves a paused partition and no new checkpoint.
-    6K.113: A deletion by retention has the same rules, without a checkpoint.
-
-    Here: The checkpoint moves when a cleaning is done, and only then.
-
-    Pauses are counted, ending what does not run is illegal, and a round that was aborted by a pause leaves
-    the partition paused.
-    """
-    states = States(ManualClock())
-    for event in ("end", "damage", "resume", "retry", "abort"):
-        with pytest.raises(UsageError, match="cannot"):
-            states.apply(tp(0), event)  # type: ignore[arg-type]
-    states.apply(tp(0), "pause")
-    states.apply(tp(0), "pause")
-    with pytest.raises(UsageError, match="cannot"):
-        states.apply(tp(0), "end")
-    states.apply(tp(0), "resume")
-    assert states[tp(0)] == PartitionState("paused", 1)
-    states.apply(tp(0), "resume")
-    assert states[tp(0)] == IDLE and states.all() == {}
-    assert states.begin(tp(0)) and not states.begin(tp(0))
-    states.apply(tp(0), "pause")
-    states.abort(tp(0))
-    assert states[tp(0)] == PartitionState("aborted", 1)
-    assert states.apply(tp(0), "end") == PartitionState("paused", 1)
+TestTransitions.settings = settings(max_examples=few(30), stateful_step_count=25, deadline=None)
 
 
 def test_a_partition_that_is_gone_is_forgotten_but_not_under_a_round() -> None:

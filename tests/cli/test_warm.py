@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ from lastword.api.open_dirs import OpenDirs
 from lastword.cli import main
 from lastword.kernels import native
 from lastword.kernels.warming import warm
-from tests.support.exhaustive import stride
+from tests.support.exhaustive import only_exhaustive
 
 COMMAND = [sys.executable, "-m", "lastword"]
 WARM_AND_RUN = """
@@ -68,7 +67,6 @@ def test_compiling_is_announced_once_on_stderr(here, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.quick
 def test_a_cached_kernel_is_not_announced(here, capsys):
     warm()
     for words in NEED_KERNELS:
@@ -76,25 +74,10 @@ def test_a_cached_kernel_is_not_announced(here, capsys):
         assert "compiling" not in capsys.readouterr().err
 
 
-def fill_cache(parent):
-    """Copy the kernels' cache without two kernels and without its mark of completeness.
-
-    `make exhaustive` starts from an empty folder; so does `make kernels` on a new machine. Compiling every
-    kernel takes half a minute of CPU.
-    """
-    if stride(2) == 1:
-        return
-    warm()
-    folder = shutil.copytree(native.cache_folder(), parent / native.cache_folder().name)
-    removed = [folder / name for name in ("batches.walk_batches.o", "columns.gather_spans.o", "ready")]
-    for path in removed:
-        path.unlink()
-
-
 @pytest.mark.slow
+@only_exhaustive
 def test_a_cold_start_says_so_and_warm_ends_it(here):
-    """Use a separate cache folder."""
-    fill_cache(here / "cache")
+    """Use a separate cache folder, which is empty. `make kernels` does the same on a new machine."""
     environment = {**os.environ, "LASTWORD_CACHE_DIR": str(here / "cache")}
 
     def run(*words, command=COMMAND):
@@ -102,9 +85,14 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
         assert done.returncode == 0, done.stderr
         return done
 
-    cold = run("ls", "data")
-    assert cold.stderr.count("compiling kernels for") == 1
-    assert "compiling" in run("warm").stderr  # the other kernels
+    python = [
+        sys.executable,
+        "-c",
+        "import lastword; lastword.open('data').duplication('users')",
+    ]
+    for announced in (1, 0):
+        assert run(command=python).stderr.count("compiling kernels for") == announced, "no log is configured"
+    assert run("warm").stderr.count("compiling kernels for") == 1  # the other kernels
     again = run("warm", "--json")
     assert again.stderr == "" and json.loads(again.stdout)["files"] > 20
     (folder,) = (here / "cache").iterdir()
@@ -115,12 +103,3 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
     assert lines[-1] == str([0] * len(NEED_KERNELS))
     assert "compiling" not in done.stderr
     assert sorted(path.name for path in folder.rglob("*.o")) == compiled
-    for path in folder.glob("*.walk_batches.o"):
-        path.unlink()
-    python = [
-        sys.executable,
-        "-c",
-        "import lastword; lastword.open('data').duplication('users')",
-    ]
-    for announced in (1, 0):
-        assert run(command=python).stderr.count("compiling kernels for") == announced, "no log is configured"

@@ -13,6 +13,7 @@ from lastword.cli import main
 from lastword.cli.command import session
 from lastword.config.tables import STRATEGIES
 from lastword.demo import trial
+from tests.support.exhaustive import only_exhaustive
 
 UPDATES = 2_000
 COMMON = {"quiet": True, "verbose": False, "progress": None, "color": "never", "config": None}
@@ -82,6 +83,7 @@ def test_the_history_is_as_told() -> None:
 
 
 @pytest.mark.slow
+@only_exhaustive
 def test_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
     """At the demonstration's real size."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

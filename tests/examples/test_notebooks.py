@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.exhaustive import only_exhaustive
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -40,6 +42,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@only_exhaustive
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 def test_the_state_notebook(here, capsys):
     variables, figures = execute(EXAMPLES / "state.ipynb")

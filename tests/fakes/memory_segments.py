@@ -2,7 +2,7 @@
 
 The log is a tuple of immutable facts about contents. Every change, also an append, makes a new tuple, which
 is set by compare-and-swap; nothing is renamed. A content that left the log can still be read through open
-handles, and by no other handle. All versions are kept for tests that read at an earlier one (`at`).
+handles, and by no other handle.
 
 Notes beside the segments (leases, snapshots, accounts) are in `NoteFiles`, which refuses every file of a
 segment: so a test that passes shows that no segment was read or written except through the store.
@@ -22,7 +22,7 @@ from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.cut import empty_batch
 from lastword.partition.local_log import LocalLog
 from lastword.partition.log import PartitionLog
-from lastword.partition.segment_store import LogVersion, PrivateSegment, SegmentSet, SegmentStore
+from lastword.partition.segment_store import LogVersion, PrivateSegment, SegmentSet
 from lastword.partition.snapshots import Snapshots, replay
 from lastword.segment import names
 from lastword.segment.append import BatchSpan, SegmentAppender
@@ -189,40 +189,22 @@ class MemoryHandle(Handle):
 
 
 class MemorySegments:
-    """A `SegmentStore` in memory.
-
-    Attributes:
-        states: All versions; the last one is the current version.
-        labels: The change that made each version.
-    """
+    """A `SegmentStore` in memory; `now` is the current version of the log."""
 
     def __init__(self, name: str = "users-0", clock: Clock | None = None, files: Files | None = None) -> None:
         self.directory = f"{ROOT}/{name}"
         self.clock = clock or ManualClock()
         self.files = files or NoteFiles({name: None})
-        self.states = [State()]
-        self.labels = ["nothing"]
+        self.now = State()
         self._private: dict[str, Content] = {}
         self._count = 0
 
     # ---- versions
 
-    @property
-    def now(self) -> State:
-        return self.states[-1]
-
-    @property
-    def version(self) -> int:
-        return len(self.states) - 1
-
-    def between_calls(self) -> None:
-        """Do the same as `VersionedFiles.between_calls`."""
-
-    def _swap(self, old: State, new: State, label: str) -> None:
+    def _swap(self, old: State, new: State) -> None:
         """Compare and swap the version of the log."""
         assert self.now is old, "another version came first"
-        self.states.append(new)
-        self.labels.append(label)
+        self.now = new
 
     def _content(self, base_offset: int, data: Mapping[str, bytes] | None = None) -> Content:
         self._count += 1
@@ -238,27 +220,16 @@ class MemorySegments:
         if listed is not None:
             more = replace(listed, size=len(content.log), mtime_ms=self.clock.now_ms())
             changed = tuple(more if entry is listed else entry for entry in state.listed)
-            self._swap(state, replace(state, listed=changed), "append")
-
-    def raise_log_start(self, offset: int) -> None:
-        """Note a log start, as the checkpoint of a directory does."""
-        self._swap(self.now, replace(self.now, log_start=offset), "log start")
-
-    def at(self, now: Callable[[], State]) -> SegmentStore:
-        """Return the store as it is at the version that `now` returns, step by step."""
-        return EarlierSegments(self, now)
+            self._swap(state, replace(state, listed=changed))
 
     # ---- read
 
     def load(self) -> LogVersion:
-        return self.load_at(self._current)
-
-    def load_at(self, now: Callable[[], State]) -> LogVersion:
-        state = now()
+        state = self.now
         last = len(state.listed) - 1
         segments = SegmentSet(
             Segment(
-                MemorySegment(self, entry.content, now),
+                MemorySegment(self, entry.content, self._current),
                 StoredFacts(SegmentId(entry.content.number, entry.size), entry.mtime_ms),
                 active=number == last,
             )
@@ -269,13 +240,10 @@ class MemorySegments:
         return LogVersion(segments, max(state.log_start, first), log_end, token=_newest(state))
 
     def is_current(self, version: LogVersion) -> bool:
-        return self.is_current_at(version, self.now)
-
-    def is_current_at(self, version: LogVersion, state: State) -> bool:
         if version.token is not None:
-            return version.token == _newest(state)
+            return version.token == _newest(self.now)
         active = version.segments.active
-        return _newest(state) == (active.id.number, active.id.size)
+        return _newest(self.now) == (active.id.number, active.id.size)
 
     def pin(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -287,13 +255,13 @@ class MemorySegments:
         content = self._content(base_offset)
         stored = MemorySegment(self, content, self._current)
         appender = SegmentAppender.create(stored, index_interval_bytes=index_interval_bytes)
-        self._add(content, "create")
+        self._add(content)
         return appender
 
-    def _add(self, content: Content, label: str) -> None:
+    def _add(self, content: Content) -> None:
         state, listed = self.now, Listed(content, len(content.log), self.clock.now_ms())
         assert not any(entry.content.base_offset == content.base_offset for entry in state.listed)
-        self._swap(state, replace(state, listed=(*state.listed, listed)), label)
+        self._swap(state, replace(state, listed=(*state.listed, listed)))
 
     def ingest(
         self, file: str, batches: Sequence[BatchSpan], *, index_interval_bytes: int
@@ -302,7 +270,7 @@ class MemorySegments:
         for batch in batches:
             builder.batch(batch.position, batch.last_offset, batch.max_timestamp)
         content = self._content(batches[0].base_offset, _data(self.files.read_bytes(file), builder))
-        self._add(content, "ingest")
+        self._add(content)
         self.files.unlink(file)
         segment = Segment.load(MemorySegment(self, content, self._current), active=True)
         return SegmentAppender.resume(segment, index_interval_bytes=index_interval_bytes)
@@ -356,7 +324,7 @@ class MemorySegments:
         mtime_ms = sources[-1].mtime_now_ms()
         new = Listed(stored.content, len(stored.content.log), mtime_ms)
         listed = (*state.listed[:first], new, *state.listed[first + len(sources) :])
-        self._swap(state, replace(state, listed=listed), "replace")
+        self._swap(state, replace(state, listed=listed))
         published = MemorySegment(self, stored.content, self._current)
         return Segment.load(published, next_offset=output.next_offset)
 
@@ -367,7 +335,7 @@ class MemorySegments:
         numbers = {segment.id.number for segment in gone}
         state = self.now
         left = tuple(entry for entry in state.listed if entry.content.number not in numbers)
-        self._swap(state, replace(state, listed=left), "remove the front")
+        self._swap(state, replace(state, listed=left))
 
     def truncate(
         self, segments: SegmentSet, offset: int, epoch: int, *, index_interval_bytes: int
@@ -386,44 +354,12 @@ class MemorySegments:
             content.data[names.TXN_INDEX] = bytearray(entries)
             TransactionIndex(MemorySegment(self, content, None)).truncate(offset)
         listed = (*state.listed[:at], Listed(content, len(log), self.clock.now_ms()))
-        self._swap(state, replace(state, listed=listed, log_start=min(state.log_start, offset)), "truncate")
+        self._swap(state, replace(state, listed=listed, log_start=min(state.log_start, offset)))
         left = Segment.load(MemorySegment(self, content, self._current), active=True)
         return SegmentSet([*segments[:at], left])
 
     def remove_all(self, segments: SegmentSet) -> None:
-        self._swap(self.now, State(), "remove all")
-
-
-class EarlierSegments:
-    """`MemorySegments` for a reader at the version that `now` returns. It cannot change the log."""
-
-    def __init__(self, store: MemorySegments, now: Callable[[], State]) -> None:
-        self.files = store.files
-        self.directory = store.directory
-        self._store = store
-        self._now = now
-
-    def load(self) -> LogVersion:
-        state = self._now()  # all from one version
-        version = self._store.load_at(lambda: state)
-        segments = [
-            Segment(
-                MemorySegment(self._store, entry.content, self._now),
-                StoredFacts(SegmentId(entry.content.number, entry.size), entry.mtime_ms),
-                active=segment.active,
-            )
-            for segment, entry in zip(version.segments, state.listed, strict=True)
-        ]
-        return replace(version, segments=SegmentSet(segments))
-
-    def is_current(self, version: LogVersion) -> bool:
-        return self._store.is_current_at(version, self._now())
-
-    def pin(self, segments: Sequence[Segment]) -> None:
-        self._store.pin(segments)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"a reader does not call {name}")
+        self._swap(self.now, State())
 
 
 def _newest(state: State) -> tuple[int, int]:

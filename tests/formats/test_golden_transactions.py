@@ -5,7 +5,6 @@ Outcomes, index entries and snapshots are equal to those that Kafka had on disk.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from lastword.files import DEFAULT
 from lastword.partition import snapshots
 from lastword.partition.producer_state import Producer, ProducerState
-from lastword.partition.transactions import BatchOutcome, Decisions, control_of, scan
 from lastword.segment import indexes
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.stored import SegmentFiles
@@ -157,54 +155,3 @@ def test_index_files(name: str, stage: str, tmp_path: Path) -> None:
         (line["file"], line["producerId"], line["firstOffset"], line["lastOffset"], line["lastStableOffset"])
         for line in listed
     ]
-
-
-@pytest.mark.parametrize(("name", "stage"), ALL)
-def test_both_ways_to_an_outcome_agree(name: str, stage: str, tmp_path: Path) -> None:
-    """Outcomes from index files and from a scan of the batches equal those in the workload's values."""
-    directory = unpacked(name, stage, tmp_path)
-    batches = [(header, marker) for header, marker, _ in logs.partition(directory)]
-    scanned = scan(batches)
-    entries = [
-        entry
-        for path in sorted(directory.glob("*.txnindex"))
-        for entry in indexes.decode_aborted(path.read_bytes(), path.name)
-    ]
-    indexed = Decisions(entries, undecided=scanned.undecided)
-    outcomes = [scanned.of_header(header) for header, _ in batches]
-    assert outcomes == [indexed.of_header(header) for header, _ in batches]
-    if stage == "data" or stage == "round1-before":
-        assert scanned.aborted == entries
-        if name.startswith("tx-"):
-            assert BatchOutcome.ABORTED in outcomes
-
-
-def test_open_transactions_are_undecided(tmp_path: Path) -> None:
-    directory = unpacked("tx-delete", "data", tmp_path)
-    state = ProducerState()
-    batches = []
-    for header, marker, _ in logs.partition(directory):
-        state.update(header, marker)
-        batches.append((header, marker))
-    undecided = scan(batches).undecided
-    assert len(undecided) == 2
-    assert undecided == state.open_transactions()
-    assert state.last_stable_offset(state.end_offset) == min(undecided.values())
-
-
-def test_the_loader_lists_markers_as_we_read_them(tmp_path: Path) -> None:
-    directory = unpacked("tx-delete", "data", tmp_path)
-    lines = {line["offset"]: line for line in loader.case("tx-delete").expected("data") if line["isControl"]}
-    seen = 0
-    for path in sorted(directory.glob("*.log")):
-        data = path.read_bytes()
-        for header in logs.headers(data, path.name):
-            marker = control_of(data, header, path.name)
-            if marker is not None:
-                line = lines[header.base_offset]
-                assert (marker.type, marker.coordinator_epoch) == (
-                    line["controlType"].lower(),
-                    line["coordinatorEpoch"],
-                )
-                seen += 1
-    assert seen == len(lines) > 0, json.dumps(sorted(lines))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
 from lastword.records.record import RawRecord
-from tests.golden import loader
 from tests.naive import legacy as naive
 
 T = 1_700_000_000_000
@@ -74,17 +72,6 @@ def plain_records(data: bytes) -> list[RawRecord]:
 def decoded(data: bytes, **options: int) -> list[RawRecord]:
     chunk = chunk_of(data, **options)
     return raw_records(decode_columns(chunk), chunk)
-
-
-@pytest.mark.parametrize(
-    "name", [n for pattern in ("v0-*", "v1-*", "compact-v[01]*") for n in loader.names(pattern)]
-)
-def test_golden_logs_through_the_kernels(name: str, tmp_path: Path) -> None:
-    case = loader.case(name)
-    for path in loader.partition_files(case.unpack(tmp_path)):
-        data = path.read_bytes()
-        if data:
-            assert decoded(data) == plain_records(data)
 
 
 blobs = st.none() | st.binary(max_size=40)

@@ -132,16 +132,6 @@ def test_6W_309_a_marker_of_an_unknown_producer() -> None:
     assert append(state, data(PID, 11, 0, epoch=3)) == []
 
 
-def test_6W_310_wrapping_is_in_sequence() -> None:
-    """6W.310: After sequence 2^31 - 1 comes 0, and 1 is refused; a batch across the wrap keeps its first
-    and last sequence.
-    """
-    state = state_after(data(PID, 0, MAX))
-    with pytest.raises(SequenceGapError, match="0 is next"):
-        append(state, data(PID, 1, 1))
-    assert append(state, data(PID, 1, 0)) == []
-
-
 def test_6W_311_replay_accepts_unknown_producers_gaps_and_older_epochs() -> None:
     """6W.311: Replaying a log accepts unknown producers and gaps."""
     state = ProducerState()
@@ -252,41 +242,7 @@ def test_6W_323_an_emptied_marker_opens_nothing_and_keeps_its_epoch() -> None:
     assert producer(state).epoch == 5
 
 
-@pytest.mark.parametrize("leader", [True, False])
-def test_6W_326_index_entries_of_the_reference_interleaving(leader: bool) -> None:
-    """6W.326: The reference interleaving of transactions writes the aborted entries (producer 1, 0 to 29,
-    stable 8) and (producer 2, 8 to 74, stable 36).
-
-    As leader and by replay; four transactions, two of them aborted, and plain batches between.
-    """
-    sequences = dict.fromkeys((1, 2, 3, 4), 0)
-    state = ProducerState()
-    aborted = []
-
-    def step(header: BatchHeader, marker: ControlRecord | None = None) -> None:
-        if leader:
-            pending = state.begin()
-            assert pending.add(header, marker) is None
-            aborted.extend(state.apply(pending))
-        elif (entry := state.update(header, marker)) is not None:
-            aborted.append(entry)
-
-    order = "1:5 -:3 2:2 1:4 3:3 -:2 1:10 1:abort 2:6 4:3 -:10 3:9 3:commit 4:8 2:7 2:abort -:10 4:4 4:commit"
-    for who, action in (item.split(":") for item in order.split()):
-        end = state.end_offset
-        if who == "-":
-            step(data(-1, end, count=int(action)))
-        elif action in ("abort", "commit"):
-            step(control(int(who), end), abort() if action == "abort" else commit())
-        else:
-            step(data(int(who), end, sequences[int(who)], count=int(action), transactional=True))
-            sequences[int(who)] += int(action)
-    assert state.end_offset == 90
-    assert aborted == [AbortedTransaction(1, 0, 29, 8), AbortedTransaction(2, 8, 74, 36)]
-
-
-def test_6W_327_the_last_stable_offset_is_not_below_the_log_start() -> None:
-    """6W.327: The last stable offset is never below the log start."""
+def test_the_last_stable_offset_is_not_below_the_log_start() -> None:
     state = state_after(data(PID, 5, 0, count=10, transactional=True), data(9, 15, 0))
     assert state.last_stable_offset(16) == 5
     assert state.last_stable_offset(16, log_start=12) == 12

@@ -91,11 +91,10 @@ def test_6W_316_any_byte_changed_is_noticed(position: int, change: int) -> None:
     assert error.value.position is not None
 
 
-@pytest.mark.parametrize("size", range(len(VECTOR)))
-def test_6W_316_any_cut_is_noticed(size: int) -> None:
-    """6W.316: Empty, truncated and corrupt snapshot files are skipped and deleted; the one before is used."""
-    with pytest.raises(CorruptFileError):
-        snapshots.decode(VECTOR[:size], "x")
+def test_any_cut_is_noticed() -> None:
+    for size in range(len(VECTOR)):
+        with pytest.raises(CorruptFileError):
+            snapshots.decode(VECTOR[:size], "x")
 
 
 def test_trailing_bytes_of_an_older_longer_snapshot_are_noticed() -> None:
@@ -171,8 +170,7 @@ def test_the_snapshot_of_an_unchanged_state_is_renamed(tmp_path: Path) -> None:
     assert store.read(90) == []
 
 
-def test_6W_319_expired_producers_are_not_loaded(tmp_path: Path) -> None:
-    """6W.319: Idle producers expire; producers with an open transaction do not."""
+def test_expired_producers_are_not_loaded(tmp_path: Path) -> None:
     store = store_in(tmp_path, ProducerState(23, TWO))
     state = replay(store, SegmentSet(()), 23, is_expired=lambda p: p.is_expired(T + 1000, 500)).state
     assert [p.producer_id for p in state.producers] == [5]  # its transaction is open

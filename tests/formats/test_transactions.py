@@ -168,76 +168,11 @@ def passed(log: Log, *, start: int = 0, log_start: int = 0) -> tuple[list[int], 
     return gone, tracker.kept_entries
 
 
-def test_6F_49_a_marker_stays_while_its_transaction_has_a_batch() -> None:
-    """6F.49: A commit marker stays while its transaction has records."""
-    log: Log = [
-        (data(1, 0, 0, transactional=True), None),
-        (control(1, 1), commit()),
-        (data(2, 2, 0, transactional=True), None),
-        (control(2, 3), abort()),
-    ]
-    assert passed(log) == ([], [AbortedTransaction(2, 2, 3, 4)])
-
-
-def test_6F_50_51_a_marker_may_go_in_the_pass_that_meets_no_batch_of_it() -> None:
-    """6F.50: A commit marker without records gets a horizon from the cleaning that finds this, and goes when
-    the horizon has passed.
-    6F.51: An abort marker survives the cleaning that removes its data, gets a horizon, and goes when the
-    horizon has passed.
-    """
-    log: Log = [(control(1, 1), commit()), (control(2, 3), abort())]
-    assert passed(log) == ([1, 3], [])
-
-
-def test_6F_52_53_an_emptied_batch_is_still_a_batch() -> None:
-    """6F.52: A commit marker stays while an empty batch of its transaction is in the log.
-    6F.53: An abort marker stays while an empty batch of its transaction is in the log, and so does its index
-    entry.
-    """
-    log: Log = [
-        (data(1, 0, 0, transactional=True, kept=0), None),
-        (control(1, 1), commit()),
-        (data(2, 2, 0, transactional=True, kept=0), None),
-        (control(2, 3), abort()),
-    ]
-    assert passed(log) == ([], [AbortedTransaction(2, 2, 3, 4)])
-
-
-def test_6F_47_the_index_entry_goes_before_its_marker() -> None:
-    """6F.47: Data goes first, then the entries of the transaction index, then, after the retention, the abort
-    markers.
-
-    The data is removed and the marker is present: the pass keeps no entry, though the index file has one.
-    """
-    tracker = MarkerTracker([AbortedTransaction(2, 2, 3, 4)], pass_start=0, log_start=0)
-    assert tracker.control(control(2, 3), abort())
-    assert tracker.kept_entries == []
-
-
-def test_6F_57_emptied_markers_may_go_and_other_control_records_never() -> None:
-    """6F.57: The marker of a producer without data may be emptied after its horizon, and is cleaned again
-    without an error.
-
-    Here: The last marker of a producer is kept whole: an emptied marker would lose its epoch.
-    """
+def test_emptied_markers_may_go_and_other_control_records_never() -> None:
     tracker = MarkerTracker([], pass_start=0, log_start=0)
     assert tracker.control(control(1, 3, kept=0), None)
     assert not tracker.control(control(-1, 4), ControlRecord("leader-change", 0))
     assert not tracker.control(control(-1, 5), ControlRecord("unknown", 3))
-
-
-def test_6F_58_a_marker_belongs_to_its_own_transaction_only() -> None:
-    """6F.58: If the sequences of a producer start at 0 in each transaction, older empty batches and markers
-    still go; only the last batch is kept empty.
-
-    Data behind the first marker belongs to the second marker.
-    """
-    log: Log = [
-        (control(1, 1), commit()),
-        (data(1, 2, 0, transactional=True), None),
-        (control(1, 3), abort()),
-    ]
-    assert passed(log) == ([1], [AbortedTransaction(1, 2, 3, 4)])
 
 
 def test_a_pass_above_the_log_start_keeps_markers_of_what_it_cannot_have_met() -> None:

@@ -4,7 +4,7 @@ The newest record of every key stays, and at least the garbage that Kafka remove
 the directory as Kafka had it before its own round, with its checkpoint, at the time of its own round, and is
 compared with the directory that Kafka left. Every case is cleaned by each strategy: "now", which closes the
 active segment too, and by strategy `kafka` also "due", which takes the segments that Kafka took. Messages of
-magic 0, 1 and 2, with and without transactions.
+magic 0, 1 and 2, with and without transactions. `make test` takes every third pair of a round and a strategy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lastword.files import DEFAULT
 from lastword.records.record import RawRecord
 from lastword.segment.recover import inspect
 from tests.golden import loader
-from tests.properties.strategies import by_strategy
+from tests.support.exhaustive import stride
 from tests.support.partitions import clean_partition, log_end, records_of
 
 pytestmark = pytest.mark.slow  # every case that Kafka wrote; `make check` has a minute
@@ -45,6 +45,7 @@ ROUNDS = [
     if f"round{number}-before" in loader.case(name).stages
     for how in HOW
 ]
+BY_STRATEGY = [(name, strategy) for name in CASES for strategy in STRATEGIES]
 MD5_CASE = "md5-collision"
 FOREVER_MS = 1 << 62
 TOMBSTONES_BY_FILE_TIME = ("tx-compact-kafka28-dr0", "compact-upgrade-dr0")
@@ -182,17 +183,22 @@ def horizons(name: str, stage: str) -> dict[int, int]:
     return {line["baseOffset"]: line["deleteHorizonMs"] for line in batches if "deleteHorizonMs" in line}
 
 
-every_round = pytest.mark.parametrize(("name", "number", "how"), ROUNDS)
+@pytest.mark.parametrize(("name", "number", "how"), ROUNDS[:: stride(3)])
+def test_a_round_beside_kafkas(name: str, number: int, how: str, cleaned: Any) -> None:
+    done = cleaned(name, number, how)
+    the_newest_record_of_every_key_is_kept(done, name, number, how)
+    both_views_are_those_that_kafka_left(done, name, how)
+    every_record_that_is_kept_is_unchanged_at_its_offset(done)
+    nothing_stays_that_kafka_dropped(done, name, number)
+    tombstones_go_when_kafka_lets_them_go(done, name, how)
 
 
-@every_round
-def test_the_newest_record_of_every_key_is_kept(name: str, number: int, how: str, cleaned: Any) -> None:
+def the_newest_record_of_every_key_is_kept(done: Cleaned, name: str, number: int, how: str) -> None:
     """Only a tombstone may go, and only after its time.
 
     This time is the horizon that an earlier round set, in old formats the time of its file. By garbage
     accounts its time begins when the log has no older record of its key, which may be immediately.
     """
-    done = cleaned(name, number, how)
     clocks = horizons(name, f"round{number}-before")
     there = {record.offset: record for record in done.ours}
     for line in newest(done.committed).values():
@@ -209,10 +215,8 @@ def test_the_newest_record_of_every_key_is_kept(name: str, number: int, how: str
             assert record.key == line["key"]
 
 
-@every_round
-def test_both_views_are_those_that_kafka_left(name: str, number: int, how: str, cleaned: Any) -> None:
+def both_views_are_those_that_kafka_left(done: Cleaned, name: str, how: str) -> None:
     """The newest value of each key is equal: over committed records and, for equal segments, over all."""
-    done = cleaned(name, number, how)
     hidden = done.aborted | done.undecided
     mine = newest_values((r.offset, r.key, r.value) for r in done.ours if r.offset not in hidden)
     theirs = newest_values(as_triples(line for line in done.kafka if line["offset"] not in hidden))
@@ -234,11 +238,7 @@ def newest_values(records: Iterable[tuple[int, bytes | None, bytes | None]]) -> 
     return {key: value for _, key, value in sorted(records, key=lambda record: record[0])}
 
 
-@every_round
-def test_every_record_that_is_kept_is_unchanged_at_its_offset(
-    name: str, number: int, how: str, cleaned: Any
-) -> None:
-    done = cleaned(name, number, how)
+def every_record_that_is_kept_is_unchanged_at_its_offset(done: Cleaned) -> None:
     lines = {line["offset"]: line for line in done.before}
     for record in done.ours:
         line = lines[record.offset]
@@ -253,10 +253,8 @@ def test_every_record_that_is_kept_is_unchanged_at_its_offset(
     assert done.end_after == done.end_before
 
 
-@every_round
-def test_nothing_stays_that_kafka_dropped(name: str, number: int, how: str, cleaned: Any) -> None:
+def nothing_stays_that_kafka_dropped(done: Cleaned, name: str, number: int) -> None:
     """A round removes the superseded and the aborted records that Kafka removed."""
-    done = cleaned(name, number, how)
     last = {key: line["offset"] for key, line in newest(done.committed).items()}
     superseded = {line["offset"] for line in done.committed if line["offset"] < last[line["key"]]}
     kept_by_kafka = {line["offset"] for line in done.kafka}
@@ -271,14 +269,12 @@ def test_nothing_stays_that_kafka_dropped(name: str, number: int, how: str, clea
         assert done.report.removed.total - done.report.removed.marker == gone
 
 
-@every_round
-def test_tombstones_go_when_kafka_lets_them_go(name: str, number: int, how: str, cleaned: Any) -> None:
+def tombstones_go_when_kafka_lets_them_go(done: Cleaned, name: str, how: str) -> None:
     """The test covers keys whose newest record is a tombstone.
 
     By garbage accounts, a tombstone goes a round later if this round first had to remove an older record of
     its key.
     """
-    done = cleaned(name, number, how)
     tombstones = {
         line["offset"]
         for line in newest(done.committed).values()
@@ -309,8 +305,7 @@ def test_both_keys_of_one_md5_keep_their_newest_value(how: str, cleaned: Any) ->
     assert lost_by_kafka == [1, 0, 1], "the case does not show what it is there for"
 
 
-@by_strategy
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "strategy"), BY_STRATEGY[:: stride(3)])
 def test_rounds_reach_a_fixed_point(name: str, strategy: str, tmp_path: Path) -> None:
     """With a frozen clock: data goes, markers and tombstones get a horizon, markers go, then no change."""
     case = loader.case(name)
@@ -335,8 +330,7 @@ def test_rounds_reach_a_fixed_point(name: str, strategy: str, tmp_path: Path) ->
     assert len(set(keys)) == len(keys) > 0
 
 
-@by_strategy
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "strategy"), BY_STRATEGY[1 % stride(3) :: stride(3)])
 def test_indexes_are_those_that_recovery_builds(name: str, strategy: str, tmp_path: Path) -> None:
     """The test checks the offset and time index of every segment that a round wrote."""
     case = loader.case(name)

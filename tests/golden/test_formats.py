@@ -26,13 +26,12 @@ from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.resolve import resolve
-from lastword.segment import names
 from lastword.state.newest import _newest as newest_of_a_view
 from lastword.state.newest import newest
-from lastword.tools.dump import Batch, IndexEntry, dump
+from lastword.tools.dump import Batch, dump
 from tests.formats.logs import headers
 from tests.golden import loader
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few, stride
 
 pytestmark = pytest.mark.slow  # every case that Kafka wrote; `make check` has a minute
 
@@ -153,7 +152,7 @@ def test_every_record(name: str, isolation: str, unpacked: Callable[[str, str], 
                 assert reader.position == {number: end}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES[:: stride(2)])
 def test_kernels_and_plain_python_read_the_same(name: str, unpacked: Callable[[str, str], Path]) -> None:
     for stage in stages(name):
         for (topic, number), expected in partitions(name, stage).items():
@@ -189,7 +188,7 @@ def test_any_range_is_a_slice_of_all(name: str, unpacked: Callable[[str, str], P
     end = view.stable_offset
     whole = list(scan.records(view, view.log_start, end, plain=True))
     places = random.Random(name)
-    for _ in range(third(60)):
+    for _ in range(few(60)):
         first = places.randrange(view.log_start, end)
         last = min(end, first + places.choice([1, 2, 7, 40, 1000]))
         wanted = [record for record in whole if first <= record.offset < last]
@@ -257,43 +256,7 @@ def test_every_batch_and_control_record(name: str, unpacked: Callable[[str, str]
         assert seen.keys() == control.keys()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_index_entry(name: str, unpacked: Callable[[str, str], Path]) -> None:
-    for stage in stages(name):
-        listed: dict[tuple[str, str], list[Line]] = defaultdict(list)
-        for line in loader.case(name).indexes(stage):
-            if "zeroTail" not in line and not line["file"].endswith(".snapshot"):
-                listed[line["partition"], line["file"]].append(line)
-        for (directory, file), lines in listed.items():
-            entries = list(dump(unpacked(name, stage) / directory / file))
-            assert all(isinstance(entry, IndexEntry) for entry in entries)
-            entry_fields = []
-            for entry in entries:
-                if entry.kind == "offset":
-                    entry_fields.append((entry.offset, entry.position))
-                elif entry.kind == "time":
-                    entry_fields.append((entry.timestamp, entry.offset))
-                else:
-                    fields = entry.fields
-                    entry_fields.append(
-                        (
-                            fields["producer_id"],
-                            fields["first_offset"],
-                            entry.offset,
-                            fields["last_stable_offset"],
-                        )
-                    )
-            keys = {
-                names.INDEX: ("offset", "position"),
-                names.TIME_INDEX: ("timestamp", "offset"),
-                names.TXN_INDEX: ("producerId", "firstOffset", "lastOffset", "lastStableOffset"),
-            }["." + file.rpartition(".")[2]]
-            assert entry_fields == [tuple(line[key] for key in keys) for line in lines if keys[0] in line], (
-                file
-            )
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES[:: stride(2)])
 def test_all_of_it_is_sound(name: str, unpacked: Callable[[str, str], Path]) -> None:
     for stage in stages(name):
         with lastword.open(unpacked(name, stage)) as logs:
@@ -437,7 +400,7 @@ def test_a_flipped_bit_never_shows_a_wrong_record(
     right = [(r.timestamp, r.key, r.value, r.headers) for r in read_all(root, name, True)]
     places = random.Random(name)
     logs = loader.partition_files(root)
-    refused, flips = 0, third(60)
+    refused, flips = 0, few(60)
     for _ in range(flips):
         log = places.choice([path for path in logs if path.stat().st_size])
         data = log.read_bytes()
@@ -466,7 +429,7 @@ def test_a_segment_cut_anywhere(name: str, unpacked: Callable[[str, str], Path],
     right = list(read_all(root, name, True))
     places = random.Random(name)
     logs = loader.partition_files(root)
-    for _ in range(third(30)):
+    for _ in range(few(30)):
         log = places.choice([path for path in logs if path.stat().st_size])
         data = log.read_bytes()
         starts = {header.position for header in headers(data, log.name)}

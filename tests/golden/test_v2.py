@@ -11,7 +11,6 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,15 +19,13 @@ from lastword.files import DEFAULT
 from lastword.records.batch import BatchHeader, crc_ok, read_header, read_records
 from lastword.records.chunk import ChunkReader
 from lastword.records.columns import decode_columns, raw_records
-from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord
-from lastword.segment.indexes import IndexBuilder, OffsetIndex, TimeIndex
+from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
 from tests.golden import loader
 
 CASES = loader.names("v2-*")
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-INDEX_INTERVAL_BYTES = 512
 #: Bytes of a batch header that its checksum leaves out: base offset (0-7) and leader epoch (12-15).
 UNCHECKED_OFFSET = range(8)
 UNCHECKED_EPOCH = range(12, 16)
@@ -76,29 +73,6 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return directory
 
 
-def as_listed(record: RawRecord, expected: dict[str, Any]) -> None:
-    """Check that the record equals its line in every field."""
-    assert record.offset == expected["offset"]
-    assert record.timestamp == expected["timestamp"], expected
-    assert record.timestamp_type == TIMESTAMP_TYPES[expected["timestampType"]], expected
-    assert record.key == expected["key"], expected["offset"]
-    assert loader.value_matches(expected, record.value), expected["offset"]
-    assert tuple(record.headers) == expected["headers"], expected["offset"]
-
-
-TIMESTAMP_TYPES = {"CreateTime": CREATE_TIME, "LogAppendTime": LOG_APPEND_TIME}
-
-
-@both_ways
-@every_case
-def test_every_record_and_header(name: str, read: Read, unpacked: Callable[[str], Path]) -> None:
-    records = [record for path in loader.partition_files(unpacked(name)) for record in read(path)]
-    expected = loader.case(name).expected("data")
-    assert len(records) == len(expected)
-    for record, line in zip(records, expected, strict=True):
-        as_listed(record, line)
-
-
 @every_case
 def test_every_batch(name: str, unpacked: Callable[[str], Path]) -> None:
     expected = loader.case(name).batches("data")
@@ -136,64 +110,6 @@ def test_every_batch(name: str, unpacked: Callable[[str], Path]) -> None:
                 }
             )
     assert batches == expected
-
-
-@every_case
-def test_every_index_entry_as_read_and_as_rebuilt(name: str, unpacked: Callable[[str], Path]) -> None:
-    case = loader.case(name)
-    assert case.config["index.interval.bytes"] == str(INDEX_INTERVAL_BYTES)
-    listed: dict[str, list[tuple[int, int]]] = {}
-    for line in case.indexes("data"):
-        if line["file"].endswith(".index"):
-            listed.setdefault(line["file"], []).append((line["offset"], line["position"]))
-        elif line["file"].endswith(".timeindex"):
-            listed.setdefault(line["file"], []).append((line["timestamp"], line["offset"]))
-    for log in loader.partition_files(unpacked(name)):
-        base_offset = int(log.stem)
-        data = log.read_bytes()
-        index_file, time_file = log.with_suffix(".index"), log.with_suffix(".timeindex")
-        index = OffsetIndex(index_file.read_bytes(), base_offset, len(data))
-        times = TimeIndex(time_file.read_bytes(), base_offset)
-        assert not index.damaged and not times.damaged
-        assert [(e.offset, e.position) for e in index.entries()] == listed.get(index_file.name, [])
-        assert [(e.timestamp, e.offset) for e in times.entries()] == listed.get(time_file.name, [])
-        builder = IndexBuilder(base_offset, INDEX_INTERVAL_BYTES)
-        for header in headers(data, log.name):
-            builder.batch(header.position, header.last_offset, header.max_timestamp)
-        builder.finish()
-        assert bytes(builder.offset_entries) == index_file.read_bytes()
-        assert bytes(builder.time_entries) == time_file.read_bytes()
-
-
-@every_case
-def test_every_producer_of_a_snapshot(name: str, unpacked: Callable[[str], Path]) -> None:
-    from lastword.partition import snapshots
-
-    listed: dict[str, list[tuple[Any, ...]]] = {}
-    for line in loader.case(name).indexes("data"):
-        if line["file"].endswith(".snapshot"):
-            entries = listed.setdefault(line["file"], [])
-            if "producerId" in line:
-                batches = [tuple(batch.values()) for batch in line["batches"]]
-                fields = ("producerId", "producerEpoch", "coordinatorEpoch", "lastTimestamp")
-                entries.append((*(line[f] for f in fields), line["currentTxnFirstOffset"], batches))
-    producers = {}
-    for path in loader.partition_files(unpacked(name), ".snapshot"):
-        producers[path.name] = [
-            (
-                p.producer_id,
-                p.epoch,
-                p.coordinator_epoch,
-                p.last_timestamp,
-                p.transaction_start,
-                [
-                    (b.first_sequence, b.last_sequence, b.first_offset, b.last_offset, b.timestamp)
-                    for b in p.batches
-                ],
-            )
-            for p in snapshots.decode(path.read_bytes(), path.name)
-        ]
-    assert producers == listed
 
 
 def read_damaged(path: Path, read: Read) -> tuple[list[RawRecord], DataError | None]:

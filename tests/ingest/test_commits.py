@@ -498,7 +498,7 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
         allowed.append(allowed[-1] + new)
     seen = set()
     for number, image in enumerate(files.images(seeds=range(1))):
-        if number % (5 * stride(2)):
+        if number % (5 * stride(4)):
             continue
         target = tmp_path / "image"
         image.write(target)
@@ -527,7 +527,7 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     none, first, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
     seen = set()
     for number, image in enumerate(files.images(seeds=range(1))):
-        if number % stride(48 if way == "together" else 24):
+        if number % stride(96 if way == "together" else 48):
             continue
         target = tmp_path / "image"
         image.write(target)

@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from tests.support.exhaustive import stride
 
-settings.register_profile("kernels", deadline=None, max_examples=200 // stride(14))
+settings.register_profile("kernels", deadline=None, max_examples=200 // stride(20))
 settings.load_profile("kernels")
 
 

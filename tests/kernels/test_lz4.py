@@ -17,7 +17,7 @@ from lastword.records.compression import compress
 from tests.kernels.support import padded
 from tests.naive import lz4 as naive
 from tests.naive.pack import Record, encode_batch, seal
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 LZ4 = 3
 
@@ -65,7 +65,7 @@ def test_several_blocks_and_stored_ones() -> None:
         assert decompressed(compress(LZ4, data)) == ([data], 1, kernels.OK)
 
 
-@settings(max_examples=third(300))
+@settings(max_examples=few(300))
 @given(runs, st.data())
 def test_damaged_frames_like_the_twin(part: bytes, data: st.DataObject) -> None:
     """The kernel returns the bytes of the twin, or leaves the frame to another decoder."""
@@ -80,7 +80,7 @@ def test_damaged_frames_like_the_twin(part: bytes, data: st.DataObject) -> None:
         assert decompressed(damaged) == ([expected or b""], 1, kernels.OK)
 
 
-@settings(max_examples=third(300))
+@settings(max_examples=few(300))
 @given(st.binary(max_size=60), st.sampled_from([1, 3, 7, 8, 9, 16]), st.integers(0, 400))
 def test_blocks_by_hand(literals: bytes, distance: int, size: int) -> None:
     """The blocks have every distance that overlaps itself, and every length of a match."""

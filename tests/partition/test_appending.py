@@ -27,7 +27,7 @@ from lastword.wire import ATTRIBUTES_AT, INT64_MAX
 from tests.fakes.failing import FailingFiles
 from tests.fakes.hasty import HastyFiles
 from tests.partition.logs import NOW, batch, indexes_fit, make, opened, records
-from tests.support.exhaustive import stride, third
+from tests.support.exhaustive import few, stride
 from tests.transactions import end_transaction
 
 CONFIGS = st.builds(
@@ -111,7 +111,7 @@ def _files(root: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(8, marks=pytest.mark.quick), pytest.param(third(150), marks=pytest.mark.slow)]
+    "examples", [pytest.param(8, marks=pytest.mark.quick), pytest.param(few(150), marks=pytest.mark.slow)]
 )
 def test_both_ways_leave_the_same_bytes(examples: int) -> None:
     settings(max_examples=examples, deadline=None)(given(CONFIGS, calls(), st.booleans())(_both_ways))()
@@ -175,7 +175,7 @@ BYTES = st.none() | st.binary(max_size=90) | st.sampled_from([b"v" * 63, b"v" * 
 
 
 @given(st.sampled_from([0, 1, NOW, INT64_MAX]), BYTES, BYTES)
-@settings(max_examples=third(200), deadline=None)
+@settings(max_examples=few(200), deadline=None)
 def test_the_checked_part_is_that_of_a_builder(
     timestamp: int, key: bytes | None, value: bytes | None
 ) -> None:
@@ -279,7 +279,7 @@ def _said_and_left(config: TopicConfig, steps: list[tuple[Any, ...]], *, short: 
 
 @pytest.mark.parametrize(
     "examples",
-    [pytest.param(25, marks=pytest.mark.quick), pytest.param(600 // stride(15), marks=pytest.mark.slow)],
+    [pytest.param(25, marks=pytest.mark.quick), pytest.param(600 // stride(24), marks=pytest.mark.slow)],
 )
 def test_single_records_leave_the_same_bytes_both_ways(examples: int) -> None:
     def both_ways(config: TopicConfig, steps: list[tuple[Any, ...]], clean: bool) -> None:

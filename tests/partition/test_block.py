@@ -15,10 +15,10 @@ from lastword.files import DEFAULT
 from lastword.partition import staged_batches
 from lastword.partition.staged_batches import blocks_of
 from tests.partition.logs import batch
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 ANY_TMP = settings(
-    max_examples=third(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=few(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 WITHOUT_KERNELS = pytest.mark.parametrize("loaded", [True, False], ids=["kernels", "no kernels"])
 

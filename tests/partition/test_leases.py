@@ -20,7 +20,7 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import leases, removal_log
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.recording import RecordingFiles
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 NOW = 1_795_168_800_000
 DAY = 86_400_000
@@ -223,7 +223,7 @@ def test_a_power_cut_leaves_a_whole_lease(tmp_path):
     assert count > 10
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

@@ -13,7 +13,7 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
-from lastword.errors import DiskFullError, RecordTooLargeError, SyncFailedError
+from lastword.errors import DiskFullError, SyncFailedError
 from lastword.files import Handle
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
@@ -129,20 +129,6 @@ def test_lookup_by_time(tmp_path: Path) -> None:
 
 
 class TestRolling:
-    def test_by_size(self, tmp_path: Path) -> None:
-        log, _ = opened(make(tmp_path), files=UNSYNCED)
-        fill(log, 7)
-        assert [s.base_offset for s in log.segments] == [0]
-        fill(log, 1)
-        assert [s.base_offset for s in log.segments] == [0, 7]
-
-    def test_by_message_time(self, tmp_path: Path) -> None:
-        config = TopicConfig(segment_ms=1000)
-        log, _ = opened(make(tmp_path), files=UNSYNCED, config=config)
-        for timestamp in (5000, 5500, 6000, 6001, 100, 7001, 7002):
-            log.append_batch(batch((b"k", b"v"), timestamp=timestamp))
-        assert [s.base_offset for s in log.segments] == [0, 3, 6]
-
     def test_by_message_time_goes_on_after_reopening(self, tmp_path: Path) -> None:
         config = TopicConfig(segment_ms=1000)
         directory = make(tmp_path)
@@ -223,15 +209,6 @@ class TestRolling:
             log.close()
         rolled = [inspect(UNSYNCED, directory, s.base_offset, index_interval_bytes=100) for s in log.segments]
         assert [len(inspection.offset_entries) for inspection in rolled[:-1]] == [64, 64, 64]
-
-    def test_an_empty_active_segment_is_not_rolled(self, tmp_path: Path) -> None:
-        log, _ = opened(make(tmp_path), files=UNSYNCED)
-        log.roll()
-        fill(log, 1)
-        log.roll()
-        log.roll()
-        assert [s.base_offset for s in log.segments] == [0, 1]
-        assert log.log_end == 1
 
     def test_a_stray_file_of_the_new_name_is_no_obstacle(self, tmp_path: Path) -> None:
         log, _ = opened(make(tmp_path), files=UNSYNCED)
@@ -317,13 +294,6 @@ class TestSync:
 
 
 class TestRefusals:
-    def test_a_batch_too_large(self, tmp_path: Path) -> None:
-        config = TopicConfig(max_message_bytes=200)
-        log, _ = opened(make(tmp_path), files=UNSYNCED, config=config)
-        with pytest.raises(RecordTooLargeError):
-            log.append_batches([build_batch(0), batch((b"k", b"x" * 200))])
-        assert log.log_end == 0 and log.active.size == 0
-
     def test_a_full_drive_leaves_the_log_as_it_was(self, tmp_path: Path) -> None:
         """The drive is full at each write in turn, including writes of the indexes."""
         for number in range(1, 40):

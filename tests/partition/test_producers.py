@@ -33,7 +33,7 @@ from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.cleaner.test_outgrown import work_of
 from tests.golden import loader
 from tests.partition.logs import NOW, SMALL, fill, make, opened, records
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 from tests.transactions import end_transaction
 
 DAY_MS = 86_400_000
@@ -510,7 +510,7 @@ def moves(draw: st.DrawFn) -> list[tuple[str, int, int]]:
     return draw(st.lists(st.tuples(kinds, st.integers(1, 3), st.integers(1, 4)), max_size=40))
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(moves())
 def test_a_log_agrees_with_a_simple_model(tmp_path_factory: pytest.TempPathFactory, played: Any) -> None:
     """The model keeps lists of the acknowledged batches and walks them for every question."""

@@ -219,14 +219,6 @@ def test_damage_in_a_foreign_log_above_its_recovery_point_is_cut_with_all_behind
     assert indexes_fit(log)
 
 
-def test_only_segments_from_the_recovery_point_on_are_walked(tmp_path: Path) -> None:
-    directory = filled(tmp_path, 30)
-    log, recovery = opened(directory, files=UNSYNCED, recovery_point=21)
-    assert recovery.walked == 2
-    assert log.close()
-    assert opened(directory, files=UNSYNCED, clean=True, recovery_point=30)[1].walked == 0
-
-
 @pytest.mark.parametrize("magic", [0, 1])
 def test_old_formats_are_recovered_like_new_ones(tmp_path: Path, magic: int) -> None:
     """Sound entries stay, compressed ones too, with index entries; a torn entry at the end is cut."""
@@ -287,13 +279,6 @@ def test_indexes_are_built_again(tmp_path: Path, extension: str, damage: str) ->
     log, _ = opened(directory, files=UNSYNCED)
     assert path.read_bytes() == good
     assert indexes_fit(log)
-
-
-def test_an_index_without_a_log_goes(tmp_path: Path) -> None:
-    directory = filled(tmp_path, 3)
-    (Path(directory) / names.segment_file(99, names.INDEX)).write_bytes(b"")
-    opened(directory, files=UNSYNCED)
-    assert not (Path(directory) / names.segment_file(99, names.INDEX)).exists()
 
 
 def test_a_swap_of_kafka_with_a_stale_cleaned_below_is_finished(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.fakes import ForgetfulFiles
 from tests.partition.logs import batch, build_batch, fill, indexes_fit, make, opened, pair, records
 from tests.partition.test_producers import aborted, encode_producers, of, open_again
-from tests.support.exhaustive import stride, third
+from tests.support.exhaustive import few, stride
 from tests.transactions import end_transaction
 
 
@@ -215,7 +215,7 @@ def test_a_power_cut_leaves_a_beginning(tmp_path: Path, offset: int) -> None:
     assert checked > 40
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(
     st.lists(st.one_of(st.integers(1, 9), st.integers(-40, -1), st.sampled_from(["kill", "stop", "roll"])))
 )

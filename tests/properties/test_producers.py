@@ -25,23 +25,6 @@ def compacted(root: Path, strategy: str) -> LogBuilder:
 
 
 @by_strategy
-def test_6G_62_64_the_last_of_each_is_known_after_a_reopening(tmp_path: Path, strategy: str) -> None:
-    """6G.62: Cleaning changes neither the last sequence nor the last offset of a producer.
-    6G.64: The last batch of each producer is retained, empty if need be; earlier batches without live records
-    go.
-    """
-    log = compacted(tmp_path, strategy)
-    expected = {n: (0, 3, 4 * n - 1) for n in range(1, 5)}
-    assert state_of(log) == expected
-    log.close()
-    for snapshot in Path(log.directory).glob(f"*{names.SNAPSHOT}"):
-        snapshot.unlink()
-    log.reopen()
-    assert state_of(log) == expected, "rebuilt from what is left of the batches"
-    log.close()
-
-
-@by_strategy
 def test_6G_63_a_last_batch_sent_again_is_answered_with_its_offsets(tmp_path: Path, strategy: str) -> None:
     """6G.63: If the last batch of a producer is sent again after a reload, the answer has the original
     offsets, even if its records are gone.

@@ -23,6 +23,7 @@ from tests.protocol.second_opinion import (
     present,
     values_of,
 )
+from tests.support.exhaustive import stride
 
 RECORDED: list[dict[str, Any]] = [json.loads(line) for line in GOLDEN.read_text().splitlines()]
 
@@ -60,7 +61,7 @@ def test_kio_reads_our_bytes_and_ours_read_those_of_kio() -> None:
         assert len(kio.shared) > 400
         wrong = [
             (name, version, fault)
-            for name, version in kio.shared
+            for name, version in kio.shared[:: stride(3)]
             for fault in faults(kio.ask(name, version, rng))
         ]
         places = [

@@ -643,7 +643,6 @@ def writer_of(
     seed: int,
     files: Callable[..., Any] = VersionedFiles,
     root: str = ROOT,
-    writer_class: type[Writer] | None = None,
 ) -> Writer:
     """Return a writer with random settings; the seed determines which kinds of calls it makes."""
     kind = seed % 8
@@ -659,8 +658,7 @@ def writer_of(
     if kind == 5:
         settings["retention_ms"] = 8 * HOUR
         settings["retention_bytes"] = rng.choice((1500, 4000, -1))
-    writer_type = writer_class or Writer
-    writer = writer_type(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
+    writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
     writer.keys = rng.choice((3, 7, 20))
     return writer
 

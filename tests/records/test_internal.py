@@ -17,7 +17,7 @@ from lastword.records import internal
 from lastword.records.internal import TRANSACTION_STATES, InternalRecord, UndecodableError, decode
 from lastword.tools.dump import dump
 from tests.golden.loader import case, partition_files
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 SCHEMAS: dict[str, Any] = json.loads((files("lastword.records") / "internal_schemas.json").read_bytes())
 MESSAGES = [
@@ -103,7 +103,7 @@ def test_every_schema_and_version(topic, kind, key, version):
             assert (record.key, record.value) == (key_fields, fields)
 
 
-@settings(max_examples=third(300), deadline=None)
+@settings(max_examples=few(300), deadline=None)
 @given(st.sampled_from(sorted(SCHEMAS)), st.binary(max_size=60), st.binary(max_size=200))
 def test_any_bytes_decode_or_are_refused(topic, key, value):
     with contextlib.suppress(UndecodableError):

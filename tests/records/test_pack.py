@@ -14,7 +14,7 @@ from lastword.records.chunk import chunk_of
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.pack import AppendColumns, Workspace, pack, pack_arrow
 from tests.naive.pack import rebase
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
@@ -71,7 +71,7 @@ NOTES = st.none() | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binar
 ROWS = st.tuples(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=90), NOTES)
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=30), st.data(), st.booleans(), st.sampled_from([0, 4]))
 def test_chosen_rows_are_packed_as_arrow_would_take_them(
     rows: list[Any], data: st.DataObject, noted: bool, codec: int

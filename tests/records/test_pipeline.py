@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastword.records.pipeline import SLOTS, prepared, second_thread
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 
 class Bad(Exception):
@@ -36,7 +36,7 @@ def pause(milliseconds: int) -> None:
         time.sleep(milliseconds / 1000)
 
 
-@settings(max_examples=third(30), deadline=None)
+@settings(max_examples=few(30), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=20),
     st.booleans(),
@@ -115,7 +115,7 @@ def test_given_up_in_the_middle() -> None:
         assert second.submit(int).result(10) == 0  # it is free again
 
 
-@settings(max_examples=third(20), deadline=None)
+@settings(max_examples=few(20), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(1, 2))
 def test_what_is_left_behind_is_done_one_after_another(pauses: list[tuple[int, int]], threads: int) -> None:
     """Each pair: the time to take an item, and the work that it leaves."""

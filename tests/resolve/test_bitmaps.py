@@ -11,7 +11,7 @@ from lastword.kernels.offset_map import PAGES_STORED, STATE_FIELDS
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS
 from lastword.resolve import bitmaps
 from lastword.resolve.bitmaps import PageStore
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 
 def set_bit(store: PageStore, state: np.ndarray, offset: int) -> None:
@@ -35,7 +35,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=third(300))
+@settings(max_examples=few(300))
 @given(st.sampled_from([4, 16]), STEPS)
 @example(  # the row of a cleared page was not free, and its next bit was set behind the rows
     16,

@@ -18,7 +18,7 @@ from tests.naive.exact_map import ExactMap
 from tests.naive.pack import Record, encode_batch
 from tests.resolve.support import MemorySegment
 from tests.resolve.test_resolver import dense
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 
 class Map(Protocol):
@@ -60,7 +60,7 @@ some_keys = st.one_of(
 
 
 @every_form
-@settings(max_examples=third(25))
+@settings(max_examples=few(25))
 @given(st.lists(some_keys, max_size=25), st.lists(some_keys, max_size=5))
 def test_the_newest_offset_of_each_key(form: type[Map], keys: list[bytes], others: list[bytes]) -> None:
     offset_map, wanted = form(1 << 14), {}

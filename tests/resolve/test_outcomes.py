@@ -18,7 +18,7 @@ from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T
 from tests.resolve.support import segments
 from tests.resolve.test_resolver import BIG, check
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 TRANSACTIONAL, CONTROL, HORIZON = 0x10, 0x20, 0x40
 
@@ -108,7 +108,7 @@ def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=third(40))
+@settings(max_examples=few(40))
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 4)), min_size=1, max_size=30))
 def test_many_pages(steps: list[tuple[int, bool, int]]) -> None:
     """Pages with records of aborted transactions only; the store grows in the middle of a batch."""

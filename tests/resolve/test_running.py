@@ -18,7 +18,7 @@ from tests.naive.pack import Record, encode_batch, rebase
 from tests.naive.strategies import T, batches, keys
 from tests.resolve.support import MemorySegment, segments
 from tests.resolve.test_resolver import dense, synthetic
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 BIG = 1 << 16
 SALT = b"salt"
@@ -196,20 +196,20 @@ def live_through(data: st.DataObject, most: int) -> None:
         assert pair.map_bytes < BIG
 
 
-@settings(max_examples=third(25))
+@settings(max_examples=few(25))
 @given(st.data())
 def test_always_as_one_full_resolution(data: st.DataObject) -> None:
     live_through(data, 5)
 
 
 @pytest.mark.slow
-@settings(max_examples=third(150))
+@settings(max_examples=few(150))
 @given(st.data())
 def test_always_as_one_full_resolution_long(data: st.DataObject) -> None:
     live_through(data, 12)
 
 
-@settings(max_examples=third(20))
+@settings(max_examples=few(20))
 @given(batches(most=12), st.lists(st.integers(1, 12), max_size=4), st.integers(0, 4))
 def test_absorbed_in_parts_or_resolved_at_once(log: list[bytes], cuts: list[int], split: int) -> None:
     sources = segments(log, cuts, chunk_bytes=200)

@@ -44,7 +44,7 @@ from tests.naive.strategies import T, batches
 from tests.resolve.support import MemorySegment, segments
 from tests.resolve.test_outcomes import data, marker
 from tests.resolve.test_resolver import same_as_a_dict, synthetic
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 SALT = b"salt"
 NO_TRANSACTIONS = Decisions()
@@ -276,7 +276,7 @@ def check_divided(
     return resolution
 
 
-@settings(max_examples=third(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     log=batches(most=12),
     cuts=st.lists(st.integers(1, 12), max_size=4),
@@ -353,7 +353,7 @@ row = st.tuples(
 WORDS = np.array([3, 5, 7, 9, 0, LAST_HASH], np.uint64)
 
 
-@settings(max_examples=third(60))
+@settings(max_examples=few(60))
 @given(rows=st.lists(row, max_size=30), shards=st.integers(1, 6))
 def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int, int]], shards: int) -> None:
     """The kernel divides rows as the naive twin does; joined again, a part has the records of its shard."""

@@ -69,7 +69,7 @@ assert descriptors() == before, (descriptors(), before)
 
 
 @pytest.mark.parametrize(
-    ("count", "limit"), [(150, 64), pytest.param(2000 // stride(4), 256, marks=pytest.mark.slow)]
+    ("count", "limit"), [(150, 64), pytest.param(2000 // stride(5), 256, marks=pytest.mark.slow)]
 )
 def test_19_many_segments(tmp_path: Path, count: int, limit: int) -> None:
     run(limit, tmp_path / "d", SEGMENTS.format(count=count, limit=limit))
@@ -108,7 +108,7 @@ print(round(opened, 3))
 
 
 @pytest.mark.parametrize(
-    ("count", "limit"), [(100, 64), pytest.param(10_000 // stride(8), 256, marks=pytest.mark.slow)]
+    ("count", "limit"), [(100, 64), pytest.param(10_000 // stride(20), 256, marks=pytest.mark.slow)]
 )
 def test_19_many_partitions(tmp_path: Path, count: int, limit: int) -> None:
     run(limit, tmp_path / "d", PARTITIONS.format(count=count, limit=limit))

@@ -13,7 +13,7 @@ from lastword.segment import Segment, build_indexes, names
 from lastword.segment.stored import SegmentFiles
 from tests.fakes.recording import RecordingFiles
 from tests.naive.pack import Record, encode_batch
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 
 def written(directory: str, steps: list[tuple[int, int, int]], interval: int) -> list[tuple[int, int]]:
@@ -36,7 +36,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=third(20))
+@settings(deadline=None, max_examples=few(20))
 @given(STEPS, st.sampled_from([0, 0, 150, 500]), st.lists(st.tuples(st.integers(0, 95), st.integers(1, 255))))
 @example([(0, 1, 9)] * 6, 0, [(1 * 8 + 7, 4)])
 def test_like_a_walk_from_the_first_byte(

@@ -13,7 +13,7 @@ from tests.server import kills
 
 pytest.importorskip("confluent_kafka")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kills-server")]
-KILLS = 8
+KILLS = 6
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import struct
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import FIXED, Field, Message, schema_of, within
 from lastword.server import Server
 from tests.server.client import Client, batch
+from tests.support.exhaustive import stride
 
 TIMES_OUT = {"timeout_ms": 1000}
 
@@ -397,7 +399,8 @@ def test_an_extreme_number_is_no_error_of_the_server(
         client.produce("users", batch((b"k", b"v")))
         topic_id = client.ask(metadata(12, b"")).topics[0].topic_id
         client.ask(offset_commit(9, b""), 9)
-        for request in with_extremes(REQUESTS[name](version, topic_id), name, version):
+        requests = with_extremes(REQUESTS[name](version, topic_id), name, version)
+        for request in islice(requests, 0, None, stride(2)):  # of three extremes: each in turn
             with Client(server, timeout=0.02) as other, contextlib.suppress(OSError):
                 other.send(request, version)
                 other.receive()

@@ -13,7 +13,7 @@ from tests.soak.soak import Oracle, plan_of, soak
 from tests.soak.workload import Workload
 from tests.support.exhaustive import stride
 
-RECORDS = 20_000 // stride(2)
+RECORDS = 20_000 // stride(5)
 
 
 @pytest.mark.slow

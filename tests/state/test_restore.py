@@ -18,7 +18,7 @@ from lastword.api.serializers import field_json
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.state import snapshot_file
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 FORMATS = ("parquet", "arrow", "jsonl")
 
@@ -242,7 +242,7 @@ def test_a_restore_that_fails_leaves_the_old_file(logs, tmp_path, monkeypatch):
     assert file.read_bytes() == before and list(tmp_path.glob("*part*")) == []
 
 
-@settings(max_examples=third(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers())),
     after=st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers())),

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import lastword
 from lastword import errors
 from lastword.partition import scan
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 
 def records(logs, name="users"):
@@ -676,5 +676,5 @@ class StateIsADict(RuleBasedStateMachine):
 
 TestStateIsADict = pytest.mark.slow(StateIsADict.TestCase)
 TestStateIsADict.settings = settings(
-    max_examples=third(30), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=few(30), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

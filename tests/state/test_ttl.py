@@ -16,7 +16,7 @@ from lastword.errors import StorageError, UsageError
 from lastword.state import ttl as engine
 from lastword.state.ttl import ExpiryWatch, expire_values, expires_at, header_of
 from lastword.units import NEVER
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 HOUR = 3_600_000
 
@@ -313,7 +313,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=third(40))
+@settings(deadline=None, max_examples=few(40))
 @given(st.lists(ACTIONS, max_size=20), st.sampled_from([0, 10, 50]))
 def test_as_a_dict_with_times_to_live(
     tmp_path_factory: pytest.TempPathFactory, actions: list[Any], topic_ttl: int

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import lastword
 from lastword import errors
 from tests.api.conftest import clock, logs  # noqa: F401
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_shares_of_the_keys_find_the_same(logs, tmp_path, clock):  # noqa: F811
     assert shared.counts == whole.counts and sorted(named(shared)) == sorted(named(whole))
 
 
-@settings(max_examples=third(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     logged=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=12),
     delivered=st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 14)),

@@ -18,7 +18,7 @@ from lastword.tools import explain as tool
 from tests.api.conftest import BEGIN_MS, tree_digest
 from tests.build import LogBuilder as PartitionBuilder
 from tests.cleaner.transactional import Producer
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 HOUR = 3_600_000
 
@@ -268,7 +268,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=third(25), deadline=None)
+@settings(max_examples=few(25), deadline=None)
 @given(history=STEPS)
 def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
     """The next round is due and nothing blocks it: it removes exactly the records predicted for it."""

@@ -25,9 +25,9 @@ from lastword.units import NEVER
 from tests.api.conftest import tree_digest
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer
-from tests.support.exhaustive import stride, third
+from tests.support.exhaustive import few, stride
 
-KEYS = 20_000
+KEYS = 20_000 // stride(2)
 UPDATES = 15 if stride(2) == 1 else 10
 LIVE_SEGMENTS = 50
 
@@ -210,7 +210,7 @@ class Naive:
         return sum(int(size[row]) for row in self.on_disk if base <= row < end and row in self.dead)
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 300)), min_size=1, max_size=80),
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(1, 3)), max_size=12),

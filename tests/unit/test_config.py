@@ -26,7 +26,7 @@ from lastword.config import (
 from lastword.config.toml_file import cut_tables, read_entries
 from lastword.errors import InvalidSettingError, StorageError, UncertainRequestError, UnknownSettingError
 from lastword.files import DEFAULT, OsFiles
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 FILE = """\
 # how this directory is kept
@@ -408,7 +408,7 @@ class TestChanging:
         remove_topic_settings(OsFiles(), directory / "absent.toml", "users")
         assert not (directory / "absent.toml").exists()
 
-    @examples(max_examples=third(30))
+    @examples(max_examples=few(30))
     @given(
         st.lists(
             st.tuples(

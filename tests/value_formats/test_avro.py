@@ -20,7 +20,7 @@ from lastword.errors import SerializerError
 from lastword.value_formats import format_of
 from lastword.value_formats.avro import AvroFormat, Types, decoder_of, parse_schema, schema_of
 from lastword.value_formats.interface import ValueFormat, ValueRefused
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 from tests.value_formats.columns import TIMESTAMP, columns, same, types
 
 DERIVED = AvroFormat()
@@ -40,7 +40,7 @@ def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, **more}
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(columns(KINDS))
 def test_a_round_trip_is_exact(column: pa.Array) -> None:
     assert DERIVED.problem(column.type, writing=True) is None
@@ -51,7 +51,7 @@ def test_a_round_trip_is_exact(column: pa.Array) -> None:
     assert again.problems == {} and same(again.column, column)
 
 
-@settings(max_examples=third(40), deadline=None)
+@settings(max_examples=few(40), deadline=None)
 @given(KINDS, st.lists(st.binary(max_size=12), max_size=5))
 def test_any_bytes_decode_or_have_a_reason(kind: pa.DataType, rows: list[bytes]) -> None:
     result = DERIVED.decode(pa.array(rows, pa.binary()), kind)

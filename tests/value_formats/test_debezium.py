@@ -18,7 +18,7 @@ from lastword.clock import ManualClock
 from lastword.value_formats import format_of
 from lastword.value_formats.debezium import DebeziumFormat, event_schema
 from lastword.value_formats.interface import ValueFormat
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 from tests.value_formats.columns import columns, same, types
 from tests.value_formats.registries import FakeRegistry, serving
 
@@ -50,7 +50,7 @@ def with_deletions(value_format: DebeziumFormat, column: pa.Array) -> pa.Array:
     return pa.array([data or deletion for data in value_format.encode(column).to_pylist()], pa.binary())
 
 
-@settings(max_examples=third(40), deadline=None)
+@settings(max_examples=few(40), deadline=None)
 @given(columns(ROWS.filter(lambda kind: JSON.problem(kind, writing=True) is None)))
 def test_a_round_trip_in_json_is_exact(column: pa.Array) -> None:
     tombstones = JSON.encode(column)
@@ -67,7 +67,7 @@ def test_a_round_trip_in_json_is_exact(column: pa.Array) -> None:
     assert unselected.problems == {} and unselected.column.is_null().equals(column.is_null())
 
 
-@settings(max_examples=third(40), deadline=None)
+@settings(max_examples=few(40), deadline=None)
 @given(columns(ROWS))
 def test_a_round_trip_in_avro_is_exact(column: pa.Array) -> None:
     given_schema = events("avro", avroSchema=json.dumps(event_schema(column.type)))
@@ -81,7 +81,7 @@ def test_a_round_trip_in_avro_is_exact(column: pa.Array) -> None:
     assert own == unselected.column.type and unselected.column.is_null().equals(column.is_null())
 
 
-@settings(max_examples=third(20), deadline=None)
+@settings(max_examples=few(20), deadline=None)
 @given(column=columns(ROWS))
 def test_a_round_trip_in_a_registry_is_exact(registry: FakeRegistry, column: pa.Array) -> None:
     registry.subjects.clear()
@@ -150,7 +150,7 @@ def test_a_document_of_mongodb_is_text() -> None:
     assert decoded(event, {"op": "d"}, kind=pa.string()) == (['{"_id": 1}', None], {})
 
 
-@settings(max_examples=third(40), deadline=None)
+@settings(max_examples=few(40), deadline=None)
 @given(st.lists(st.binary(max_size=12), max_size=5), st.sampled_from([JSON, AVRO]))
 def test_any_bytes_decode_or_have_a_reason(rows: list[bytes], value_format: DebeziumFormat) -> None:
     result = value_format.decode(pa.array(rows, pa.binary()), ROW)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lastword.errors import SerializerError
 from lastword.value_formats import format_of
 from lastword.value_formats.json_text import JsonFormat
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 from tests.value_formats.columns import LOCAL, TIMESTAMP, columns, same, types
 
 JSON = JsonFormat()
@@ -25,7 +25,7 @@ KINDS = types(KEYS).filter(lambda kind: JSON.problem(kind, writing=True) is None
 CITY = pa.struct([("city", pa.string()), ("population", pa.int64())])
 
 
-@settings(max_examples=third(80), deadline=None)
+@settings(max_examples=few(80), deadline=None)
 @given(columns(KINDS))
 def test_a_round_trip_is_exact(column: pa.Array) -> None:
     encoded = JSON.encode(column)
@@ -35,7 +35,7 @@ def test_a_round_trip_is_exact(column: pa.Array) -> None:
         assert data is None or json.loads(data) is not None
 
 
-@settings(max_examples=third(40), deadline=None)
+@settings(max_examples=few(40), deadline=None)
 @given(
     KINDS,
     st.lists(

@@ -20,7 +20,7 @@ from google.protobuf import descriptor_pb2, duration_pb2, timestamp_pb2
 from lastword.errors import SerializerError
 from lastword.value_formats import format_of
 from lastword.value_formats.protobuf import ProtobufFormat, message_of
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 from tests.value_formats.columns import TIMESTAMP, same, texts, values
 
 FIELD = descriptor_pb2.FieldDescriptorProto
@@ -192,7 +192,7 @@ def in_order(value: Any) -> Any:
     return [in_order(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=third(150), deadline=None)
+@settings(max_examples=few(150), deadline=None)
 @given(columns())
 def test_a_round_trip_is_exact(column: pa.Array) -> None:
     assert FULL.problem(column.type, writing=True) is None is FULL.problem(column.type, writing=False)
@@ -204,7 +204,7 @@ def test_a_round_trip_is_exact(column: pa.Array) -> None:
     assert whole.problems == {} and whole.column.is_null().equals(column.is_null())
 
 
-@settings(max_examples=third(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(st.lists(st.binary(max_size=12), max_size=5))
 def test_any_bytes_decode_or_have_a_reason(data: list[bytes]) -> None:
     for value_format in (FULL, OLD):

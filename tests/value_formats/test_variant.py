@@ -15,7 +15,7 @@ from lastword.errors import SerializerError
 from lastword.value_formats import format_of
 from lastword.value_formats.debezium import DebeziumFormat
 from lastword.value_formats.json_text import JsonFormat
-from tests.support.exhaustive import third
+from tests.support.exhaustive import few
 
 JSON = JsonFormat()
 MARKED = pa.field("metadata", pa.binary(), False, {b"variant": b"true"})
@@ -46,7 +46,7 @@ def parsed(text: str | bytes) -> Any:
     return json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
 
-@settings(max_examples=third(50), deadline=None)
+@settings(max_examples=few(50), deadline=None)
 @given(st.lists(ANY, min_size=1, max_size=3))
 def test_any_json_is_kept(values: list[Any]) -> None:
     texts = [text_of(value).encode() for value in values]
@@ -57,7 +57,7 @@ def test_any_json_is_kept(values: list[Any]) -> None:
     assert JSON.encode(JSON.decode(again, VARIANT).column) == again
 
 
-@settings(max_examples=third(40), deadline=None)
+@settings(max_examples=few(40), deadline=None)
 @given(ANY)
 def test_pyspark_reads_the_encoding(value: Any) -> None:
     types = pytest.importorskip("pyspark.sql.types")
