@@ -27,6 +27,7 @@ def names(pattern: str = "*") -> list[str]:
     return sorted(path.parent.name for path in DATA.glob(f"{pattern}/case.json"))
 
 
+@functools.cache
 def case(name: str) -> Case:
     return Case(name)
 

@@ -18,11 +18,14 @@ KINDS = (names.INDEX, names.TIME_INDEX)
 CASES = case_names()
 
 
-@pytest.fixture(params=CASES)
-def stages(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[str, str, Path]]:
+@pytest.fixture(scope="module", params=CASES)
+def stages(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[str, str, Path]]:
+    """The stages of a case, which the tests only read."""
     golden = case(request.param)
-    golden.unpack(tmp_path)
-    return [(request.param, stage, tmp_path / stage) for stage in golden.stages]
+    root = golden.unpack(tmp_path_factory.mktemp("case"))
+    return [(request.param, stage, root / stage) for stage in golden.stages]
 
 
 def logs(root: Path) -> list[Path]:
@@ -87,16 +90,12 @@ def test_index_entries(stages: list[tuple[str, str, Path]]) -> None:
                         (line["timestamp"], line["offset"]) for line in lines
                     ]
                 compared += len(lines)
+            if name.startswith("v2-"):  # built again, the indexes are the bytes that Kafka wrote
+                interval = int(case(name).config.get("index.interval.bytes", 4096))
+                built = inspect(DEFAULT, str(path.parent), base, index_interval_bytes=interval)
+                assert built.damage is None
+                assert (built.offset_entries, built.time_entries) == (
+                    data[names.INDEX],
+                    data[names.TIME_INDEX],
+                )
     assert compared
-
-
-@pytest.mark.parametrize("name", case_names("v2-*"))
-def test_rebuilt_indexes_are_the_bytes_that_kafka_wrote(name: str, tmp_path: Path) -> None:
-    golden = case(name)
-    golden.unpack(tmp_path)
-    interval = int(golden.config.get("index.interval.bytes", 4096))
-    for path in logs(tmp_path):
-        built = inspect(DEFAULT, str(path.parent), int(path.stem), index_interval_bytes=interval)
-        assert built.damage is None
-        assert built.offset_entries == path.with_suffix(names.INDEX).read_bytes()
-        assert built.time_entries == path.with_suffix(names.TIME_INDEX).read_bytes()
