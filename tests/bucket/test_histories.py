@@ -55,8 +55,8 @@ SELDOM = (
     "uploads that are gone",
 )
 """What happens in at least one of 2,000 histories on average."""
-SAMPLE = [*range(400), 785, 932]
-"""Seeds of which the last two have what is rarest."""
+SAMPLE = [*range(700), 785, 932]
+"""Seeds of which the last two have what is rarest, so that everything occurs as often as in 2,040."""
 EVERY = [range(first, first + 2_040) for first in range(0, 20_400, 2_040)]
 
 
@@ -84,6 +84,6 @@ def test_histories(seeds: Sequence[int]) -> None:
     tally = run_many(seeds)
     assert tally.violations == []
     assert len(tally.identities) >= 0.98 * len(seeds)
-    rare = {name: tally.counts[name] for name in OFTEN if tally.counts[name] < len(seeds) // 67}
+    rare = {name: tally.counts[name] for name in OFTEN if tally.counts[name] < 10}
     rare |= {name: tally.counts[name] for name in SELDOM if not tally.counts[name]}
     assert not rare, tally.text()

@@ -141,7 +141,7 @@ def interrupts(root: Path, steps: list[Step], stride: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_every_call_is_interrupted(name: str, tmp_path: Path) -> None:
-    assert interrupts(tmp_path / "d", STEPS[name], stride(9)) > 8
+    assert interrupts(tmp_path / "d", STEPS[name], stride(4)) > 15
 
 
 @pytest.mark.quick
@@ -153,7 +153,7 @@ def test_some_calls_are_interrupted(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_every_call_fails(name: str, tmp_path: Path) -> None:
-    assert faults(tmp_path / "d", STEPS[name], stride(72)) > 20
+    assert faults(tmp_path / "d", STEPS[name], stride(24)) > 30
 
 
 @pytest.mark.quick

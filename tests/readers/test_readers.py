@@ -23,7 +23,7 @@ from tests.readers.run import Tally, judge_history
 from tests.readers.travel import TravellingFiles
 from tests.support.exhaustive import stride
 
-HISTORIES, TOGETHER, EACH = 20 // stride(2), 4, 500 // stride(10)
+HISTORIES, TOGETHER, EACH = 20 // stride(2), 4, 500 // stride(5)
 
 
 @pytest.mark.slow
