@@ -31,6 +31,8 @@ class _Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # of a look at the object, such as that of `inspect`
+            raise AttributeError(attribute)
         try:
             value = getattr(import_module(self._name), attribute)
         except ModuleNotFoundError as error:

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import lastword.spark
 from lastword.errors import LastwordError, MissingError, SparkOptionError
 from lastword.spark.bootstrap import hide_traceback, typed
 from lastword.spark.options import parse_read
@@ -86,3 +87,11 @@ def test_a_stream_that_cannot_be_says_so_when_it_is_asked_for_anything(tmp_path:
         lambda: reader.partitions({}, {}),
     ):
         assert "'endingOffsets' is not for a stream" in "".join(lines_of(call))
+
+
+@pytest.mark.parametrize("verb", [lastword.spark.clean, lastword.spark.plan])
+def test_an_unknown_argument_of_clean_and_plan_is_refused_before_any_work(
+    verb: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dueue'; known: due, strategy"):
+        verb(None, tmp_path / "no log", dueue=True)

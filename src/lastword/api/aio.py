@@ -20,7 +20,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from lastword.api.reader import (
@@ -100,9 +99,7 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -258,9 +255,7 @@ class AsyncState(Generic[K, V]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self.state.close()
 
     async def get(self, key: K, default: Any = None) -> Any:
@@ -348,9 +343,7 @@ class AsyncLogDir:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         try:
             await asyncio.shield(self.in_turn(self.logs.close))
         finally:

@@ -182,8 +182,10 @@ def clean(
                 failed.append(result)
             elif result is not None:
                 results.append(result)
-    cleaned = {(result.topic, result.partition) for result in results}
-    note = f"{plural(len(cleaned), 'other')} cleaned" if len(sizes) > 1 else ""
+    note = ""
+    if failed and len(sizes) > 1:
+        cleaned = {(result.topic, result.partition) for result in results}
+        note = f"{plural(len(cleaned), 'other')} cleaned"
     return PartialFailure.check(results, failed, note)
 
 

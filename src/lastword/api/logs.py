@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 from weakref import WeakValueDictionary
 
@@ -91,9 +90,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
     def __enter__(self) -> LogDir:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

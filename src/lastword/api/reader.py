@@ -21,7 +21,6 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import chain, islice
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V, records_of
@@ -426,9 +425,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     def __enter__(self) -> Reader[K, V]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property

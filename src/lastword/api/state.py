@@ -19,7 +19,6 @@ from collections.abc import (
     ValuesView,
 )
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 from weakref import finalize
 
@@ -455,9 +454,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def __enter__(self) -> State[K, V]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -136,7 +136,7 @@ def attempted(call: Callable[[], list[T]], *errors: type[Exception]) -> tuple[li
 
     Args:
         call: The call.
-        errors: The classes of errors that are returned; others are raised at once.
+        errors: The classes of errors that are returned; others are raised immediately.
     """
     try:
         return call(), []

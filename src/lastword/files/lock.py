@@ -31,7 +31,6 @@ import os
 import struct
 import sys
 import threading
-from types import TracebackType
 
 from lastword.errors import LockLostError, LogDirLockedError
 from lastword.files.owner import open_file
@@ -171,9 +170,7 @@ class FileLock:
     def __enter__(self) -> FileLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
 
