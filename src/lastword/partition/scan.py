@@ -37,9 +37,11 @@ PLAIN_RECORDS = 100_000
 PLAIN_RECORDS_NUMPY = 20_000
 """Most records of a short range before the kernels are loaded: without NumPy, and if the process has it.
 
-Plain Python takes 3 us a record. The first use of the kernels takes as long as this number of records,
-of which the import of NumPy is more than a half.
+Plain Python takes 4 us a record, the kernels 2 us, and their first use as long as this number of records; the
+import of NumPy is more than a half of that.
 """
+PLAIN_BYTES_REQUESTED = 256 << 10
+"""Most bytes of a short range in a bucket, where the kernels' reader has more requests in flight."""
 _SAMPLED_BATCHES = 32
 
 
@@ -117,7 +119,10 @@ def _columns(
 def is_short(view: PartitionView, start: int, end: int) -> bool:
     """Return whether the range is so short that plain Python reads it faster."""
     loaded = _is_loaded("lastword.kernels")
+    is_requested = view.files.file_cost_bytes > 0
     left = PLAIN_BYTES_LOADED if loaded else PLAIN_BYTES
+    if is_requested:
+        left = min(left, PLAIN_BYTES_REQUESTED)
     segments = view.segment_set.between(start, end)
     for segment in segments:
         size = segment.size
@@ -130,7 +135,7 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
         left -= size
         if left < 0:
             return False
-    if loaded:
+    if loaded or is_requested:
         return True
     most = PLAIN_RECORDS_NUMPY if _is_loaded("numpy") else PLAIN_RECORDS
     return end - start <= most or _estimated_records(segments) <= most
@@ -138,10 +143,10 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
 
 def _estimated_records(segments: Sequence[Segment]) -> float:
     """Estimate the records of segments by the first batches of the largest one: cleaning leaves gaps."""
-    largest = max(segments, key=lambda segment: segment.size)
     count = size = 0
     with suppress(DataError, FileVanishedError):  # the read reports it
-        for header in islice(largest.headers(), _SAMPLED_BATCHES):
+        largest = max(segments, key=lambda segment: segment.size, default=None)
+        for header in islice(() if largest is None else largest.headers(), _SAMPLED_BATCHES):
             count += header.count if header.count >= 0 else header.size // SMALLEST_RECORD_BYTES
             size += header.size
     return count * sum(segment.size for segment in segments) / max(size, 1)
@@ -182,7 +187,6 @@ def newest_values(view: PartitionView, start: int, end: int) -> dict[bytes, byte
     The range must end at or below the last stable offset. None: the key's newest record is a tombstone.
     """
     values: dict[bytes, bytes | None] = {}
-
     listed = view.segment_set
     for segment, header, data, reached in _committed_batches(view, start, end, Outcomes(view, end)):
         start = max(start, reached)
