@@ -148,12 +148,16 @@ class HashScan(KeyScan):
     def _use(self, entries: NDArray[np.uint64], old_bytes: int = 0) -> None:
         self._entries = entries
         self.state[loops.MAX_ENTRIES] = int(entries.size // hash_loops.ENTRY_WORDS * MAX_LOAD)
-        used_bytes = old_bytes + entries.nbytes + self._bins.rows.nbytes
-        self._peak_bytes = max(self._peak_bytes, used_bytes)
+        self._peak_bytes = max(self._peak_bytes, old_bytes + entries.nbytes + self._other_bytes)
+
+    @property
+    def _other_bytes(self) -> int:
+        """Return the memory of the bins and of the rows of due tombstones."""
+        return self._bins.rows.nbytes + ENTRY_BYTES * int(self._due.listed.sum())
 
     def _free_slots(self) -> int:
-        """Return the slots of a map that takes the whole budget, apart from the bins."""
-        return (self.map_bytes - self._bins.rows.nbytes) // ENTRY_BYTES
+        """Return the slots of a map that takes the rest of the budget."""
+        return (self.map_bytes - self._other_bytes) // ENTRY_BYTES
 
     def _make_room_for_due(self, rows: int) -> None:
         due, superseded, listed = self._due
