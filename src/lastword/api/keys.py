@@ -91,9 +91,8 @@ def find_one(topic: Searched, key: bytes, partition: int | None) -> tuple[int, R
 
 def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
     """Return the index of a partition; None: its topic has none."""
-    config, dirs = topic.config, topic.dirs
-    if dirs.holds_logs and config.compacts and config.lastword_key_index:
-        return dirs.key_indexes.of(topic.name, number, log.directory)
+    if topic.config.compacts and topic.config.lastword_key_index:
+        return topic.dirs.key_index(topic.name, number, log.directory)
     return None
 
 
