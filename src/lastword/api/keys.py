@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lastword.api.reader import check_keys
 from lastword.errors import KeyRequiredError
@@ -22,7 +22,9 @@ from lastword.partition.moment import Range
 from lastword.state.newest import newest
 
 if TYPE_CHECKING:
-    from lastword.api.topic import Topic
+    from lastword.api.open_dirs import OpenDirs
+    from lastword.api.schema import TopicSchema
+    from lastword.config import TopicConfig
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
     from lastword.records.record import RawRecord
@@ -34,7 +36,28 @@ Found = dict[bytes, tuple[int, "RawRecord"]]
 _TRIES = 3
 
 
-def key_bytes(topic: Topic[Any, Any], key: Any) -> bytes:
+class Searched(Protocol):
+    """The topic of a lookup."""
+
+    name: str
+    dirs: OpenDirs
+
+    @property
+    def schema(self) -> TopicSchema:
+        """Its serializers and partitions."""
+
+    @property
+    def config(self) -> TopicConfig:
+        """Its settings."""
+
+    def _partition_of(self, key: bytes) -> int:
+        """Return the partition that the partitioner assigns."""
+
+    def _readable(self, partition: int) -> PartitionLog | PartitionView:
+        """Return the open log of a partition, or a view of it as it is now."""
+
+
+def key_bytes(topic: Searched, key: Any) -> bytes:
     """Return the bytes of a key. SerializerError as from `append`; KeyRequiredError for None."""
     if key is None:
         raise KeyRequiredError(
@@ -44,13 +67,13 @@ def key_bytes(topic: Topic[Any, Any], key: Any) -> bytes:
     return data
 
 
-def keys_by_bytes(topic: Topic[Any, Any], keys: Iterable[Any]) -> dict[bytes, Any]:
+def keys_by_bytes(topic: Searched, keys: Iterable[Any]) -> dict[bytes, Any]:
     """Return each key by its bytes. UsageError if `keys` is a text or a mapping."""
     check_keys(keys)
     return {key_bytes(topic, key): key for key in keys}
 
 
-def find_one(topic: Topic[Any, Any], key: bytes, partition: int | None) -> tuple[int, RawRecord] | None:
+def find_one(topic: Searched, key: bytes, partition: int | None) -> tuple[int, RawRecord] | None:
     """Return partition and newest record of a key, as `find` does; a short way for the usual case."""
     number = topic._partition_of(key) if partition is None else partition
     log = topic._readable(number)
@@ -61,20 +84,19 @@ def find_one(topic: Topic[Any, Any], key: bytes, partition: int | None) -> tuple
                 record = index.find_one(log, key)
                 if record is not None:
                     return number, record
-                if partition is not None or topic.partitions == 1:
+                if partition is not None or topic.schema.partitions == 1:
                     return None
     return find(topic, (key,), partition).get(key)
 
 
-def _index(topic: Topic[Any, Any], number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
+def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
     """Return the index of a partition; None: its topic has none."""
-    config, dirs = topic.config, topic.dirs
-    if dirs.holds_logs and config.compacts and config.lastword_key_index:
-        return dirs.key_indexes.of(topic.name, number, log.directory)
+    if topic.config.compacts and topic.config.lastword_key_index:
+        return topic.dirs.key_index(topic.name, number, log.directory)
     return None
 
 
-def find(topic: Topic[Any, Any], keys: Collection[bytes], partition: int | None) -> Found:
+def find(topic: Searched, keys: Collection[bytes], partition: int | None) -> Found:
     """Return partition and newest record of each key that has a value, in this partition or in any."""
     for left in range(_TRIES, 0, -1):
         with ExitStack() as stack:
@@ -90,7 +112,7 @@ class _Lookup:
     """One call: partitions are begun when they are needed, or together before the first of many keys."""
 
     def __init__(
-        self, topic: Topic[Any, Any], keys: Collection[bytes], stack: ExitStack, *, may_index: bool
+        self, topic: Searched, keys: Collection[bytes], stack: ExitStack, *, may_index: bool
     ) -> None:
         self._topic, self._keys = topic, keys
         self._stack, self._may_index = stack, may_index

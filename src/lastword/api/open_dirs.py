@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.throttle import Drives
+    from lastword.keys.index import KeyIndex
     from lastword.keys.indexes import KeyIndexes
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
@@ -474,6 +475,10 @@ class OpenDirs(ProcessBound):
         )
         self.on_close(indexes.close)
         return indexes
+
+    def key_index(self, topic: str, partition: int, directory: str) -> KeyIndex | None:
+        """Return the key index of a partition in one of the directories; None: there is none here."""
+        return self.key_indexes.of(topic, partition, directory)
 
     # -------------------------------------------------------------- settings
 
