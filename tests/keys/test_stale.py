@@ -186,6 +186,22 @@ def test_a_cut_while_the_index_is_in_use(tmp_path):
         assert (topic.get(b"k"), seen.get(b"k")) == (b"1", b"1")
 
 
+def test_a_log_that_was_closed_meanwhile_saves_nothing(tmp_path, monkeypatch):
+    """Another object has the log, and has cut it: the old one must not vouch for the index."""
+    with opened(tmp_path) as logs:
+        topic = logs.create_topic("t", **CONFIG)
+        for key in (b"a", b"k", b"b"):
+            topic.append(key, b"old")
+        monkeypatch.setattr(index, "OVERLAY_ENTRIES", 100)
+        monkeypatch.setattr(index, "WORTH_SAVING", 1)
+        assert topic.get(b"k") == b"old"
+        logs.dirs.log_dir("t", 0).close_logs([("t", 0)])
+        cut_and_append(logs)
+    assert not list((tmp_path / "t-0" / "lastword").glob("keys*"))
+    with opened(tmp_path) as logs:
+        assert logs.topic("t").get(b"k") == b"new"
+
+
 @pytest.mark.parametrize("name, step", [("keys", 19), ("keys-*", 331)])
 def test_flipped_bits_of_an_index(place, name, step):
     """The answers stay right, and the writer makes the index again."""

@@ -300,7 +300,7 @@ class Lookups(RuleBasedStateMachine):
 
 TestLookups = Lookups.TestCase
 TestLookups.settings = settings(
-    max_examples=int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "6")),
+    max_examples=int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "4")),
     stateful_step_count=30,
     deadline=None,
     phases=PHASES,

@@ -109,7 +109,7 @@ def find(topic: Searched, keys: Collection[bytes], partition: int | None) -> Fou
 
 
 class _Lookup:
-    """One call: partitions are begun when they are needed, or together before the first of many keys."""
+    """One call: all partitions that it may need are begun before the first key."""
 
     def __init__(
         self, topic: Searched, keys: Collection[bytes], stack: ExitStack, *, may_index: bool
@@ -127,9 +127,8 @@ class _Lookup:
         for key in keys:
             home.setdefault(self._topic._partition_of(key), []).append(key)
         numbers = sorted(self._topic.schema.numbers)
-        if len(keys) > 1:
-            for number in numbers:
-                self._part(number)
+        for number in numbers:  # in this order, so that two lookups do not wait for each other
+            self._part(number)
         found: Found = {}
         for number, own in sorted(home.items()):
             found |= self._found(number, own)

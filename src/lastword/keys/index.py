@@ -334,7 +334,7 @@ class KeyIndex:
         files.fsync_dir(os.path.join(directory, names.PRIVATE))
         file_names = [os.path.basename(run.name) for run in runs]
         with log.lock:  # so that no cut is between the comparison and the rename
-            if log.tail.cuts != self._cuts:
+            if log.is_closed or log.tail.cuts != self._cuts:
                 return
             notes = removal_log.load(files, directory)
             manifest = Manifest.of(log.view(), runs[0].end, notes.cut_count, self._salt, file_names)
@@ -350,7 +350,7 @@ class KeyIndex:
             log = self._log
             if self._writes and log is not None and len(self._overlay) >= WORTH_SAVING:
                 owned = cast("PartitionLog", log)
-                if owned.tail.cuts == self._cuts:
+                if not owned.is_closed and owned.tail.cuts == self._cuts:
                     self._flush()
                     self._save(owned)
 

@@ -641,6 +641,11 @@ class PartitionLog(Reads):
                 local.remove_deferred(all=True)
                 local.abandon()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the log was closed or abandoned. It may be open again in another object."""
+        return self._local.is_closed
+
     def abandon(self) -> None:
         """Close the files and do nothing else, as if the process were killed."""
         with self.lock:
