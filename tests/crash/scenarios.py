@@ -24,6 +24,7 @@ from tests.crash.memory import ROOT, MemoryFiles
 from tests.crash.power import PowerCut
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.retention.support import expire_partition, raise_log_start
+from tests.support.cleaning import by_hash, clean
 from tests.transactions import end_transaction
 
 HOUR = 3_600_000
@@ -301,8 +302,6 @@ class Process:
     # ---- cleaning, closing
 
     def clean(self, strategy: str = "kafka", map_bytes: int = MAP_BYTES, **more: Any) -> Process:
-        from tests.support.cleaning import clean
-
         assert self.logs
         log = self.log()
         self.history.note("round", log.name, (self.clock.now_ms(), log.log_end))
@@ -477,13 +476,17 @@ def cleans_acked_before_unacked(p: Process) -> None:
 
 
 def cleans_twice(p: Process) -> None:
-    """Clean tombstones: the first cleaning keeps them, a later one removes them after their horizon."""
+    """Clean tombstones: the first cleaning keeps them, a later one removes them after their horizon.
+
+    A map of hashes resolves the log, as it does a large one.
+    """
     p.open().create()
     _garbage(p)
-    p.clean()
-    p.put([(b"c", None)], ack="disk").put([(b"a", b"6")])
-    p.wait(HOUR // 2).clean()
-    p.wait(2 * HOUR).put([(b"b", b"7")]).clean()
+    with by_hash():
+        p.clean(map_bytes=1 << 20)
+        p.put([(b"c", None)], ack="disk").put([(b"a", b"6")])
+        p.wait(HOUR // 2).clean(map_bytes=1 << 20)
+        p.wait(2 * HOUR).put([(b"b", b"7")]).clean(map_bytes=1 << 20)
     p.checkpoint()
 
 

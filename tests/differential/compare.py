@@ -41,7 +41,7 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.differential.kafka_cleaner import OLD_EMPTY_BATCH, Cleaned, KafkaCleaner, Refused
 from tests.differential.logs import TOPIC, RandomLog, random_log
 from tests.naive import cleaner as naive
-from tests.support.cleaning import clean
+from tests.support.cleaning import by_hash, clean
 from tests.support.jars import KafkaJars
 
 SALT = b"differential"
@@ -138,7 +138,7 @@ def clean_ours(log: RandomLog, directory: Path, strategy: str) -> Story:
         opened, _ = open_log(
             UNSYNCED, str(directory), log.config, ManualClock(now_ms), clean=False, recovery_point=0
         )
-        with contextlib.closing(opened):
+        with contextlib.closing(opened), by_hash(log.seed % 2 == 1):
             story.before.append(read(directory))
             recorded: list[int] = []
             clean(

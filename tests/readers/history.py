@@ -25,6 +25,7 @@ from lastword.files import Handle
 from lastword.partition.log import PartitionLog
 from lastword.records.batch import BatchBuilder
 from tests.crash.memory import ROOT, MemoryFiles, MemoryHandle, Node
+from tests.support.cleaning import by_hash
 from tests.transactions import end_transaction
 
 NOW = 1_700_000_000_000
@@ -515,7 +516,7 @@ class Writer:
 
     def clean(self, strategy: str, *, due: bool) -> None:
         assert self.logs is not None
-        with self.call(f"clean, {strategy}, {'due' if due else 'all'}"):
+        with self.call(f"clean, {strategy}, {'due' if due else 'all'}"), by_hash(self.history.seed % 2 == 1):
             self.logs.clean(TOPIC, strategy=strategy, due=due)
 
     def clean_sharded(self, number: int) -> None:

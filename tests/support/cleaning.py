@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -15,9 +16,22 @@ from lastword.config import TopicConfig
 from lastword.files import Files
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
+from lastword.resolve import whole
 
 _REQUEST = {field.name for field in fields(CleanRequest)}
 _CONTEXT = {field.name for field in fields(CleanContext)}
+
+
+@contextmanager
+def by_hash(wanted: bool = True) -> Iterator[None]:
+    """Let a map of hashes resolve small logs, too, if `wanted`. It needs a memory of 1 MiB or more."""
+    limit = whole.HASHES_FROM_BYTES
+    if wanted:
+        whole.HASHES_FROM_BYTES = 0
+    try:
+        yield
+    finally:
+        whole.HASHES_FROM_BYTES = limit
 
 
 def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
