@@ -183,7 +183,6 @@ def test_records_without_a_key_go(tmp_path: Path) -> None:
 
 
 def test_an_output_takes_the_time_of_its_last_source(tmp_path: Path) -> None:
-
     first = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"a", b"1")])])
     write_segment(tmp_path / "s", 1, [batch(1, [(1, b"a", b"2")])])
     os.utime(tmp_path / "s" / f"{1:020d}.log", (1_600_000_000, 1_600_000_000))

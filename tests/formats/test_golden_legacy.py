@@ -9,6 +9,7 @@ import pytest
 from lastword.records import formats
 from tests.formats import logs
 from tests.golden import loader
+from tests.support.legacy import build_wrapper
 
 CASES = [
     name
@@ -38,7 +39,7 @@ def test_writing_what_was_read_gives_the_same_entries(name: str, tmp_path: Path)
                 assert rebuilt == data[header.position : header.position + header.size]
                 continue
             stamp = header.max_timestamp if header.log_append else None
-            rebuilt = formats.build_wrapper(header.magic, header.codec, records, log_append_ms=stamp)
+            rebuilt = build_wrapper(header.magic, header.codec, records, log_append_ms=stamp)
             again = logs.read_header(rebuilt, 0, path.name)
             assert formats.LEGACY.crc_ok(rebuilt, again)
             assert (again.last_offset, again.attributes, again.max_timestamp) == (

@@ -17,6 +17,7 @@ from lastword.records.batch import BatchHeader
 from lastword.records.compression import compress, xxh32
 from lastword.records.formats import with_checksum
 from lastword.records.record import RawRecord
+from tests.support.legacy import build_wrapper
 
 T = 1_700_000_000_000
 CODECS = {"gzip": 1, "snappy": 2, "lz4": 3}
@@ -151,7 +152,7 @@ def test_wrapper_vectors(magic: int, codec: str) -> None:
         struct.unpack_from(">q", formats.inner_bytes(data, header), at)[0] for at in (0, 28 + 8 * magic)
     ]
     assert stored == ([0, 1] if magic else [10, 11])
-    built = formats.build_wrapper(magic, CODECS[codec], expected)
+    built = build_wrapper(magic, CODECS[codec], expected)
     assert records_of(built) == expected
     assert formats.inner_bytes(built, header_of(built)) == formats.inner_bytes(data, header)
     if codec == "lz4":
@@ -164,7 +165,7 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
     three = list(records_of(V1_GZIP_THREE))
     if magic == 0:
         three = [record(r.offset, r.key, r.value) for r in three]
-    source = formats.build_wrapper(magic, CODECS[codec], three)
+    source = build_wrapper(magic, CODECS[codec], three)
     filtered = formats.filter_entry(source, header_of(source), [False, True, True])
     assert filtered is not None
     assert (filtered.last_offset, filtered.max_timestamp, filtered.kept) == (52, T + 2 if magic else -1, 2)
@@ -191,19 +192,19 @@ def test_6N_164_magic_0_takes_no_timestamp() -> None:
         with pytest.raises(ValueError, match="no timestamps"):
             formats.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no timestamps"):
-        formats.build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
+        build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
 
 
 @pytest.mark.parametrize("offsets", [[], [1, 1], [2, 1], [0, 5, 4]])
 def test_6N_168_offsets_of_a_wrapper_must_rise(offsets: list[int]) -> None:
     """6N.168: Offsets that do not increase are refused by the builder."""
     with pytest.raises(ValueError, match="offsets rise"):
-        formats.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
+        build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
 
 
 def test_6N_160_v1_wrapper_offset_moves_all_its_records() -> None:
     """6N.160: Setting the last offset of a magic-1 wrapper moves all of its records."""
-    data = bytearray(formats.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
+    data = bytearray(build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
     struct.pack_into(">q", data, 0, 500)
     assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]
 
@@ -280,7 +281,7 @@ def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at(
     """
     for magic, checksum in ((0, 0x1A), (1, 0x82)):
         records = [record(n, b"k%d" % n, b"v" * 100, -1, kind=magic - 1) for n in range(3)]
-        data = bytearray(formats.build_wrapper(magic, 3, records))
+        data = bytearray(build_wrapper(magic, 3, records))
         frame = data.index(b"\x04\x22\x4d\x18")
         assert data[frame + 6] == checksum
         for other in (0x82, 0x1A, 0x00):
@@ -310,14 +311,14 @@ def test_6N_175_payloads_round_trip(magic: int, codec: int) -> None:
     """
     for value in (b"", b"x", bytes(range(256)) * 400, b"\0" * 200_000):
         records = [record(3, b"k", value, T if magic else -1), record(9, None, None, T + 1 if magic else -1)]
-        assert records_of(formats.build_wrapper(magic, codec, records)) == records
+        assert records_of(build_wrapper(magic, codec, records)) == records
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
     """6M.136: zstd with magic 0 or 1 is refused."""
     with pytest.raises(ValueError, match="no codec 4"):
-        formats.build_wrapper(magic, 4, [record(0, b"k", b"v")])
+        build_wrapper(magic, 4, [record(0, b"k", b"v")])
     data = bytearray(inner(magic, 0))
     data[17] = 4
     with pytest.raises(CorruptBatchError, match="codec 4"):
@@ -325,7 +326,7 @@ def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
 
 
 def test_nested_compression_is_refused() -> None:
-    nested = formats.build_wrapper(0, 1, [record(0, b"k", b"v")])
+    nested = build_wrapper(0, 1, [record(0, b"k", b"v")])
     with pytest.raises(CorruptBatchError, match="compressed inside"):
         records_of(wrapper(0, 0, [nested]))
 
@@ -366,7 +367,7 @@ def test_impossible_lengths_in_a_message() -> None:
 
 
 def test_inflation_is_bounded() -> None:
-    data = formats.build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
+    data = build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
     with pytest.raises(DecompressionLimitError) as error:
         list(formats.LEGACY.read_records(data, header_of(data), "test.log", limit_bytes=100_000))
     assert error.value.file == "test.log"
@@ -405,7 +406,7 @@ def test_6M_129_gaps_stay_and_everything_gone_is_nothing(magic: int) -> None:
     """6M.129: In a batch of magic 2 gaps stay: base and last offset are unchanged. Entries of magic 0 and
     1 get the offsets of what is left.
     """
-    source = formats.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
+    source = build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
     header = header_of(source)
     for keep, left in (([0, 0, 1, 0], [8]), ([1, 0, 0, 1], [0, 10]), ([0, 1, 1, 1], [3, 8, 10])):
         filtered = formats.filter_entry(source, header, map(bool, keep))
@@ -420,7 +421,7 @@ def test_6M_129_gaps_stay_and_everything_gone_is_nothing(magic: int) -> None:
 
 def test_6M_134_log_append_time_is_kept() -> None:
     """6M.134: Log append time is preserved: the type and the timestamp."""
-    stamped = formats.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77)
+    stamped = build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77)
     filtered = formats.filter_entry(stamped, header_of(stamped), [True, False, True])
     assert filtered is not None
     assert filtered.max_timestamp == T + 77

@@ -21,6 +21,7 @@ from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
 from lastword.records.record import RawRecord
 from tests.naive import legacy as naive
+from tests.support.legacy import build_wrapper
 
 T = 1_700_000_000_000
 STATUS = {
@@ -93,7 +94,7 @@ def entries(draw: st.DrawFn) -> bytes:
             timestamp = draw(times) if magic else -1
             batch.append(RawRecord(offset, timestamp, 0, draw(blobs), draw(blobs)))
         if codec:
-            data += formats.build_wrapper(magic, codec, batch, log_append_ms=stamp)
+            data += build_wrapper(magic, codec, batch, log_append_ms=stamp)
         else:
             (record,) = batch
             time = record.timestamp if stamp is None else stamp
@@ -205,12 +206,12 @@ def test_errors_name_file_position_and_offset() -> None:
     with pytest.raises(CorruptBatchError) as error:
         chunk_of(good + bad)
     assert (error.value.file, error.value.position, error.value.offset) == ("test.log", len(good), 9)
-    nested = formats.build_wrapper(1, 1, [RawRecord(0, T, 0, b"k", b"v")])
+    nested = build_wrapper(1, 1, [RawRecord(0, T, 0, b"k", b"v")])
     wrapped = formats.build_message(1, 9, None, compress(1, nested), T, codec=1)
     with pytest.raises(CorruptBatchError, match="compressed inside a compressed entry") as error:
         chunk_of(good + wrapped)
     assert (error.value.file, error.value.position, error.value.offset) == ("test.log", len(good), 9)
-    large = formats.build_wrapper(0, 1, [RawRecord(9, -1, 0, b"k", bytes(100_000))])
+    large = build_wrapper(0, 1, [RawRecord(9, -1, 0, b"k", bytes(100_000))])
     with pytest.raises(DecompressionLimitError) as limit:
         chunk_of(good + large, limit=50_000)
     assert (limit.value.file, limit.value.position, limit.value.offset) == ("test.log", len(good), 9)
@@ -224,12 +225,10 @@ def test_falling_offsets_are_refused() -> None:
 def test_a_wrapper_that_reaches_into_its_neighbours_is_refused() -> None:
     """The first offset of a wrapper is only inside it; so is the last offset of an old one with offset 0."""
     message = formats.build_message(1, 3, b"k", b"v", T)
-    wide = formats.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
+    wide = build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
     with pytest.raises(CorruptBatchError, match="3 to 4 overlap"):
         chunk_of(message + wide)
-    zero = bytearray(
-        formats.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in range(5)])
-    )
+    zero = bytearray(build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in range(5)]))
     zero[:8] = bytes(8)
     assert [r.offset for r in decoded(bytes(zero))] == [0, 1, 2, 3, 4]
     with pytest.raises(CorruptBatchError, match="0 to 4 overlap"):

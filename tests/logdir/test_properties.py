@@ -63,7 +63,7 @@ def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
         path.write_bytes(bad)
         with pytest.raises(CorruptFileError):
             checkpoint.read()
-        assert checkpoint.read_sound() == {}  # the cost is a longer recovery
+        assert checkpoint.read_valid() == {}  # the cost is a longer recovery
 
 
 def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lastword.errors import CorruptBatchError, ReadOnlyError, UnknownMagicError
 from lastword.partition import PartitionLog
 from lastword.partition.checkpoint_file import EpochEntry
 from lastword.records.batch import BatchBuilder
-from lastword.records.formats import build_message, build_wrapper
+from lastword.records.formats import build_message
 from lastword.records.record import COMMIT, RawRecord
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
@@ -35,6 +35,7 @@ from tests.partition.logs import (
     records,
 )
 from tests.support.exhaustive import stride
+from tests.support.legacy import build_wrapper
 from tests.transactions import control_key, end_transaction, marker_batch
 
 COPIED = TopicConfig(segment_bytes=700, index_interval_bytes=150, lastword_pulled_from="a cluster")

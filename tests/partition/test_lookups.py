@@ -16,7 +16,7 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.lookups import positions_of, records_at
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchBuilder
-from lastword.records.formats import build_message, build_wrapper
+from lastword.records.formats import build_message
 from lastword.records.record import RawRecord
 from lastword.segment import names
 from lastword.segment.recover import build_indexes
@@ -24,6 +24,7 @@ from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.fakes import RecordingFiles
 from tests.support.exhaustive import stride
+from tests.support.legacy import build_wrapper
 
 T = 1_750_000_000_000
 

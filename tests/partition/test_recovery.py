@@ -13,7 +13,7 @@ from lastword.partition import PartitionView, scan
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.durability import read_synced
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots
-from lastword.records.formats import build_message, build_wrapper
+from lastword.records.formats import build_message
 from lastword.records.record import RawRecord
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
@@ -32,6 +32,7 @@ from tests.partition.logs import (
     pair,
     records,
 )
+from tests.support.legacy import build_wrapper
 
 
 def filled(path: Path, count: int, *, sync: bool = False) -> str:

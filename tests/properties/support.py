@@ -13,12 +13,13 @@ from lastword.partition import PartitionLog, Recovery, open_log
 from lastword.records import formats
 from lastword.records.batch import BatchBuilder, BatchHeader, set_base_offset, write_batch
 from lastword.records.compression import compress
-from lastword.records.formats import build_message, build_wrapper
+from lastword.records.formats import build_message
 from lastword.records.record import RawRecord, encode_varint
 from lastword.segment import Segment, names
 from lastword.segment.recover import recover_segment
 from lastword.segment.stored import SegmentFiles
 from lastword.testing.unsynced import UNSYNCED
+from tests.support.legacy import build_wrapper
 
 T = 1_700_000_000_000
 CONFIG = TopicConfig(index_interval_bytes=0)

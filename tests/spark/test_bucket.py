@@ -6,9 +6,10 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -300,34 +301,54 @@ def test_a_giant_partition_is_cleaned_in_steps_as_by_the_library(
     assert not left_over(url)
 
 
+STEPS = {name: getattr(sharded, name) for name in ("extract", "resolve_shard", "rewrite_group")}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A step of a divided cleaning that can be sent to a task, as the step can. The call `dies_at` fails."""
+
+    name: str
+    dies_at: int
+    calls: ClassVar[Counter[str]] = Counter()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.calls[self.name] += 1
+        if self.calls[self.name] == self.dies_at:
+            raise KeyboardInterrupt
+        return STEPS[self.name](*arguments, **options)
+
+
+@dataclass(frozen=True)
+class Removing:
+    """The step `extract`, after which another process deletes the topic."""
+
+    url: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        result = STEPS["extract"](*arguments)
+        with lastword.open(self.url, "a", log_cleaner_enable=False) as logs:
+            if "t" in logs.dirs.topics():
+                logs.delete_topic("t")
+        return result
+
+
 def test_a_driver_that_dies_is_gone_on_with(
     here: None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = giant(url, tmp_path)
-    steps: Counter[str] = Counter()
-
-    def counted(name: str, dies_at: int) -> Callable[..., Any]:
-        step = getattr(sharded, name)
-
-        def call(*arguments: Any) -> Any:
-            steps[name] += 1
-            if steps[name] == dies_at:
-                raise KeyboardInterrupt
-            return step(*arguments)
-
-        return call
-
     monkeypatch.setattr(clean_tasks, "COMMIT_EVERY_S", -1.0)
     for dies, calls in {"extract": 2, "resolve_shard": 2, "rewrite_group": 1}.items():
+        Counted.calls.clear()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(sharded, dies, counted(dies, calls))
+            patch.setattr(sharded, dies, Counted(dies, calls))
             lastword.spark.clean(None, url, "t", task_bytes=20_000)
         assert any("sharded-" in name for name in left_over(url))
-    steps.clear()
-    for name in ("extract", "resolve_shard", "rewrite_group"):
-        monkeypatch.setattr(sharded, name, counted(name, 0))
+    Counted.calls.clear()
+    for name in STEPS:
+        monkeypatch.setattr(sharded, name, Counted(name, 0))
     lastword.spark.clean(None, url, "t", task_bytes=20_000)
-    assert steps == {"rewrite_group": 1}
+    assert Counted.calls == {"rewrite_group": 1}
     with lastword.open(root, "a") as logs:
         logs.clean("t")
     assert records_at(url) == records_at(root)
@@ -372,16 +393,7 @@ def test_a_topic_that_is_removed_while_its_giant_partition_is_cleaned(
     here: None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     giant(url, tmp_path)
-    extract = sharded.extract
-
-    def removed(*arguments: Any) -> Any:
-        result = extract(*arguments)
-        with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-            if "t" in logs.dirs.topics():
-                logs.delete_topic("t")
-        return result
-
-    monkeypatch.setattr(sharded, "extract", removed)
+    monkeypatch.setattr(sharded, "extract", Removing(url))
     with pytest.raises(LastwordError):
         lastword.spark.clean(None, url, "t", task_bytes=20_000)
     assert not left_over(url)

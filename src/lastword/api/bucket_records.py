@@ -61,7 +61,6 @@ def groups_of(records: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
-
     batches: list[Any] = []
     size_bytes = 0
     for batch in reader:

@@ -489,7 +489,6 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         )
 
     def _many(self, range_: Range) -> Iterator[Record[K, V]]:
-
         serializers = self._key, self._value
         for chunk, columns in scan.columns(range_.view, range_.start, range_.end, committed=self._committed):
             yield from records_of(columns, chunk, self._topic, range_.partition, serializers, self._position)

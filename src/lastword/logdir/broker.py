@@ -131,7 +131,6 @@ def read_cluster_metadata(files: Files, directory: str) -> ClusterMetadata:
 
 
 def _records(files: Files, directory: str) -> Iterator[InternalRecord]:
-
     snapshots = [
         (parsed, name)
         for name in files.listdir(directory)
@@ -153,7 +152,6 @@ def _records(files: Files, directory: str) -> Iterator[InternalRecord]:
 
 
 def _snapshot_records(files: Files, path: str) -> Iterator[InternalRecord]:
-
     with files.open_read(path) as handle:
         for header in headers(handle, path, 0, handle.size()):
             yield from _batch_records(handle.pread(header.size, header.position), header, path, 0)

@@ -162,11 +162,6 @@ class PartitionLog(Reads):
         return self._local.durability.synced_to
 
     @property
-    def is_closed(self) -> bool:
-        """The files are closed."""
-        return self._local.is_closed
-
-    @property
     def recovery_point(self) -> int:
         """Everything below this offset is on the drive with its indexes; recovery begins here."""
         return self._local.durability.recovery_point

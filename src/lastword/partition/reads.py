@@ -271,7 +271,6 @@ def record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
 
 
 def _record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
-
     start = log.log_start
     for segment in log.segment_set.starting_at(start):
         if segment.largest_timestamp < timestamp:

@@ -629,7 +629,6 @@ class RecordBuffer:
                     self._raise_too_large(table, row)
 
     def _raise_too_large(self, table: Table, row: int) -> NoReturn:
-
         codec = int(table[row, fields.ATTRIBUTES]) & CODEC_MASK
         raise self._located(too_large(codec, int(table[row, fields.SIZE]), self.limit_bytes), table, row)
 
@@ -683,7 +682,6 @@ class RecordBuffer:
         return self._data
 
     def _decompress_batch(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
-
         room = max(8 * len(data), 1 << 16)
         while True:
             room = min(room, self.limit_bytes)
@@ -699,7 +697,6 @@ class RecordBuffer:
                 raise self._located(error, table, row) from None
 
     def _located(self, error: DataError, table: Table, row: int) -> DataError:
-
         position, offset = int(table[row, fields.FILE_POSITION]), int(table[row, fields.BASE_OFFSET])
         return located_error(error, self._file, position, offset)
 

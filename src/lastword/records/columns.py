@@ -175,13 +175,11 @@ def byte_strings(source: Bytes, position: Int64s, length: Int32s) -> list[bytes 
 
 
 def _fixed(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-
     return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)], null_count=0)
 
 
 @lru_cache(maxsize=16)
 def _repeated_block(text: str, size: int) -> pa.Array:
-
     encoded = text.encode()
     offsets = np.arange(size + 1, dtype=np.int32) * len(encoded)
     return pa.Array.from_buffers(
@@ -213,7 +211,6 @@ def _header_spans(columns: RecordColumns, chunk: Chunk) -> tuple[Int64s, Int32s,
 
 
 def _headers(columns: RecordColumns, chunk: Chunk) -> pa.Array:
-
     kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     counts = columns.header_count
     if not counts.any():

@@ -190,7 +190,6 @@ def _run(data: memoryview, table: NDArray[np.int64], codec: int, level: int | No
 
 
 def _compressed(batch: memoryview, codec: int, level: int | None) -> bytearray:
-
     data = bytearray(batch[:HEADER_BYTES]) + compress(codec, bytes(batch[HEADER_BYTES:]), level)
     loops.seal_batch(np.frombuffer(data, np.uint8), 0, len(data))
     return data
@@ -242,7 +241,6 @@ def _spans(array: pa.Array) -> Spans:
 
 
 def _header_spans(headers: pa.Array) -> tuple[NDArray[np.int64], Spans, Spans]:
-
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     # Nulls and slices make Arrow's offsets irregular: count per record, take the flattened pairs.

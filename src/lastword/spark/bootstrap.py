@@ -428,7 +428,6 @@ def as_pattern(path: str) -> str:
 
 
 def _shared(path: str | os.PathLike[str], parse: Callable[[str], str], kind: str, remedy: str) -> str:
-
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"the {kind} {path!r} is no path", remedy=remedy)
     try:

@@ -747,6 +747,5 @@ def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -
 def _request(
     directory: LogDirectory, tp: TopicPartition, config: TopicConfig, due: bool, strategy: str | None
 ) -> CleanRequest:
-
     map_bytes = directory.settings.instance.map_bytes
     return CleanRequest(directory.first_dirty(*tp), due, strategy or config.lastword_strategy, map_bytes)

@@ -215,7 +215,6 @@ def plan_chosen(task: ChosenTask) -> Plan:
 
 
 def _view(directory: str) -> PartitionView:
-
     return PartitionView.load(DirectorySegments(DEFAULT, directory))
 
 

@@ -604,7 +604,6 @@ def _assigned(partitioner: str, count: int) -> Column:
     from pyspark.sql import functions as F
 
     def partition_of(key: Any) -> int:
-
         return PARTITIONERS[partitioner](bytes(key), count)
 
     return F.udf(partition_of, "int", useArrow=False)("key")

@@ -182,7 +182,6 @@ class SnapshotWriter:
                 self._write_waiting()
 
     def _write_waiting(self) -> None:
-
         if self._waiting:
             for batch in pa.Table.from_batches(self._waiting).combine_chunks().to_batches():
                 self._writer.write_batch(batch)
@@ -298,7 +297,6 @@ def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _opened(files: Files, path: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-
     with _damage(path):
         source = pa.PythonFile(_ArrowSource(_open(files, path)), mode="r")
         if format_of(path) == ".parquet":

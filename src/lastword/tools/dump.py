@@ -297,7 +297,6 @@ def _base(path: str) -> int:
 
 
 def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
-
     index = OffsetIndex(files.read_bytes(path), _base(path), 1 << 62)
     for entry in index.entries():
         yield IndexEntry(path, "offset", entry.offset, position=entry.position)
@@ -306,7 +305,6 @@ def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
 
 
 def _time_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
-
     index = TimeIndex(files.read_bytes(path), _base(path))
     for entry in index.entries():
         yield IndexEntry(path, "time", entry.offset, timestamp=entry.timestamp)

@@ -213,7 +213,6 @@ def schema_of(kind: pa.DataType, name: str = "topLevelRecord") -> Any:
 
 
 def _unsupported(kind: pa.DataType) -> str | None:
-
     if pa.types.is_map(kind) and not is_text(kind.key_type):
         return "Avro has maps with string keys only"
     if pa.types.is_struct(kind):
@@ -247,7 +246,6 @@ def primitives() -> dict[pa.DataType, Any]:
 
 
 def _derived(kind: pa.DataType, name: str, space: str, names: set[str]) -> Any:
-
     types = pa.types
     inner = f"{space}.{name}" if space else name
     if types.is_struct(kind):
@@ -427,7 +425,6 @@ class Types:
         return plain_types[name]
 
     def _field(self, name: str, schema: Schema, within: tuple[str, ...]) -> pa.Field:
-
         try:
             kind = self.arrow(schema, within)
         except ValueRefused as refused:

@@ -104,7 +104,6 @@ def problem_of(kind: pa.DataType) -> str | None:
 
 
 def _unsupported(kind: pa.DataType) -> str | None:
-
     types = pa.types
     if types.is_map(kind) and (types.is_nested(kind.key_type) or is_binary(kind.key_type)):
         return f"a map with keys of type {kind.key_type} has no JSON"
@@ -150,7 +149,6 @@ def _struct_writer(fields: list[tuple[str, Write]]) -> Write:
 
 
 def _map_writer(key: Scalar | None, key_type: pa.DataType, write: Write) -> Write:
-
     assert key is not None, key_type
     is_text = pa.types.is_string(key_type) or pa.types.is_large_string(key_type)
 

@@ -239,7 +239,6 @@ def struct_of(descriptor: Any, within: tuple[str, ...] = ()) -> pa.DataType:
 
 
 def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
-
     try:
         if _is_map(member):
             key, value = _map_parts(member)
@@ -254,7 +253,6 @@ def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
 
 
 def _item_type(member: Any, within: tuple[str, ...]) -> pa.DataType:
-
     if member.message_type is None:
         return scalar_of(member)
     if member.message_type.full_name == TIMESTAMP:
@@ -319,7 +317,6 @@ def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> li
 
 
 def _check_map(kind: pa.DataType) -> None:
-
     if not pa.types.is_map(kind):
         raise ValueRefused(f"the message has a map, not {kind}")
 
