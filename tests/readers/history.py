@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 import lastword
@@ -22,8 +23,10 @@ from lastword.api.logs import LogDir
 from lastword.cleaner.policy.plan import Plan
 from lastword.clock import ManualClock
 from lastword.files import Handle
+from lastword.keys import index, manifest
 from lastword.partition.log import PartitionLog
 from lastword.records.batch import BatchBuilder
+from lastword.segment import names
 from tests.crash.memory import ROOT, MemoryFiles, MemoryHandle, Node
 from tests.support.cleaning import by_hash
 from tests.transactions import end_transaction
@@ -352,6 +355,19 @@ class History:
 # ---------------------------------------------------------------- a writer
 
 
+@contextmanager
+def small_indexes() -> Iterator[None]:
+    """Save key indexes of a few records, under names that are the same in each run."""
+    numbers = count()
+    real = index.OVERLAY_ENTRIES, index.WORTH_SAVING, manifest.new_name
+    index.OVERLAY_ENTRIES, index.WORTH_SAVING = 4, 1
+    manifest.new_name = lambda: f"{names.KEY_RUN}{next(numbers):016x}"
+    try:
+        yield
+    finally:
+        index.OVERLAY_ENTRIES, index.WORTH_SAVING, manifest.new_name = real
+
+
 class Writer:
     """A writer of one topic, which records the effect of each call."""
 
@@ -513,6 +529,12 @@ class Writer:
             self.history.partitions[number].lineages[-1].aborted.update(offsets)
         with self.call("commit" if commit else "abort"):
             end_transaction(self.log(number), producer_id, 0, commit)
+
+    def look_up(self, number: int) -> None:
+        """Look a key up, which saves what was appended in the key index."""
+        assert self.logs is not None
+        with self.call("get"):
+            self.logs[TOPIC].get(b"k0", partition=number)
 
     def clean(self, strategy: str, *, due: bool) -> None:
         assert self.logs is not None
@@ -685,15 +707,17 @@ def steps_of(writer: Writer, rng: random.Random, steps: int, without: Sequence[s
     }
     for name in without:
         weights[name] = 0
-    for _ in range(steps):
+    for step in range(steps):
         _step(writer, rng, rng.choices(list(weights), list(weights.values()))[0])
+        if seed % 3 == 1 and step % 3 == 0 and "get" not in without:
+            writer.look_up(step % len(writer.history.partitions))
 
 
 def make(seed: int, steps: int = 40) -> History:
     """Return the history of random calls on a topic; the same seed gives the same history."""
     rng = random.Random(seed)
     writer = writer_of(rng, seed)
-    with writer.watched():
+    with writer.watched(), small_indexes():
         writer.begin(rng)
         steps_of(writer, rng, steps)
         assert writer.logs is not None

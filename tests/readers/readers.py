@@ -16,7 +16,7 @@ from lastword.config import Settings
 from lastword.errors import LastwordError, OffsetOutOfRangeError, PartialFailure
 from lastword.partition import scan
 from tests.crash.memory import ROOT
-from tests.readers.history import TOPIC, History
+from tests.readers.history import TOPIC, History, small_indexes
 from tests.readers.judge import Row, Violation, Window
 from tests.readers.travel import TravellingClock, TravellingFiles, pace_of, still
 
@@ -38,6 +38,15 @@ class Journey:
     def open(self) -> LogDir:
         clock = TravellingClock(self.files)
         return lastword.open(ROOT, files=self.files, clock=clock, **self.history.settings)
+
+    @property
+    def now(self) -> int:
+        """The version that the reader has reached."""
+        return self.files.now
+
+    def pause(self) -> None:
+        """Let the writer do something."""
+        self.files.pause()
 
     def windows(self, first: int | None = None, *, committed: bool = True) -> dict[int, Window]:
         begin = self.first if first is None else first
@@ -146,6 +155,32 @@ def read_keys(journey: Journey) -> None:
             window.check_row(row)
         wanted = [offset for offset, record in window.survivors().items() if record.key in keys]
         window.check_complete(set(offsets), -1, wanted=wanted)
+
+
+def get(journey: Journey) -> None:
+    """Look up keys together, singly, and again with the index that the process has then."""
+    rng = journey.rng
+    keys = [b"k%d" % n for n in rng.sample(range(9), 3)]
+    with journey.open() as logs:
+        topic = logs.topic(TOPIC)
+        for _ in range(rng.choice((1, 2, 4))):
+            first, rows = journey.now, {}
+            for number in journey.history.partitions:
+                if rng.random() < 0.5:
+                    shown = list(topic.get_records(keys, partition=number).values())
+                    rows[number] = sorted(map(row, shown), key=lambda row: row.offset)
+                    continue
+                record = topic.get_record(keys[0], partition=number)
+                window = journey.windows(first)[number]
+                window.check_moment(
+                    {} if record is None else {keys[0]: record.offset}, tombstones=False, keys=keys[:1]
+                )
+            for number, shown in rows.items():
+                window = journey.windows(first)[number]
+                for each in shown:
+                    window.check_row(each)
+                window.check_moment({each.key: each.offset for each in shown}, tombstones=False, keys=keys)
+            journey.pause()
 
 
 def read_range(journey: Journey) -> None:
@@ -508,6 +543,7 @@ KINDS: dict[str, tuple[Callable[[Journey], None], int]] = {
     "uncommitted": (read_uncommitted, 2),
     "newest": (read_newest, 5),
     "keys": (read_keys, 3),
+    "get": (get, 4),
     "range": (read_range, 2),
     "as of": (read_as_of, 3),
     "arrow": (read_arrow, 3),
@@ -609,7 +645,7 @@ def interleavings(
 ) -> Iterator[Outcome]:
     """Yield the first `count` interleavings of a history; `files` lists operations from `lines_from` on."""
     files = files or TravellingFiles(history)
-    with _settings_read_once():
+    with _settings_read_once(), small_indexes():
         for number in range(count):
             if number == lines_from:
                 files.operation_lines = []

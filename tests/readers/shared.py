@@ -20,11 +20,19 @@ from lastword.errors import LastwordError
 from lastword.files import Handle
 from lastword.partition import scan
 from tests.crash.memory import ROOT
-from tests.readers.history import History, VersionedFiles, VersionedHandle, Writer, steps_of, writer_of
+from tests.readers.history import (
+    History,
+    VersionedFiles,
+    VersionedHandle,
+    Writer,
+    small_indexes,
+    steps_of,
+    writer_of,
+)
 from tests.readers.judge import Violation, Window
 from tests.readers.readers import KINDS, PLAIN, Journey
 
-SHARED_KINDS = ("log", "newest", "keys", "arrow", "follow", "position", "state", "time", "offsets")
+SHARED_KINDS = ("log", "newest", "keys", "get", "arrow", "follow", "position", "state", "time", "offsets")
 """The kinds of readers that share memory with a writer; the other kinds share only files."""
 
 
@@ -161,6 +169,7 @@ def switching(baton: Baton) -> Iterator[None]:
     """Replace the locks in the modules of a log directory by locks that switch."""
     names = (
         "partition.",
+        "keys.",
         "logdir.",
         "api.",
         "cleaner.engine.throttle",
@@ -292,6 +301,13 @@ class SharedJourney(Journey):
         assert self._run.writer.logs is not None
         return _Kept(self._run.writer.logs)
 
+    @property
+    def now(self) -> int:
+        return self._run.files.version
+
+    def pause(self) -> None:
+        self._run.baton.switch(to=WRITER)
+
     def windows(self, first: int | None = None, *, committed: bool = True) -> dict[int, Window]:
         last = self._run.files.version
         self._run.wait_for_the_call()
@@ -330,7 +346,7 @@ class SharedRun:
             self.history, files = self.writer.history, self.writer.files
             assert isinstance(files, SwitchingFiles)
             self.files = files
-            with self.writer.watched():
+            with self.writer.watched(), small_indexes():
                 self.writer.begin(rng)
                 assert self.writer.logs is not None
                 self.files.baton = self.baton

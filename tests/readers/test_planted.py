@@ -13,6 +13,7 @@ from lastword.api.contents import Contents
 from lastword.api.reader import Reader
 from lastword.api.restore import SnapshotFile
 from lastword.errors import FileVanishedError
+from lastword.keys import index
 from lastword.logdir import LogDirectory
 from lastword.partition import directory_segments, moment, swap
 from lastword.partition.log import PartitionLog
@@ -109,6 +110,16 @@ def test_files_that_are_not_held(monkeypatch: Patch) -> None:
     """The newest values are read from some files before a cleaning and from others after it."""
     monkeypatch.setattr(PartitionView, "held", lambda view, start: view)
     caught(("newest", "state", "restore"), "no moment")
+
+
+def test_a_key_index_that_is_read_over_several_moments(monkeypatch: Patch) -> None:
+    """A cleaning removes a record below the end that was decided, because of a newer one above it."""
+
+    def read(range_: Any, read_range: Any) -> Any:
+        return read_range(range_.view, range_.start, range_.end)
+
+    monkeypatch.setattr(index, "at_one_moment", read)
+    caught(["get"], "no moment", "lost")
 
 
 def test_a_past_that_is_not_known_any_more(monkeypatch: Patch) -> None:

@@ -26,6 +26,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from lastword.errors import (
@@ -34,6 +35,7 @@ from lastword.errors import (
     FileVanishedError,
     LastwordError,
     OffsetOutOfRangeError,
+    ReadOvertakenError,
     StorageError,
 )
 from lastword.files import FileFacts, Files
@@ -51,6 +53,7 @@ from lastword.keys.run import (
 )
 from lastword.metrics import KEY_INDEX_DROPS
 from lastword.partition import removal_log, scan
+from lastword.partition.moment import Range, at_one_moment
 from lastword.partition.reads import ATTEMPTS
 from lastword.segment import names
 
@@ -137,7 +140,7 @@ class KeyIndex:
         for attempt in range(ATTEMPTS):
             try:
                 return self._follow(log)
-            except (FileVanishedError, OffsetOutOfRangeError):  # cleaned, trimmed or cut meanwhile
+            except (FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError):  # cleaned, trimmed or cut
                 if attempt == ATTEMPTS - 1:
                     raise
                 log.refresh()
@@ -170,7 +173,11 @@ class KeyIndex:
             if self._log is not view or self._segments is not view.segment_set:
                 self._adopt(view)
             end = min(view.stable_offset, view.log_end)
-        return end <= self.end or self._read(log, end)
+        return end <= self.end or self._read(log)
+
+    def _unread(self, view: PartitionView) -> tuple[int, int]:
+        """Return the range of a view that is not in the index."""
+        return max(self.end, view.log_start), min(view.stable_offset, view.log_end)
 
     def _adopt(self, view: PartitionView) -> None:
         """Follow another view of the log, if it shows that the log was not cut; else begin again."""
@@ -225,21 +232,25 @@ class KeyIndex:
             self._files.unlink(saved.path_of(self._directory), missing_ok=True)
             saved.remove_others(self._files, self._directory, ())
 
-    def _read(self, log: PartitionLog | PartitionView, end: int) -> bool:
-        """Read the records from `self.end` to `end`."""
-        start = max(self.end, log.log_start)
-        if start < end:
-            view = _view_of(log)
-            if end - start > MANY and not scan.is_short(view, start, end):
-                self._read_many(view, start, end)
+    def _read(self, log: PartitionLog | PartitionView) -> bool:
+        """Read the records from `self.end` on, up to the last stable offset.
+
+        The range is read as of one moment: a cleaning meanwhile may remove records because of newer ones that
+        are above its end, and their keys would be missing.
+        """
+        range_ = Range.of(_view_of(log), self._unread)
+        if range_.start < range_.end:
+            if range_.end - range_.start > MANY and not scan.is_short(range_.view, range_.start, range_.end):
+                self._read_many(range_)
             else:
-                overlay, digest = self._overlay, self._digest
-                for record in _records(log, view, start, end):
+                digest, words = self._digest, {}
+                for record in _records(log, range_):
                     if record.key is not None:
-                        overlay[digest(record.key)] = record.offset << 1 | (record.value is None)
+                        words[digest(record.key)] = record.offset << 1 | (record.value is None)
+                self._overlay.update(words)
             if not log.grows:
-                self._witness = Witness.of(view, end)
-        self.end = end
+                self._witness = Witness.of(range_.view, range_.end)
+        self.end = max(self.end, range_.end)
         if len(self._overlay) >= OVERLAY_ENTRIES:
             self._flush()
         if self._written:
@@ -251,7 +262,7 @@ class KeyIndex:
             return False
         return True
 
-    def _read_many(self, view: PartitionView, start: int, end: int) -> None:
+    def _read_many(self, range_: Range) -> None:
         from lastword.keys import bulk
 
         if self._overlay:
@@ -259,7 +270,8 @@ class KeyIndex:
         window = min(bulk.WINDOW, max(1024, self._most_bytes() // ENTRY_MEMORY))
         first = self._runs[0].end if self._runs else 0
         added: list[Run] = []
-        for entries, reached in bulk.collected(view, start, end, self._salt, window):
+        collected = partial(bulk.collected, salt=self._salt, window=window)
+        for entries, reached in at_one_moment(range_, collected):
             with self._making() as (sink, made):
                 bulk.write_run(sink, entries, self._salt, first, reached)
             added[:0] = made
@@ -423,14 +435,12 @@ class KeyIndex:
         return self._plain_reads > PLAIN_READS
 
 
-def _records(
-    log: PartitionLog | PartitionView, view: PartitionView, start: int, end: int
-) -> Iterable[RawRecord]:
-    if end - start == 1 and scan.kernels_loaded():
-        record = scan.single(log, start, committed=True)
+def _records(log: PartitionLog | PartitionView, range_: Range) -> Iterable[RawRecord]:
+    if range_.end - range_.start == 1 and scan.kernels_loaded():
+        record = scan.single(log, range_.start, committed=True)
         if record is not None:
             return (record,)
-    return scan.records(view, start, end)
+    return at_one_moment(range_, scan.records)
 
 
 def _read_at(
