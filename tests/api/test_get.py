@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import lastword
+from lastword.cli import main
 from lastword.errors import KeyRequiredError, SerializerError, UsageError
 from lastword.keys import bulk, index
 from lastword.metrics import KEY_INDEX_DROPS
@@ -335,3 +336,24 @@ def test_a_full_drive_leaves_the_index_in_memory(logs, monkeypatch, tmp_path):
     topic.append(b"a", b"2")
     assert topic.get(b"a") == b"2"
     assert not (tmp_path / "data" / "t-0" / "lastword" / "keys").exists()
+
+
+def test_describe_and_ls_say_up_to_where_the_index_is(tmp_path, capsys):
+    path = tmp_path / "data"
+    with lastword.open(path, "a") as logs:
+        users = logs.create_topic("users", key_serializer="str", cleanup_policy="compact")
+        users.extend((f"user-{n}", b"1") for n in range(1500))
+        assert users.describe()[0].indexed_to is None
+        assert "user-3" in users
+    with lastword.open(path, "a") as logs:
+        logs["users"].append("user-3", b"2")
+        assert logs["users"].describe()[0].indexed_to == 1500
+    assert main.run(["ls", str(path), "users"]) == 0
+    title, row = capsys.readouterr().out.splitlines()[:2]
+    assert dict(zip(title.split(), row.split(), strict=False))["PARTITION"] == "users-0"
+    assert "INDEXED" in title and " 1500 " in row
+    with lastword.open(path, "a") as logs:
+        logs.dirs.directories[0].truncate("users", 0, 1000)
+        assert logs["users"].describe()[0].indexed_to is None
+    assert main.run(["ls", str(path), "users", "--json"]) == 0
+    assert '"indexed_to":null' in capsys.readouterr().out

@@ -29,6 +29,7 @@ from lastword.errors import (
     hint,
 )
 from lastword.files import normal_path
+from lastword.keys.manifest import indexed_to
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import scan
 from lastword.partition.counts import PlainCount, count_plain
@@ -74,6 +75,8 @@ class PartitionInfo(Value):
         tombstones: Live records that are tombstones.
         exact: True: counted; False: an estimate.
         quarantine: Reason of the quarantine, or None.
+        indexed_to: The key index that `Topic.get` has saved covers the records below this offset; None: there
+            is none that fits the log.
     """
 
     topic: str
@@ -93,6 +96,7 @@ class PartitionInfo(Value):
     tombstones: int
     exact: bool
     quarantine: str | None
+    indexed_to: int | None
 
     def __str__(self) -> str:
         return (
@@ -234,6 +238,7 @@ def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -
         tombstones=sum(count.tombstones for count in counted),
         exact=all(count.exact for count in counted),
         quarantine=None if set_aside is None else set_aside.reason,
+        indexed_to=indexed_to(view),
     )
 
 

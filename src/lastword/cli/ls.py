@@ -354,7 +354,9 @@ class Uncounted:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a `PartitionInfo`; unknown fields are null."""
-        unknown = dict.fromkeys(("live_bytes", "garbage_bytes", "records", "live_records", "tombstones"))
+        unknown = dict.fromkeys(
+            ("live_bytes", "garbage_bytes", "records", "live_records", "tombstones", "indexed_to")
+        )
         size = {} if self.segments is not None else {"size_bytes": None}
         return {**asdict(self), **unknown, **size, "exact": False}
 
@@ -368,33 +370,30 @@ def _partitions(
 ) -> None:
     for row in rows:
         out.row("partition", row.to_dict())
-    titles = (
-        "PARTITION",
-        "SIZE",
-        "LIVE",
-        "GARBAGE",
-        "RECORDS",
-        "NEWEST",
-        "START",
-        "END",
-        "SEGMENTS",
-        "POLICY",
-    )
+    indexed = [None if isinstance(row, Uncounted) else row.indexed_to for row in rows]
+    has_index = any(end is not None for end in indexed)
     out.table(
-        (*titles, *_dir(log_dirs)),
+        (
+            *("PARTITION", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", "START", "END"),
+            *(("INDEXED",) if has_index else ()),
+            *("SEGMENTS", "POLICY"),
+            *_dir(log_dirs),
+        ),
         [
             (
                 f"{row.topic}-{row.partition}",
                 "?" if row.segments is None else format_bytes(row.size_bytes),
                 *_counts(row, compacted),
-                *("?" if fact is None else str(fact) for fact in (row.log_start, row.log_end, row.segments)),
+                *("?" if fact is None else str(fact) for fact in (row.log_start, row.log_end)),
+                *(("-" if end is None else str(end),) if has_index else ()),
+                "?" if row.segments is None else str(row.segments),
                 _policy(row, unknown) + _health(row),
                 *_dir(log_dirs, row),
             )
-            for row in rows
+            for row, end in zip(rows, indexed, strict=True)
         ],
-        "lrrrrrrrrll",
-        spare=("START", "SEGMENTS", "LIVE", "NEWEST", "END"),
+        "lrrrrrrr" + "r" * has_index + "rll",
+        spare=("START", "SEGMENTS", "INDEXED", "LIVE", "NEWEST", "END"),
     )
 
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,15 @@ def load(files: Files, directory: str) -> Manifest | None:
     path = path_of(directory)
     fields = FORM.load(files, path)
     return None if fields is None else parse(fields, path)
+
+
+def indexed_to(view: PartitionView) -> int | None:
+    """Return the offset up to which a saved index has the records; None: none is there that fits."""
+    with suppress(CorruptFileError):
+        manifest = load(view.files, view.directory)
+        if manifest is not None and manifest.fits(view):
+            return manifest.end
+    return None
 
 
 def parse(fields: dict[str, Any], path: str) -> Manifest:
