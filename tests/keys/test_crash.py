@@ -128,7 +128,7 @@ def test_a_stop_at_every_change(tmp_path):
 def test_a_power_cut_even_if_inodes_could_not_tell(tmp_path, monkeypatch):
     """An image has other inodes than its log, so these are not compared here: the header must be enough."""
 
-    def testifies(witness, view, end):
+    def testifies(witness, view):
         at = view.segment_set.index_of(witness.base_offset)
         data = view.segments[at].handle.pread(61, witness.position) if at >= 0 else b""
         return data.hex() == witness.header

@@ -7,7 +7,6 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.keys import index, manifest
-from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.removal_log import EVERYTHING, RemovalLog
 
 CONFIG = {"cleanup_policy": "compact", "segment_bytes": 1000, "delete_retention_ms": 0}
@@ -71,10 +70,6 @@ def no_witness(monkeypatch):
     monkeypatch.setattr(manifest.Witness, "testifies", lambda *_: True)
 
 
-def no_epochs(monkeypatch):
-    monkeypatch.setattr(LeaderEpochs, "at", lambda *_: 0)
-
-
 def no_incarnation(monkeypatch):
     monkeypatch.setattr(manifest.Manifest, "fits", lambda self, view: self.end <= view.log_end)
 
@@ -107,11 +102,12 @@ def test_a_cut_by_a_broker(place, monkeypatch, planted, is_found):
     assert answers(place) == ((b"new", b"new") if is_found else (b"old", b"old"))
 
 
-@pytest.mark.parametrize("planted, is_found", [((), True), ((no_epochs,), False)])
-def test_a_cut_by_a_broker_that_cleaned(place, monkeypatch, planted, is_found):
-    """The segment of the witness is another file: the leader epoch decides."""
+@pytest.mark.parametrize("epoch", [1, None])
+@pytest.mark.parametrize("planted, is_found", [((), True), ((no_witness,), False)])
+def test_another_file_in_place_of_the_witness(place, monkeypatch, planted, is_found, epoch):
+    """A broker cut the log and cleaned it; or `rsync` put a copy back: the leader epoch is the same."""
     with opened(place / "data") as logs:
-        cut_and_append(logs, epoch=1)
+        cut_and_append(logs, epoch=epoch)
         logs.dirs.log("t", 0).roll()
         logs.topic("t").append(b"z", b"")
         logs.topic("t").append(b"b", b"")
@@ -128,22 +124,23 @@ def test_a_cut_by_a_broker_that_cleaned(place, monkeypatch, planted, is_found):
     assert answers(place) == ((b"new", b"new") if is_found else (b"old", b"old"))
 
 
-def test_a_cleaning_leaves_the_index_usable(place, monkeypatch):
-    """The segment of the witness is another file, of the same leader epoch."""
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_a_cleaning_of_the_segment_with_the_witness(place, monkeypatch, looks_up):
+    """The index is made again, unless the writer had it open: then it saved it again at its end."""
     with opened(place / "data") as logs:
         topic = logs.topic("t")
+        assert not looks_up or topic.get(b"k") == b"old"
         for _ in range(30):
             topic.append(b"b", b"newer" * 10)
         logs.dirs.log("t", 0).roll()
         topic.append(b"z", b"")
         logs.clean("t")
         assert topic.bounds() == {0: (0, 34)}
-    put_back(place, notes=True)
     read = []
     records = index._records
-    monkeypatch.setattr(index, "_records", lambda *a: read.append(a[2:]) or records(*a))
+    monkeypatch.setattr(index, "_records", lambda *a: read.append((a[1].start, a[1].end)) or records(*a))
     assert answers(place) == (b"old", b"old")
-    assert read[0] == (3, 34)
+    assert read[0] == ((3, 34) if looks_up else (0, 34))
 
 
 @pytest.mark.parametrize("planted, is_found", [((), True), ((no_incarnation,), False)])

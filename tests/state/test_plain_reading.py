@@ -7,7 +7,7 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.errors import LastwordError
+from lastword.errors import CorruptBatchError, LastwordError
 from lastword.partition import scan
 from lastword.partition.counts import count_plain
 from lastword.records.batch import BatchBuilder, read_header
@@ -160,3 +160,24 @@ def test_logs_that_kafka_wrote(tmp_path, monkeypatch, case, stage):
         assert seen(root, name) == plain, name
         counted += 1
     assert counted > 1
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_damaged_offset_hides_no_record_behind_it(tmp_path, monkeypatch, is_plain):
+    """No checksum covers a base offset. A search for the end of the range stopped at this batch."""
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for batch in range(60):
+            topic.extend((b"%d-%d" % (batch, n), b"v" * 30) for n in range(100))
+    file = next(tmp_path.glob("t-0/*.log"))
+    data = bytearray(file.read_bytes())
+    position = 0
+    for _ in range(58):  # to the last but one
+        position += 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+    data[position + 4] ^= 1
+    file.write_bytes(data)
+    monkeypatch.setattr(scan, "is_short", lambda *_: is_plain)
+    with lastword.open(tmp_path) as logs:
+        for read in (lambda: list(logs["t"].newest()), lambda: logs.state("t")):
+            with pytest.raises(CorruptBatchError, match="offset"):
+                read()

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lastword.api.reader import check_keys
-from lastword.errors import KeyRequiredError
+from lastword.errors import KeyRequiredError, UsageError
 from lastword.keys.index import KeyIndex, Mismatch
 from lastword.partition.moment import Range
 from lastword.state.newest import newest
@@ -68,9 +68,28 @@ def key_bytes(topic: Searched, key: Any) -> bytes:
 
 
 def keys_by_bytes(topic: Searched, keys: Iterable[Any]) -> dict[bytes, Any]:
-    """Return each key by its bytes. UsageError if `keys` is a text or a mapping."""
+    """Return each key by its bytes.
+
+    Raises:
+        UsageError: `keys` is a text or a mapping, or the keys cannot be those of a dict.
+    """
     check_keys(keys)
-    return {key_bytes(topic, key): key for key in keys}
+    named: dict[bytes, Any] = {}
+    for key in keys:
+        data = key_bytes(topic, key)
+        try:
+            hash(key)
+        except TypeError:
+            raise UsageError(
+                f"{key!r} cannot be a key of the dict that is returned", remedy="get(key) takes such a key"
+            ) from None
+        named[data] = key
+    if len(set(named.values())) < len(named):
+        raise UsageError(
+            "two of the keys are equal in Python, as 1 and True are, and differ in the topic",
+            remedy="look them up in two calls",
+        )
+    return named
 
 
 def find_one(topic: Searched, key: bytes, partition: int | None) -> tuple[int, RawRecord] | None:

@@ -393,7 +393,7 @@ def _partitions(
             for row, end in zip(rows, indexed, strict=True)
         ],
         "lrrrrrrr" + "r" * has_index + "rll",
-        spare=("START", "SEGMENTS", "INDEXED", "LIVE", "NEWEST", "END"),
+        spare=("START", "SEGMENTS", *(("INDEXED",) if has_index else ()), "LIVE", "NEWEST", "END"),
     )
 
 

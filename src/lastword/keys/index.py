@@ -26,7 +26,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from lastword.errors import (
@@ -188,7 +187,7 @@ class KeyIndex:
             and notes.cut_count == self._cuts
             and self.end <= min(view.stable_offset, view.log_end)
             and (self.end <= view.log_start or self._witness is not None)
-            and (self._witness is None or self._witness.testifies(view, self.end))
+            and (self._witness is None or self._witness.testifies(view))
         )
         if is_known and self.end - self._saved_end > WORTH_SAVING:  # a writer may have saved more
             is_known = self._manifest_facts() == self._loaded
@@ -270,7 +269,10 @@ class KeyIndex:
         window = min(bulk.WINDOW, max(1024, self._most_bytes() // ENTRY_MEMORY))
         first = self._runs[0].end if self._runs else 0
         added: list[Run] = []
-        collected = partial(bulk.collected, salt=self._salt, window=window)
+
+        def collected(view: PartitionView, start: int, end: int) -> Iterator[tuple[bulk.Entries, int]]:
+            return bulk.collected(view, start, end, self._salt, window)
+
         for entries, reached in at_one_moment(range_, collected):
             with self._making() as (sink, made):
                 bulk.write_run(sink, entries, self._salt, first, reached)
@@ -359,12 +361,19 @@ class KeyIndex:
     def close(self) -> None:
         """Save the overlay if it is worth a file. What cannot be saved is read again by the next process."""
         with self.lock, suppress(LastwordError):
-            log = self._log
-            if self._writes and log is not None and len(self._overlay) >= WORTH_SAVING:
-                owned = cast("PartitionLog", log)
-                if not owned.is_closed and owned.tail.cuts == self._cuts:
-                    self._flush()
-                    self._save(owned)
+            log = cast("PartitionLog | None", self._log)
+            if not self._writes or log is None or log.is_closed or log.tail.cuts != self._cuts:
+                return
+            grows = len(self._overlay) >= WORTH_SAVING
+            if grows:
+                self._flush()
+            if grows or (self._runs and not self._is_saved(log)):
+                self._save(log)
+
+    def _is_saved(self, log: PartitionLog) -> bool:
+        """Return whether the index in the directory fits: a cleaning may have replaced its witness."""
+        found = saved.load(self._files, self._directory)
+        return found is not None and found.fits(log.view())
 
     def drop(self) -> None:
         """Forget everything, and remove what is saved: it was wrong."""

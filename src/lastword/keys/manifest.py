@@ -7,7 +7,7 @@
     salt, end                             of the digests; the index has the records below `end`
     cuts                                  notes of cuts in the removal log when the index was saved
     witness                               the last batch below `end`: base offset and inode of its segment,
-                                          position, its header, its leader epoch
+                                          position, its header
     runs                                  names of the files, the newest first
 <partition>/lastword/keys-<16 hex>    a run (`run.py`)
 ```
@@ -28,13 +28,12 @@ below `end` since the save:
 - A broker notes nothing of ours. But a cut takes the batch below `end`, the witness, in whose place are then
   other bytes, or none. If the segment of the witness is the same file, the header (offsets, size, leader
   epoch, CRC, times, producer) at its position decides.
-- If the segment of the witness is another file, it was cleaned, or removed by a cut. A broker begins a leader
-  epoch with each start, and gives the epoch to each offset that it appends: two logs that have the same epoch
-  at an offset are equal up to it (KIP-101, on which its replication rests). So the leader epoch of the last
-  offset below `end` decides. A log without leader epochs is refused.
+- If the segment of the witness is another file, nothing shows whether it was cleaned, cut, or exchanged for
+  one of a copy (a backup that is put back with `rsync`): the index is refused. A writer that has the index
+  open saves it again at its end, with a witness of then, so its own cleanings do not end an index.
 
-What would pass wrongly: a broker that cuts the log and appends under the same leader epoch, and cleans the
-segment before the index is looked at. No broker since Kafka 0.11 does.
+What would pass wrongly: other bytes that are written into the same file in its place, with the same header at
+the same position, while our notes stay.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ from lastword.errors import CorruptFileError, FileVanishedError, LastwordError
 from lastword.files import Files
 from lastword.keys.run import SALT_BYTES, Run
 from lastword.partition import cut, removal_log
-from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.segment import names
 from lastword.wire import HEADER_BYTES
 
@@ -68,14 +66,12 @@ class Witness:
         inode: Inode of the segment.
         position: Its position there.
         header: Its header, as hexadecimal digits.
-        epoch: Its leader epoch.
     """
 
     base_offset: int
     inode: int
     position: int
     header: str
-    epoch: int
 
     @classmethod
     def of(cls, view: PartitionView, end: int) -> Witness | None:
@@ -89,19 +85,16 @@ class Witness:
                     last = header
                 if last is not None:
                     data = segment.handle.pread(HEADER_BYTES, last.position)
-                    return cls(
-                        segment.base_offset, segment.id.number, last.position, data.hex(), last.leader_epoch
-                    )
+                    return cls(segment.base_offset, segment.id.number, last.position, data.hex())
         return None
 
-    def testifies(self, view: PartitionView, end: int) -> bool:
-        """Return whether the log was not cut below `end` since the witness was noted."""
+    def testifies(self, view: PartitionView) -> bool:
+        """Return whether the batch is in its place, so that the log was not cut below its end."""
         at = view.segment_set.index_of(self.base_offset)
         if at >= 0 and view.segments[at].id.number == self.inode:
             data = view.segments[at].handle.pread(HEADER_BYTES, self.position)
             return data.hex() == self.header
-        epochs = LeaderEpochs.load(view.files, view.directory)
-        return bool(epochs.entries) and end > view.log_start and epochs.at(end) == self.epoch >= 0
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,7 @@ class Manifest:
             and (self.inode, self.topic_file) == incarnation(view)
             and self.end <= min(view.stable_offset, view.log_end)
             and removal_log.load(view.files, view.directory).cut_since(self.cuts) >= self.end
-            and self.witness.testifies(view, self.end)
+            and self.witness.testifies(view)
         )
 
 
@@ -172,7 +165,7 @@ def parse(fields: dict[str, Any], path: str) -> Manifest:
     whole = removal_log.whole
     with FORM.reading(path):
         salt, topic_file = bytes.fromhex(fields["salt"]), fields["topic_file"]
-        base, inode, position, header, epoch = fields["witness"]
+        base, inode, position, header = fields["witness"]
         runs = tuple(str(name) for name in fields["runs"])
         if len(salt) != SALT_BYTES or not runs or not all(is_run(name) for name in runs):
             raise ValueError("salt or runs")
@@ -184,7 +177,7 @@ def parse(fields: dict[str, Any], path: str) -> Manifest:
             salt,
             whole(fields["end"]),
             whole(fields["cuts"]),
-            Witness(whole(base), whole(inode), whole(position), str(header), int(epoch)),
+            Witness(whole(base), whole(inode), whole(position), str(header)),
             runs,
         )
 

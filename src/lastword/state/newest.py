@@ -484,9 +484,12 @@ def slices_of(view: PartitionView, start: int, end: int) -> tuple[list[SegmentSl
     segments = view.segment_set.between(start, end)
     for number, segment in enumerate(segments):
         first = segment.position_of(start)
-        final = number == len(segments) - 1
-        last = segment.end_position_of(end) if final else segment.size
-        if final and first < last:
+        final, last = number == len(segments) - 1, segment.size
+        # No search where the whole segment is in the range: behind a damaged offset it would end too early.
+        is_cut = final and end != segment.next_offset
+        if is_cut:
+            last = segment.end_position_of(end)
+        if is_cut and first < last:
             for header in segment.headers(segment.position_of(end - 1), last):
                 if header.last_offset >= end:
                     cut, last = min(max(segment.first_offset_of(header), start), end), header.position
