@@ -162,17 +162,21 @@ def test_logs_that_kafka_wrote(tmp_path, monkeypatch, case, stage):
     assert counted > 1
 
 
+@pytest.mark.parametrize("batches", [60, 61])
 @pytest.mark.parametrize("is_plain", [False, True])
-def test_a_damaged_offset_hides_no_record_behind_it(tmp_path, monkeypatch, is_plain):
-    """No checksum covers a base offset. A search for the end of the range stopped at this batch."""
+def test_a_damaged_offset_hides_no_record_behind_it(tmp_path, monkeypatch, is_plain, batches):
+    """No checksum covers a base offset. A search for the end, from an index entry on, stopped at this batch.
+
+    Every second batch has an entry: with one of the numbers it is the one before the damaged batch.
+    """
     with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
-        for batch in range(60):
-            topic.extend((b"%d-%d" % (batch, n), b"v" * 30) for n in range(100))
+        for batch in range(batches):
+            topic.extend((b"%02d-%02d" % (batch, n), b"v" * 20) for n in range(100))
     file = next(tmp_path.glob("t-0/*.log"))
     data = bytearray(file.read_bytes())
     position = 0
-    for _ in range(58):  # to the last but one
+    for _ in range(batches - 2):
         position += 12 + int.from_bytes(data[position + 8 : position + 12], "big")
     data[position + 4] ^= 1
     file.write_bytes(data)
