@@ -302,7 +302,7 @@ def shown_records(logger_name: str, show: Callable[[str], None], out: Session) -
         show(record.getMessage())
         out.stderr.flush()
 
-    handler.emit = emit  # type: ignore[method-assign]
+    handler.emit = emit  # type: ignore[method-assign]  # a handler of one method needs no class
     logger.addHandler(handler)
     propagates, logger.propagate = logger.propagate, False
     try:

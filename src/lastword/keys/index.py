@@ -67,11 +67,11 @@ ENTRY_MEMORY = 200
 WORTH_SAVING = 1000
 """At closing a smaller overlay is not saved: the next process reads as many records in milliseconds."""
 MANY = 20_000
-"""So many records are read by kernels, which are loaded for them."""
+"""Kernels read more new records than this, and are loaded if they are not."""
 PLAIN_READS = 500
-"""So many records are read in plain Python, before the kernels are loaded to read one."""
+"""After this number of records that plain Python has read, kernels are loaded."""
 FEW = 16
-"""So many records are read one by one."""
+"""At most this number of records is read one by one, and more in one call."""
 
 
 class Mismatch(Exception):
@@ -439,7 +439,7 @@ class KeyIndex:
         return word
 
     def _may_load(self, count: int) -> bool:
-        """Return whether so many records are worth the kernels."""
+        """Count the records, and return whether it is time to load the kernels."""
         self._plain_reads += count
         return self._plain_reads > PLAIN_READS
 

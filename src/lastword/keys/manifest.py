@@ -32,8 +32,8 @@ below `end` since the save:
   one of a copy (a backup that is put back with `rsync`): the index is refused. A writer that has the index
   open saves it again at its end, with a witness of then, so its own cleanings do not end an index.
 
-What would pass wrongly: other bytes that are written into the same file in its place, with the same header at
-the same position, while our notes stay.
+One change is not noticed: a program writes another log into the same file, with a batch of the same header at
+the same position, and our notes stay.
 """
 
 from __future__ import annotations

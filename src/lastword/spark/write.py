@@ -384,7 +384,7 @@ def kept_alive(path: str, job: str) -> Iterator[None]:
 
 
 class JobWriter(Shipped):
-    """What the writers of a batch and of a micro-batch have in common."""
+    """The part that the writers of a batch and of a micro-batch share."""
 
     def __init__(self, job: WriteJob) -> None:
         self.job = job
