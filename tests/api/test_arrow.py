@@ -205,3 +205,18 @@ def test_tables_that_are_refused(logs, columns):
     with pytest.raises(errors.UsageError):
         topic.extend(pa.table(columns))
     assert list(topic.read()) == []
+
+
+@pytest.mark.parametrize("view", ["log", "newest"])
+def test_a_query_engine_may_ask_for_several_streams(logs, view):
+    topic = logs.create_topic("t")
+    topic.extend((b"%d" % (n % 7), b"v") for n in range(3000))
+    reader = topic.read(view=view)
+    skipped = next(reader)
+    first, second = pa.RecordBatchReader.from_stream(reader), pa.RecordBatchReader.from_stream(reader)
+    table = first.read_all()
+    assert second.read_all() == table == pa.table(reader)
+    assert table.num_rows == (2999 if view == "log" else 6)
+    assert reader.position == {0: skipped.offset + 1}
+    assert sum(batch.num_rows for batch in reader.arrow()) == table.num_rows
+    assert pa.table(reader).num_rows == 0

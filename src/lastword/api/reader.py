@@ -535,8 +535,24 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         return pa.RecordBatchReader.from_batches(form.schema, _RaisingAgain(batches))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return a stream of the Arrow PyCapsule protocol: `pl.from_arrow(reader)`, `pa.table(reader)`."""
-        return self.arrow().__arrow_c_stream__(requested_schema)
+        """Return a stream of the Arrow PyCapsule protocol: `pl.from_arrow(reader)`, `pa.table(reader)`.
+
+        A query engine asks for several streams in one query, and ends each where it likes. So each stream of
+        a bounded read begins at `position`, and none moves it; `arrow` and steps of the reader do. With
+        `follow=True` a stream moves it.
+        """
+        reader = self
+        if self._follow is None:
+            reader = Reader(
+                self._topic,
+                [self._unread(range_) for range_ in self._ranges],
+                (self._key, self._value),
+                view=self._view,
+                keys=self._keys,
+                map_bytes=self._map_bytes,
+                committed=self._committed,
+            )
+        return reader.arrow().__arrow_c_stream__(requested_schema)
 
     def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         for range_ in self._turns():

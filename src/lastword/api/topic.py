@@ -353,6 +353,10 @@ class Topic(ProcessBound, Generic[K, V]):
         level = self._config.lastword_ack if ack is None else ack
         now_ms = self.dirs.clock.now_ms()
         if hasattr(records, "__arrow_c_stream__"):
+            from lastword.api.reader import Reader
+
+            if isinstance(records, Reader):
+                records = records.arrow()  # moves its position, for a caller who is interrupted
             groups = self._packer.arrow_groups(records, now_ms, partition, call)
         else:
             groups = self._packer.groups(records, now_ms, partition, call)
