@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import zlib
+from functools import cache
 from pathlib import Path
 
 import google_crc32c
@@ -20,11 +21,13 @@ PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" 
 FRAMES = re.findall(r"^(lastword (\S+) (\d+) [0-9a-f]{8}\n\{.*\}\n)", "\n".join(PAGES.values()), re.M)
 
 
+@cache
 def kinds() -> dict[str, int]:
     """Return the kind and version of every frame that the source defines."""
     result: dict[str, int] = {}
     for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "Framed(" in text else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Framed":
                 kind, version = (ast.literal_eval(argument) for argument in node.args[:2])
                 result[kind] = version
