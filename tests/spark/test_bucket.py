@@ -21,8 +21,6 @@ import pyarrow as pa
 import lastword
 import lastword.spark
 from lastword.bucket.files import BucketFiles
-from lastword.cleaner.distributed import job as jobs
-from lastword.cleaner.distributed import sharded
 from lastword.errors import (
     LastwordError,
     NotPermittedError,
@@ -34,7 +32,8 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.spark import bucket as in_bucket
-from lastword.spark import clean_tasks, schema, splits, tasks
+from lastword.spark import clean_tasks, schema, sharded, splits, tasks
+from lastword.spark import job as jobs
 from lastword.spark.clean_tasks import BucketClean
 from lastword.spark.options import NO_STORAGE, StorageOptions, parse_read, parse_write
 from lastword.spark.schema import full_schema, sink_columns

@@ -24,8 +24,8 @@ from lastword.kernels.warming import warm
 warm()
 import pyarrow
 from pathlib import Path
-from lastword.cleaner.distributed import job as jobs
-from lastword.cleaner.distributed import sharded
+from lastword.spark import job as jobs
+from lastword.spark import sharded
 from lastword.cleaner.engine import partition, sinks
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.engine.sinks import Publisher

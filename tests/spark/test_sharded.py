@@ -16,9 +16,9 @@ pytest.importorskip("pyspark")
 
 import lastword
 import lastword.spark
-from lastword.cleaner.distributed import sharded
 from lastword.clock import Clock
 from lastword.files import Files
+from lastword.spark import sharded
 from tests.spark.conftest import append, create, numbered, read_directly
 from tests.spark.test_spark import clean_here
 
@@ -115,7 +115,7 @@ def test_a_driver_that_was_killed_is_gone_on_with(spark: Any, root: Path, tmp_pa
 import os, signal
 from pathlib import Path
 import lastword.spark
-from lastword.cleaner.distributed import sharded
+from lastword.spark import sharded
 def die(*given):
     os.kill(os.getpid(), signal.SIGKILL)
 sharded.prepared = die

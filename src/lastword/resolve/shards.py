@@ -9,7 +9,7 @@ that a map of the whole log would mark, and the sums over the shards are the fac
 log of any size: a unit is read in chunks, a shard that outgrows its map takes more passes, and bits are made
 for one range at a time (`bitmaps.bitmaps_of`).
 
-The steps may be tasks on many machines (`cleaner.distributed.sharded`). Or `resolve_divided` does all of them
+The steps may be tasks on many machines (`spark.sharded`). Or `resolve_divided` does all of them
 in one process, with one unit: this is the hash join of databases that partitions its input first. Then the
 shards count into the same arrays, and set bits in the same bitmaps, so there is nothing to merge.
 

@@ -27,14 +27,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from google_crc32c import value as crc32c
 
-from lastword.cleaner.distributed.job import (
-    GROUPS,
-    ShardedJob,
-    built_of,
-    groups_of,
-    load,
-    load_note,
-    log_file,
+from lastword.cleaner.engine import lease_guard, report
+from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, clean, limits_of
+from lastword.cleaner.engine.report import BuiltGroup, PreparedCleaning
+from lastword.cleaner.engine.sinks import Collector, CountingSink, exact_plan
+from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
+from lastword.cleaner.job_files import (
     name_aside,
     read_arrays,
     read_json,
@@ -43,11 +41,6 @@ from lastword.cleaner.distributed.job import (
     write_json,
     write_whole,
 )
-from lastword.cleaner.engine import lease_guard, report
-from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, clean, limits_of
-from lastword.cleaner.engine.report import BuiltGroup, PreparedCleaning
-from lastword.cleaner.engine.sinks import Collector, CountingSink, exact_plan
-from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.groups import SegmentGroup, group
 from lastword.cleaner.policy.plan import Plan
@@ -61,6 +54,7 @@ from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
+from lastword.spark.job import GROUPS, ShardedJob, built_of, groups_of, load, load_note, log_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,9 +12,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from lastword.cleaner.distributed import job as jobs
-from lastword.cleaner.distributed import sharded
-from lastword.cleaner.distributed.job import ShardedJob
+from lastword.cleaner import job_files
 from lastword.cleaner.engine import sinks
 from lastword.cleaner.engine.partition import chosen_plan, prepare
 from lastword.cleaner.engine.report import CleanRound
@@ -23,6 +21,9 @@ from lastword.cleaner.policy.plan import CleanRequest
 from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.files import DEFAULT
 from lastword.partition import leases
+from lastword.spark import job as jobs
+from lastword.spark import sharded
+from lastword.spark.job import ShardedJob
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.support.exhaustive import stride
@@ -328,7 +329,7 @@ def test_progress_reaches_its_end(tmp_path: Path) -> None:
 def test_damaged_arrays_of_a_job_are_refused(tmp_path: Path) -> None:
     """Every bit is flipped, and a member is empty: NumPy returns it as bytes."""
     path = tmp_path / "unit-00000.npz"
-    jobs.write_arrays(DEFAULT, str(path), {"stats": np.arange(3)})
+    job_files.write_arrays(DEFAULT, str(path), {"stats": np.arange(3)})
     data = path.read_bytes()
     with ZipFile(path, "w") as members:
         members.writestr("stats.npy", b"")
@@ -338,6 +339,6 @@ def test_damaged_arrays_of_a_job_are_refused(tmp_path: Path) -> None:
     for content in damaged:
         path.write_bytes(content)
         try:
-            assert jobs.read_arrays(DEFAULT, str(path))["stats"].tolist() == [0, 1, 2]
+            assert job_files.read_arrays(DEFAULT, str(path))["stats"].tolist() == [0, 1, 2]
         except CorruptFileError as error:
             assert error.code == "bad-job-file"
