@@ -565,6 +565,7 @@ class Writer:
             for left, step in (
                 (jobs.units_left, lambda n: sharded.extract(files, job.directory, n)),
                 (jobs.shards_left, lambda n: sharded.resolve_shard(files, job.directory, n)),
+                (jobs.marks_left, lambda n: sharded.mark_unit(files, job.directory, n)),
             ):
                 while numbers := left(files, job):
                     met = step(numbers[0])

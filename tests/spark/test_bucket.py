@@ -300,7 +300,7 @@ def test_a_giant_partition_is_cleaned_in_steps_as_by_the_library(
     assert not left_over(url)
 
 
-STEPS = {name: getattr(sharded, name) for name in ("extract", "resolve_shard", "rewrite_group")}
+STEPS = {name: getattr(sharded, name) for name in ("extract", "resolve_shard", "mark_unit", "rewrite_group")}
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def test_a_driver_that_dies_is_gone_on_with(
 ) -> None:
     root = giant(url, tmp_path)
     monkeypatch.setattr(clean_tasks, "COMMIT_EVERY_S", -1.0)
-    for dies, calls in {"extract": 2, "resolve_shard": 2, "rewrite_group": 1}.items():
+    for dies, calls in {"extract": 2, "resolve_shard": 2, "mark_unit": 1, "rewrite_group": 1}.items():
         Counted.calls.clear()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(sharded, dies, Counted(dies, calls))

@@ -16,7 +16,13 @@ from lastword.errors import CorruptFileError
 from lastword.files import Files
 from lastword.files.framed import Framed
 
-FORM = Framed("job", 1, "bad-job-file", "clean the partition again: the job is discarded and starts again")
+FORM = Framed(
+    "job",
+    2,
+    "bad-job-file",
+    "clean the partition again: the job is discarded and starts again",
+    oldest=2,
+)
 
 
 def name_aside(path: str) -> str:
@@ -35,7 +41,7 @@ def write_whole(files: Files, path: str, data: bytes) -> None:
 def write_arrays(files: Files, path: str, parts: dict[str, Any]) -> None:
     """Write arrays by name."""
     buffer = BytesIO()
-    np.savez(buffer, **parts)
+    np.savez_compressed(buffer, **parts)
     write_whole(files, path, buffer.getvalue())
 
 

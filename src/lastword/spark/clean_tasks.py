@@ -287,6 +287,9 @@ def _map(spark: SparkSession, place: JobPlace, job: ShardedJob) -> LastwordError
     left = jobs.shards_left(place.files(), job)
     fault = _first_fault(_run(spark, place, "resolve", sharded.resolve_shard, job, left))
     if fault is None:
+        left = jobs.marks_left(place.files(), job)
+        fault = _first_fault(_run(spark, place, "mark", sharded.mark_unit, job, left))
+    if fault is None:
         place.change(job.directory, lambda files: sharded.merge(files, job))
     return fault
 

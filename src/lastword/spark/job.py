@@ -279,6 +279,11 @@ def shards_left(files: Files, job: ShardedJob) -> list[int]:
     return _left(files, job, "shard", job.shards)
 
 
+def marks_left(files: Files, job: ShardedJob) -> list[int]:
+    """Return the units without dead bitmaps."""
+    return _left(files, job, "dead", len(job.units))
+
+
 def groups_left(files: Files, job: ShardedJob) -> list[int]:
     """Return the groups without an output, the largest first."""
     groups = groups_of(files, job) or ()
