@@ -8,7 +8,6 @@ part of the name (`_bytes`, `_ms`, `_ratio`).
 from __future__ import annotations
 
 import dataclasses
-import html
 import sys
 import threading
 import time
@@ -106,6 +105,8 @@ ProgressLike = Callable[[Progress], None]
 
 def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Format an HTML table, with every text escaped."""
+    import html  # rarely used: a notebook shows a result
+
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows

@@ -89,3 +89,18 @@ def test_what_is_short(directory, monkeypatch):
     assert not short("users", RECORDS)
     loaded.append("lastword.kernels")
     assert not short("users", 1 << 30)
+
+
+@pytest.mark.parametrize("name", ["state", "restore"])
+def test_modules_for_rare_cases_are_not_loaded(directory, tmp_path, name):
+    modules = run(CALLS[name], directory, os.fspath(tmp_path / "out.jsonl"))
+    assert {"html", "logging", "pathlib", "lastword.ingest.apply"}.isdisjoint(modules)
+
+
+def test_young_collections_do_not_go_through_the_modules():
+    run("import gc, lastword\nlastword.open\nassert len(gc.get_objects(2)) > 10 * len(gc.get_objects(0))")
+
+
+def test_frozen_objects_of_a_caller_stay_frozen():
+    run("import gc, lastword\ngc.freeze()\ncount = gc.get_freeze_count()\nlastword.open\n"
+        "assert gc.get_freeze_count() > count // 2 > 0 and gc.isenabled()")  # fmt: skip

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.cleaner.distributed import job as jobs
 from lastword.clock import ManualClock
+from lastword.spark import job as jobs
 from lastword.testing.unsynced import UNSYNCED
 
 DAY_MS = 86_400_000

@@ -543,11 +543,11 @@ class Writer:
 
     def clean_sharded(self, number: int) -> None:
         """Clean in steps, like Spark's executors; the owner of the log publishes the result."""
-        from lastword.cleaner.distributed import job as jobs
-        from lastword.cleaner.distributed import sharded
         from lastword.cleaner.engine.partition import prepare
         from lastword.cleaner.engine.sinks import Publisher
         from lastword.cleaner.policy.plan import CleanRequest
+        from lastword.spark import job as jobs
+        from lastword.spark import sharded
 
         assert self.logs is not None
         log, home, files, clock = (
@@ -565,6 +565,7 @@ class Writer:
             for left, step in (
                 (jobs.units_left, lambda n: sharded.extract(files, job.directory, n)),
                 (jobs.shards_left, lambda n: sharded.resolve_shard(files, job.directory, n)),
+                (jobs.marks_left, lambda n: sharded.mark_unit(files, job.directory, n)),
             ):
                 while numbers := left(files, job):
                     met = step(numbers[0])

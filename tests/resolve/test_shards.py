@@ -20,12 +20,14 @@ from lastword.files import DEFAULT, Handle
 from lastword.kernels import SLACK, key_batch
 from lastword.partition.transactions import Decisions
 from lastword.resolve import Resolution, resolve
-from lastword.resolve.bitmaps import bitmaps_of, join_bitmaps
+from lastword.resolve.bitmaps import DeadBitmaps, union
 from lastword.resolve.facts import LAST_HASH, Rules
 from lastword.resolve.resolver import KeyBatchFiller
 from lastword.resolve.shards import (
     ROWS,
     Extent,
+    ShardResult,
+    dead_offsets,
     extract,
     hash_range,
     merge_counts,
@@ -106,6 +108,10 @@ def compare(
             any(read_index(handle, shard, shards)[:, ROWS].any() for handle in handles)
             for shard in range(shards)
         ]
+        marked = [
+            DeadBitmaps.of(np.concatenate([np.empty(0, np.int64), *marked_by(handle, number, resolutions)]))
+            for number, handle in enumerate(handles)
+        ]
     whole = resolve(
         sources,
         map_bytes=1 << 20,
@@ -114,8 +120,10 @@ def compare(
         outcomes=how.get("outcomes", NO_TRANSACTIONS),  # type: ignore[arg-type]
         due_below=rules.due_below,
     )
-    first, end = sources[0].base_offset, sources[-1].next_offset
-    bits = bitmaps_of([resolution.dead for resolution in resolutions], first, end)
+    bits = union(marked)
+    assert sum(b.size for r in resolutions for b in r.dead_rows) <= (
+        sum(segment.records for segment in whole.segments) / 8 + shards * len(handles)
+    )
     counts = merge_counts(parts, resolutions)
     merged = merge_resolutions(counts.facts(), bits, resolutions, map_bytes=map_bytes, salt=SALT, seconds=0.0)
     assert merged.segments == whole.segments
@@ -146,15 +154,19 @@ def compare(
     )
     assert alone.passes >= sum(filled)
     for source in sources:
-        window = bitmaps_of(
-            [resolution.dead for resolution in resolutions], source.base_offset, source.next_offset
-        )
+        window = union(part.window(source.base_offset, source.next_offset) for part in marked)
         inside = range(source.base_offset, source.next_offset)
         got, wanted = (
             [o for o in bitmaps.offsets().tolist() if o in inside] for bitmaps in (window, whole.dead)
         )
         assert got == wanted
     return [resolution.passes for resolution in resolutions]
+
+
+def marked_by(unit: Handle, number: int, shards: Sequence[ShardResult]) -> Iterator[np.ndarray]:
+    """Yield the offsets that the shards mark as dead in a unit."""
+    for shard, result in enumerate(shards):
+        yield from dead_offsets(unit, shard, len(shards), result.dead_rows[number])
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -239,14 +251,29 @@ def test_ranges_that_share_a_page_are_joined() -> None:
     """A page has 4096 offsets: ranges end inside a page, at its end, or are empty."""
     offsets = np.array([3, 4000, 4095, 4096, 5000, 8191, 8192, 20_000, 40_000], np.int64)
     ranges = [(0, 4000), (4000, 4050), (4050, 8192), (8192, 30_000), (30_000, 31_000), (31_000, 50_000)]
-    parts = [bitmaps_of([offsets[(offsets >= a) & (offsets < b)]], a, b) for a, b in ranges]
-    assert join_bitmaps(parts).offsets().tolist() == offsets.tolist()
-    assert join_bitmaps([]).offsets().size == 0
+    parts = [DeadBitmaps.of(offsets[(offsets >= a) & (offsets < b)]) for a, b in ranges]
+    assert union(parts).offsets().tolist() == offsets.tolist()
+    assert (
+        union([DeadBitmaps.of(offsets[::2]), DeadBitmaps.of(offsets)]).offsets().tolist() == offsets.tolist()
+    )
+    assert union([]).offsets().size == 0
 
 
-def test_bits_of_nothing() -> None:
-    assert bitmaps_of([], 0, 1 << 62).offsets().size == 0
-    assert bitmaps_of([np.array([1 << 61], np.int64)], 0, 1 << 62).offsets().tolist() == [1 << 61]
+@pytest.mark.parametrize(
+    "offsets", [[], [0], [1 << 61], [63, 64, 4095, 4096], [5, 5, 3, 1 << 40, 3], list(range(100, 9000))]
+)
+def test_bitmaps_of_offsets(offsets: list[int]) -> None:
+    bitmaps = DeadBitmaps.of(offsets)
+    assert bitmaps.offsets().tolist() == sorted(set(offsets))
+    assert bitmaps.page_ids.tolist() == sorted({offset >> 12 for offset in offsets})
+
+
+def test_bits_for_another_number_of_rows_are_refused(tmp_path: Path) -> None:
+    sources = synthetic(4, 500, 50, 400)
+    with extracted(tmp_path, sources, [], 1) as (_, handles, _rules):
+        for size in (0, 249, 251):
+            with pytest.raises(CorruptFileError, match="not as it was written"):
+                next(dead_offsets(handles[0], 0, 1, np.zeros(size, np.uint8)))
 
 
 # ---------------------------------------------------------------- in one process

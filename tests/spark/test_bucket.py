@@ -21,8 +21,6 @@ import pyarrow as pa
 import lastword
 import lastword.spark
 from lastword.bucket.files import BucketFiles
-from lastword.cleaner.distributed import job as jobs
-from lastword.cleaner.distributed import sharded
 from lastword.errors import (
     LastwordError,
     NotPermittedError,
@@ -34,7 +32,8 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.spark import bucket as in_bucket
-from lastword.spark import clean_tasks, schema, splits, tasks
+from lastword.spark import clean_tasks, schema, sharded, splits, tasks
+from lastword.spark import job as jobs
 from lastword.spark.clean_tasks import BucketClean
 from lastword.spark.options import NO_STORAGE, StorageOptions, parse_read, parse_write
 from lastword.spark.schema import full_schema, sink_columns
@@ -301,7 +300,7 @@ def test_a_giant_partition_is_cleaned_in_steps_as_by_the_library(
     assert not left_over(url)
 
 
-STEPS = {name: getattr(sharded, name) for name in ("extract", "resolve_shard", "rewrite_group")}
+STEPS = {name: getattr(sharded, name) for name in ("extract", "resolve_shard", "mark_unit", "rewrite_group")}
 
 
 @dataclass(frozen=True)
@@ -338,7 +337,7 @@ def test_a_driver_that_dies_is_gone_on_with(
 ) -> None:
     root = giant(url, tmp_path)
     monkeypatch.setattr(clean_tasks, "COMMIT_EVERY_S", -1.0)
-    for dies, calls in {"extract": 2, "resolve_shard": 2, "rewrite_group": 1}.items():
+    for dies, calls in {"extract": 2, "resolve_shard": 2, "mark_unit": 1, "rewrite_group": 1}.items():
         Counted.calls.clear()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(sharded, dies, Counted(dies, calls))

@@ -24,8 +24,8 @@ from lastword.kernels.warming import warm
 warm()
 import pyarrow
 from pathlib import Path
-from lastword.cleaner.distributed import job as jobs
-from lastword.cleaner.distributed import sharded
+from lastword.spark import job as jobs
+from lastword.spark import sharded
 from lastword.cleaner.engine import partition, sinks
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.engine.sinks import Publisher
@@ -63,6 +63,9 @@ with LogDirectory.open(root, "a") as directory:
     for n in jobs.shards_left(DEFAULT, job):
         sharded.resolve_shard(DEFAULT, job.directory, n)
     report["resolve"] = peak()
+    for n in jobs.marks_left(DEFAULT, job):
+        sharded.mark_unit(DEFAULT, job.directory, n)
+    report["mark"] = peak()
     sharded.merge(DEFAULT, job)
     for n in jobs.groups_left(DEFAULT, job):
         sharded.rewrite_group(DEFAULT, job.directory, n, plan.now_ms, SystemClock())
@@ -100,7 +103,8 @@ def test_a_large_log_in_little_memory(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert (report["rows"], report["kept"], report["latest_rows"]) == (each * rounds, keys, keys)
     grown = {
-        step: report[step] - report["start"] for step in ("read", "extract", "resolve", "rewrite", "newest")
+        step: report[step] - report["start"]
+        for step in ("read", "extract", "resolve", "mark", "rewrite", "newest")
     }
     print(grown)
     assert grown["read"] < 64, grown

@@ -16,13 +16,14 @@ pytest.importorskip("pyspark")
 
 import lastword
 import lastword.spark
-from lastword.cleaner.distributed import sharded
 from lastword.clock import Clock
 from lastword.files import Files
+from lastword.spark import sharded
 from tests.spark.conftest import append, create, numbered, read_directly
 from tests.spark.test_spark import clean_here
 
-EXTRACT, RESOLVE, REWRITE = sharded.extract, sharded.resolve_shard, sharded.rewrite_group
+EXTRACT, RESOLVE, MARK = sharded.extract, sharded.resolve_shard, sharded.mark_unit
+REWRITE = sharded.rewrite_group
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -73,13 +74,19 @@ def test_each_step_dies_once_and_counts_once(
     spark: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = shutil.copytree(root, tmp_path / "copy")
-    dying = {"extract": extract_dies, "resolve_shard": resolve_dies, "rewrite_group": rewrite_dies}
+    dying = {
+        "extract": extract_dies,
+        "resolve_shard": resolve_dies,
+        "mark_unit": mark_dies,
+        "rewrite_group": rewrite_dies,
+    }
     for name, step in dying.items():
         monkeypatch.setattr(sharded, name, step)
     lastword.spark.clean(spark, str(root), "t", 0, task_bytes=20_000)
     clean_here(copy)
     assert sorted(path.name for path in root.glob("*.died")) == [
         "extract.died",
+        "mark.died",
         "resolve.died",
         "rewrite.died",
     ]
@@ -94,6 +101,10 @@ def extract_dies(files: Files, directory: str, number: int) -> Any:
 
 def resolve_dies(files: Files, directory: str, number: int) -> None:
     once(directory, "resolve", RESOLVE(files, directory, number))
+
+
+def mark_dies(files: Files, directory: str, number: int) -> None:
+    once(directory, "mark", MARK(files, directory, number))
 
 
 def rewrite_dies(files: Files, directory: str, number: int, now_ms: int, clock: Clock) -> None:
@@ -115,7 +126,7 @@ def test_a_driver_that_was_killed_is_gone_on_with(spark: Any, root: Path, tmp_pa
 import os, signal
 from pathlib import Path
 import lastword.spark
-from lastword.cleaner.distributed import sharded
+from lastword.spark import sharded
 def die(*given):
     os.kill(os.getpid(), signal.SIGKILL)
 sharded.prepared = die

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import lastword
 from lastword.accounts.estimates import Survivorship
-from lastword.cleaner.distributed.job import write_arrays, write_json
+from lastword.cleaner.job_files import write_arrays, write_json
 from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError

@@ -50,7 +50,13 @@ def test_a_newer_version_is_refused_by_name_and_an_older_one_is_read() -> None:
     with pytest.raises(CorruptFileError, match="version 3; this program reads versions up to 2") as error:
         FORM.decode(newer, "/d/x")
     assert error.value.code == NEWER and "newer" in str(error.value.remedy)
-    assert FORM.decode(Framed("lease", 1, "", "").encode(FIELDS), "/d/x") == FIELDS
+    older = Framed("lease", 1, "", "").encode(FIELDS)
+    assert FORM.decode(older, "/d/x") == FIELDS
+    changed = Framed("lease", 2, "bad-lease", "take it again", oldest=2)
+    assert changed.decode(FORM.encode(FIELDS), "/d/x") == FIELDS
+    with pytest.raises(CorruptFileError, match="version 1 is too old") as error:
+        changed.decode(older, "/d/x")
+    assert error.value.code == "bad-lease"
 
 
 def test_a_file_of_another_kind_is_damage() -> None:

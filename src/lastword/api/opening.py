@@ -18,7 +18,6 @@ from lastword.config import Settings, check_arguments
 from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
 from lastword.files import Files
-from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.identity import check_same_cluster, read_ids
@@ -150,6 +149,8 @@ def open(
     logs = LogDir(dirs)
     # With a clock of the caller, nothing starts in the background.
     if mode == "a" and isinstance(clock, SystemClock):
+        from lastword.ingest.apply import Watch
+
         for directory in opened:  # ingests the commits of other processes until the directory is closed
             dirs.on_close(Watch(directory).close)
         if logs.settings.instance.log_cleaner_enable:
@@ -226,11 +227,11 @@ def _directory(
     attempts: Iterator[int],
 ) -> LogDirectory:
     """Open one directory. LogDirLockedError names the object of this process that has it open."""
-    opens: Callable[..., LogDirectory] = (
-        partial(open_to_append, path, beside=beside)
-        if mode == "a"
-        else partial(LogDirectory.open, path, mode)
-    )
+    opens: Callable[..., LogDirectory] = partial(LogDirectory.open, path, mode)
+    if mode == "a":
+        from lastword.ingest.apply import open_to_append
+
+        opens = partial(open_to_append, path, beside=beside)
     try:
         return opens(files, clock, load)
     except LogDirLockedError as error:

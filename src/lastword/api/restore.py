@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.reader import Bounds, ranges
 from lastword.api.record import TIMESTAMP_TYPES
-from lastword.api.serializers import Serializer, bytes_json, field_bytes, field_text, json_text, name_json
+from lastword.api.serializers import Serializer, bytes_json, field_bytes, field_writer, json_text, name_json
 from lastword.arrow import pa
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
 from lastword.partition import removal_log
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from lastword.records.record import RawRecord
 
 BATCH_BYTES = 2 << 20
+_LINES_BYTES = 256 << 10
 _ATTEMPTS = 10
 
 
@@ -141,9 +142,9 @@ def _write(
             with meter.part(sum(segment.size for segment in range_.view.segments)) as update:
                 if form is None:
                     records = newest(range_, tombstones=False, map_bytes=map_bytes, progress=update)
-                    for line, held in _lines(records, topic, range_.partition, names):
-                        out.write_line(line)
-                        keys += 1
+                    for lines, count, held in _lines(records, topic, range_.partition, names):
+                        out.write_lines(lines)
+                        keys += count
                         size += held
                 else:
                     for batch, held in _batches(range_, form, map_bytes, update):
@@ -187,21 +188,26 @@ def _batches(range_: Range, form: Any, map_bytes: int, update: Any) -> Iterator[
 
 def _lines(
     records: Iterable[RawRecord], topic: str, partition: int, names: tuple[str | None, str | None]
-) -> Iterator[tuple[str, int]]:
-    """Yield each record as `lastword read --json` prints it, with the bytes of its key and value."""
-    key_name, value_name = names
+) -> Iterator[tuple[str, int, int]]:
+    """Yield lines as `lastword read --json` prints them, their number, and the bytes of keys and values."""
+    key_text, value_text = (field_writer(name) for name in names)
+    lines: list[str] = []
+    size = 0
     begin = f'{{"type":"record","topic":{json_text(topic)},"partition":{partition},"offset":'
     for record in records:
         key, value, headers = record.key, record.value, "[]"
         if record.headers:
             headers = json_text([[name_json(name), bytes_json(data)] for name, data in record.headers])
-        yield (
+        lines.append(
             f'{begin}{record.offset},"timestamp":{record.timestamp},'
             f'"timestamp_type":"{TIMESTAMP_TYPES[record.timestamp_type]}",'
-            f'"key":{field_text(key, key_name)},"value":{field_text(value, value_name)},'
-            f'"headers":{headers}}}',
-            len(key or b"") + len(value or b""),
+            f'"key":{key_text(key)},"value":{value_text(value)},"headers":{headers}}}\n'
         )
+        size += len(key or b"") + len(value or b"")
+        if size >= _LINES_BYTES:
+            yield "".join(lines), len(lines), size
+            lines, size = [], 0
+    yield "".join(lines), len(lines), size
 
 
 # ---------------------------------------------------------------- a state that starts from the file

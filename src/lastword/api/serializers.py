@@ -438,14 +438,22 @@ def field_json(data: bytes | None, serializer: str | None) -> Any:
     return value if exact else {"base64": base64.b64encode(data).decode()}
 
 
-def field_text(data: bytes | None, serializer: str | None) -> str:
-    """Return the JSON text of `field_json`, without blanks."""
-    value = field_json(data, serializer)
-    if isinstance(value, str):
-        return encode_basestring(value)
-    if serializer == "json" and data is not None and not is_base64_form(value):
-        return data.decode()  # encoding the value gives the same bytes
-    return json_text(value)
+def field_writer(serializer: str | None) -> Callable[[bytes | None], str]:
+    """Return a function from a field to the JSON text of `field_json`, without blanks."""
+
+    def of_text(data: bytes | None) -> str:
+        try:
+            return "null" if data is None else encode_basestring(data.decode())
+        except UnicodeDecodeError:
+            return json_text(bytes_json(data))
+
+    def of_value(data: bytes | None) -> str:
+        value = field_json(data, serializer)
+        if serializer == "json" and data is not None and not is_base64_form(value):
+            return data.decode()  # encoding the value gives the same bytes
+        return json_text(value)
+
+    return of_text if serializer in (None, "bytes", "str") else of_value
 
 
 json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

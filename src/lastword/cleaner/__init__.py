@@ -10,7 +10,7 @@ Layers, from below:
                   dry run), `report.py`; `transactions.py`, `lease_guard.py`, `throttle.py`
     inspection    the garbage accounts of all partitions of one drive
     drive         `DriveCleaner`: what is due on a drive, done by an executor; its dry run
-    distributed   where the log is not open: `remote.py`; one giant partition: `job.py`, `sharded.py`
+    job_files     formats of the files of a divided cleaning (`spark.sharded`)
 
 `lastword.background` runs cleanings on threads.
 

@@ -32,7 +32,7 @@ from lastword.parse import relative_paths
 INSPECT = {
     "ls": "ls",
     "read": "records",
-    "get": "get",
+    "get": "records",
     "explain": "analysis",
     "duplication": "analysis",
     "simulate": "analysis",

@@ -1,4 +1,4 @@
-"""`lastword append`, `read`, `restore` and `dump`: write records, and show records and files.
+"""`lastword append`, `read`, `get`, `restore` and `dump`: write records, and show records and files.
 
 `append` takes records from the command line, or from stdin the JSON lines that `read` prints. `restore`
 writes the newest value of every key to a file. `dump` decodes any file of a log directory.
@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands `append`, `read`, `restore` and `dump`."""
+    """Add the commands `append`, `read`, `get`, `restore` and `dump`."""
     command(app, "append", usage="DIR TOPIC [KEY VALUE]", examples=APPEND_EXAMPLES, changes=True)(append)
     command(app, "read", usage="DIR TOPIC", examples=READ_EXAMPLES)(read)
+    command(app, "get", usage="DIR TOPIC KEY...", examples=GET_EXAMPLES)(get)
     command(app, "restore", usage="DIR [TOPIC] OUT", examples=RESTORE_EXAMPLES)(restore)
     command(app, "dump", usage="FILE...", examples=DUMP_EXAMPLES)(dump)
 
@@ -320,7 +321,7 @@ def read(
 
         try:
             for record in records if limit != 0 else ():
-                show_record(out, record, names)
+                _show_record(out, record, names)
                 shown += 1
                 if follow:  # after counting: a user who sees the record may press Ctrl-C immediately
                     out.stdout.flush()
@@ -372,7 +373,7 @@ def _last(
     return begin
 
 
-def show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
+def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
     """Show a record, as text or as a row of JSON. `names`: those of the topic's serializers."""
     decoded = _decoded(record)
     if out.as_json:
@@ -416,6 +417,54 @@ def _decoded(record: Record[bytes, bytes]) -> InternalRecord | None:
         return decode(record.topic, record.key, record.value) if is_internal(record.topic) else None
     except UndecodableError:
         return None
+
+
+GET_EXAMPLES = """
+lastword get data users ada
+lastword get data users ada bob --json
+lastword get data/users-0 ada
+"""
+
+NO_VALUE = 8  # exit code if a key has no value
+
+
+def get(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY...", help="keys, typed as `read` shows them")
+    ] = None,
+    partition: Partition = None,
+    more: MoreDirs = None,
+) -> int:
+    """Show the newest record of each of some keys.
+
+    Exit code 8 if a key has no value: it was never written, or was deleted.
+    """
+    words = [topic, *(keys or ())]
+    target, given = Target.with_words("get", directory, words, ["KEY"] * max(1, len(words)), partition, more)
+    texts = [text for text in given if text is not None]
+    known = target.topic_for("get", "KEY")
+    if not texts:
+        raise UsageError("get needs a KEY", remedy=target.command("get", *target.words, "KEY"))
+    with out.open(target) as logs:
+        source = logs.topic(known, key_serializer="bytes", value_serializer="bytes")
+        names = source.schema.saved
+        meanings = {text: key_candidates(text, names[0]) for text in texts}
+        every = {data for candidates in meanings.values() for data in candidates}
+        records = source.get_records(every, partition=target.partition)
+    missing = 0
+    for text, candidates in meanings.items():
+        record = next((records[data] for data in candidates if data in records), None)
+        if record is not None:
+            _show_record(out, record, names)
+        else:
+            missing += 1
+            out.row("missing", {"topic": known, "key": bytes_json(candidates[0])})
+            out.say(f"{text}: no value")
+    out.summary(topic=known, records=len(meanings) - missing, missing=missing)
+    return NO_VALUE if missing else 0
 
 
 RESTORE_EXAMPLES = """

@@ -41,12 +41,14 @@ class Framed:
         version: The version that this program writes, and the newest that it reads.
         code: Code of the problem that `verify` reports for a damaged file.
         remedy: Remedy for a damaged file.
+        oldest: The oldest version that it reads.
     """
 
     kind: str
     version: int
     code: str
     remedy: str
+    oldest: int = 0
 
     def encode(self, fields: Mapping[str, Any], encoded: Mapping[str, str] | None = None) -> bytes:
         """Encode a file with these fields.
@@ -91,6 +93,8 @@ class Framed:
                     remedy="use the version of lastword that wrote it, or a newer one",
                     file=path,
                 )
+            if version < self.oldest:
+                raise self.damaged(path, f"version {version} is too old")
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError):

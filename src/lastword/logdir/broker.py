@@ -15,7 +15,6 @@ policy.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,15 +37,22 @@ from lastword.segment import names
 from lastword.segment.scan import headers
 
 if TYPE_CHECKING:
-    from lastword.records.internal import InternalRecord
+    from logging import Logger
 
-log = logging.getLogger("lastword.settings")
+    from lastword.records.internal import InternalRecord
 
 TOPIC = 2
 BROKER = 4
 """Kinds of resources in a ConfigRecord, as in Kafka's ConfigResource."""
 
 SOURCE = "__cluster_metadata"
+
+
+def _log() -> Logger:
+    import logging  # rarely used: most directories open without a word
+
+    return logging.getLogger("lastword.settings")
+
 
 DEFAULTS_OF_BROKERS = {
     "log.cleanup.policy": "cleanup.policy",
@@ -168,7 +174,7 @@ def _batch_records(data: bytes, header: Any, file: str, start: int) -> Iterator[
             try:
                 yield decode(METADATA, record.key, record.value)
             except UnknownTypeError:
-                log.debug("%s offset %d is of a newer Kafka and is passed over", file, record.offset)
+                _log().debug("%s offset %d is of a newer Kafka and is passed over", file, record.offset)
             except UndecodableError as error:  # the record may change a policy
                 raise CorruptFileError(
                     f"the record at offset {record.offset} cannot be decoded: {error}",
@@ -368,7 +374,7 @@ class BrokerSettings:
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            log.warning("lastword: %s", text)
+            _log().warning("lastword: %s", text)
 
 
 # ---------------------------------------------------------------- the file of a broker

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lastword.errors import CorruptBatchError, DataError, FileVanishedError
 from lastword.metrics import READ_BYTES
 from lastword.partition.reads import read_batches, read_chunks
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
-from lastword.records.batch import fields_of, payload_of
+from lastword.records.batch import fields_of, payload_of, record_of
 from lastword.records.formats import check_crc, read_records
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
@@ -186,24 +186,46 @@ def newest_values(view: PartitionView, start: int, end: int) -> dict[bytes, byte
 
     The range must end at or below the last stable offset. None: the key's newest record is a tombstone.
     """
-    values: dict[bytes, bytes | None] = {}
+    return _newest(view, start, end, Outcomes(view, end), values=True)
+
+
+def newest_records(
+    view: PartitionView, start: int, end: int, *, tombstones: bool, committed: bool
+) -> Iterator[RawRecord]:
+    """Read a range in plain Python; yield the newest record of each key, in the order of their offsets."""
+    outcomes = Outcomes(view, end) if committed else None
+    for header, fields in _newest(view, start, end, outcomes, values=False).values():
+        record = fields if header is None else record_of(header, fields)
+        if tombstones or record.value is not None:
+            yield record
+
+
+def _newest(
+    view: PartitionView, start: int, end: int, outcomes: Outcomes | None, *, values: bool
+) -> dict[bytes, Any]:
+    """Return the newest value of each key, or its header and fields: most records are superseded.
+
+    None and a record stand for header and fields of a batch that is read record by record.
+    """
+    newest: dict[bytes, Any] = {}
     listed = view.segment_set
-    for segment, header, data, reached in _committed_batches(view, start, end, Outcomes(view, end)):
+    for segment, header, data, reached in _committed_batches(view, start, end, outcomes):
         start = max(start, reached)
         if header.magic == 2 and start <= header.base_offset and header.next_offset <= end:
             payload = payload_of(data, header, segment.file, 0)
-            for _, _, _, key, value, _ in fields_of(payload, header, segment.file):
+            for fields in fields_of(payload, header, segment.file):
+                key = fields[3]
                 if key is not None:
-                    values.pop(key, None)  # so that the dict stays in the order of offsets
-                    values[key] = value
+                    newest.pop(key, None)  # so that the dict stays in the order of offsets
+                    newest[key] = fields[4] if values else (header, fields)
             continue
         for record in read_records(data, header, segment.file, position=0):
             if record.offset < reached and view.segment_set is listed:
                 raise _falls(segment, header, record.offset, reached)
             if start <= record.offset < end and record.key is not None:
-                values.pop(record.key, None)
-                values[record.key] = record.value
-    return values
+                newest.pop(record.key, None)
+                newest[record.key] = record.value if values else (None, record)
+    return newest
 
 
 def _committed_batches(

@@ -348,6 +348,16 @@ def records_of(payload: Any, header: BatchHeader, file: str) -> Iterator[RawReco
         yield raw_record(base_offset + delta, timestamp, kind, key, value, headers)
 
 
+def record_of(header: BatchHeader, fields: Fields) -> RawRecord:
+    """Return the record with these fields of a batch. `records_of` reads many without this call."""
+    _, delta, time_delta, key, value, headers = fields
+    offset = header.base_offset + delta
+    if header.attributes & LOG_APPEND_BIT:
+        return raw_record(offset, header.max_timestamp, LOG_APPEND_TIME, key, value, headers)
+    timestamp = record_time(header.base_timestamp, time_delta)
+    return raw_record(offset, timestamp, CREATE_TIME, key, value, headers)
+
+
 Fields = tuple[int, int, int, bytes | None, bytes | None, tuple[Header, ...]]
 """Position after the record, offset delta, timestamp delta, key, value, headers."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,6 @@ from lastword.kernels.repack import mark_dead_rows
 
 _FIRST_PAGES = 1024
 _PAGES_PER_STEP = 1024
-_WINDOW = 1 << 20  # offsets whose bits are made in one step: several times 8 bytes for each
-_NO_OFFSETS = np.empty(0, np.int64)
 
 
 class DeadBitmaps:
@@ -35,12 +33,16 @@ class DeadBitmaps:
     @classmethod
     def of(cls, offsets: NDArray[np.int64] | list[int]) -> DeadBitmaps:
         """Return bitmaps with exactly these bits set."""
-        values = np.unique(np.asarray(offsets, np.int64))
-        ids, places = np.unique(values >> PAGE_BITS, return_inverse=True)
-        bits = np.zeros((max(ids.size, 1), PAGE_WORDS), np.uint64)
-        words = (values >> 6) & (PAGE_WORDS - 1)
-        np.bitwise_or.at(bits, (places, words), np.left_shift(np.uint64(1), (values & 63).astype(np.uint64)))
-        return cls(ids.astype(np.int64), np.arange(ids.size, dtype=np.int32), bits)
+        values = np.sort(np.asarray(offsets, np.int64))
+        words = values >> 6
+        first = np.flatnonzero(np.diff(words, prepend=-1))
+        words, pages = words[first], words[first] >> PAGE_BITS - 6
+        new = np.diff(pages, prepend=-1) != 0
+        bits = np.zeros((max(int(new.sum()), 1), PAGE_WORDS), np.uint64)
+        if first.size:
+            ones = np.left_shift(np.uint64(1), (values & 63).astype(np.uint64))
+            bits[np.cumsum(new) - 1, words & (PAGE_WORDS - 1)] = np.bitwise_or.reduceat(ones, first)
+        return cls(pages[new], np.arange(int(new.sum()), dtype=np.int32), bits)
 
     @property
     def arrays(self) -> DeadBits:
@@ -90,53 +92,16 @@ class DeadBitmaps:
         return DeadBitmaps(self.page_ids[low:high].copy(), slots, bits)
 
 
-def bitmaps_of(parts: Sequence[NDArray[np.int64]], first_offset: int, next_offset: int) -> DeadBitmaps:
-    """Return bitmaps of a range of offsets from ascending lists of dead offsets, a list for each shard."""
-    ids: list[NDArray[np.int64]] = []
-    bits: list[NDArray[np.uint64]] = []
-    start = first_offset >> PAGE_BITS << PAGE_BITS
-    while start < next_offset:
-        end = min(start + _WINDOW, next_offset)
-        edges = [np.searchsorted(part, [start, end]) for part in parts]
-        offsets = np.concatenate(
-            [part[a:b] for part, (a, b) in zip(parts, edges, strict=True)] or [_NO_OFFSETS]
-        )
-        if offsets.size:
-            pages = (offsets - start) >> PAGE_BITS
-            present = np.zeros((end - start >> PAGE_BITS) + 1, np.bool_)
-            present[pages] = True
-            page_numbers = np.flatnonzero(present)
-            slot = np.cumsum(present) - 1
-            flat = np.zeros(page_numbers.size << PAGE_BITS, np.uint8)
-            flat[(slot[pages] << PAGE_BITS) + (offsets & ((1 << PAGE_BITS) - 1))] = 1
-            ids.append(page_numbers + (start >> PAGE_BITS))
-            bits.append(np.packbits(flat, bitorder="little").view(np.uint64).reshape(-1, PAGE_WORDS))
-            start = end
-        else:  # nothing dead here: continue at the next dead offset
-            following = [int(part[b]) for part, (_, b) in zip(parts, edges, strict=True) if b < part.size]
-            start = max(end, min(following, default=next_offset) >> PAGE_BITS << PAGE_BITS)
-    if not ids:
-        return DeadBitmaps.of(_NO_OFFSETS)
-    page_ids = np.concatenate(ids)
-    return DeadBitmaps(page_ids, np.arange(page_ids.size, dtype=np.int32), np.concatenate(bits))
-
-
-def join_bitmaps(parts: Iterable[DeadBitmaps]) -> DeadBitmaps:
-    """Join bitmaps of neighbouring ranges (`bitmaps_of`), in their order; two ranges may share a page."""
-    ids: list[NDArray[np.int64]] = []
-    bits: list[NDArray[np.uint64]] = []
+def union(parts: Iterable[DeadBitmaps]) -> DeadBitmaps:
+    """Return bitmaps with the bits of all parts, each of which stores a row for each of its pages."""
+    parts = [part for part in parts if part.page_ids.size]
+    if not parts:
+        return DeadBitmaps.of([])
+    page_ids = np.unique(np.concatenate([part.page_ids for part in parts]))
+    bits = np.zeros((page_ids.size, PAGE_WORDS), np.uint64)
     for part in parts:
-        page_ids, page_bits = part.page_ids, part.page_bits
-        if page_ids.size and ids and ids[-1][-1] == page_ids[0]:
-            bits[-1][-1] |= page_bits[0]
-            page_ids, page_bits = page_ids[1:], page_bits[1:]
-        if page_ids.size:
-            ids.append(page_ids)
-            bits.append(page_bits)
-    if not ids:
-        return DeadBitmaps.of(_NO_OFFSETS)
-    every = np.concatenate(ids)
-    return DeadBitmaps(every, np.arange(every.size, dtype=np.int32), np.concatenate(bits))
+        bits[np.searchsorted(page_ids, part.page_ids)] |= part.page_bits
+    return DeadBitmaps(page_ids, np.arange(page_ids.size, dtype=np.int32), bits)
 
 
 class PageStore:

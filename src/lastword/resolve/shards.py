@@ -1,15 +1,20 @@
 """A log resolved in parts: its keys are divided over shards by their hash, and each shard is resolved alone.
 
     extract   segments of a unit      ->  one file: for each shard the key batches of its records, with keys
-    resolve   one shard of all units  ->  its dead offsets, and its share of every segment's facts
-    merge     all shards              ->  facts of each segment; bits of any range of offsets
+    resolve   one shard of all units  ->  a bit for each of its rows, and its share of every segment's facts
+    mark      one unit, all shards    ->  dead bitmaps of the unit
+    merge     all shards              ->  facts of each segment
 
 All records of a key go to the same shard, in their order. So a shard marks exactly the records of its keys
 that a map of the whole log would mark, and the sums over the shards are the facts. Memory is bounded for a
-log of any size: a unit is read in chunks, a shard that outgrows its map takes more passes, and bits are made
-for one range at a time (`bitmaps.bitmaps_of`).
+log of any size: a unit is read in chunks, a shard that outgrows its map takes more passes, and bitmaps are
+made for one unit at a time.
 
-The steps may be tasks on many machines (`cleaner.distributed.sharded`). Or `resolve_divided` does all of them
+A shard has a few of all offsets: a number for each dead one takes bytes, and a bitmap over the offsets would
+take as much for each shard as for all together. A bit for each row, dead or not, is a bit for each record of
+the log, for any number of shards. The rows of the unit have the offsets.
+
+The steps may be tasks on many machines (`spark.sharded`). Or `resolve_divided` does all of them
 in one process, with one unit: this is the hash join of databases that partitions its input first. Then the
 shards count into the same arrays, and set bits in the same bitmaps, so there is nothing to merge.
 
@@ -330,10 +335,11 @@ class Extent:
 class ShardResult:
     """The contribution of one shard.
 
-    `dead`: offsets, ascending. `stats`, `digests`: a row for each segment, to be added up.
+    `dead_rows`: for each unit the bits of the shard's rows there (`dead_offsets` reads them). `stats`,
+    `digests`: a row for each segment, to be added up.
     """
 
-    dead: NDArray[np.int64]
+    dead_rows: list[NDArray[np.uint8]]
     stats: NDArray[np.int64]
     digests: NDArray[np.uint64]
     distinct_keys: int
@@ -361,9 +367,15 @@ def resolve_shard(
     """
     resolver = _ShardResolver(extents, map_bytes, salt, rules)
     resolver.start(units, shard, shards)
+    resolver.row_offsets = {unit.path: [] for unit in units}
     done = resolver.run()
+    dead_rows = []
+    for unit in units:
+        sections = resolver.row_offsets[unit.path]
+        dead = [done.dead.mask(first + distances.astype(np.int64)) for first, distances in sections]
+        dead_rows.append(np.packbits(np.concatenate([np.empty(0, np.bool_), *dead]), bitorder="little"))
     return ShardResult(
-        dead=done.dead.offsets(),
+        dead_rows=dead_rows,
         stats=resolver.scan.counts.stats,
         digests=resolver.scan.counts.digests,
         distinct_keys=done.distinct_keys,
@@ -472,14 +484,41 @@ def live_keys(
             yield entry[SIZE], data, spans[:, ~dead.mask(spans[key_batch.OFFSET])]
 
 
+def dead_offsets(
+    unit: SectionFile, shard: int, shards: int, dead_rows: NDArray[np.uint8]
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the dead offsets of a shard in a unit, by the bits of its rows, section by section.
+
+    Raises CorruptFileError for a file that was changed, or that has another number of rows.
+    """
+    entries = read_index(unit, shard, shards)
+    rows = int(entries[:, ROWS].sum())
+    if dead_rows.size != (rows + 7) // 8:
+        raise damaged(unit, 0)
+    dead = np.unpackbits(dead_rows, count=rows, bitorder="little").view(np.bool_)
+    sections, words = _SectionReader(), np.zeros(key_batch.WORD_FIELDS, np.uint64)
+    first = 0
+    for entry in entries.tolist():
+        end = first + entry[ROWS]
+        if dead[first:end].any():
+            _, filler = sections.read(unit, entry, words, with_keyless=True)
+            yield filler.arrays.spans[key_batch.OFFSET, : entry[ROWS]][dead[first:end]]
+        first = end
+
+
 class _ShardResolver(Resolver):
     """Passes over the sections of one shard after another.
 
     Args:
         extracted: The scan that read the log in this process: its pages and counts are continued.
+
+    Attributes:
+        row_offsets: By the path of a unit, the offsets of its rows, section by section: the first, and the
+            distances from it. None: they are not needed.
     """
 
     growth = 2.0
+    row_offsets: dict[str, list[tuple[np.int64, NDArray[Any]]]] | None = None
 
     def __init__(
         self,
@@ -533,6 +572,10 @@ class _ShardResolver(Resolver):
         if not count:
             return
         bases, offsets = self.scan.counts.bases, filler.arrays.spans[key_batch.OFFSET, :count]
+        if first_pass and self.row_offsets is not None:
+            distances = offsets - offsets[0]
+            narrow = distances.astype(np.uint32) if distances[-1] < 1 << 32 else distances
+            self.row_offsets[unit.path].append((offsets[0], narrow))
         if not self._registered:
             pages = offsets >> PAGE_BITS
             first = np.flatnonzero(np.diff(pages, prepend=-1))

@@ -14,7 +14,7 @@ only when it is used.
     duplication  audit  verify  restore  expire   the library's verbs with a DataFrame as result
 
 Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`, `clean.py`,
-`copy.py`, `bucket.py`.
+`copy.py`, `bucket.py`. A task of `clean` runs `remote.py` or `sharded.py`, which use no PySpark.
 The modules with tasks begin with where their parts run, what travels between them, and what happens when
 tasks fail.
 """

@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lastword.api.open_dirs import OpenDirs
-    from lastword.cleaner.distributed.job import ShardedJob
-    from lastword.cleaner.distributed.remote import RemoteBuild
     from lastword.cleaner.drive import DriveCleaner, Outcome
     from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.inspection import DrivePartition
@@ -76,6 +74,8 @@ if TYPE_CHECKING:
     from lastword.config import TopicConfig
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
+    from lastword.spark.job import ShardedJob
+    from lastword.spark.remote import RemoteBuild
 
 
 class CleanOptions(TypedDict, total=False):
@@ -371,8 +371,8 @@ def _divide_in_bucket(
 def _begin(task: BucketClean, dirs: OpenDirs) -> ShardedJob | None:
     """Begin the divided cleaning of a partition, or continue that of a killed driver; None: nothing to do."""
     from lastword.api.cleaning import check_quarantine
-    from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.engine.partition import prepare
+    from lastword.spark import job as jobs
 
     directory, tp = dirs.log_dir(task.topic, task.partition), TopicPartition(task.topic, task.partition)
     log, config = directory.log(*tp), directory.topic_config(tp.topic)
@@ -388,8 +388,8 @@ def _begin(task: BucketClean, dirs: OpenDirs) -> ShardedJob | None:
 
 def _begin_plan(task: BucketClean, files: Files) -> ShardedJob | Plan:
     """Begin the divided plan of a partition, or return the plan that keeps the partition."""
-    from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.engine.partition import chosen_plan
+    from lastword.spark import job as jobs
 
     directory, tp = open_directory(task.path, task.storage, files), TopicPartition(task.topic, task.partition)
     view, config = directory.view(*tp), directory.topic_config(tp.topic)
@@ -411,7 +411,7 @@ def _end(
 @contextmanager
 def _files_removed(place: JobPlace, job: ShardedJob) -> Iterator[None]:
     """Remove the files of a divided plan when the block ends."""
-    from lastword.cleaner.distributed import job as jobs
+    from lastword.spark import job as jobs
 
     try:
         yield
@@ -433,8 +433,8 @@ class SparkExecutor:
         self, partitions: Sequence[DrivePartition], drive: str, now_ms: int
     ) -> Iterator[tuple[DrivePartition, LastwordError | None]]:
         """Scan the new segments of each partition in a task, the largest first."""
-        from lastword.cleaner.distributed import remote
         from lastword.cleaner.inspection import scan_plan
+        from lastword.spark import remote
         from lastword.spark.tasks import results_as_completed
 
         tasks = []
@@ -457,9 +457,9 @@ class SparkExecutor:
 
     def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[SegmentRun]]]) -> Iterator[Outcome]:
         """Rewrite the runs of each partition in a task, and publish the outputs here."""
-        from lastword.cleaner.distributed.remote import LedgerParams
         from lastword.cleaner.drive import Outcome
         from lastword.cleaner.engine.partition import alone, prepare
+        from lastword.spark.remote import LedgerParams
         from lastword.spark.tasks import results_as_completed
 
         tasks: list[CleanTask] = []
@@ -482,7 +482,7 @@ class SparkExecutor:
         self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
     ) -> Iterator[tuple[DrivePartition, Plan]]:
         """Count each plan in a task."""
-        from lastword.cleaner.distributed.remote import LedgerParams
+        from lastword.spark.remote import LedgerParams
         from lastword.spark.tasks import run_tasks
 
         tasks = [
@@ -567,8 +567,8 @@ def _publish(
     job: ShardedJob | None = None,
 ) -> Outcome:
     """Publish what a task, or a job of many tasks, built; the job's files are removed."""
-    from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.drive import Outcome
+    from lastword.spark import job as jobs
 
     tp = _of(plan)
     log = directory.log(*tp)
@@ -590,10 +590,10 @@ def _publish(
 def _published(
     directory: LogDirectory, log: PartitionLog, built: PreparedCleaning | RemoteBuild, job: ShardedJob | None
 ) -> Iterator[CleanRound]:
-    from lastword.cleaner.distributed import job as jobs
-    from lastword.cleaner.distributed import remote
     from lastword.cleaner.drive import measure
     from lastword.cleaner.engine.sinks import Publisher
+    from lastword.spark import job as jobs
+    from lastword.spark import remote
 
     tp, ledgers = TopicPartition(log.topic, log.partition), directory.ledgers
 
@@ -619,8 +619,8 @@ def _plan_giant(
     scratch: str | None,
     progress: ProgressLike | None,
 ) -> Plan:
-    from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.engine.partition import chosen_plan
+    from lastword.spark import job as jobs
 
     chosen = chosen_plan(view, config, request, DEFAULT, SystemClock())
     if chosen.action != "clean":
@@ -643,11 +643,11 @@ def _prepared(
 
     A partition that is too large for one task is added to `giants`.
     """
-    from lastword.cleaner.distributed import job as jobs
-    from lastword.cleaner.distributed.remote import LedgerParams
     from lastword.cleaner.engine.cleaning import below
     from lastword.cleaner.engine.partition import alone, prepare
     from lastword.cleaner.inspection import DrivePartition
+    from lastword.spark import job as jobs
+    from lastword.spark.remote import LedgerParams
 
     due, strategy = options["due"], options["strategy"]
 
@@ -716,7 +716,7 @@ def _largest_first(
 
 def _unfinished(log: PartitionLog) -> ShardedJob | None:
     """Return a divided cleaning whose driver died, ready to continue; None without one."""
-    from lastword.cleaner.distributed import job as jobs
+    from lastword.spark import job as jobs
 
     job = jobs.unfinished(log.files, log.directory, log.clock)
     if job is not None:

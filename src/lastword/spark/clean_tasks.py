@@ -3,7 +3,7 @@
 A task of a whole partition works on a view and without a lock. A fault of the data is returned as a result,
 and other partitions are cleaned. Any other error fails the task, so that Spark starts it again.
 
-A giant partition is cleaned in the steps of `cleaner.distributed.sharded`, in order, each a Spark job.
+A giant partition is cleaned in the steps of `sharded.py`, in order, each a Spark job.
 
 Where it runs. `build_sharded` runs in the process that has the log open. It starts a Spark job for each step
 and waits. Each task does one unit, shard or group. Large data passes through files that all tasks see; in a
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     from lastword.api.open_dirs import OpenDirs
     from lastword.bucket.manifest import Entry
-    from lastword.cleaner.distributed.job import ShardedJob
-    from lastword.cleaner.distributed.remote import LedgerParams, RemoteBuild, RemoteScan
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.policy.generational import Choice, SegmentRun
     from lastword.config import TopicConfig
+    from lastword.spark.job import ShardedJob
     from lastword.spark.options import StorageOptions
+    from lastword.spark.remote import LedgerParams, RemoteBuild, RemoteScan
 
 _T = TypeVar("_T")
 
@@ -172,10 +172,10 @@ def clean_in_bucket(task: BucketClean) -> tuple[list[Any], list[LastwordError]]:
 
 def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
     """Rewrite the segments of a partition; publish nothing."""
-    from lastword.cleaner.distributed import remote
     from lastword.cleaner.engine.cleaning import clean
     from lastword.cleaner.engine.liveness import FullScan
     from lastword.cleaner.engine.sinks import Collector
+    from lastword.spark import remote
 
     def built() -> PreparedCleaning | RemoteBuild:
         view, context = _view(task.directory), _context(dry=False)
@@ -188,7 +188,7 @@ def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
 
 def scan(task: RemoteScanTask) -> RemoteScan | LastwordError:
     """Scan the new records of a partition."""
-    from lastword.cleaner.distributed import remote
+    from lastword.spark import remote
 
     def scanned() -> RemoteScan:
         view = _view(task.directory)
@@ -206,8 +206,8 @@ def plan(task: PlanTask) -> Plan:
 
 def plan_chosen(task: ChosenTask) -> Plan:
     """Plan the chosen runs of a partition and count their bytes."""
-    from lastword.cleaner.distributed import remote
     from lastword.cleaner.drive import planned
+    from lastword.spark import remote
 
     view, context = _view(task.directory), _context(dry=True)
     ledger, _ = remote.up_to_date(view, task.plan, task.params, context)
@@ -245,7 +245,7 @@ def build_sharded(
     progress: ProgressLike | None = None,
 ) -> PreparedCleaning | LastwordError:
     """Run the remaining steps of a giant partition; return the outputs, or the first fault of the data."""
-    from lastword.cleaner.distributed import sharded
+    from lastword.spark import sharded
 
     clock = SystemClock()
     started = clock.monotonic()
@@ -261,7 +261,7 @@ def plan_sharded(
     spark: SparkSession, place: JobPlace, job: ShardedJob, progress: ProgressLike | None = None
 ) -> Plan:
     """Run the steps of `build_sharded`, but count bytes and write no segments. Return the exact plan."""
-    from lastword.cleaner.distributed import sharded
+    from lastword.spark import sharded
 
     with _reporting(place, job, progress):
         fault = _map(spark, place, job) or _rewrite(spark, place, job, job.plan.now_ms)
@@ -271,8 +271,8 @@ def plan_sharded(
 
 
 def _map(spark: SparkSession, place: JobPlace, job: ShardedJob) -> LastwordError | None:
-    from lastword.cleaner.distributed import job as jobs
-    from lastword.cleaner.distributed import sharded
+    from lastword.spark import job as jobs
+    from lastword.spark import sharded
 
     while left := jobs.units_left(place.files(), job):
         results = _run(spark, place, "extract", sharded.extract, job, left)
@@ -287,13 +287,16 @@ def _map(spark: SparkSession, place: JobPlace, job: ShardedJob) -> LastwordError
     left = jobs.shards_left(place.files(), job)
     fault = _first_fault(_run(spark, place, "resolve", sharded.resolve_shard, job, left))
     if fault is None:
+        left = jobs.marks_left(place.files(), job)
+        fault = _first_fault(_run(spark, place, "mark", sharded.mark_unit, job, left))
+    if fault is None:
         place.change(job.directory, lambda files: sharded.merge(files, job))
     return fault
 
 
 def _rewrite(spark: SparkSession, place: JobPlace, job: ShardedJob, now_ms: int) -> LastwordError | None:
-    from lastword.cleaner.distributed import job as jobs
-    from lastword.cleaner.distributed import sharded
+    from lastword.spark import job as jobs
+    from lastword.spark import sharded
 
     left = jobs.groups_left(place.files(), job)
     step = partial(sharded.rewrite_group, now_ms=now_ms, clock=SystemClock())
@@ -357,7 +360,7 @@ def _reporting(place: JobPlace, job: ShardedJob, progress: ProgressLike | None) 
     if progress is None:
         yield
         return
-    from lastword.cleaner.distributed import job as jobs
+    from lastword.spark import job as jobs
     from lastword.spark.tasks import repeated
 
     clock = SystemClock()

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lastword.arrow import arrow_loaded, has_arrow, pa
 from lastword.partition import scan
@@ -42,22 +42,6 @@ BytesDone = Callable[[int, int], None]
 """Receives (bytes done, total bytes)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item(Generic[T]):
-    item: T
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadProgress:
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    error: BaseException | None
-
-
 class _Closed(Exception):
     """The caller has closed the generator."""
 
@@ -75,14 +59,14 @@ def prefetch(
         progress: Receives the progress reports, in the caller's thread.
         slot_count: The most items in memory, the one in use included.
     """
-    messages: queue.SimpleQueue[_Item[T] | _ReadProgress | _End] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     slots = threading.Semaphore(slot_count)
     closed = threading.Event()
 
     def report(done: int, total: int) -> None:
         if closed.is_set():
             raise _Closed
-        messages.put(_ReadProgress(done, total))
+        messages.put(("progress", (done, total)))
 
     def run() -> None:
         error: BaseException | None = None
@@ -91,26 +75,25 @@ def prefetch(
                 slots.acquire()
                 if closed.is_set():
                     return
-                messages.put(_Item(item))
+                messages.put(("item", item))
         except BaseException as work_error:
             error = work_error
-        messages.put(_End(error))
+        messages.put(("end", error))
 
     thread = threading.Thread(target=run, name="lastword-ahead", daemon=True)
     thread.start()
     try:
         while True:
-            match messages.get():
-                case _Item(item):
-                    yield item
-                    slots.release()
-                case _ReadProgress(done, total):
-                    if progress is not None:
-                        progress(done, total)
-                case _End(error):
-                    if error is not None:
-                        raise error
-                    return
+            kind, content = messages.get()
+            if kind == "item":
+                yield content
+                slots.release()
+            elif kind == "end":
+                if content is not None:
+                    raise content
+                return
+            elif progress is not None:
+                progress(*content)
     finally:
         closed.set()
         slots.release()
@@ -234,9 +217,10 @@ def _newest(
     progress: BytesDone | None,
     committed: bool,
 ) -> Iterator[RawRecord]:
-    if plain is None:
-        plain = keys is not None or scan.is_short(view, start, end)
-    if plain:
+    if keys is None and (scan.is_short(view, start, end) if plain is None else plain):
+        yield from scan.newest_records(view, start, end, tombstones=tombstones, committed=committed)
+        return
+    if keys is not None and plain is not False:
         yield from _replayed(view, start, end, tombstones, keys, committed)
         return
     for part in _resolved(view, start, end, tombstones, map_bytes, progress, _records, committed):
@@ -354,7 +338,8 @@ def _newest_parts(
     progress: BytesDone | None,
 ) -> Iterator[NewestRecords]:
     if scan.is_short(view, start, end):
-        yield NewestRecords(list(_replayed(view, start, end, tombstones, None, committed)))
+        short = scan.newest_records(view, start, end, tombstones=tombstones, committed=committed)
+        yield NewestRecords(list(short))
         return
     from lastword.records.chunk import SCAN_BYTES
 
@@ -510,8 +495,7 @@ def _records(columns: RecordColumns | None, chunk: Chunk | None, records: list[R
     return records if columns is None or chunk is None else raw_records(columns, chunk)
 
 
-@dataclass(frozen=True, slots=True)
-class _Binaries:
+class _Binaries(NamedTuple):
     """Keys and values as Arrow arrays that own their memory."""
 
     keys: pa.Array

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lastword.arrow import pa, pq
@@ -107,7 +106,8 @@ def mark_directory(files: Files, path: str, reach: Reach) -> None:
 
 def format_of(path: str) -> str:
     """Return the extension of a path; UsageError if it is not one of `FORMATS`."""
-    extension = Path(path).suffix.lower()
+    name = os.path.basename(path.rstrip("/"))
+    extension = name[max(name.rfind("."), 0) :].lower() if "." in name[1:] else ""
     if extension not in FORMATS:
         raise UsageError(
             f"{path} ends with {extension or 'no extension'}", remedy=f"one of {', '.join(FORMATS)}"
@@ -168,9 +168,9 @@ class SnapshotWriter:
                 self._writer = pa.ipc.new_file(self._sink, self._schema)
         return self
 
-    def write_line(self, line: str) -> None:
-        """Write a row of a `.jsonl` file."""
-        self._sink.write(line.encode() + b"\n")
+    def write_lines(self, lines: str) -> None:
+        """Write rows of a `.jsonl` file, each with a newline at its end."""
+        self._sink.write(lines.encode())
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows. Small batches are written together: Parquet keeps several KiB in memory for each."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lastword.accounts import estimates, snapshot
 from lastword.accounts.snapshot import VERSION as ACCOUNTS_VERSION
-from lastword.cleaner.distributed import job
+from lastword.cleaner import job_files
 from lastword.cleaner.policy import quarantine
 from lastword.config import Settings, is_topic_file
 from lastword.config.settings import TOPIC_FILE, layer_of_topic, text_of
@@ -230,7 +230,7 @@ def _settings(files: Files, path: str) -> Fields:
 
 
 def _arrays(files: Files, path: str) -> Fields:
-    for name, array in job.read_arrays(files, path).items():
+    for name, array in job_files.read_arrays(files, path).items():
         yield name, f"{array.dtype} {array.shape}"
 
 
@@ -255,7 +255,7 @@ def _size(files: Files, path: str) -> int:
     return 0 if facts is None else facts.size
 
 
-_job = _framed(job.FORM)
+_job = _framed(job_files.FORM)
 _NAMES: dict[str, Reader] = {
     names.ACCOUNTS: _accounts,
     names.SURVIVORSHIP: _framed(estimates.FORM),

@@ -6,8 +6,8 @@ task uploads its files, and they are committed to the log. `job.json` describes
 the work and never changes; each finished step has left a file with its number (`sharded.py`). A process that
 resumes a job lists the files. Nothing in a job is part of the log.
 
-Files are written under another name and renamed, with checksums, not synced. A power cut may leave a damaged
-file: the next cleaning discards a job with a file that fails its checksum, and starts a new one.
+`cleaner.job_files` has the formats of the files. The next cleaning discards a job with a damaged file, and
+starts a new one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import BytesIO
 from typing import Any
-
-import numpy as np
 
 from lastword.cleaner.engine.cleaning import below
 from lastword.cleaner.engine.report import BuiltGroup, OutputFacts, Removed, SourceFacts, TombstonesWaiting
+from lastword.cleaner.job_files import read_json, unreadable, write_json
 from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.cleaner.policy.plan import Plan, Reason
 from lastword.clock import Clock
-from lastword.errors import CorruptFileError, LastwordError
+from lastword.errors import LastwordError
 from lastword.files import Files
-from lastword.files.framed import Framed
 from lastword.partition import leases
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
@@ -282,6 +279,11 @@ def shards_left(files: Files, job: ShardedJob) -> list[int]:
     return _left(files, job, "shard", job.shards)
 
 
+def marks_left(files: Files, job: ShardedJob) -> list[int]:
+    """Return the units without dead bitmaps."""
+    return _left(files, job, "dead", len(job.units))
+
+
 def groups_left(files: Files, job: ShardedJob) -> list[int]:
     """Return the groups without an output, the largest first."""
     groups = groups_of(files, job) or ()
@@ -355,62 +357,3 @@ def published(files: Files, job: ShardedJob) -> dict[int, int]:
 def log_file(partition: str, base_offset: int) -> str:
     """Return the path of a segment's .log file."""
     return os.path.join(partition, names.segment_file(base_offset, names.LOG))
-
-
-FORM = Framed("job", 1, "bad-job-file", "clean the partition again: the job is discarded and starts again")
-
-
-def name_aside(path: str) -> str:
-    """Return a random name beside `path`, which no other attempt has."""
-    return f"{path}.{os.urandom(6).hex()}"
-
-
-def write_whole(files: Files, path: str, data: bytes) -> None:
-    """Write atomically: temporary file, then rename."""
-    aside = name_aside(path)
-    with files.open_append(aside, create=True, exclusive=True) as out:
-        out.append(data)
-    files.rename(aside, path)
-
-
-def write_arrays(files: Files, path: str, parts: dict[str, Any]) -> None:
-    """Write arrays by name."""
-    buffer = BytesIO()
-    np.savez(buffer, **parts)
-    write_whole(files, path, buffer.getvalue())
-
-
-def read_arrays(files: Files, path: str) -> dict[str, Any]:
-    """Return the arrays of a file, checked. CorruptFileError if it is damaged."""
-    data = files.read_bytes(path)
-    try:
-        with np.load(BytesIO(data), allow_pickle=False) as arrays:
-            parts = dict(arrays)
-    except Exception as error:  # damaged bytes raise errors of many classes, RuntimeError among them
-        raise unreadable(path) from error
-    if not all(isinstance(part, np.ndarray) for part in parts.values()):
-        raise unreadable(path)  # a member that does not begin as an array is returned as bytes
-    return parts
-
-
-def write_json(files: Files, path: str, value: Any) -> None:
-    """Write a JSON value, framed."""
-    write_whole(files, path, FORM.encode({"value": value}))
-
-
-def read_json(files: Files, path: str) -> Any:
-    """Return the value that `write_json` wrote. CorruptFileError if the file is damaged."""
-    fields = FORM.decode(files.read_bytes(path), path)
-    if "value" not in fields:
-        raise unreadable(path)
-    return fields["value"]
-
-
-def unreadable(path: str) -> CorruptFileError:
-    """Return the error for a damaged file of a job."""
-    return CorruptFileError(
-        "a scratch file of a cleaning is not as it was written",
-        code=FORM.code,
-        remedy=FORM.remedy,
-        file=path,
-    )

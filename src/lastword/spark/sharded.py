@@ -4,7 +4,8 @@ Each step may run anywhere that sees the files, twice, or again after a kill.
 
     start      a plan's segments in units, a number of shards       where the log is open
     extract    a unit   ->  unit-<n>.data, .npz    keys and offsets by shard         a task each
-    resolve    a shard  ->  shard-<n>.dead, .npz   dead offsets, sums per segment    a task each
+    resolve    a shard  ->  shard-<n>.dead, .npz   dead rows, sums per segment       a task each
+    mark       a unit   ->  dead-<n>.npz           dead bitmaps                      a task each
     merge               ->  facts.npz, groups.json                  where the log is open
     rewrite    a group  ->  built-<n>.json         a certified output                a task each
     prepared            ->  `PreparedCleaning`, to publish          where the log is open
@@ -20,21 +21,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate
+from struct import Struct
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from google_crc32c import value as crc32c
 
-from lastword.cleaner.distributed.job import (
-    GROUPS,
-    ShardedJob,
-    built_of,
-    groups_of,
-    load,
-    load_note,
-    log_file,
+from lastword.cleaner.engine import lease_guard, report
+from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, clean, limits_of
+from lastword.cleaner.engine.report import BuiltGroup, PreparedCleaning
+from lastword.cleaner.engine.sinks import Collector, CountingSink, exact_plan
+from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
+from lastword.cleaner.job_files import (
     name_aside,
     read_arrays,
     read_json,
@@ -43,11 +43,6 @@ from lastword.cleaner.distributed.job import (
     write_json,
     write_whole,
 )
-from lastword.cleaner.engine import lease_guard, report
-from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, clean, limits_of
-from lastword.cleaner.engine.report import BuiltGroup, PreparedCleaning
-from lastword.cleaner.engine.sinks import Collector, CountingSink, exact_plan
-from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.groups import SegmentGroup, group
 from lastword.cleaner.policy.plan import Plan
@@ -61,16 +56,20 @@ from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
+from lastword.spark.job import GROUPS, ShardedJob, built_of, groups_of, load, load_note, log_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
+    from lastword.resolve import DeadBitmaps, Resolution
 
 _TRANSACTIONS = "transactions.json"
 _FACTS = "facts.npz"
-_OFFSETS_AT_A_TIME = 1 << 20
-"""Dead offsets of neighbouring segments that are read together, 8 bytes each."""
+_OFFSETS_AT_A_TIME = 1 << 17
+"""Dead offsets of a unit that are collected before their bits are set: 1 MiB, which stays in the cache."""
+_BITMAPS_AT_A_TIME = 8
+_PLACE = Struct("<3q")
+"""Position, size and checksum of a shard's bits for a unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +174,10 @@ def resolve_shard(files: Files, directory: str, number: int) -> None:
         for unit in units:
             unit.close()
     path = f"{job.scratch}/shard-{number:05d}"
-    edges = _edges(shard.dead, job)
-    checks = [crc32c(shard.dead[a:b].tobytes()) for a, b in pairwise(edges)]
-    write_whole(files, f"{path}.dead", shard.dead.tobytes())
+    parts = [rows.tobytes() for rows in shard.dead_rows]
+    ends = accumulate((len(part) for part in parts), initial=_PLACE.size * len(parts))
+    places = [_PLACE.pack(end, len(part), crc32c(part)) for end, part in zip(ends, parts, strict=False)]
+    write_whole(files, f"{path}.dead", b"".join(places + parts))
     numbers = (shard.distinct_keys, shard.passes, shard.probes, shard.map_bytes_used)
     write_arrays(
         files,
@@ -185,11 +185,36 @@ def resolve_shard(files: Files, directory: str, number: int) -> None:
         {
             "stats": shard.stats,
             "digests": shard.digests,
-            "edges": np.array(edges, np.int64),
-            "checks": np.array(checks, np.int64),
             "numbers": np.array(numbers, np.int64),
             "ratios": np.array([shard.map_used_ratio, shard.seconds]),
         },
+    )
+
+
+def mark_unit(files: Files, directory: str, number: int) -> None:
+    """Write the dead bitmaps of unit `number`, when all shards are resolved."""
+    from lastword.resolve import DeadBitmaps
+    from lastword.resolve.bitmaps import union
+    from lastword.resolve.shards import dead_offsets
+
+    job = _loaded(files, directory)
+    bitmaps: list[DeadBitmaps] = []
+    waiting: list[NDArray[np.int64]] = []
+    waiting_offsets = 0
+    with files.open_read(f"{job.scratch}/unit-{number:05d}.data") as unit:
+        for shard in range(job.shards):
+            for offsets in dead_offsets(unit, shard, job.shards, _dead_rows(files, job, shard, number)):
+                waiting.append(offsets)
+                waiting_offsets += offsets.size
+                if waiting_offsets < _OFFSETS_AT_A_TIME:
+                    continue
+                bitmaps.append(DeadBitmaps.of(np.concatenate(waiting)))
+                waiting, waiting_offsets = [], 0
+                if len(bitmaps) == _BITMAPS_AT_A_TIME:
+                    bitmaps = [union(bitmaps)]
+    marked = union([*bitmaps, DeadBitmaps.of(np.concatenate([np.empty(0, np.int64), *waiting]))])
+    write_arrays(
+        files, f"{job.scratch}/dead-{number:05d}.npz", {"pages": marked.page_ids, "bits": marked.page_bits}
     )
 
 
@@ -427,20 +452,13 @@ def _on_damage(files: Files, job: ShardedJob) -> AbstractContextManager[None]:
     return quarantine.on_damage(files, job.partition, job.plan, dry=not job.rewrites)
 
 
-def _edges(dead: NDArray[np.int64], job: ShardedJob) -> list[int]:
-    """Return where each segment's dead offsets begin, and where the last one's end."""
-    bases = np.array([segment.base_offset for segment in job.sources], np.int64)
-    return [*np.searchsorted(dead, bases).tolist(), dead.size]
-
-
 def _shard(files: Files, job: ShardedJob, number: int) -> Any:
     from lastword.resolve.shards import ShardResult
 
     parts = read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz")
     keys, passes, probes, used = parts["numbers"].tolist()
     ratio, seconds = parts["ratios"].tolist()
-    nothing = np.empty(0, np.int64)
-    return ShardResult(nothing, parts["stats"], parts["digests"], keys, passes, probes, used, ratio, seconds)
+    return ShardResult([], parts["stats"], parts["digests"], keys, passes, probes, used, ratio, seconds)
 
 
 def _resolution(
@@ -448,7 +466,7 @@ def _resolution(
 ) -> Resolution:
     """Return the result of the scan with the bits of a group's segments, or with none."""
     from lastword.resolve import DeadBitmaps
-    from lastword.resolve.bitmaps import join_bitmaps
+    from lastword.resolve.bitmaps import union
     from lastword.resolve.facts import SegmentCounts
     from lastword.resolve.shards import merge_resolutions
 
@@ -456,7 +474,7 @@ def _resolution(
     if group is None:
         shards, dead = [_shard(files, job, number) for number in range(job.shards)], DeadBitmaps.of([])
     else:
-        shards, dead = [], join_bitmaps(_bits(files, job, facts, group))
+        shards, dead = [], union(_bits(files, job, group))
     return merge_resolutions(
         facts,
         dead,
@@ -467,46 +485,28 @@ def _resolution(
     )
 
 
-def _bits(
-    files: Files, job: ShardedJob, facts: Sequence[SegmentFacts], group: SegmentGroup
-) -> Iterator[DeadBitmaps]:
-    """Yield the bits of a group, segment by segment.
+def _bits(files: Files, job: ShardedJob, group: SegmentGroup) -> Iterator[DeadBitmaps]:
+    """Yield the bits of a group, from the units with its segments."""
+    from lastword.resolve import DeadBitmaps
 
-    A group of segments without survivors may be most of the log, and its dead offsets take 64 times the bytes
-    of the bits.
-    """
-    from lastword.resolve.bitmaps import bitmaps_of
-
-    shards = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
-    edges = np.array([shard["edges"] for shard in shards], np.int64)
-    checks = np.array([shard["checks"] for shard in shards], np.int64)
-    below = edges.sum(axis=0)  # dead offsets below each segment
-    first = group.first
-    while first <= group.last:
-        fitting = int(np.searchsorted(below, below[first] + _OFFSETS_AT_A_TIME, side="right")) - 1
-        end = min(max(fitting, first + 1), group.last + 1)
-        dead = [
-            _dead(files, job, number, edges[number, first : end + 1], checks[number, first:end])
-            for number in range(job.shards)
-        ]
-        for i in range(first, end):
-            next_offset = facts[i].next_offset
-            if i < group.last:
-                next_offset = max(next_offset, facts[i + 1].base_offset)
-            yield bitmaps_of([parts[i - first] for parts in dead], facts[i].base_offset, next_offset)
-        first = end
+    first_offset = job.sources[group.first].base_offset
+    next_offset = job.sources[group.last].next_offset
+    for number, (first, end) in enumerate(job.units):
+        if first <= group.last and group.first < end:
+            parts = read_arrays(files, f"{job.scratch}/dead-{number:05d}.npz")
+            pages = np.arange(parts["pages"].size, dtype=np.int32)
+            yield DeadBitmaps(parts["pages"], pages, parts["bits"]).window(first_offset, next_offset)
 
 
-def _dead(
-    files: Files, job: ShardedJob, number: int, edges: NDArray[np.int64], checks: NDArray[np.int64]
-) -> list[NDArray[np.int64]]:
-    """Return a shard's dead offsets of neighbouring segments, whose entries begin at the edges."""
-    path = f"{job.scratch}/shard-{number:05d}.dead"
-    first, end = int(edges[0]), int(edges[-1])
+def _dead_rows(files: Files, job: ShardedJob, shard: int, unit: int) -> NDArray[np.uint8]:
+    """Return the bits of a shard's rows in a unit."""
+    path = f"{job.scratch}/shard-{shard:05d}.dead"
     with files.open_read(path) as handle:
-        handle.will_read(8 * first, 8 * end)
-        data = handle.pread(8 * (end - first), 8 * first)
-    parts = [data[8 * (a - first) : 8 * (b - first)] for a, b in pairwise(edges.tolist())]
-    if any(crc32c(part) != check for part, check in zip(parts, checks.tolist(), strict=True)):
-        raise unreadable(path)
-    return [np.frombuffer(part, np.int64) for part in parts]
+        place = handle.pread(_PLACE.size, unit * _PLACE.size)
+        if len(place) == _PLACE.size:
+            position, size, check = _PLACE.unpack(place)
+            if _PLACE.size <= position <= position + size <= handle.size():
+                data = handle.pread(size, position)
+                if crc32c(data) == check:
+                    return np.frombuffer(data, np.uint8)
+    raise unreadable(path)

@@ -1,4 +1,4 @@
-"""Rounds by accounts built on a view and published where the log is open; on Spark: tests/spark."""
+"""Cleanings by accounts, built on a view and published where the log is open; without a Spark session."""
 
 import pickle
 import random
@@ -8,8 +8,6 @@ import pytest
 
 import lastword
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.distributed import remote
-from lastword.cleaner.distributed.remote import LedgerParams
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.policy.plan import CleanRequest
@@ -19,6 +17,8 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.segment import names
+from lastword.spark import remote
+from lastword.spark.remote import LedgerParams
 
 NOW = 1_700_000_000_000
 MAP_BYTES = 1 << 20

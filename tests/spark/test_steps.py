@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from lastword.cleaner.distributed import job as jobs
-from lastword.cleaner.distributed import sharded
-from lastword.cleaner.distributed.job import ShardedJob
+import lastword
+from lastword.cleaner import job_files
 from lastword.cleaner.engine import sinks
 from lastword.cleaner.engine.partition import chosen_plan, prepare
 from lastword.cleaner.engine.report import CleanRound
@@ -23,6 +23,10 @@ from lastword.cleaner.policy.plan import CleanRequest
 from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.files import DEFAULT
 from lastword.partition import leases
+from lastword.partition.log import PartitionLog
+from lastword.spark import job as jobs
+from lastword.spark import sharded
+from lastword.spark.job import ShardedJob
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.support.exhaustive import stride
@@ -74,6 +78,7 @@ def steps(log: LogBuilder, job: ShardedJob, twice: bool = False) -> Callable[[],
         for left, step in (
             (jobs.units_left, lambda n: sharded.extract(files, job.directory, n)),
             (jobs.shards_left, lambda n: sharded.resolve_shard(files, job.directory, n)),
+            (jobs.marks_left, lambda n: sharded.mark_unit(files, job.directory, n)),
         ):
             numbers = left(files, job)
             if numbers:
@@ -243,7 +248,7 @@ def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_job_that_no_longer_fits_is_removed(tmp_path: Path) -> None:
-    for number, spoil in enumerate((age, other_segments, lease, half_written)):
+    for number, spoil in enumerate((age, other_segments, lease, half_written, older)):
         log = a_log(tmp_path / str(number), 5)
         job = jobs.start(
             log.files, log.directory, log.log.segments, prepared(log), scratch=str(tmp_path), salt=SALT
@@ -253,7 +258,7 @@ def test_a_job_that_no_longer_fits_is_removed(tmp_path: Path) -> None:
         spoil(log, job)
         assert jobs.unfinished(log.files, log.directory, log.clock) is None, spoil
         assert not Path(job.directory).exists(), spoil
-        if spoil is not half_written:
+        if spoil not in (half_written, older):
             assert not Path(job.scratch).exists(), spoil
         log.close()
 
@@ -276,6 +281,11 @@ def half_written(log: LogBuilder, job: ShardedJob) -> None:
     Path(job.directory, "job.json").write_text('{"directory": "')
 
 
+def older(log: LogBuilder, job: ShardedJob) -> None:
+    before = replace(job_files.FORM, version=1, oldest=0).encode({"value": job.to_dict()})
+    Path(job.directory, "job.json").write_bytes(before)
+
+
 def test_damage_sets_the_partition_aside(tmp_path: Path) -> None:
     log = a_log(tmp_path, 2, transactions=False)
     path = Path(log.log.segments[2].file)
@@ -289,7 +299,7 @@ def test_damage_sets_the_partition_aside(tmp_path: Path) -> None:
 
 def test_damage_of_scratch_files_is_no_damage_of_the_log(tmp_path: Path) -> None:
     for number, name in enumerate(
-        ("unit-00001.data", "shard-00002.dead", "shard-00000.npz", "unit-00000.npz")
+        ("unit-00001.data", "shard-00002.dead", "shard-00000.npz", "unit-00000.npz", "dead-00001.npz")
     ):
         log = a_log(tmp_path / str(number), 2, transactions=False)
         job = jobs.start(
@@ -301,14 +311,84 @@ def test_damage_of_scratch_files_is_no_damage_of_the_log(tmp_path: Path) -> None
                 assert step()
             path = Path(job.scratch, name)
             data = bytearray(path.read_bytes())
-            arrays_at = data.find(b"\x93NUMPY") + 128  # after the header of the first array
-            data[8 if not number else arrays_at if name.endswith("z") else len(data) // 2] ^= 1
+            position = 8 if name.startswith("unit") else len(data) // 2
+            if name.endswith("npz"):  # after the header of the first array
+                position = 40 + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")
+            data[position] ^= 1
             path.write_bytes(data)
             while step():
                 pass
         jobs.remove(log.files, job.directory)
         assert log.plan().action == "clean"
         log.close()
+
+
+def test_every_bit_of_dead_rows_is_checked(tmp_path: Path) -> None:
+    log = a_log(tmp_path, 2, transactions=False)
+    job = jobs.start(
+        log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=3, unit_bytes=9000
+    )
+    step = steps(log, job)
+    while jobs.shards_left(log.files, job):
+        step()
+    path = Path(job.scratch, "shard-00001.dead")
+    data = path.read_bytes()
+
+    def read() -> list[bytes]:
+        return [sharded._dead_rows(log.files, job, 1, unit).tobytes() for unit in range(len(job.units))]
+
+    whole = read()
+    assert len(whole) > 1 and any(map(any, whole))
+    damaged = [b"", data[:-1], data[: len(data) // 2], bytes(len(data))]
+    for position, byte in enumerate(data):
+        damaged += [data[:position] + bytes([byte ^ 1 << bit]) + data[position + 1 :] for bit in range(8)]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(CorruptFileError, match="not as it was written") as error:
+            assert read() == whole  # no bit may change unseen
+        assert error.value.code == "bad-job-file"
+    log.close()
+
+
+@pytest.mark.parametrize(("keys", "shards"), [(20_000, 8), (8_000, 64)], ids=["60%", "84%"])
+def test_dead_records_take_less_than_a_third_of_a_byte_of_scratch(
+    tmp_path: Path, keys: int, shards: int
+) -> None:
+    """For each record of the partition, whatever the garbage and the number of shards."""
+    rng = random.Random(1)
+    with lastword.open(str(tmp_path / "log"), "a", segment_bytes=1 << 20) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.extend([(b"%d" % rng.randrange(keys), b"v" * 20) for _ in range(50_000)])
+        scratch_bytes = dead_bytes(logs.dirs.log("t", 0), shards)
+    assert 0.2 < scratch_bytes / 50_000 < 0.3
+
+
+def test_dead_records_between_gaps_take_little_scratch(tmp_path: Path) -> None:
+    """An earlier cleaning left one offset of twenty: a bitmap over offsets would take 2.5 bytes a record."""
+    with lastword.open(str(tmp_path / "log"), "a", segment_bytes=1 << 16) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.extend([(b"often" if n % 20 else b"%d" % n, b"v" * 20) for n in range(100_000)])
+        logs.clean("t")
+        rng = random.Random(1)
+        topic.extend([(b"%d" % n, b"w" * 20) for n in range(0, 100_000, 20) if rng.random() < 0.5])
+        records = sum(segment.records for segment in topic.segments())
+        assert 7_400 <= records < 7_600
+        assert dead_bytes(logs.dirs.log("t", 0), 8) / records < 0.5
+
+
+def dead_bytes(log: PartitionLog, shards: int) -> int:
+    """Return the bytes of a job's files with dead rows and dead bitmaps."""
+    log.roll()
+    plan = prepare(log, log.config, CleanRequest(0))
+    job = jobs.start(DEFAULT, log.directory, log.segments, plan, shards=shards, unit_bytes=1 << 20)
+    for left, step in (
+        (jobs.units_left, sharded.extract),
+        (jobs.shards_left, sharded.resolve_shard),
+        (jobs.marks_left, sharded.mark_unit),
+    ):
+        for number in left(DEFAULT, job):
+            step(DEFAULT, job.directory, number)
+    return sum(path.stat().st_size for path in Path(job.scratch).iterdir() if "dead" in path.name)
 
 
 def test_progress_reaches_its_end(tmp_path: Path) -> None:
@@ -328,7 +408,7 @@ def test_progress_reaches_its_end(tmp_path: Path) -> None:
 def test_damaged_arrays_of_a_job_are_refused(tmp_path: Path) -> None:
     """Every bit is flipped, and a member is empty: NumPy returns it as bytes."""
     path = tmp_path / "unit-00000.npz"
-    jobs.write_arrays(DEFAULT, str(path), {"stats": np.arange(3)})
+    job_files.write_arrays(DEFAULT, str(path), {"stats": np.arange(3)})
     data = path.read_bytes()
     with ZipFile(path, "w") as members:
         members.writestr("stats.npy", b"")
@@ -338,6 +418,6 @@ def test_damaged_arrays_of_a_job_are_refused(tmp_path: Path) -> None:
     for content in damaged:
         path.write_bytes(content)
         try:
-            assert jobs.read_arrays(DEFAULT, str(path))["stats"].tolist() == [0, 1, 2]
+            assert job_files.read_arrays(DEFAULT, str(path))["stats"].tolist() == [0, 1, 2]
         except CorruptFileError as error:
             assert error.code == "bad-job-file"
