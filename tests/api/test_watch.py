@@ -394,6 +394,13 @@ def test_in_a_loop(tmp_path):
                 assert [record async for record in changes] == []
                 assert len(topic.leases()) == 2
             assert len(topic.leases()) == 1
+            changes = carts.watch(timeout=5)
+            waiting = asyncio.create_task(changes.__anext__())
+            await asyncio.sleep(0)
+            await changes.aclose()  # while it takes its lease
+            with pytest.raises(StopAsyncIteration):
+                await waiting
+            assert len(topic.leases()) == 1
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

@@ -341,9 +341,10 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     Use it from one thread; `close` may be called from another. Nothing is read before the first record is
     requested. A bounded reader ends at the log end of its start; with `view="newest"` or `"changes"` it ends
-    later, if a cleaning replaced files. A reader that follows continues. After any interruption, also Ctrl-C,
-    `position` is the offset after the last record that was returned. After an error, the next step reads from
-    there again: it raises the same error, unless its cause is gone.
+    later, if a cleaning replaced files. A reader that follows continues, also after its timeout has ended a
+    loop. After any interruption, also Ctrl-C, `position` is the offset after the last record that was
+    returned. After an error, the next step reads from there again: it raises the same error, unless its cause
+    is gone.
     """
 
     def __init__(
@@ -404,11 +405,12 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
             for record in reversed(records):
                 self._position[record.partition] = record.offset
             raise
+        else:
+            if len(records) < number:
+                self._go_on()
         finally:
             if self._follow is not None:
                 self._follow.waits = True
-        if len(records) < number:
-            self._go_on()
         return records
 
     def _go_on(self) -> None:

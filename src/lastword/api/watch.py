@@ -116,14 +116,19 @@ class Watch(Reader[K, V]):
         now_ms = self._clock.now_ms()
         if now_ms < self._renewal_ms and len(self._position) == self._leased:
             return
-        if self._follow is not None and self._follow.is_stopped:
-            return
         # Present values are as of the end of their range, so that no tombstone below is due any more.
         behind = {range_.partition: range_.end for range_ in self._ranges}
-        with _refusals():
-            self.lease.advance(self._position | behind if self._is_unnamed else {})
+        self._advance(self._position | behind if self._is_unnamed else {})
         self._leased = len(self._position)
         self._renewal_ms = now_ms + self._max_age_ms // RENEWALS
+
+    def _advance(self, position: dict[int, int]) -> None:
+        try:
+            with _refusals():
+                self.lease.advance(position)
+        except LeaseRefusedError:
+            if self._follow is None or not self._follow.is_stopped:  # else it was released meanwhile
+                raise
 
     def _check_cut(self, range_: Range) -> None:
         """Raise LeaseRefusedError if the log was cut below the position, so that other records are there.
@@ -134,8 +139,7 @@ class Watch(Reader[K, V]):
         seen = self._cuts.get(number, known.cut_count)
         if seen != known.cut_count:
             is_below = known.cut_since(seen) < range_.start
-            with _refusals():
-                self.lease.advance({number: range_.start} if is_below else {})
+            self._advance({number: range_.start} if is_below else {})
         self._cuts[number] = known.cut_count
 
     def _turns(self) -> Iterator[Range]:
