@@ -563,8 +563,8 @@ class Topic(ProcessBound, Generic[K, V]):
     def get(self, key: K, default: Any = None, *, partition: int | None = None) -> Any:
         """Return the newest value of a key, or `default` if it has none or was deleted.
 
-        In a directory a compacted topic has an index for it: see `lastword.key.index`. A value that expires
-        counts until its tombstone is appended, as for `newest`.
+        A compacted topic has an index for it, in a bucket in memory: see `lastword.key.index`. A value that
+        expires counts until its tombstone is appended, as for `newest`.
 
         Args:
             key: The key.
