@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.api.transactions import OpenTransaction
+    from lastword.api.watch import Watch
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
@@ -82,6 +83,7 @@ __all__ = [
     "Topic",
     "Verification",
     "Version",
+    "Watch",
     "aopen",
     "copy",
     "dump",
@@ -110,6 +112,7 @@ _NAMES = {
     "api.state": ("State",),
     "api.topic": ("Topic",),
     "api.transactions": ("OpenTransaction",),
+    "api.watch": ("Watch",),
     "bucket.collect": ("Collection",),
     "cleaner.engine.report": ("CleanRound",),
     "cleaner.policy.plan": ("Plan",),

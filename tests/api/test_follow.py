@@ -125,6 +125,22 @@ def test_no_time_to_wait_takes_what_is_there(reader, writer, clock):
     assert clock.sleeps == []
 
 
+def test_it_goes_on_after_a_silence_and_after_a_take(reader, writer, clock):
+    records = reader.topic("a").read(follow=True, timeout=1)
+    for number in range(3):
+        put(writer, number)()
+        assert seen(records) == [(0, b"%d" % number)]
+    put(writer, 3)()
+    assert [record.value for record in records.take(9)] == [b"3"]
+    put(writer, 4)()
+    assert [record.value for record in records.take(9)] == [b"4"]
+    clock.todo = [put(writer, 5)]
+    assert seen(records) == [(0, b"5")], "it waits again"
+    records.close()
+    put(writer, 6)()
+    assert seen(records) == [] and records.take(9) == []
+
+
 def test_from_the_end_on(reader, writer, clock):
     put(writer, 1, 2)()
     clock.todo = [put(writer, 3)]

@@ -129,9 +129,10 @@ def test_a_key_of_another_partition_is_found(logs):
     assert {record.value for record in topic.newest([b"a"])} == {b"1", b"2"}
 
 
-def test_a_bucket_has_no_index_and_the_same_answers(monkeypatch):
+def test_in_a_bucket_an_index_stays_in_memory(monkeypatch):
     monkeypatch.setattr(index, "OVERLAY_ENTRIES", 1)
-    monkeypatch.setattr(index.KeyIndex, "follow", lambda *_: pytest.fail("an index in a bucket"))
+    monkeypatch.setattr(index, "WORTH_SAVING", 0)
+    monkeypatch.setattr(index.KeyIndex, "_save", lambda *_: pytest.fail("saved"))
     with lastword.open("memory://get", "a") as logs:
         topic = logs.create_topic("t", 2, cleanup_policy="compact")
         topic.extend([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -286,8 +287,6 @@ def state_refreshed(journey: Journey) -> None:
 
 
 def _restored(journey: Journey) -> dict[int, list[Row]]:
-    import json
-
     rows: dict[int, list[Row]] = {}
     for line in journey.files.read_bytes(SNAPSHOT).splitlines():
         fields = json.loads(line)
@@ -483,17 +482,29 @@ def _tasks(
 
 
 def spark_batch(journey: Journey) -> None:
-    from lastword.spark.splits import choose, plan
+    """Read a batch; view newest also of some keys, with a saved key index if there is one."""
+    from lastword.spark import splits
 
     view = journey.rng.choice(("log", "newest", "changes"))
     more = {"maxbytesperpartition": "600"} if view == "log" else {}
+    given: dict[str, Any] = {}
+    if view == "newest" and journey.rng.random() < 0.7:
+        given["keys"] = [b"k%d" % n for n in journey.rng.sample(range(9), 3)]
+        more["keys"] = json.dumps([key.decode() for key in given["keys"]])
     options, schema, columns = _spark(journey, view, **more)
     with _in_place_of_default(journey.files):
-        tasks = plan(choose(options), options)
+        before, splits.KEY_BYTES = splits.KEY_BYTES, 0
+        try:
+            tasks = splits.plan(splits.choose(options), options)
+        finally:
+            splits.KEY_BYTES = before
+        journey.notes += ["indexed"] * any(
+            part.found is not None for task in tasks for part in splits.parts_of(task)
+        )
         try:
             for _ in range(2):  # a DataFrame that is collected twice
                 rows = _tasks(journey, tasks, options, schema, columns)
-                check_rows(journey, rows, view=view)
+                check_rows(journey, rows, view=view, **given)
         except LastwordError as error:
             # The end was fixed by the plan: a later cleaning may have removed the newest record below it.
             end = min((task.end for task in tasks), default=0)

@@ -129,6 +129,24 @@ def test_latest_is_what_a_group_by_finds(spark: SparkSession, root: Path) -> Non
     assert sorted(map(tuple, newest_view.collect())) == sorted(map(tuple, newest.collect()))
 
 
+def test_a_key_index_leads_past_batches_without_the_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """One of those is damaged: a scan meets it."""
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for number in range(1200):  # fewer are not worth a saved index
+            topic.append(b"key-%d" % number, b"%d" % number * 50)
+        topic.get(b"key-7")
+    path = tmp_path / "t-0" / f"{0:020}.log"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"key-100") + 20] ^= 1
+    path.write_bytes(data)
+    frame = load(spark, tmp_path, view="newest", keys='["key-7", "key-150", "absent"]')
+    rows = frame.select(F.col("key").cast("string"), "offset").collect()
+    assert sorted(map(tuple, rows)) == [("key-150", 150), ("key-7", 7)]
+    with pytest.raises(Exception, match="CRC"):
+        load(spark, tmp_path, view="changes", keys='["key-7"]').collect()
+
+
 def test_a_task_that_fails_once_is_tried_again_and_counts_once(spark: SparkSession, tmp_path: Path) -> None:
     def fails_first(number):  # with type hints PySpark infers another kind of function, and warns
         from pyspark import TaskContext

@@ -29,10 +29,12 @@ from lastword.api.reader import (
     Reader,
 )
 from lastword.api.record import Appended, K, Record, V
+from lastword.api.watch import Watch
 from lastword.errors import UsageError
 from lastword.parse import Duration, check_count, parse_seconds
 
 if TYPE_CHECKING:
+    from lastword.api.lease import Lease
     from lastword.api.logs import CreateOptions, LogDir, StateOptions
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import SerializerLike, Serializers
@@ -82,6 +84,11 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
         """The next offset of each partition, as of now: the value does not change with the reader."""
         return dict(self._position)
 
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of a watch, from its first record on: `await logs.run(lease.advance, position)`."""
+        return self._reader.lease if isinstance(self._reader, Watch) else None
+
     def __aiter__(self) -> Self:
         return self
 
@@ -106,7 +113,11 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
         """End the read: a task that waits for a record ends its loop."""
         self._is_closed = True
         self._next = []
-        if self._reader is not None:
+        if self._reader is None and self._taking is not None:  # it is made now
+            await asyncio.wait([self._taking])
+        if isinstance(self._reader, Watch):  # it releases its lease, in a bucket with a commit
+            await self._logs.in_pool(self._reader.close)
+        elif self._reader is not None:
             self._reader.close()
 
     async def _more(self) -> list[Record[K, V]]:
@@ -211,11 +222,33 @@ class AsyncTopic(Generic[K, V]):
             timeout: With `follow=True`: end after this long without a record, as for `Topic.read`.
             **options: partition, keys, view, follow, isolation.
         """
+        follows = bool(options.get("follow"))
+        return self._reader(self.topic.read, positional, prefetch, timeout, options, follows=follows)
+
+    def watch(
+        self, *positional: Any, prefetch: int = PREFETCH, timeout: Duration | None = None, **options: Any
+    ) -> AsyncReader[K, V]:
+        """Read changes with `async for`; the arguments are those of `Topic.watch`, and `prefetch`.
+
+        Use it with `async with`: its lease is released at the end.
+        """
+        return self._reader(self.topic.watch, positional, prefetch, timeout, options, follows=True)
+
+    def _reader(
+        self,
+        call: Callable[..., Reader[K, V]],
+        positional: tuple[Any, ...],
+        prefetch: int,
+        timeout: Duration | None,
+        options: dict[str, Any],
+        *,
+        follows: bool,
+    ) -> AsyncReader[K, V]:
         prefetch = check_count("prefetch", prefetch, "records", least=1)
         if timeout is not None:
             options["timeout"] = timeout = parse_seconds("timeout", timeout)
-        make = partial(self.topic.read, *positional, **options)
-        return AsyncReader(self._logs, make, prefetch, timeout, follows=bool(options.get("follow")))
+        make = partial(call, *positional, **options)
+        return AsyncReader(self._logs, make, prefetch, timeout, follows=follows)
 
     def newest(self, keys: Iterable[K] | None = None, **options: Any) -> AsyncReader[K, V]:
         """Read the newest record of each key; the arguments are those of `Topic.newest`, and `prefetch`."""
@@ -301,6 +334,10 @@ class AsyncState(Generic[K, V]):
     async def refresh(self) -> int:
         """Apply what other processes have appended, as `State.refresh`."""
         return await self._logs.in_turn(self.state.refresh)
+
+    def watch(self, *positional: Any, **options: Any) -> AsyncReader[K, V]:
+        """Read the changes of the state's topic, as `AsyncTopic.watch`."""
+        return AsyncTopic(self._logs, self.state.topic).watch(*positional, **options)
 
     async def sync(self) -> None:
         """Sync the log, as `State.sync`."""

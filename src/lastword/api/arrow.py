@@ -77,12 +77,6 @@ class ArrowForm:
 
     def of_records(self, records: Sequence[RawRecord], partition: int) -> pa.RecordBatch:
         """Return one batch of records."""
-        headers = [
-            [{"key": _text(name), "value": value} for name, value in record.headers]
-            if record.headers
-            else None
-            for record in records
-        ]
         return self._batch(
             np.array([record.offset for record in records], np.int64),
             np.array([record.timestamp for record in records], np.int64),
@@ -90,7 +84,7 @@ class ArrowForm:
             partition,
             pa.array([record.key for record in records], pa.binary()),
             pa.array([record.value for record in records], pa.binary()),
-            pa.array(headers, HEADERS),
+            headers_of(records),
         )
 
     def _batch(
@@ -155,6 +149,15 @@ def _numbers(data: pa.Array, name: str, column: str) -> pa.Array:
     numbers = np.zeros(len(data), wire.newbyteorder("="))
     numbers[~nulls] = np.frombuffer(b"".join(data.drop_null().to_pylist()), wire)
     return pa.array(numbers, _TYPES[name], mask=nulls)
+
+
+def headers_of(records: Sequence[RawRecord]) -> pa.Array:
+    """Return the headers of records, null for a record without headers."""
+    headers = [
+        [{"key": _text(name), "value": value} for name, value in record.headers] if record.headers else None
+        for record in records
+    ]
+    return pa.array(headers, HEADERS)
 
 
 def _text(name: str) -> str:

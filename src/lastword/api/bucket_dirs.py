@@ -216,9 +216,6 @@ class BucketDirs(OpenDirs):
     def owned_log(self, topic: str, partition: int) -> None:
         """As `OpenDirs.owned_log`: any process may commit."""
 
-    def key_index(self, topic: str, partition: int, directory: str) -> None:
-        """As `OpenDirs.key_index`: a lookup reads the log."""
-
     def move(self, topic: str, partition: int, target: str) -> None:
         """As `OpenDirs.move`: a log in a bucket is one directory."""
         self.require_writable()

@@ -34,6 +34,7 @@ logger = logging.getLogger("lastword.keys")
 Found = dict[bytes, tuple[int, "RawRecord"]]
 """The partition and the newest record of each key."""
 _TRIES = 3
+_SAVED_BY = '. A process that opens the directory with mode "a" and calls `get` saves an index for all'
 
 
 class Searched(Protocol):
@@ -178,7 +179,7 @@ class _Lookup:
         """Return the index of a partition, which has followed the log and is held; None: it has none."""
         topic = self._topic
         index = _index(topic, number, log)
-        if index is None:
+        if index is None or self._are_many(log):
             return None
         self._stack.enter_context(index.lock)
         if index.follow(log):
@@ -186,13 +187,23 @@ class _Lookup:
         indexes = topic.dirs.key_indexes
         if (topic.name, number) not in indexes.warned:
             indexes.warned.add((topic.name, number))
+            in_bucket = log.files.file_cost_bytes > 0
             logger.warning(
-                "%s-%d: the keys do not fit log.cleaner.dedupe.buffer.size, so each lookup reads the log. A "
-                'process that opens the directory with mode "a" and calls `get` saves an index for all',
+                "%s-%d: the keys do not fit log.cleaner.dedupe.buffer.size, so each lookup reads the log%s",
                 topic.name,
                 number,
+                "" if in_bucket else _SAVED_BY,
             )
         return None
+
+    def _are_many(self, log: PartitionLog | PartitionView) -> bool:
+        """Return whether a scan is cheaper, because files are in a bucket and a lookup takes two requests."""
+        cost_bytes = log.files.file_cost_bytes
+        if not cost_bytes or len(self._keys) == 1:
+            return False
+        segments = log.segments
+        scan_bytes = sum(segment.size for segment in segments) + len(segments) * cost_bytes
+        return len(self._keys) * cost_bytes > scan_bytes
 
 
 class _Part:

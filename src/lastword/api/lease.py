@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lastword.errors import LastwordError, LeaseRefusedError, UsageError
 from lastword.parse import Duration, as_int, parse_duration_ms
 from lastword.partition import leases
+from lastword.partition.leases import LeaseFacts
 from lastword.units import format_duration, format_time
 from lastword.values import ProcessBound, Value
 from lastword.wire import INT64_MAX
@@ -67,17 +68,21 @@ class Lease(ProcessBound):
         name: The name of the lease.
     """
 
-    def __init__(self, dirs: OpenDirs, topic: str, name: str) -> None:
+    def __init__(
+        self, dirs: OpenDirs, topic: str, name: str, taken: Mapping[int, LeaseFacts] | None = None
+    ) -> None:
         self._dirs = dirs
         self.topic = topic
         self.name = name
+        self._taken = dict(taken or {})
+        """The lease on each partition that had it first; others were added since. Empty: unknown."""
 
     def __repr__(self) -> str:
         return f"Lease({self.topic!r}, {self.name!r})"
 
     def on(self, dirs: OpenDirs) -> Lease:
         """Return the lease, used through other directories that hold it."""
-        return Lease(dirs, self.topic, self.name)
+        return Lease(dirs, self.topic, self.name, self._taken)
 
     @property
     def position(self) -> int | dict[int, int]:
@@ -100,6 +105,8 @@ class Lease(ProcessBound):
     def advance(self, position: Position) -> None:
         """Move the lease to `position` and renew it. Durable when the call returns.
 
+        A partition that was added to the topic since the lease was taken gets it now.
+
         Args:
             position: An offset for every partition, or a dict. Other partitions keep their position
                 and are renewed.
@@ -110,25 +117,32 @@ class Lease(ProcessBound):
                 start from "earliest".
             OffsetOutOfRangeError: The position is below the log start or above the log end.
         """
-        self._dirs.transaction(lambda dirs: self._advance(dirs, position), any_mode=True)
+        self._taken |= self._dirs.transaction(lambda dirs: self._advance(dirs, position), any_mode=True)
 
-    def _advance(self, dirs: OpenDirs, position: Position) -> None:
+    def _advance(self, dirs: OpenDirs, position: Position) -> dict[int, LeaseFacts]:
+        """Advance the lease in these directories; return it on partitions that were added."""
+        added: dict[int, LeaseFacts] = {}
         wanted = _by_partition(dirs, self.topic, position)
         now_ms = dirs.clock.now_ms()
         for number, log_dir in dirs.partitions(self.topic).items():
             directory = log_dir.directory(self.topic, number)
             known = leases.read(log_dir.files, directory, self.name)
-            target = wanted.get(number, known.position if known is not None else 0)
             view = dirs.view(self.topic, number)
-            leases.advance(
-                log_dir.files,
-                directory,
-                self.name,
-                target,
-                log_start=view.log_start,
-                log_end=view.log_end,
-                now_ms=now_ms,
-            )
+            target = wanted.get(number, view.log_start if known is None else known.position)
+            bounds = {"log_start": view.log_start, "log_end": view.log_end, "now_ms": now_ms}
+            if known is None and self._taken and number not in self._taken:
+                added[number] = leases.register(
+                    log_dir.files,
+                    directory,
+                    self.name,
+                    target,
+                    **bounds,
+                    max_age_ms=next(iter(self._taken.values())).max_age_ms,
+                    holds_nothing=target == view.log_start,
+                )
+                continue
+            leases.advance(log_dir.files, directory, self.name, target, **bounds)
+        return added
 
     def release(self) -> None:
         """Release the lease. A second release does nothing."""
@@ -147,13 +161,13 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
         raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration: max_age="7d"')
     wanted = {} if position is None else _by_partition(dirs, topic, position)
     now_ms = dirs.clock.now_ms()
-    before = {}
+    before, taken = {}, {}
     try:
         for number, log_dir in dirs.partitions(topic).items():
             directory = log_dir.directory(topic, number)
             known = leases.read(log_dir.files, directory, name)
             view = dirs.view(topic, number)
-            leases.register(
+            taken[number] = leases.register(
                 log_dir.files,
                 directory,
                 name,
@@ -171,7 +185,7 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
                 with suppress(LastwordError):  # the first error is the one to report
                     leases.release(log_dir.files, log_dir.directory(topic, number), name)
         raise
-    return Lease(dirs, topic, name)
+    return Lease(dirs, topic, name, taken)
 
 
 def listed(dirs: OpenDirs, topic: str, partition: int | None = None) -> list[LeaseInfo]:

@@ -470,7 +470,7 @@ class OpenDirs(ProcessBound):
 
         indexes = KeyIndexes(
             self.files,
-            writes=self.mode == "a",
+            writes=self.mode == "a" and not self.files.file_cost_bytes,  # in a bucket it stays in memory
             most_bytes=lambda: self.settings.instance.log_cleaner_dedupe_buffer_size,
         )
         self.on_close(indexes.close)

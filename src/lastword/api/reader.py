@@ -320,15 +320,16 @@ ISOLATIONS = (READ_COMMITTED, "read_uncommitted")
 
 def check_view(view: str) -> View:
     """Return the view; UsageError if it is unknown."""
-    return cast("View", _one_of(view, VIEWS, "view"))
+    return cast("View", one_of(view, VIEWS, "view"))
 
 
 def check_isolation(isolation: str) -> Isolation:
     """Return the isolation level; UsageError if it is unknown."""
-    return cast("Isolation", _one_of(isolation, ISOLATIONS, "isolation"))
+    return cast("Isolation", one_of(isolation, ISOLATIONS, "isolation"))
 
 
-def _one_of(given: str, known: tuple[str, ...], kind: str) -> str:
+def one_of(given: str, known: tuple[str, ...], kind: str) -> str:
+    """Return `given`; UsageError with the nearest of the known words if it is none of them."""
     if given not in known:
         near = hint(given, known) if isinstance(given, str) else ""
         raise UsageError(f"unknown {kind} {given!r}{near}", remedy=f"one of {', '.join(known)}")
@@ -340,9 +341,10 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     Use it from one thread; `close` may be called from another. Nothing is read before the first record is
     requested. A bounded reader ends at the log end of its start; with `view="newest"` or `"changes"` it ends
-    later, if a cleaning replaced files. A reader that follows continues. After any interruption, also Ctrl-C,
-    `position` is the offset after the last record that was returned. After an error, the next step reads from
-    there again: it raises the same error, unless its cause is gone.
+    later, if a cleaning replaced files. A reader that follows continues, also after its timeout has ended a
+    loop. After any interruption, also Ctrl-C, `position` is the offset after the last record that was
+    returned. After an error, the next step reads from there again: it raises the same error, unless its cause
+    is gone.
     """
 
     def __init__(
@@ -375,6 +377,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         try:
             return next(self._records)
         except StopIteration:
+            self._go_on()
             raise
         except BaseException:  # ends a generator: another step of it would look like the end of the log
             self._records = self._each()
@@ -402,9 +405,18 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
             for record in reversed(records):
                 self._position[record.partition] = record.offset
             raise
-        if not records and self._follow is not None and not self._follow.is_stopped:
-            self._records = self._each()
+        else:
+            if len(records) < number:
+                self._go_on()
+        finally:
+            if self._follow is not None:
+                self._follow.waits = True
         return records
+
+    def _go_on(self) -> None:
+        """Let the next step of a reader that follows continue, after its generator has ended."""
+        if self._follow is not None and not self._follow.is_stopped:
+            self._records = self._each()
 
     @property
     def is_due(self) -> bool:

@@ -13,13 +13,14 @@ import numbers
 from collections.abc import (
     Callable,
     ItemsView,
+    Iterable,
     Iterator,
     Mapping,
     MutableMapping,
     ValuesView,
 )
 from contextlib import contextmanager
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import finalize
 
 from lastword.api.contents import Contents
@@ -30,6 +31,9 @@ from lastword.parse import Duration, parse_duration_ms
 from lastword.records.record import Header
 from lastword.state.ttl import header_of
 from lastword.values import ProcessBound, plural, table_html
+
+if TYPE_CHECKING:
+    from lastword.api.watch import Watch
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -450,6 +454,19 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def __ior__(self, other: Any) -> State[K, V]:  # type: ignore[misc]  # `|` gives a dict, `|=` the state
         self.update(other)
         return self
+
+    def watch(self, keys: Iterable[K] | None = None, **options: Any) -> Watch[K, V]:
+        """Read the changes of the state's topic as they come, as `Topic.watch`.
+
+        It shows the log: its own changes, too, and a value that expired until its tombstone is appended.
+
+        Args:
+            keys: Only changes of these keys; None: of every key.
+            **options: start, lease, max_age and timeout.
+        """
+        self._checked()
+        watch: Watch[K, V] = self.topic.watch(keys, **options)
+        return watch
 
     def __enter__(self) -> State[K, V]:
         return self

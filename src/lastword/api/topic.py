@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import ProducerCall, Producers
     from lastword.api.reader import Bounds, Isolation, Reader, View
+    from lastword.api.watch import Watch
     from lastword.config.keywords import TopicKeywords
     from lastword.partition import PartitionLog
     from lastword.partition.view import PartitionView
@@ -517,13 +518,57 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         return self.read(end=end, partition=partition, keys=keys, view="newest", isolation=isolation)
 
+    def watch(
+        self,
+        keys: Iterable[K] | None = None,
+        *,
+        start: str | Position = "latest",
+        lease: str | None = None,
+        max_age: Duration = "1d",
+        timeout: Duration | None = None,
+    ) -> Watch[K, V]:
+        """Read every committed change as it comes, deletions included: a read that follows, with a lease.
+
+        No deletion is missed: tombstones stay until the watch has read them. An older change of a key may be
+        cleaned away before it is read, the newest never.
+
+        Args:
+            keys: Only changes of these keys; None: of every key.
+            start: "latest": changes from now on; "newest": the present value of each key first; "earliest":
+                every record in the log first. Or a position, as of `Watch.position`: continue there.
+            lease: The name of a lease that stays when the watch ends. If there is one, the watch continues at
+                its position, unless `start` is a position. Move it with `Watch.lease.advance`. None: a lease
+                of its own, which the watch moves, and releases when it is closed.
+            max_age: The lease lapses if the watch is not read for this long.
+            timeout: End after this long without a change: seconds, "1m" or a timedelta; None: never.
+
+        Raises:
+            LeaseRefusedError: Tombstones from the position on may be gone. While reading: the watch was not
+                read for `max_age`, and tombstones were removed since; or the log was cut.
+            OffsetOutOfRangeError: As for `read` with `follow`.
+        """
+        from lastword.api.watch import Watch
+
+        schema = self.schema
+        return Watch(
+            self.dirs,
+            self.name,
+            (schema.key, schema.value),
+            keys=keys,
+            start=start,
+            lease=lease,
+            max_age=max_age,
+            timeout=timeout,
+            check=lambda: self.check_serializers(schema.saved),
+        )
+
     # -------------------------------------------------------------- newest values by key
 
     def get(self, key: K, default: Any = None, *, partition: int | None = None) -> Any:
         """Return the newest value of a key, or `default` if it has none or was deleted.
 
-        In a directory a compacted topic has an index for it: see `lastword.key.index`. A value that expires
-        counts until its tombstone is appended, as for `newest`.
+        A compacted topic has an index for it, in a bucket in memory: see `lastword.key.index`. A value that
+        expires counts until its tombstone is appended, as for `newest`.
 
         Args:
             key: The key.

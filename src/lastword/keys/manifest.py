@@ -39,14 +39,14 @@ the same position, and our notes stay.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import CorruptFileError, FileVanishedError, LastwordError
 from lastword.files import Files
-from lastword.keys.run import SALT_BYTES, Run
+from lastword.keys.run import SALT_BYTES, Run, digest_function
 from lastword.partition import cut, removal_log
 from lastword.segment import names
 from lastword.wire import HEADER_BYTES
@@ -157,6 +157,28 @@ def indexed_to(view: PartitionView) -> int | None:
         manifest = load(view.files, view.directory)
         if manifest is not None and manifest.fits(view):
             return manifest.end
+    return None
+
+
+def look_up(view: PartitionView, keys: Iterable[bytes]) -> tuple[int, dict[int, bytes]] | None:
+    """Look up keys in the saved index; None: none is there that fits, or a writer replaces it now.
+
+    Returns:
+        Its end, and the keys that have a value below by the offset of their newest record there. Who reads
+        such a record compares its key.
+    """
+    with suppress(CorruptFileError, FileVanishedError):
+        manifest = load(view.files, view.directory)
+        if manifest is None or not manifest.fits(view):
+            return None
+        runs, digest = open_runs(view.files, view.directory, manifest), digest_function(manifest.salt)
+        found: dict[int, bytes] = {}
+        for key in keys:
+            of_key = digest(key)
+            word = next((word for run in runs if (word := run.find(of_key)) is not None), None)
+            if word is not None and not word & 1:
+                found[word >> 1] = key
+        return manifest.end, found
     return None
 
 

@@ -36,7 +36,7 @@ newest record there was superseded by one above the range is in a later batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +62,13 @@ from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk, ChunkJoiner
 from lastword.records.columns import RecordColumns, decode_columns, to_arrow
+from lastword.records.record import RawRecord
 from lastword.spark.bootstrap import check_seen, collector_paused
 from lastword.spark.bucket import files_at
 from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, EngineSchema, arrow_schema
 from lastword.spark.splits import MAX_RELOADS, LogPartition, parts_of
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,6 +145,11 @@ def read_batches(
     files: Files = DEFAULT,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the task's rows in offset order, with `columns`, in the Arrow schema that Spark requires."""
+    if task.found is not None:
+        rows = indexed_records(task, options, files)
+        if rows is not None:
+            yield from to_spark(rows, task, options, target, columns)
+            return
     if options.view != "log":
         chunks = newest_chunks(task, options, files, tombstones=options.view == "changes")
     else:
@@ -201,14 +208,14 @@ def decode_joined(chunk: Chunk, chunks: Sequence[Chunk]) -> tuple[RecordColumns,
 
 
 def to_spark(
-    chunks: Iterator[tuple[Chunk, RecordColumns]],
+    chunks: Iterator[tuple[Chunk, RecordColumns]] | Iterator[list[RawRecord]],
     task: LogPartition,
     options: ReadOptions,
     target: pa.Schema,
     columns: tuple[str, ...],
     numbers: NDArray[np.int32] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Convert chunks to Arrow batches of at most about ARROW_BATCH_BYTES, in the schema of Spark.
+    """Convert records to Arrow batches of at most about ARROW_BATCH_BYTES, in the schema of Spark.
 
     `numbers`: the partition of each record, of several partitions of one topic; None: that of the task.
     """
@@ -220,13 +227,17 @@ def to_spark(
     if options.keys is not None:
         keys = pa.array(options.keys, pa.binary())
         names = names if "key" in names else (*names, "key")
-    for chunk, records in chunks:
-        if len(records) == 0:
-            continue
+    for each in chunks:
         partition = task.partition if numbers is None else numbers
-        batch = to_arrow(records, chunk, names, topic=task.topic, partition=partition)
-        if CHANGE in columns:
-            batch = batch.append_column(CHANGE, changes(records))
+        if isinstance(each, list):
+            batch = _of_raw(each, names, task)
+        else:
+            chunk, records = each
+            if len(records) == 0:
+                continue
+            batch = to_arrow(records, chunk, names, topic=task.topic, partition=partition)
+            if CHANGE in columns:
+                batch = batch.append_column(CHANGE, changes(records))
         if keys is not None:
             batch = only_keys(batch, keys)
         if decoders:
@@ -239,6 +250,27 @@ def to_spark(
         rows = max(1, batch.num_rows * ARROW_BATCH_BYTES // max(batch.nbytes, 1))
         for first in range(0, batch.num_rows, rows):
             yield batch.slice(first, rows)
+
+
+def _of_raw(records: list[RawRecord], names: tuple[str, ...], task: LogPartition) -> pa.RecordBatch:
+    """Return an Arrow batch as `to_arrow` does."""
+    from lastword.api.arrow import headers_of
+
+    count, most = len(records), INT64_MAX // 1000
+    columns: dict[str, Callable[[], pa.Array]] = {
+        "key": lambda: pa.array([record.key for record in records], pa.binary()),
+        "value": lambda: pa.array([record.value for record in records], pa.binary()),
+        "topic": lambda: pa.array([task.topic] * count, pa.string()),
+        "partition": lambda: pa.array([task.partition] * count, pa.int32()),
+        "offset": lambda: pa.array([record.offset for record in records], pa.int64()),
+        "timestamp": lambda: pa.array(
+            [min(max(record.timestamp, -most), most) * 1000 for record in records],
+            pa.timestamp("us", tz="UTC"),
+        ),
+        "timestampType": lambda: pa.array([record.timestamp_type for record in records], pa.int32()),
+        "headers": lambda: headers_of(records),
+    }
+    return pa.RecordBatch.from_arrays([columns[name]() for name in names], names=list(names))
 
 
 def changes(records: RecordColumns) -> pa.Array:
@@ -486,6 +518,61 @@ def newest_chunks(
         except FileVanishedError as error:
             raise ReadOvertakenError.of(task.name, task.directory) from error
         return
+
+
+INDEXED_TOGETHER = 64
+"""The records of a key index that are read at a time."""
+
+
+def indexed_records(
+    task: LogPartition, options: ReadOptions, files: Files
+) -> Iterator[list[RawRecord]] | None:
+    """Return the newest records of the keys: those that a key index has found, and those above the index.
+
+    None: a record is not as the index says, so that the whole range is to be read. Then the index is wrong,
+    or a cleaning has removed the record for a newer one that is above the end of the range.
+    """
+    from lastword.partition.lookups import records_at
+    from lastword.state.newest import newest
+
+    keys = frozenset(options.keys or ())
+    for view in views_of(task, options, files):
+        start = check_loss(task, view, task.start, options)
+        if start >= task.end:
+            break
+        try:
+            view = held(view, start, task, options)
+            rest = Range(view, max(start, task.indexed_to), task.end)
+            above = {r.key: r for r in newest(rest, tombstones=True, map_bytes=0, keys=keys)}
+            found = [(at, key) for at, key in task.found or () if at >= start and key not in above]
+            groups = [found[at : at + INDEXED_TOGETHER] for at in range(0, len(found), INDEXED_TOGETHER)]
+            for group in groups:
+                records = records_at(view, [offset for offset, _ in group], committed=True)
+                shown = [None if record is None else record.key for record in records]
+                if shown != [key for _, key in group]:
+                    return None
+        except FileVanishedError:
+            continue
+        return _rows_of(task, view, groups, above)
+    return iter(())
+
+
+def _rows_of(
+    task: LogPartition,
+    view: PartitionView,
+    groups: list[list[tuple[int, bytes]]],
+    above: Mapping[bytes | None, RawRecord],
+) -> Iterator[list[RawRecord]]:
+    """Yield the records of groups, from files that the view holds open, and those above."""
+    from lastword.partition.lookups import records_at
+
+    try:
+        for group in groups:
+            records = records_at(view, [offset for offset, _ in group], committed=True)
+            yield [record for record in records if record is not None and record.value is not None]
+    except FileVanishedError as error:
+        raise ReadOvertakenError.of(task.name, task.directory) from error
+    yield [record for record in above.values() if record.value is not None]
 
 
 def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptions) -> PartitionView:

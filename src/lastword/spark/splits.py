@@ -20,7 +20,7 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pyspark.sql.datasource import InputPartition
@@ -33,6 +33,7 @@ from lastword.errors import (
     UnknownTopicError,
 )
 from lastword.files import Files
+from lastword.keys.manifest import look_up
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.directory_segments import PortableVersion
 from lastword.partition.moment import check_answerable
@@ -420,6 +421,7 @@ class LogPartition(InputPartition):
     topic_id   id of the planned topic, if it has one; another topic of that name has other records
     in_stream  the task is part of a micro-batch; records above `end` are in later micro-batches
     version    the segments of the plan, if they are few: the task lists the partition only if one is gone
+    found      the offset and key of each newest record below `indexed_to`, from a key index; None: not known
     """
 
     topic: str
@@ -430,6 +432,8 @@ class LogPartition(InputPartition):
     topic_id: str | None = None
     in_stream: bool = False
     version: PortableVersion | None = None
+    found: tuple[tuple[int, bytes], ...] | None = None
+    indexed_to: int = 0
 
     @classmethod
     def of(cls, range_: PartitionRange, start: int, end: int, *, in_stream: bool = False) -> LogPartition:
@@ -479,8 +483,8 @@ def plan(
         for range_ in ranges:
             if range_.start < range_.end:
                 part = LogPartition.of(range_, range_.start, range_.end, in_stream=in_stream)
-                segments = range_.view.segment_set.between(range_.start, range_.end)
-                parts.append((part, sum(segment.size for segment in segments)))
+                size_bytes = _bytes_between(range_.view, range_.start, range_.end)
+                parts.append((part, size_bytes) if in_stream else _indexed(part, range_, size_bytes, options))
         return share_tasks(parts, options)
     points = [(range_, cut_points(range_)) for range_ in ranges if range_.start < range_.end]
     total_bytes = sum(cuts[-1][1] for _, cuts in points)
@@ -495,6 +499,40 @@ def plan(
                 part = LogPartition.of(range_, span.start, span.end, in_stream=in_stream)
                 parts.append((part, span.size_bytes))
     return share_tasks(parts, options)
+
+
+def _bytes_between(view: PartitionView, start: int, end: int) -> int:
+    return sum(segment.size for segment in view.segment_set.between(start, end)) if start < end else 0
+
+
+KEY_BYTES = 16 << 10
+"""About the bytes that a task reads for a key that a key index has found: some batches, twice."""
+MOST_UNINDEXED_BYTES = 64 << 20
+"""The log above a key index that a task may have. Its newest records of the keys are held in memory."""
+
+
+def _indexed(
+    part: LogPartition, range_: PartitionRange, size_bytes: int, options: ReadOptions
+) -> tuple[LogPartition, int]:
+    """Return a part of view newest and its bytes, with the records that the saved key index names.
+
+    Without a change if the option `keys` is not given, if the keys are too many to gain, or if the index ends
+    far from the end of the range. An index in a bucket would cost requests.
+    """
+    keys, view = options.keys, range_.view
+    if keys is None or options.view != "newest" or options.isolation != "read_committed":
+        return part, size_bytes
+    if len(keys) * KEY_BYTES > size_bytes or view.files.file_cost_bytes:
+        return part, size_bytes
+    index = look_up(view, keys)
+    if index is None or not range_.start < index[0] <= range_.end:
+        return part, size_bytes
+    end, offsets = index
+    above_bytes = _bytes_between(view, end, range_.end)
+    if above_bytes > MOST_UNINDEXED_BYTES:
+        return part, size_bytes
+    found = tuple(sorted(offsets.items()))
+    return replace(part, found=found, indexed_to=end), above_bytes + len(found) * KEY_BYTES
 
 
 def share_tasks(parts: Sequence[tuple[LogPartition, int]], options: ReadOptions) -> list[InputPartition]:
