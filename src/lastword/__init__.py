@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.api.opening import open
     from lastword.api.reader import Reader
-    from lastword.api.record import Appended, Record
+    from lastword.api.record import ABSENT, Appended, Record
     from lastword.api.restore import Restored
     from lastword.api.serializers import Serializers, serializers
     from lastword.api.state import State
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lastword.values import Progress
 
 __all__ = [
+    "ABSENT",
     "Appended",
     "AsyncLogDir",
     "AsyncReader",
@@ -104,7 +105,7 @@ _NAMES = {
     "api.logs": ("LogDir",),
     "api.opening": ("open",),
     "api.reader": ("Reader",),
-    "api.record": ("Appended", "Record"),
+    "api.record": ("ABSENT", "Appended", "Record"),
     "api.restore": ("Restored",),
     "api.serializers": ("Serializers", "serializers"),
     "api.state": ("State",),

@@ -313,6 +313,13 @@ class BucketDirs(OpenDirs):
         self.transaction(lambda dirs: dirs.set_config(topic, settings))
 
 
+class _PrivateDirs(OpenDirs):
+    """The directories of a private copy."""
+
+    def key_index(self, topic: str, partition: int, directory: str) -> None:
+        """As `OpenDirs.key_index`: an index would be stored with each commit."""
+
+
 def in_private(
     bucket: Bucket,
     load: Callable[[BucketFiles], Settings],
@@ -375,7 +382,7 @@ def _run(
     if dirs is None:
         directory = LogDirectory.open(files.root, "a", files, clock, lambda: load(files))
         directory.ledgers.kept = ledgers
-        dirs = OpenDirs(LogDirSet([directory], {}), "a", files, clock)
+        dirs = _PrivateDirs(LogDirSet([directory], {}), "a", files, clock)
     [directory] = dirs.directories
     failure: PartialFailure | None = None
     try:

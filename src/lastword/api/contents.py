@@ -25,7 +25,7 @@ from typing import Any
 
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.reader import Bounds, ranges
-from lastword.api.record import Appended
+from lastword.api.record import Absent, Appended
 from lastword.api.restore import Restored, SnapshotFile
 from lastword.api.state_log import log_below
 from lastword.api.topic import Topic
@@ -489,14 +489,25 @@ class Contents:
 
     # -------------------------------------------------------------- writing
 
-    def write(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
-        """Set a value, or delete a key (None)."""
+    def write(
+        self,
+        key: bytes,
+        value: bytes | None,
+        headers: tuple[Header, ...] = (),
+        expect: int | Absent | None = None,
+    ) -> None:
+        """Set a value, or delete a key (None), if its newest record is the expected one."""
         self.check_writable()
         with self.turn, self._reading:
             if self._refused is not None:
                 self._take_back_refused()
-            self._is_unsynced = True
-            appended = self._log.append(key, value, headers)
+            if expect is None:
+                self._is_unsynced = True
+                appended = self._log.append(key, value, headers)
+            else:
+                if self._log.is_deferred and self._is_unsynced:
+                    self.sync()  # the changes before this one, in their order
+                appended = self._log.append_expecting(key, value, headers, expect)
             self._note_own(appended, key, value, headers)
         self._log.acknowledge(key)
 

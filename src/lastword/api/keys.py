@@ -11,15 +11,18 @@ partitioner. So a key is found exactly if `newest(keys=[key])` yields a record o
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lastword.api.reader import check_keys
-from lastword.errors import KeyRequiredError, UsageError
+from lastword.api.record import ABSENT, Absent
+from lastword.errors import ConflictError, KeyRequiredError, UsageError
 from lastword.keys.index import KeyIndex, Mismatch
+from lastword.parse import as_int
 from lastword.partition.moment import Range
 from lastword.state.newest import newest
+from lastword.state.ttl import expires_at
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
@@ -113,6 +116,44 @@ def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> K
     if topic.config.compacts and topic.config.lastword_key_index:
         return topic.dirs.key_index(topic.name, number, log.directory)
     return None
+
+
+@contextmanager
+def expecting(
+    topic: Searched, number: int, key: bytes | None, expect: int | Absent, *, hides_expired: bool = False
+) -> Iterator[None]:
+    """Hold a partition against appends, if the newest record of a key in it is the expected one.
+
+    `hides_expired`: an expired value is none, as in a state.
+
+    Raises:
+        ConflictError: It is another one.
+        KeyRequiredError: There is no key.
+        UsageError: `expect` is no offset.
+    """
+    if key is None:
+        raise KeyRequiredError(f"{topic.name}: expect= needs a key", remedy="give a key, or no expect=")
+    expected = None if expect is ABSENT else as_int(expect)
+    if expect is not ABSENT and expected is None:
+        raise UsageError(
+            f"expect={expect!r} is no offset", remedy="topic.get_record(key).offset, or lastword.ABSENT"
+        )
+    log = topic.dirs.log(topic.name, number)
+    index = _index(topic, number, log)
+    with ExitStack() as stack:
+        if index is not None:  # in the order of a lookup; what takes long comes before the log is held
+            stack.enter_context(index.lock)
+            index.follow(log)
+        stack.enter_context(log.lock)
+        found = find(topic, (key,), number).get(key)
+        record = None if found is None else found[1]
+        if hides_expired and record is not None:
+            expiry_ms = expires_at(record.timestamp, record.headers, topic.config.lastword_ttl_ms)
+            record = None if expiry_ms <= topic.dirs.clock.now_ms() else record
+        newest_offset = None if record is None else record.offset
+        if newest_offset != expected:
+            raise ConflictError.of(f"{topic.name}-{number}", log.directory, expected, newest_offset)
+        yield
 
 
 def find(topic: Searched, keys: Collection[bytes], partition: int | None) -> Found:

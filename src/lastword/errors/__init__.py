@@ -44,6 +44,7 @@
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
     │   ├── LogDirLockedError        another process writes there
+    │   ├── ConflictError            `expect=`: another writer changed the key meanwhile
     │   ├── RegistryError            a schema registry does not answer, or refuses
     │   ├── BrokerUnreachableError   a Kafka broker does not answer
     │   ├── BrokerRefusedError       a Kafka broker answers with an error
@@ -653,6 +654,27 @@ class BusyError(LastwordError):
     exit_code = 4
     retriable = True
     kafka_code = 7  # REQUEST_TIMED_OUT
+
+
+class ConflictError(BusyError):
+    """The newest record of a key is not the one that `expect=` names. Nothing was written.
+
+    `offset` is that of the newest record; None if the key has no value.
+    """
+
+    retriable = False  # the same call fails again
+
+    @classmethod
+    def of(cls, partition: str, directory: str, expected: int | None, found: int | None) -> ConflictError:
+        """Return the error for a partition. None: no value."""
+        wanted = "that it has none" if expected is None else f"that of offset {expected}"
+        now = "the key has no value" if found is None else f"the newest value of the key is at offset {found}"
+        return cls(
+            f"{partition}: {now}, and the call expects {wanted}; nothing was written",
+            remedy="read the key again, and decide again: topic.get_record(key) has value and offset",
+            file=directory,
+            offset=found,
+        )
 
 
 class ReadOvertakenError(BusyError):
