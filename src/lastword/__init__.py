@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lastword.api.serializers import Serializers, serializers
     from lastword.api.state import State
     from lastword.api.topic import Topic
+    from lastword.api.transaction import Transaction
     from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
@@ -81,6 +82,7 @@ __all__ = [
     "Simulation",
     "State",
     "Topic",
+    "Transaction",
     "Verification",
     "Version",
     "aopen",
@@ -110,6 +112,7 @@ _NAMES = {
     "api.serializers": ("Serializers", "serializers"),
     "api.state": ("State",),
     "api.topic": ("Topic",),
+    "api.transaction": ("Transaction",),
     "api.transactions": ("OpenTransaction",),
     "bucket.collect": ("Collection",),
     "cleaner.engine.report": ("CleanRound",),

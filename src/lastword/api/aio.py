@@ -272,7 +272,7 @@ class AsyncState(Generic[K, V]):
         """Set a value, as `State.set`."""
         await self._logs.in_turn(self.state.set, key, value, ttl=ttl, expect=expect)
 
-    async def delete(self, key: K, *, expect: int | None = None) -> None:
+    async def delete(self, key: K, *, expect: int | Absent | None = None) -> None:
         """Delete a key, as `State.delete`."""
         await self._logs.in_turn(self.state.delete, key, expect=expect)
 

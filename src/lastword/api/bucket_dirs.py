@@ -70,6 +70,7 @@ class BucketDirs(OpenDirs):
         self.clock = clock
         self._ledgers = BucketLedgers(lambda: self.settings.instance.log_cleaner_dedupe_buffer_size)
         self._setting_version = threading.Lock()
+        self.moment = threading.RLock()  # a version may be loaded before there is that of `OpenDirs`
         self._read_files = bucket.files(bucket.load().snapshot)
         bucket.reads.on_vanished = self._newest_names
         if not self._read_files.snapshot.manifest.nonce:
@@ -135,7 +136,7 @@ class BucketDirs(OpenDirs):
 
     def _set_version(self, load: Callable[[], Loaded]) -> ManifestVersion:
         """Set the version to read. One thread at a time, so that no thread goes back to an older version."""
-        with self._setting_version:
+        with self.moment, self._setting_version:  # not while views of several partitions are made
             snapshot = self._read_files.snapshot = load().snapshot
         return snapshot
 

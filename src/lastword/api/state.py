@@ -218,7 +218,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         data, encoded = self._key.encode(key, "key"), self._value.encode(value, "value")
         self._checked().write(data, encoded, headers, expect)
 
-    def delete(self, key: K, *, expect: int | None = None) -> None:
+    def delete(self, key: K, *, expect: int | Absent | None = None) -> None:
         """Delete a key; KeyError if it is absent. `expect`: as for `set`."""
         if expect is None:
             del self[key]

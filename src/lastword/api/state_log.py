@@ -75,7 +75,7 @@ class StateLog:
         """
         self._dirs.require_writable()
         log = self._log_of(key)
-        with log.lock:
+        with self._dirs.commits, log.lock:
             return self.append(key, value, headers) if check(log) else None
 
     def extend(self, records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]) -> None:

@@ -119,6 +119,12 @@ class Topic(ProcessBound, Generic[K, V]):
             self._schema, self._config, self._packer = schema, config, Packer(schema, config)
         self._settings = settings
 
+    @property
+    def packer(self) -> Packer:
+        """Packs records with the settings of now."""
+        self._take_settings()
+        return self._packer
+
     @cached_property
     def _packer(self) -> Packer:
         from lastword.api.batches import Packer
@@ -673,10 +679,11 @@ class Topic(ProcessBound, Generic[K, V]):
             raise UsageError(f"{self.name} has {self.partitions} partitions", remedy="give partition=")
         return 0 if partition is None else partition
 
-    def _readable(self, partition: int) -> PartitionLog | PartitionView:
+    def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
         """Return the open log of a partition, or a view of it as it is now.
 
         In mode "r" a view is kept until the names in the directory, the log end or the log start change.
+        `refreshes`: False shows it as of the last refresh: in a bucket, of the same version.
         """
         dirs = self.dirs
         if partition not in self._schema.numbers or as_int(partition) is None:
@@ -684,7 +691,8 @@ class Topic(ProcessBound, Generic[K, V]):
         log = dirs.owned_log(self.name, partition)
         if log is not None:
             return log
-        dirs.refresh()
+        if refreshes:
+            dirs.refresh()
         kept = self._views.get(partition)
         if kept is not None:
             view, stamp = kept

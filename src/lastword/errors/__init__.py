@@ -53,7 +53,8 @@
     │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
     ├── CapacityError     exit 5: make room
     │   ├── DiskFullError            no room on the drive; the log is unchanged
-    │   └── StateTooLargeError       a restore past max_bytes
+    │   ├── StateTooLargeError       a restore past max_bytes
+    │   └── TransactionTooLargeError the changes of a transaction past max_bytes
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
     │   ├── OfflineError             in a directory that failed; the others stay in service
@@ -813,6 +814,10 @@ class StateTooLargeError(CapacityError):
     """A restored state is larger than `max_bytes`."""
 
     retriable = False
+
+
+class TransactionTooLargeError(CapacityError):
+    """The changes of a transaction take more memory than its `max_bytes`. Nothing was written."""
 
 
 # ---------------------------------------------------------------- exit 7: install something
