@@ -133,6 +133,7 @@ hostile: $(READY) ## hostile clients of the server, beside one that must be serv
 
 kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kills N=20000
 	@$(PY) -m tests.crash.kills --kills $(or $(N),2000)
+	@$(PY) -m tests.crash.transaction_kills --kills $(or $(N),500)
 
 kills-server: $(READY) kernels ## the server of Kafka's protocol, producers, transactions and group members ended by SIGKILL: make kills-server N=500
 	@$(PY) -m tests.server.kills --kills $(or $(N),100)

@@ -9,10 +9,10 @@ its table will be the same as without the stop.
 
 Three rules ensure this:
 
-  - The changes of a batch are logged before they are put into the table, with an id (producer, sequence) that
-    is the same if the batch is repeated. So a batch that runs twice is logged once.
-  - Each row holds the last offset of the input that it counts ("seen"). So a batch that runs twice is counted
-    once, also on a table that was restored with a part of the batch.
+  - The changes of a batch and its number are logged in one transaction, before they are put into the table. A
+    batch whose number is logged is not logged again.
+  - The table has the number of its last batch, in one transaction of SQLite with the changes. A batch that is
+    in the table, because it was restored from the log, is not counted again.
   - The topic is compacted: the newest record of each key is the table, however long the process has run.
 """
 
@@ -42,13 +42,20 @@ class Table:
         # Spark calls from its own thread, one batch at a time.
         self.rows = sqlite3.connect(disk / "streaks.db", check_same_thread=False)
         self.rows.execute("create table if not exists streaks (aircraft text primary key, streak text)")
+        self.rows.execute("create table if not exists batches (number int)")
+
+    @property
+    def batch(self) -> int:
+        """The number of the last batch in the table; -1 before the first."""
+        return int(self.rows.execute("select coalesce(max(number), -1) from batches").fetchone()[0])
 
     def get(self, aircraft: str) -> dict[str, Any] | None:
         row = self.rows.execute("select streak from streaks where aircraft = ?", [aircraft]).fetchone()
         return row and json.loads(row[0])
 
-    def put(self, changes: Iterable[tuple[str, dict[str, Any] | None]]) -> None:
+    def put(self, changes: Iterable[tuple[str, dict[str, Any] | None]], number: int) -> None:
         with self.rows:  # one transaction
+            self.rows.execute("insert into batches values (?)", [number])
             for aircraft, streak in changes:
                 if streak is None:
                     self.rows.execute("delete from streaks where aircraft = ?", [aircraft])
@@ -66,30 +73,29 @@ def restore(data: str, kept: Path, disk: Path) -> Table:
     table = Table(disk)
     snapshot = max(kept.glob("snapshot-*.parquet"), default=None)
     with lastword.open(data) as logs:
-        if STREAKS in [topic.name for topic in logs.topics()]:
+        number = logs.position(STREAKS)
+        if isinstance(number, int):
             try:
                 state = logs.state(STREAKS, snapshot=snapshot)
             except SnapshotRefusedError:  # too old to be safe; the log is complete
                 state = logs.state(STREAKS)
-            table.put(state.items())
+            table.put(state.items(), number)
             print(
                 f"restored {len(table)} streaks from {snapshot.name if snapshot else 'the log'}", flush=True
             )
     return table
 
 
-def changes_of(table: Table, records: Iterable[tuple[str, int, str]]) -> dict[str, dict[str, Any] | None]:
+def changes_of(table: Table, records: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any] | None]:
     """Return the changes that a batch makes: the new streak of each aircraft in it; None for an ended streak.
 
     Args:
         table: The local state before the batch.
-        records: (aircraft, offset, flight as JSON); the records of one aircraft are in order.
+        records: (aircraft, flight as JSON); the records of one aircraft are in order.
     """
     changes: dict[str, dict[str, Any] | None] = {}
-    for aircraft, offset, text in records:
+    for aircraft, text in records:
         streak = changes[aircraft] if aircraft in changes else table.get(aircraft)
-        if streak is not None and offset <= streak["seen"]:
-            continue  # counted before the process died
         flight = json.loads(text)
         if flight["cancelled"]:
             changes[aircraft] = None
@@ -99,7 +105,6 @@ def changes_of(table: Table, records: Iterable[tuple[str, int, str]]) -> dict[st
                 "flights": before["flights"] + 1,
                 "miles": before["miles"] + flight["distance"],
                 "at": flight["dest"],
-                "seen": offset,
             }
     return changes
 
@@ -111,10 +116,11 @@ def run(
     table = restore(data, kept, disk)
 
     def step(batch: Any, number: int) -> None:
-        changes = changes_of(table, records_of(batch))
-        log_changes(spark, data, changes, number)
-        print(f"batch {number} logged", flush=True)  # Spark has not committed the batch yet
-        table.put(changes.items())
+        if number > table.batch:
+            changes = changes_of(table, records_of(batch))
+            log_changes(data, changes, number)
+            print(f"batch {number} logged", flush=True)  # Spark has not committed the batch yet
+            table.put(changes.items(), number)
         if number % clean_every == clean_every - 1:
             lastword.spark.clean(spark, data, STREAKS)
             with lastword.open(data) as logs:
@@ -138,28 +144,22 @@ def run(
     query.awaitTermination()
 
 
-def records_of(batch: Any) -> Iterator[tuple[str, int, str]]:
+def records_of(batch: Any) -> Iterator[tuple[str, str]]:
     """Yield the flights of a batch by offset: all flights of an aircraft are in one partition."""
-    rows = batch.orderBy("offset").toArrow()
+    rows = batch.orderBy("offset").select("aircraft", "flight").toArrow()
     return zip(*(column.to_pylist() for column in rows.columns), strict=True)
 
 
-def log_changes(spark: Any, data: str, changes: dict[str, dict[str, Any] | None], number: int) -> None:
-    rows = [
-        (aircraft, None if streak is None else json.dumps(streak)) for aircraft, streak in changes.items()
-    ]
-    (
-        spark.createDataFrame(rows, "key string, value string")
-        .write.format("lastword")
-        .mode("append")
-        .option("topic", STREAKS)
-        .option("partitions", 2)
-        .option("cleanup.policy", "compact")
-        .option("lastword.value.serializer", "json")
-        .option("producer", "streaks")
-        .option("sequence", number)
-        .save(data)
-    )
+def log_changes(data: str, changes: dict[str, dict[str, Any] | None], number: int) -> None:
+    with lastword.open(data, "a", timeout="1m", log_cleaner_enable=False) as logs:
+        logs.create_topic(
+            STREAKS, 2, exist_ok=True, key_serializer="str", value_serializer="json", cleanup_policy="compact"
+        )
+        if logs.position(STREAKS) != number:  # else Spark repeats a batch that is logged
+            with logs.transaction() as tx:
+                for aircraft, streak in changes.items():
+                    tx.append(STREAKS, aircraft, streak)
+                tx.position(STREAKS, number)
 
 
 def session() -> Any:

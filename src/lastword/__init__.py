@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.api.opening import open
     from lastword.api.reader import Reader
-    from lastword.api.record import Appended, Record
+    from lastword.api.record import ABSENT, Appended, Record
     from lastword.api.restore import Restored
     from lastword.api.serializers import Serializers, serializers
     from lastword.api.state import State
     from lastword.api.topic import Topic
+    from lastword.api.transaction import Transaction
     from lastword.api.transactions import OpenTransaction
     from lastword.api.watch import Watch
     from lastword.bucket.collect import Collection
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from lastword.values import Progress
 
 __all__ = [
+    "ABSENT",
     "Appended",
     "AsyncLogDir",
     "AsyncReader",
@@ -81,6 +83,7 @@ __all__ = [
     "Simulation",
     "State",
     "Topic",
+    "Transaction",
     "Verification",
     "Version",
     "Watch",
@@ -106,11 +109,12 @@ _NAMES = {
     "api.logs": ("LogDir",),
     "api.opening": ("open",),
     "api.reader": ("Reader",),
-    "api.record": ("Appended", "Record"),
+    "api.record": ("ABSENT", "Appended", "Record"),
     "api.restore": ("Restored",),
     "api.serializers": ("Serializers", "serializers"),
     "api.state": ("State",),
     "api.topic": ("Topic",),
+    "api.transaction": ("Transaction",),
     "api.transactions": ("OpenTransaction",),
     "api.watch": ("Watch",),
     "bucket.collect": ("Collection",),

@@ -67,9 +67,9 @@ def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
         exec(block, session)
     with lastword.open("data") as logs:
         users = logs["users"]
-        assert users.last_sequence("loader") == 42 and logs.state("visits")["ada"] == 1
-        assert users.leases()[0].position == users.bounds()[0][1] == 7
-        assert dict(logs.state("users")) == {"ada": {"city": "Rome"}, "bob": {"city": "Oslo"}}
+        assert users.last_sequence("loader") == 42 and logs.state("visits")["ada"] == 2
+        assert users.leases()[0].position == users.bounds()[0][1] == 9
+        assert dict(logs.state("users")) == {"ada": {"city": "Oslo"}, "bob": {"city": "Oslo"}}
 
 
 @pytest.mark.spark

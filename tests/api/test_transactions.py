@@ -90,7 +90,7 @@ def test_a_transaction_that_its_coordinator_has_is_aborted_with_its_producer(
 
 
 def test_a_transaction_whose_commit_is_decided_is_not_aborted(tmp_path: Path, clock: ManualClock) -> None:
-    from lastword.server.transaction_state import TransactionState, key_of
+    from lastword.logdir.transaction_state import TransactionState, key_of
 
     state = TransactionState(7, 0, 1000, "PrepareCommit", frozenset({("t", 0)}), clock.now_ms())
     with opened(tmp_path, clock) as logs:

@@ -28,6 +28,7 @@ from lastword.bucket.manifest import Entry
 from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
+    ConflictError,
     KeyRequiredError,
     LeaseRefusedError,
     NotALogDirError,
@@ -1031,3 +1032,50 @@ def test_two_processes_change_settings_of_different_topics_without_a_second_run(
     assert runs == 1
     for logs in (first, second):
         assert [logs.topic(name).config.flush_ms for name in ("a", "b")] == [1, 2]
+
+
+def test_a_counter_of_several_processes_loses_no_update(opened: Open) -> None:
+    """The swap of the manifest decides: after a lost one, `expect=` is compared with the newest version."""
+    opened().create_topic("users", **JSON).append("n", 0)
+    refused = Counter[str]()
+    steps = 4
+
+    def add(writer: int) -> None:
+        logs = opened()
+        topic, state = logs["users"], logs.state("users")
+        for _ in range(steps):
+            while True:
+                record = topic.get_record("n")
+                assert record is not None
+                try:
+                    if writer % 2:
+                        topic.append("n", record.value + 1, expect=record.offset)
+                    else:
+                        state.set("n", record.value + 1, expect=record.offset)
+                        assert state["n"] >= record.value + 1
+                    break
+                except ConflictError:
+                    refused[str(writer)] += 1
+
+    threads = [threading.Thread(target=add, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    reader = opened("r")["users"]
+    assert reader.get("n") == 3 * steps == reader.bounds()[0][1] - 1
+    assert refused
+
+
+def test_a_lookup_in_a_commit_stores_no_index(opened: Open) -> None:
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    topic.extend([(f"k{n}", {"n": n}) for n in range(2000)])
+
+    def work(dirs: OpenDirs) -> None:
+        topic._on(dirs).append("k1", {"n": -1}, expect=1)
+
+    logs.dirs.transaction(work)
+    names = logs.dirs._read_files.listdir(f"{logs.dirs.paths[0]}/users-0")
+    assert names and "keys" not in " ".join(names)
+    assert "keys" not in " ".join(logs.dirs._read_files.listdir(f"{logs.dirs.paths[0]}/users-0/lastword"))

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from lastword.api import transaction
+from lastword.api.transaction import Committer
 from lastword.errors import DataError
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.records.batch import read_records
 from tests.crash.kills import Oracle, forked, run_kills
+from tests.crash.transaction_kills import run_kills as run_transaction_kills
 from tests.fakes.hasty import HastyFiles
 from tests.support.exhaustive import stride
 
@@ -54,3 +57,18 @@ def test_a_lost_batch_is_noticed(tmp_path: Path) -> None:
     os.truncate(with_value[-1], 0)
     with pytest.raises((AssertionError, DataError)):
         oracle.check(f"{tmp_path}/d")
+
+
+@pytest.mark.slow
+def test_kills_of_transactions(tmp_path: Path) -> None:
+    total = run_transaction_kills(str(tmp_path / "data"), 4, seed=7)
+    assert total.kills == total.recovered == 4 and total.transactions
+
+
+@pytest.mark.slow
+def test_a_lost_transaction_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge itself: an opening that aborts what was decided loses it."""
+    monkeypatch.setattr(transaction, "newest_states", lambda dirs: {})
+    monkeypatch.setattr(Committer, "_marker", lambda self, log, commit: os._exit(1))
+    with pytest.raises(AssertionError):
+        run_transaction_kills(str(tmp_path / "data"), 2, seed=7)

@@ -2,7 +2,7 @@
 
 broker     transactions of a Java producer and of one by requests; one of each stays open; stops
 lastword   serves the directory on the broker's port: the open ones are committed; Kafka's tools; two more
-           stay open, and two are decided without their markers; stops
+           stay open, and two are decided without their markers; transactions of its own; stops
 broker     completes what was decided, and the producers commit what they had begun; stops
 lastword   reads the same records, and the state of each transactional id
 """
@@ -14,14 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import lastword
+from lastword.api.transaction import Committer
 from lastword.clock import SystemClock
 from lastword.errors import StorageError
+from lastword.logdir.transaction_state import OWN_ID
 from lastword.protocol import codes
 from lastword.protocol.messages import FindCoordinatorRequest
 from lastword.server.transactions import TransactionCoordinator
@@ -30,6 +33,7 @@ from tests.server.client import Client
 from tests.server.writer import Writer, described, offset_of
 from tests.support.kafka import Broker, Clients, KafkaRecord, Tools, errors_of
 
+OWN = ("own", "own-too")
 RETRIED = {
     codes.CONCURRENT_TRANSACTIONS,
     codes.COORDINATOR_LOAD_IN_PROGRESS,
@@ -51,6 +55,7 @@ class Story:
     hanging: str = ""
     performance: str = ""
     back: dict[str, list[bytes]] = field(default_factory=dict)
+    own: dict[str, list[bytes]] = field(default_factory=dict)
     problems: list[Any] = field(default_factory=list)
     broker_log: str = ""
 
@@ -63,7 +68,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     writer = Writer(Any, SystemClock(), "raw")
     decided = {name: Writer(Any, SystemClock(), name) for name in ("committing", "aborting")}
     with broker:
-        broker.create_topics({"users": {}, "events": {}})
+        broker.create_topics({name: {} for name in ("users", "events", *OWN)})
         broker.keep_producer("java", transactional_id="java")
         send(broker, "begin", b"java 1", "commit", "begin", b"java lost", "abort", "begin", b"java 2")
         with connected(broker, writer) as client:
@@ -90,9 +95,13 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
                     insist(lambda other=other: other.commit_offset(50, f"group of {other.name}"))
                     insist(lambda other=other: other.end(commit=other.name == "committing"))
                 story.states |= {name: described(client, name).transaction_state for name in decided}
+    transact(directory)
     with broker:
+        found = broker.consume(*OWN, isolation="read_committed")
+        story.own = {name: [r.value or b"" for r in found[f"{name}-0"].records] for name in OWN}
         with connected(broker, writer) as client:
             coordinators(client)
+            story.states["lastword"] = described(client, OWN_ID).transaction_state
             for name in decided:
                 wait_for(lambda name=name: described(client, name).transaction_state.startswith("Complete"))
             send(broker, "commit", "begin", b"java 5", "commit", "close")
@@ -120,6 +129,22 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
                 story.states[f"{name} at the end"] = described(client, name).transaction_state
             story.offsets.append(("at the end", offset_of(client, stable=True)))
     yield story
+
+
+def transact(directory: Path) -> None:
+    """Commit transactions of our own, over two topics and in one, and one that is aborted in between."""
+    with lastword.open(directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+        for number in range(3):
+            with logs.transaction() as tx:
+                for name in OWN:
+                    tx.append(name, b"k", b"%d" % number)
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+                patch.setattr(Committer, "_decide", lambda *arguments: 1 / 0)
+                with logs.transaction() as tx:
+                    for name in OWN:
+                        tx.append(name, b"k", b"never")
+        with logs.transaction() as tx:
+            tx.append(OWN[0], b"k", b"alone")
 
 
 @contextmanager
@@ -195,6 +220,11 @@ def with_tools(java: Clients, story: Story) -> None:
 
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def test_a_broker_reads_transactions_of_our_own(story: Story) -> None:
+    assert story.own == {"own": [b"0", b"1", b"2", b"alone"], "own-too": [b"0", b"1", b"2"]}
+    assert story.states["lastword"] == "CompleteCommit"
 
 
 def test_what_was_committed_is_read(story: Story) -> None:

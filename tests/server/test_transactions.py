@@ -12,6 +12,7 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import StorageError
+from lastword.logdir.transaction_state import LAST_EPOCH, TransactionState
 from lastword.partition import PartitionLog
 from lastword.protocol import codes, decode_stored
 from lastword.protocol.messages import (
@@ -30,7 +31,6 @@ from lastword.server import Server
 from lastword.server import transactions as coordinator
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.group_store import OtherGroup
-from lastword.server.transaction_state import LAST_EPOCH, TransactionState
 from lastword.server.transactions import TransactionCoordinator
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles

@@ -446,6 +446,7 @@ def test_damaged_private_files_of_the_root(data):
         ("lastword.writers", "bad-writers"),
         ("lastword.partitions", "bad-partition-list"),
         ("lastword.producer-ids", "bad-producer-ids"),
+        ("lastword.transaction", "bad-transaction-note"),
         (f"lastword.refused-{1:020d}-job", "bad-note"),
         (f"lastword.inbox-{1:020d}-job", "bad-commit"),
     ):

@@ -28,7 +28,7 @@ from lastword.api.reader import (
     SHORTEST_PAUSE_SECONDS,
     Reader,
 )
-from lastword.api.record import Appended, K, Record, V
+from lastword.api.record import Absent, Appended, K, Record, V
 from lastword.api.watch import Watch
 from lastword.errors import UsageError
 from lastword.parse import Duration, check_count, parse_seconds
@@ -190,7 +190,7 @@ class AsyncTopic(Generic[K, V]):
             done = topic.begin_append(key, value, **options)
             if done is not None:  # in a bucket, where appends share a commit
                 return await asyncio.wrap_future(done)
-        if not self._is_warm or logs.is_queued or "producer" in options:
+        if not self._is_warm or logs.is_queued or "producer" in options or "expect" in options:
             appended: Appended = await logs.in_turn(topic.append, key, value, **options)
             self._is_warm = True
             return appended
@@ -299,13 +299,19 @@ class AsyncState(Generic[K, V]):
         """Return a dict of all keys and values."""
         return await self._logs.in_pool(self.state.copy)
 
-    async def set(self, key: K, value: V, *, ttl: Duration | None = None) -> None:
+    async def set(
+        self, key: K, value: V, *, ttl: Duration | None = None, expect: int | Absent | None = None
+    ) -> None:
         """Set a value, as `State.set`."""
-        await self._logs.in_turn(self.state.set, key, value, ttl=ttl)
+        await self._logs.in_turn(self.state.set, key, value, ttl=ttl, expect=expect)
 
-    async def delete(self, key: K) -> None:
-        """Delete a key; KeyError if it is absent."""
-        await self._logs.in_turn(self.state.__delitem__, key)
+    async def delete(self, key: K, *, expect: int | Absent | None = None) -> None:
+        """Delete a key, as `State.delete`."""
+        await self._logs.in_turn(self.state.delete, key, expect=expect)
+
+    async def offset(self, key: K) -> int | None:
+        """Return the offset of the value of a key, as `State.offset`."""
+        return await self._logs.in_pool(self.state.offset, key)
 
     async def update(self, other: Any = (), /, **more: Any) -> None:
         """Set many values, as `State.update`."""

@@ -7,7 +7,7 @@ MiB. A group is checked completely, sizes included, before its first byte is wri
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain, count
@@ -403,7 +403,7 @@ class Packer:
         return key, value, now_ms, ()
 
     def _group(self, rows: dict[int, Rows], number: int) -> PackedGroup:
-        pack = self._built if number < _few() else self._packed
+        pack: Callable[[Rows], list[Any]] = self.built if number < _few() else self._packed
         batches = {partition: pack(part) for partition, part in rows.items()}
         columns = {partition: (part.keys, part.values) for partition, part in rows.items()}
         return self._checked(PackedGroup(batches, columns, number))
@@ -414,10 +414,35 @@ class Packer:
                 self._check_size(batch)
         return group
 
-    def _built(self, rows: Rows) -> list[Any]:
-        batches = []
-        builder = BatchBuilder(self._codec, level=self.config.compression_level)
-        limit = min(BATCH_BYTES, self.limit)
+    def check_new(self, key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> None:
+        """Raise KeyRequiredError or RecordTooLargeError for a record that cannot be appended."""
+        self._check(key, 0)
+        self.check_fits(key or b"", value, headers)
+
+    def built(
+        self, rows: Rows, most_bytes: int = BATCH_BYTES, producer: tuple[int, int] | None = None
+    ) -> list[bytes]:
+        """Return batches of at most `most_bytes`, built in plain Python.
+
+        `producer`: the id and the epoch of the producer of a transaction, whose first batches these are.
+        """
+
+        def builder_at(sequence: int) -> BatchBuilder:
+            level = self.config.compression_level
+            if producer is None:
+                return BatchBuilder(self._codec, level=level)
+            return BatchBuilder(
+                self._codec,
+                level=level,
+                producer_id=producer[0],
+                producer_epoch=producer[1],
+                base_sequence=sequence,
+                transactional=True,
+            )
+
+        batches, sequence = [], 0
+        builder = builder_at(0)
+        limit = min(most_bytes, self.limit)
         for key, value, timestamp, headers in zip(
             rows.keys, rows.values, rows.timestamps, rows.headers, strict=True
         ):
@@ -430,7 +455,8 @@ class Packer:
             )
             if len(builder) and builder.size_estimate + weight > limit:
                 batches.append(builder.build())
-                builder.clear()
+                sequence += len(builder)
+                builder = builder_at(sequence)
             builder.append(timestamp, key, value, headers)
         batches.append(builder.build())
         return batches

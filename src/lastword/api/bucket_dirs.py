@@ -70,6 +70,7 @@ class BucketDirs(OpenDirs):
         self.clock = clock
         self._ledgers = BucketLedgers(lambda: self.settings.instance.log_cleaner_dedupe_buffer_size)
         self._setting_version = threading.Lock()
+        self.moment = threading.RLock()  # a version may be loaded before there is that of `OpenDirs`
         self._read_files = bucket.files(bucket.load().snapshot)
         bucket.reads.on_vanished = self._newest_names
         if not self._read_files.snapshot.manifest.nonce:
@@ -135,7 +136,7 @@ class BucketDirs(OpenDirs):
 
     def _set_version(self, load: Callable[[], Loaded]) -> ManifestVersion:
         """Set the version to read. One thread at a time, so that no thread goes back to an older version."""
-        with self._setting_version:
+        with self.moment, self._setting_version:  # not while views of several partitions are made
             snapshot = self._read_files.snapshot = load().snapshot
         return snapshot
 
@@ -310,6 +311,13 @@ class BucketDirs(OpenDirs):
         self.transaction(lambda dirs: dirs.set_config(topic, settings))
 
 
+class _PrivateDirs(OpenDirs):
+    """The directories of a private copy."""
+
+    def key_index(self, topic: str, partition: int, directory: str) -> None:
+        """As `OpenDirs.key_index`: an index would be stored with each commit."""
+
+
 def in_private(
     bucket: Bucket,
     load: Callable[[BucketFiles], Settings],
@@ -372,7 +380,7 @@ def _run(
     if dirs is None:
         directory = LogDirectory.open(files.root, "a", files, clock, lambda: load(files))
         directory.ledgers.kept = ledgers
-        dirs = OpenDirs(LogDirSet([directory], {}), "a", files, clock)
+        dirs = _PrivateDirs(LogDirSet([directory], {}), "a", files, clock)
     [directory] = dirs.directories
     failure: PartialFailure | None = None
     try:

@@ -18,14 +18,14 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.reader import Bounds, ranges
-from lastword.api.record import Appended
+from lastword.api.record import Absent, Appended
 from lastword.api.restore import Restored, SnapshotFile
 from lastword.api.state_log import log_below
 from lastword.api.topic import Topic
@@ -160,6 +160,8 @@ class Contents:
         ] = []  # a heap; an entry is valid if `_expiry` has the same time
         self.own_ttl_ms: dict[bytes, int] = {}
         self._changed = Changed()
+        self._is_taking = False
+        """A partition is no longer in `_changed`, and its records are not in the mapping yet."""
         self._logs: Mapping[int, PartitionLog] = {}
         self._watch()
         self._restore(progress, snapshot)
@@ -171,6 +173,16 @@ class Contents:
     def position(self) -> dict[int, int]:
         """The offset of each partition up to which its records are in the mapping."""
         return {number: reached.position for number, reached in sorted(self._reached.items())}
+
+    @property
+    def reading(self) -> AbstractContextManager[object]:
+        """The lock that is held while records are read or appended."""
+        return self._reading
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was appended that is not in the mapping."""
+        return bool(self._changed)
 
     def snapshot(self) -> dict[bytes, bytes]:
         """Return a copy of all values, as of one moment."""
@@ -184,7 +196,7 @@ class Contents:
             self._dirs.require_open()
         if self._log_dir.settings is not self._settings:
             self._take_settings()
-        if self._changed:
+        if self._changed or self._is_taking:
             self._take_changed()
         if self._expiring and self._expiring[0][0] <= self._dirs.clock.now_ms():
             self._drop_expired()
@@ -405,7 +417,7 @@ class Contents:
 
     def _take_changed(self) -> None:
         """Take in the records of the partitions that have changed."""
-        with self._reading:
+        with self._reading, self._dirs.moment, self._taking():
             while self._changed:
                 number = self._changed.pop()
                 try:
@@ -422,6 +434,14 @@ class Contents:
                 except BaseException:
                     self._changed.add(number)
                     raise
+
+    @contextmanager
+    def _taking(self) -> Iterator[None]:
+        before, self._is_taking = self._is_taking, True
+        try:
+            yield
+        finally:
+            self._is_taking = before
 
     def _tail(self, log: PartitionLog | PartitionView) -> _Tail | None:
         """Read the records that are not in the mapping.
@@ -489,14 +509,25 @@ class Contents:
 
     # -------------------------------------------------------------- writing
 
-    def write(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
-        """Set a value, or delete a key (None)."""
+    def write(
+        self,
+        key: bytes,
+        value: bytes | None,
+        headers: tuple[Header, ...] = (),
+        expect: int | Absent | None = None,
+    ) -> None:
+        """Set a value, or delete a key (None), if its newest record is the expected one."""
         self.check_writable()
         with self.turn, self._reading:
             if self._refused is not None:
                 self._take_back_refused()
-            self._is_unsynced = True
-            appended = self._log.append(key, value, headers)
+            if expect is None:
+                self._is_unsynced = True
+                appended = self._log.append(key, value, headers)
+            else:
+                if self._log.is_deferred and self._is_unsynced:
+                    self.sync()  # the changes before this one, in their order
+                appended = self._log.append_expecting(key, value, headers, expect)
             self._note_own(appended, key, value, headers)
         self._log.acknowledge(key)
 

@@ -11,15 +11,18 @@ partitioner. So a key is found exactly if `newest(keys=[key])` yields a record o
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lastword.api.reader import check_keys
-from lastword.errors import KeyRequiredError, UsageError
+from lastword.api.record import ABSENT, Absent
+from lastword.errors import ConflictError, KeyRequiredError, UsageError
 from lastword.keys.index import KeyIndex, Mismatch
+from lastword.parse import as_int
 from lastword.partition.moment import Range
 from lastword.state.newest import newest
+from lastword.state.ttl import expires_at
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
@@ -54,7 +57,7 @@ class Searched(Protocol):
     def _partition_of(self, key: bytes) -> int:
         """Return the partition that the partitioner assigns."""
 
-    def _readable(self, partition: int) -> PartitionLog | PartitionView:
+    def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
         """Return the open log of a partition, or a view of it as it is now."""
 
 
@@ -116,6 +119,56 @@ def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> K
     return None
 
 
+@contextmanager
+def expecting(
+    topic: Searched, number: int, key: bytes | None, expect: int | Absent, *, hides_expired: bool = False
+) -> Iterator[None]:
+    """Hold a partition against appends, if the newest record of a key in it is the expected one.
+
+    `hides_expired`: an expired value is none, as in a state.
+
+    Raises:
+        ConflictError: It is another one.
+        KeyRequiredError: There is no key.
+        UsageError: `expect` is no offset.
+    """
+    if key is None:
+        raise KeyRequiredError(f"{topic.name}: expect= needs a key", remedy="give a key, or no expect=")
+    expected = None if expect is ABSENT else as_int(expect)
+    if expect is not ABSENT and expected is None:
+        raise UsageError(
+            f"expect={expect!r} is no offset", remedy="topic.get_record(key).offset, or lastword.ABSENT"
+        )
+    log = topic.dirs.log(topic.name, number)
+    index = _index(topic, number, log)
+    with ExitStack() as stack:
+        stack.enter_context(topic.dirs.commits)
+        if index is not None:  # in the order of a lookup; what takes long comes before the log is held
+            stack.enter_context(index.lock)
+            index.follow(log)
+        stack.enter_context(log.lock)
+        found = find(topic, (key,), number).get(key)
+        record = None if found is None else found[1]
+        if hides_expired and record is not None and _is_expired(topic, record):
+            record = None
+        newest_offset = None if record is None else record.offset
+        if newest_offset != expected:
+            raise ConflictError.of(f"{topic.name}-{number}", log.directory, expected, newest_offset)
+        yield
+
+
+def _is_expired(topic: Searched, record: RawRecord) -> bool:
+    expiry_ms = expires_at(record.timestamp, record.headers, topic.config.lastword_ttl_ms)
+    return expiry_ms <= topic.dirs.clock.now_ms()
+
+
+def has_values(topic: Searched, values: Mapping[bytes, bytes | None]) -> bool:
+    """Return whether keys have these values, as in a state; None: they are absent."""
+    found = find(topic, values.keys(), None) if values else {}
+    now = {key: record.value for key, (_, record) in found.items() if not _is_expired(topic, record)}
+    return all(now.get(key) == value for key, value in values.items())
+
+
 def find(topic: Searched, keys: Collection[bytes], partition: int | None) -> Found:
     """Return partition and newest record of each key that has a value, in this partition or in any."""
     for left in range(_TRIES, 0, -1):
@@ -147,8 +200,9 @@ class _Lookup:
         for key in keys:
             home.setdefault(self._topic._partition_of(key), []).append(key)
         numbers = sorted(self._topic.schema.numbers)
-        for number in numbers:  # in this order, so that two lookups do not wait for each other
-            self._part(number)
+        with self._topic.dirs.moment:
+            for number in numbers:  # in this order, so that two lookups do not wait for each other
+                self._part(number)
         found: Found = {}
         for number, own in sorted(home.items()):
             found |= self._found(number, own)
@@ -170,7 +224,7 @@ class _Lookup:
     def _part(self, number: int) -> _Part:
         part = self._parts.get(number)
         if part is None:
-            log = self._topic._readable(number)
+            log = self._topic._readable(number, refreshes=not self._parts)
             index = self._index(number, log) if self._may_index else None
             part = self._parts[number] = _Part(log, index, self._keys)
         return part
@@ -212,7 +266,9 @@ class _Part:
     def __init__(
         self, log: PartitionLog | PartitionView, index: KeyIndex | None, keys: Collection[bytes]
     ) -> None:
-        self._log, self._index, self._keys = log, index, keys
+        owned: Any = log
+        self._log = owned.view() if index is None and log.grows else log
+        self._index, self._keys = index, keys
         self._read: Mapping[bytes, RawRecord] | None = None
 
     def find(self, keys: Iterable[bytes]) -> Mapping[bytes, RawRecord]:
@@ -220,8 +276,7 @@ class _Part:
         if self._index is not None:
             return self._index.find(self._log, keys)
         if self._read is None:
-            log: Any = self._log
-            view: PartitionView = log.view() if log.grows else log
+            view: Any = self._log
             range_ = Range.of(view, lambda now: (now.log_start, min(now.stable_offset, now.log_end)))
             records = newest(range_, tombstones=False, map_bytes=0, keys=frozenset(self._keys))
             self._read = {record.key or b"": record for record in records}

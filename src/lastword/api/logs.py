@@ -10,6 +10,7 @@ not see.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside
 from lastword.parse import Duration, check_path, parse_duration_ms
+from lastword.segment import names
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from lastword.api.schema import PartitionerLike
     from lastword.api.state import State
     from lastword.api.states import SharedContents
+    from lastword.api.transaction import Committer, Transaction
     from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
@@ -85,6 +88,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         states: WeakValueDictionary[str, SharedContents] = WeakValueDictionary()
         self._states = states
         self._state_locks: dict[str, threading.RLock] = {}
+        self._committer: Committer | None = None
+        self._kept_states: dict[str, State[Any, Any]] = {}  # of transactions
         dirs.on_topic_deleted(lambda name, partitions: states.pop(name, None))
 
     def __enter__(self) -> LogDir:
@@ -376,6 +381,49 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
                 config=config,
             )
 
+    def transaction(self, *, max_bytes: int | str = "64MiB") -> Transaction:
+        """Change any keys, topics and positions as one: `with logs.transaction() as tx:`.
+
+        Nothing is written before the block ends, and nothing if it raises. After the block all changes are
+        in the log, and durable. In each partition they appear at once. In this process, after every opening
+        to write, and in a bucket, those of all partitions do.
+
+        Args:
+            max_bytes: The most memory that the changes may take.
+
+        Raises:
+            ReadOnlyError: The directory was opened with mode "r".
+            ConflictError: At the end of the block: another writer has changed a value that the block has read
+                by its key from a `tx.state`. Nothing was written: run the block again.
+            TransactionTooLargeError: The changes take more than `max_bytes`. Nothing was written.
+            BusyError: An earlier transaction could not be ended: open the directory again.
+        """
+        from lastword.api.transaction import Transaction
+
+        return Transaction(self, max_bytes)
+
+    def _commit(self, changes: list[Any]) -> None:
+        """Append the changes of a `Transaction`, which calls this."""
+        from lastword.api.transaction import Committer
+
+        with self.dirs.commits:
+            if self._committer is None:
+                self._committer = Committer(self.dirs)
+        self._committer.commit(changes)
+
+    def _recover_transactions(self) -> None:
+        """End the transactions that an earlier process has left open, if the directory has a note of them."""
+        if any(self.dirs.files.exists(os.path.join(path, names.TRANSACTION)) for path in self.paths):
+            from lastword.api.transaction import recover
+
+            self._committer = recover(self.dirs)
+
+    def position(self, name: str) -> dict[int, int] | int | None:
+        """Return the position that `Transaction.position` has saved last under a name; None: none."""
+        from lastword.api.transaction import position_of
+
+        return position_of(self, name)
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records.
 
@@ -436,7 +484,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
         if dry_run:
             return abort(self.dirs, topic, partition, transaction, dry_run=True)
-        return self.dirs.transaction(lambda dirs: abort(dirs, topic, partition, transaction))
+        with self.dirs.commits:  # so that none of this process is open
+            return self.dirs.transaction(lambda dirs: abort(dirs, topic, partition, transaction))
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
         """Move one partition into another of the directories. Reads and appends continue meanwhile.

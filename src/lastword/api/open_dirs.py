@@ -88,6 +88,11 @@ class OpenDirs(ProcessBound):
         topics_lock: Held while a topic is created or deleted: several directories share its settings. It is
             taken after the claims of partitions, and before the lock of a directory.
         holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
+        commits: Held by a transaction (`api.transaction`) until its last marker is appended, and by a call
+            that compares and sets. It is taken before the lock of a partition.
+        moment: Held while the ends of several partitions are taken, and while a transaction appends its
+            markers: so a read of several partitions shows it as a whole. It is taken between these two.
+        has_transactions: This object has committed a transaction over several partitions.
         most_commit_bytes: The most bytes that a transaction should add; None: there is no limit.
     """
 
@@ -112,6 +117,9 @@ class OpenDirs(ProcessBound):
         self.clock = clock
         self.opened_at = opened_at
         self.topics_lock = threading.RLock()
+        self.commits = threading.RLock()
+        self.moment = threading.RLock()
+        self.has_transactions = False
         self.closed = False
         self._config_file = config_file
         self._forked = False
@@ -397,9 +405,16 @@ class OpenDirs(ProcessBound):
         """Return the views of all partitions of a topic.
 
         Each is made at its first use, so a partition in an offline directory does not stop reads of the
-        others. `partitions`: those of the topic, if the directory was listed already (`topics`).
+        others; all in one moment, if a transaction of this process may end in between. `partitions`: those of
+        the topic, if the directory was listed already (`topics`).
         """
-        return _Views(topic, self.partitions(topic) if partitions is None else partitions)
+        views = _Views(topic, self.partitions(topic) if partitions is None else partitions)
+        if self.has_transactions:
+            with self.moment:
+                for number in views:
+                    with suppress(LastwordError):
+                        views[number]
+        return views
 
     def checked_view(self, topic: str, partition: int) -> PartitionView:
         """Return the view for a figure over the whole log. CorruptBatchError if its end is missing."""

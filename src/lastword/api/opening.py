@@ -147,6 +147,8 @@ def open(
             directory.close()
         raise
     logs = LogDir(dirs)
+    if mode == "a":
+        logs._recover_transactions()
     # With a clock of the caller, nothing starts in the background.
     if mode == "a" and isinstance(clock, SystemClock):
         from lastword.ingest.apply import Watch

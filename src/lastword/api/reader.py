@@ -271,8 +271,8 @@ def following(
         return CurrentView(view, load, lambda: ends(number))
 
     def added(known: Collection[int]) -> dict[int, CurrentView]:
-        now = dirs.views(topic)
-        return {number: current_view(number, now[number]) for number in now if number not in known}
+        new = [number for number in dirs.partitions(topic) if number not in known]
+        return {number: current_view(number, dirs.view(topic, number)) for number in new}
 
     def follow(position: dict[int, int]) -> Follow:
         return Follow(

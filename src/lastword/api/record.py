@@ -7,10 +7,11 @@ mutable class with the same slots and then changes the object's class to `Record
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from lastword.errors import SerializerError, UsageError
 from lastword.records.record import Header
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+class Absent(enum.Enum):
+    """The type of `lastword.ABSENT`: a key has no record, or its newest one is a tombstone."""
+
+    ABSENT = "ABSENT"
+
+
+ABSENT: Final = Absent.ABSENT
+"""For `expect=`: the key has no value."""
 
 
 TIMESTAMP_TYPES = {0: "create", 1: "append", -1: "none"}

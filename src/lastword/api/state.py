@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import finalize
 
 from lastword.api.contents import Contents
+from lastword.api.record import Absent
 from lastword.api.restore import Restored
 from lastword.api.serializers import Serializer
 from lastword.errors import BusyError, SerializerError, UsageError
@@ -196,8 +197,10 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             return False  # as in a dict: such a key cannot be in it
         return data in contents.data
 
-    def set(self, key: K, value: V, *, ttl: Duration | None = None) -> None:
-        """Set a value that expires: `state.set("session", token, ttl="30m")`.
+    def set(
+        self, key: K, value: V, *, ttl: Duration | None = None, expect: int | Absent | None = None
+    ) -> None:
+        """Set a value that expires, `state.set("session", token, ttl="30m")`, or one that is known.
 
         The state hides an expired value immediately. The background cleaner, or `clean`, appends its
         tombstone, which deletes it for every reader of the log.
@@ -207,17 +210,33 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             value: Its value.
             ttl: Time to live: seconds, a text such as "30m" or a timedelta; -1: forever. None: the
                 topic's `lastword.ttl.ms`.
+            expect: Set the value only if the newest record of the key is the one at this offset (`offset`),
+                or if the key is absent (`lastword.ABSENT`). The check and the change are one step.
 
         Raises:
+            ConflictError: The key has another value than the expected one. Nothing was changed.
             UsageError: Values of this topic do not expire (`lastword.ttl.ms` is -1), or `ttl` is not a
                 duration.
         """
-        if ttl is None:
-            self[key] = value
-            return
-        headers = self._ttl_header(ttl)
+        headers = self._headers if ttl is None else self._ttl_header(ttl)
         data, encoded = self._key.encode(key, "key"), self._value.encode(value, "value")
-        self._checked().write(data, encoded, headers)
+        self._checked().write(data, encoded, headers, expect)
+
+    def delete(self, key: K, *, expect: int | Absent | None = None) -> None:
+        """Delete a key; KeyError if it is absent. `expect`: as for `set`."""
+        if expect is None:
+            del self[key]
+        else:
+            self._checked().write(self._key.encode(key, "key"), None, (), expect)
+
+    def offset(self, key: K) -> int | None:
+        """Return the offset of the value of a key, for `expect=`; None if the key is absent.
+
+        A lookup in the log, as `Topic.get`. Read the offset first and then the value: if the value is newer,
+        `expect=` refuses.
+        """
+        record = None if key not in self else self.topic.get_record(key)
+        return None if record is None else record.offset
 
     def touch(self, key: K, *, ttl: Duration | None = None) -> None:
         """Write a value again, so that its time to live begins again. Atomic, one record.

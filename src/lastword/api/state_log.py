@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.bucket_records import size_of, whole
 from lastword.api.open_dirs import OpenDirs
-from lastword.api.record import Appended, Record
+from lastword.api.record import Absent, Appended, Record
 from lastword.api.topics import open_topic
 from lastword.partition.log import PartitionLog
 from lastword.partition.tail import Changed
@@ -45,6 +45,23 @@ class StateLog:
         """Append one record."""
         return self._topic.append(key, value, headers=headers, ack="os")
 
+    def append_expecting(
+        self, key: bytes, value: bytes | None, headers: tuple[Header, ...], expect: int | Absent
+    ) -> Appended:
+        """Append one record if the newest one of its key is the expected one; else raise ConflictError."""
+
+        def work(dirs: OpenDirs) -> Appended:
+            topic = self._on(dirs)
+            return topic._append(key, value, headers, None, None, "os", expect=expect, hides_expired=True)
+
+        return self._append_now(work, (key, value))
+
+    def _append_now(self, work: Callable[[OpenDirs], Appended], pair: tuple[bytes, bytes | None]) -> Appended:
+        return work(self._dirs)
+
+    def _on(self, dirs: OpenDirs) -> Topic[bytes, bytes]:
+        return self._topic._on(dirs)
+
     def append_if(
         self,
         key: bytes,
@@ -58,7 +75,7 @@ class StateLog:
         """
         self._dirs.require_writable()
         log = self._log_of(key)
-        with log.lock:
+        with self._dirs.commits, log.lock:
             return self.append(key, value, headers) if check(log) else None
 
     def extend(self, records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]) -> None:
@@ -156,6 +173,9 @@ class _BucketLog(StateLog):
             return self._on(dirs).append(key, value, headers=headers)
 
         return self._dirs.append(self.name, work, (key, value), own=self._changed)
+
+    def _append_now(self, work: Callable[[OpenDirs], Appended], pair: tuple[bytes, bytes | None]) -> Appended:
+        return self._dirs.append(self.name, work, pair, own=self._changed)
 
     def _extend(self, records: list[Any]) -> None:
         group, size_bytes = whole(records)

@@ -12,14 +12,14 @@ power cut. There is no buffer, and nothing to flush.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack
 
 from lastword.api.open_dirs import Ack, OpenDirs
-from lastword.api.record import Appended, HeadersLike, K, Record, V, appended_at, header_pairs
+from lastword.api.record import Absent, Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import TopicSchema
 from lastword.config import (
     TopicConfig,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         ack: Ack | None
         producer: str | None
         sequence: int | None
+        expect: int | Absent | None
 
 
 class Topic(ProcessBound, Generic[K, V]):
@@ -119,6 +120,12 @@ class Topic(ProcessBound, Generic[K, V]):
             self._schema, self._config, self._packer = schema, config, Packer(schema, config)
         self._settings = settings
 
+    @property
+    def packer(self) -> Packer:
+        """Packs records with the settings of now."""
+        self._take_settings()
+        return self._packer
+
     @cached_property
     def _packer(self) -> Packer:
         from lastword.api.batches import Packer
@@ -151,6 +158,7 @@ class Topic(ProcessBound, Generic[K, V]):
         ack: Ack | None = None,
         producer: str | None = None,
         sequence: int | None = None,
+        expect: int | Absent | None = None,
     ) -> Appended:
         """Append one record. Return when it is acknowledged.
 
@@ -164,8 +172,12 @@ class Topic(ProcessBound, Generic[K, V]):
             producer: A name. A call whose sequence is not above that of the producer's last call appends
                 nothing; it returns the offset of the record if it repeats the last call, otherwise -1.
             sequence: Must increase with each call of a producer.
+            expect: Append only if the newest record of the key, in the partition of the record, is the one
+                at this offset (`get_record(key).offset`), or if the key has none (`lastword.ABSENT`), also
+                after a deletion. The check and the append are one step. Each call is a lookup, as `get`.
 
         Raises:
+            ConflictError: The newest record is not the one that `expect` names. Nothing was written.
             KeyRequiredError: A compacted topic needs a key.
             RecordTooLargeError: The record exceeds max.message.bytes.
             SerializerError: A serializer refuses the key or value.
@@ -179,7 +191,7 @@ class Topic(ProcessBound, Generic[K, V]):
         return self.dirs.append(
             self.name,
             lambda dirs: self._on(dirs)._append(
-                key, value, pairs, timestamp, partition, ack, producer, sequence
+                key, value, pairs, timestamp, partition, ack, producer, sequence, expect
             ),
             (key, value),
         )
@@ -221,10 +233,13 @@ class Topic(ProcessBound, Generic[K, V]):
         timestamp: int | datetime | None,
         partition: int | None,
         ack: Ack | None,
-        producer: str | None,
-        sequence: int | None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        expect: int | Absent | None = None,
+        *,
+        hides_expired: bool = False,
     ) -> Appended:
-        """Append one record to these directories."""
+        """Append one record to these directories. `hides_expired`: see `keys.expecting`."""
         dirs = self.dirs
         if dirs.directories[0].settings is not self._settings:  # `dirs.settings`, without a call
             self._take_settings()
@@ -249,7 +264,19 @@ class Topic(ProcessBound, Generic[K, V]):
         now_ms = dirs.clock.now_ms()
         when = now_ms if timestamp is None else packer.timestamp_of(timestamp, now_ms)
         began = perf_counter()
-        if packer.is_plain and turn is None and not headers and (raw_key is not None or not packer.compacts):
+        held: AbstractContextManager[None] = nullcontext()
+        if expect is not None:
+            from lastword.api.keys import expecting
+
+            if turn is not None:
+                raise UsageError(
+                    "expect= and producer= exclude each other: a repeated call would meet its own record",
+                    remedy="leave one of them out",
+                )
+            held = expecting(self, chosen, raw_key, expect, hides_expired=hides_expired)
+        elif (
+            packer.is_plain and turn is None and not headers and (raw_key is not None or not packer.compacts)
+        ):
             log = self._logs.get(chosen)
             if log is not None and not self._in_one_directory:
                 log = dirs.log(self.name, chosen)  # another one, if the partition was moved
@@ -263,8 +290,9 @@ class Topic(ProcessBound, Generic[K, V]):
         batch = packer.one(raw_key, raw_value, when, headers, chosen)
         if turn is not None:
             return self._append_once((raw_key, raw_value), batch, chosen, (producer, sequence), level, began)
-        log = self._logs[chosen] = dirs.log(self.name, chosen)
-        done = log.append_batch(batch)
+        with held:
+            log = self._logs[chosen] = dirs.log(self.name, chosen)
+            done = log.append_batch(batch)
         if level == "disk":
             log.sync()
         count_append(self.name, 1, len(batch), level, perf_counter() - began)
@@ -700,10 +728,11 @@ class Topic(ProcessBound, Generic[K, V]):
             raise UsageError(f"{self.name} has {self.partitions} partitions", remedy="give partition=")
         return 0 if partition is None else partition
 
-    def _readable(self, partition: int) -> PartitionLog | PartitionView:
+    def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
         """Return the open log of a partition, or a view of it as it is now.
 
         In mode "r" a view is kept until the names in the directory, the log end or the log start change.
+        `refreshes`: False shows it as of the last refresh: in a bucket, of the same version.
         """
         dirs = self.dirs
         if partition not in self._schema.numbers or as_int(partition) is None:
@@ -711,7 +740,8 @@ class Topic(ProcessBound, Generic[K, V]):
         log = dirs.owned_log(self.name, partition)
         if log is not None:
             return log
-        dirs.refresh()
+        if refreshes:
+            dirs.refresh()
         kept = self._views.get(partition)
         if kept is not None:
             view, stamp = kept

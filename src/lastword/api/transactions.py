@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError, UsageError
+from lastword.logdir.transaction_state import LAST_EPOCH, TRANSACTIONS_TOPIC, VALUE_VERSION
 from lastword.partition.reads import read_batches
 from lastword.protocol import decode_stored, encode_stored
 from lastword.records.batch import BatchBuilder
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.partition.producer_state import Producer
     from lastword.partition.view import PartitionView
-
-STATES_TOPIC = "__transaction_state"
-LAST_EPOCH = 0x7FFE
-VALUE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ def open_transactions(dirs: OpenDirs, topic: str | None, partition: int | None) 
         if (view := dirs.view(name, number)).stable_offset < view.log_end
         for producer in view.open_transactions
     ]
-    stored = _states(dirs) if found else {}
+    stored = newest_states(dirs) if found else {}
     return [_transaction(view, producer, stored.get(producer.producer_id)) for view, producer in found]
 
 
@@ -105,11 +102,11 @@ def _transaction(view: PartitionView, producer: Producer, stored: _Stored | None
     )
 
 
-def _states(dirs: OpenDirs) -> dict[int, _Stored]:
+def newest_states(dirs: OpenDirs) -> dict[int, _Stored]:
     """Return the newest state of each producer id. Records that cannot be decoded name no producer."""
     newest: dict[bytes, _Stored | None] = {}
-    for number in dirs.topics().get(STATES_TOPIC, ()):
-        view = dirs.view(STATES_TOPIC, number)
+    for number in dirs.topics().get(TRANSACTIONS_TOPIC, ()):
+        view = dirs.view(TRANSACTIONS_TOPIC, number)
         for key, value in _records(view):
             newest[key] = None if value is None else _stored(number, key, value)
     return {stored.value.producer_id: stored for stored in newest.values() if stored is not None}
@@ -164,7 +161,7 @@ def abort(
     if dry_run:
         return chosen
     dirs.require_writable()
-    stored = _states(dirs)
+    stored = newest_states(dirs)
     epochs: dict[int, int] = {}
     for transaction in chosen:
         producer_id, state = transaction.producer_id, stored.get(transaction.producer_id)
@@ -189,7 +186,7 @@ def _append_abort(dirs: OpenDirs, transaction: OpenTransaction, epoch: int) -> N
 
 def _store_end(dirs: OpenDirs, stored: _Stored) -> int:
     """Store that a transaction was aborted; return the epoch that fences its producer."""
-    value, log = stored.value, dirs.log(STATES_TOPIC, stored.partition)
+    value, log = stored.value, dirs.log(TRANSACTIONS_TOPIC, stored.partition)
     value.transaction_status = TRANSACTION_STATES.index("CompleteAbort")
     value.producer_epoch = min(value.producer_epoch + 1, LAST_EPOCH + 1)
     value.transaction_partitions, value.transaction_last_update_timestamp_ms = [], dirs.clock.now_ms()

@@ -44,6 +44,7 @@
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
     │   ├── LogDirLockedError        another process writes there
+    │   ├── ConflictError            `expect=`: another writer changed the key meanwhile
     │   ├── RegistryError            a schema registry does not answer, or refuses
     │   ├── BrokerUnreachableError   a Kafka broker does not answer
     │   ├── BrokerRefusedError       a Kafka broker answers with an error
@@ -52,7 +53,8 @@
     │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
     ├── CapacityError     exit 5: make room
     │   ├── DiskFullError            no room on the drive; the log is unchanged
-    │   └── StateTooLargeError       a restore past max_bytes
+    │   ├── StateTooLargeError       a restore past max_bytes
+    │   └── TransactionTooLargeError the changes of a transaction past max_bytes
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
     │   ├── OfflineError             in a directory that failed; the others stay in service
@@ -655,6 +657,27 @@ class BusyError(LastwordError):
     kafka_code = 7  # REQUEST_TIMED_OUT
 
 
+class ConflictError(BusyError):
+    """The newest record of a key is not the one that `expect=` names. Nothing was written.
+
+    `offset` is that of the newest record; None if the key has no value.
+    """
+
+    retriable = False  # the same call fails again
+
+    @classmethod
+    def of(cls, partition: str, directory: str, expected: int | None, found: int | None) -> ConflictError:
+        """Return the error for a partition. None: no value."""
+        wanted = "that it has none" if expected is None else f"that of offset {expected}"
+        now = "the key has no value" if found is None else f"the newest value of the key is at offset {found}"
+        return cls(
+            f"{partition}: {now}, and the call expects {wanted}; nothing was written",
+            remedy="read the key again, and decide again: topic.get_record(key) has value and offset",
+            file=directory,
+            offset=found,
+        )
+
+
 class ReadOvertakenError(BusyError):
     """A cleaning replaced files of a read that must show one moment, and the files were not open."""
 
@@ -791,6 +814,10 @@ class StateTooLargeError(CapacityError):
     """A restored state is larger than `max_bytes`."""
 
     retriable = False
+
+
+class TransactionTooLargeError(CapacityError):
+    """The changes of a transaction take more memory than its `max_bytes`. Nothing was written."""
 
 
 # ---------------------------------------------------------------- exit 7: install something

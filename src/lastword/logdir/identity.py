@@ -6,6 +6,7 @@ partition.metadata       version: 0\ntopic_id: <22 characters>, no newline at th
 .kafka_cleanshutdown     {"version":0,"brokerEpoch":-1}; only its existence counts
 lastword/moved-from      in a partition: the directory it was copied from, and the log end then (framed JSON)
 lastword.producer-ids    the first producer id that is not reserved yet (framed JSON)
+lastword.transaction     the producer of transactions of this process that may be open (framed JSON)
 ```
 
 An id is 16 random bytes as URL-safe base64 without padding. A broker sets a partition aside (`-stray`) if its
@@ -41,6 +42,13 @@ CLEAN_SHUTDOWN_TEXT = b'{"version":0,"brokerEpoch":-1}'
 PRODUCER_IDS = Framed(
     "producer-ids", 1, "bad-producer-ids", "remove the file: new ids begin at another random number"
 )
+TRANSACTION = Framed(
+    "transaction",
+    1,
+    "bad-transaction-note",
+    "remove the file, and end by hand what `lastword transactions DIR` shows",
+)
+"""`lastword.transaction`: the producer whose transactions may be open after a crash (api.transaction)."""
 _ID = re.compile(r"[A-Za-z0-9_-]{22}")
 _KNOWN = ["cluster.id", "node.id", "directory.id"]
 _META = ("version", "cluster.id", "node.id", "broker.id", "directory.id")

@@ -175,9 +175,11 @@ class PartitionLog(Reads):
     def stable_offset(self) -> int:
         """Last stable offset: every transaction that begins below it is decided.
 
-        `read_committed` ends here, and nothing at or above it may be cleaned.
+        `read_committed` ends here, and nothing at or above it may be cleaned. It is taken under the lock: a
+        transaction that holds several logs moves those of all of them before one is seen.
         """
-        return max(self.tail.stable_offset, self.log_start)
+        with self.lock:
+            return max(self.tail.stable_offset, self.log_start)
 
     @property
     def undecided(self) -> dict[int, int]:

@@ -8,7 +8,8 @@
 <root>/lastword.topic-<topic>.toml               ours: the settings of one topic (config.settings)
 <root>/lastword.staged-*  lastword.inbox-*  lastword.applying-*  lastword.committed-*  lastword.refused-*
        lastword.writers                          ours (ingest.staging)
-<root>/lastword.producer-ids                     ours (server.produce)
+<root>/lastword.producer-ids                     ours (logdir.transaction_state)
+<root>/lastword.transaction                      ours (api.transaction)
 <root>/lastword.begun                            ours (partition.staged_batches)
 <root>/<topic>-<partition>/                      one partition; the number follows the *last* dash
 <root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
@@ -69,7 +70,9 @@ COMMITTED = "lastword.committed-"
 REFUSED = "lastword.refused-"
 WRITERS = "lastword.writers"
 PRODUCER_IDS = "lastword.producer-ids"
-"""The producer ids that `lastword serve` has given (server.produce)."""
+"""The producer ids that were given (logdir.transaction_state)."""
+TRANSACTION = "lastword.transaction"
+"""The producer of `LogDir.transaction` whose transactions may be open after a crash (api.transaction)."""
 ROOT_FILES = (
     META_PROPERTIES,
     CLEAN_SHUTDOWN,

@@ -33,6 +33,20 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.arrow import pa, pc
 from lastword.errors import LastwordError, MissingError, ProducerFencedError
+from lastword.logdir.transaction_state import (
+    COMPLETE_ABORT,
+    COMPLETE_COMMIT,
+    EMPTY,
+    LAST_EPOCH,
+    ONGOING,
+    OWN_ID,
+    PREPARE_ABORT,
+    PREPARE_COMMIT,
+    Partition,
+    ProducerIds,
+    TransactionState,
+    key_of,
+)
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Message
@@ -49,21 +63,10 @@ from lastword.server.coordinator import (
 )
 from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
 from lastword.server.transaction_state import (
-    COMPLETE_ABORT,
-    COMPLETE_COMMIT,
     DECIDED,
-    EMPTY,
-    LAST_EPOCH,
-    ONGOING,
-    PREPARE_ABORT,
-    PREPARE_COMMIT,
     RETRY_MS,
     Marker,
-    Partition,
-    ProducerIds,
     TransactionalId,
-    TransactionState,
-    key_of,
     transactional_producer,
 )
 
@@ -148,6 +151,8 @@ class TransactionCoordinator:
     async def _read(self) -> None:
         for record in await self._context.in_turn(self._read_topic):
             transactional_id = record.key.transactional_id
+            if transactional_id == OWN_ID:  # `LogDir.transaction` completes its own
+                continue
             self._transactional_ids[transactional_id] = TransactionalId(transactional_id, record.value)
         for transaction in self._transactional_ids.values():
             if transaction.stored.state in DECIDED:
@@ -247,7 +252,7 @@ class TransactionCoordinator:
         body = request.body
         if (body.producer_id == -1) != (body.producer_epoch == -1) or not body.transactional_id:
             raise Refused(codes.INVALID_REQUEST, "")
-        if body.enable2_pc:
+        if body.enable2_pc or body.transactional_id == OWN_ID:
             raise Refused(codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "two-phase commit is not served")
         if body.keep_prepared_txn:
             raise Refused(codes.UNSUPPORTED_VERSION, "two-phase commit is not served")

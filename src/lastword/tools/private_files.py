@@ -25,7 +25,7 @@ from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM,
 from lastword.keys import manifest as keys
 from lastword.keys.run import Run
 from lastword.logdir.copies import COPIED
-from lastword.logdir.identity import MOVE_NOTE, PRODUCER_IDS
+from lastword.logdir.identity import MOVE_NOTE, PRODUCER_IDS, TRANSACTION
 from lastword.logdir.log_dir_set import read_partition_list
 from lastword.partition import cut, leases, removal_log, staged_batches
 from lastword.partition.durability import decode_mark
@@ -288,6 +288,7 @@ _ROOT_NAMES: dict[str, Reader] = {
     names.PARTITION_LIST: _partition_list,
     names.WRITERS: _framed(WRITERS_FORM),
     names.PRODUCER_IDS: _framed(PRODUCER_IDS),
+    names.TRANSACTION: _framed(TRANSACTION),
     names.BEGUN: _log_ends,
 }
 _ROOT_PREFIXES: dict[str, Reader] = {

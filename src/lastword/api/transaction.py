@@ -1,0 +1,650 @@
+"""`LogDir.transaction`: changes of any keys, topics and positions that are all in the log, or none of them.
+
+A `Transaction` collects changes in memory. Nothing is written before its block ends. Then, in a directory:
+
+    one partition, one batch   the batch, and one sync
+    otherwise                  transactional batches, synced; the decision, synced; the markers
+
+The producer of the batches has the id of this process and an epoch of its own for each transaction. The
+decision is a record of `__transaction_state`, as the server writes it: PrepareCommit with the partitions,
+under the transactional id `lastword.transaction`. From then on the transaction is committed: an opening to
+write that finds the file `lastword.transaction` in the root, which names the producer, appends the markers
+that are missing. What this producer left open without a decision is aborted. Transactions of other producers
+stay as they are.
+
+A decision replaces the one before, so the markers of earlier transactions are durable before it is written:
+they are synced together with the batches. The epoch tells which of the two an open transaction belongs to.
+
+Locks, in this order: those of the states that the block has read, until the batches are appended;
+`OpenDirs.commits` keeps out other transactions and calls that compare and set, from
+the comparison to the last marker; `OpenDirs.moment` those that read several partitions; and the locks of
+all logs, while batches or markers are appended. A log is not held while the drive works. An append that does
+not compare gets an offset behind those of the transaction, and so comes after it.
+
+In a bucket the transaction is one commit, whose manifest is swapped in as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from lastword.api.batches import Packer, Rows
+from lastword.api.record import header_pairs
+from lastword.api.topics import create_topics
+from lastword.api.transactions import newest_states
+from lastword.errors import (
+    BusyError,
+    ConflictError,
+    DiskFullError,
+    LastwordError,
+    TransactionTooLargeError,
+    UsageError,
+)
+from lastword.files import overlapped
+from lastword.logdir.identity import TRANSACTION
+from lastword.logdir.transaction_state import (
+    COMPLETE_COMMIT,
+    LAST_EPOCH,
+    OWN_ID,
+    PREPARE_COMMIT,
+    TRANSACTIONS_TOPIC,
+    Partition,
+    ProducerIds,
+    TransactionState,
+    key_of,
+)
+from lastword.metrics import count_append
+from lastword.parse import check_count, parse_bytes
+from lastword.protocol import java_hash
+from lastword.records.batch import BatchBuilder
+from lastword.records.internal import TRANSACTION_STATES
+from lastword.records.record import marker_record
+from lastword.segment import names
+
+if TYPE_CHECKING:
+    from lastword.api.contents import Contents
+    from lastword.api.open_dirs import OpenDirs
+    from lastword.api.record import HeadersLike
+    from lastword.api.state import State
+    from lastword.api.topic import Topic
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.producer_state import Producer
+    from lastword.records.record import Header
+
+POSITIONS_TOPIC = "__lastword_positions"
+"""The topic of `Transaction.position`: name to position, as JSON."""
+RECORD_BYTES = 200
+"""Memory of a record in a transaction besides its key, value and headers, about."""
+ATTEMPTS = 100
+"""To hold logs of which nothing was appended in between."""
+TIMEOUT_MS = 60_000
+"""Of the transactional id. Only a broker that gets the directory reads it."""
+_COMMITTED_LATER = "the transaction is committed; an opening to write will show all of it"
+_DECIDED_LATER = "an opening to write will show whether the transaction is committed"
+
+_log = logging.getLogger(__name__)
+
+
+class _Changes:
+    """The changes of one topic.
+
+    Attributes:
+        topic: The topic.
+        rows: Partition (None: that of the key), key, value, headers and timestamp of each record.
+        newest: The newest value of each key in `rows`; None: it is deleted.
+        read: The value of each key of the state that the block has read, before its own changes.
+        contents: The values of the state that the block has read.
+    """
+
+    def __init__(self, topic: Topic[Any, Any]) -> None:
+        self.topic = topic
+        self.rows: list[
+            tuple[int | None, bytes | None, bytes | None, tuple[Header, ...], int | datetime | None]
+        ] = []
+        self.newest: dict[bytes, bytes | None] = {}
+        self.read: dict[bytes, bytes | None] = {}
+        self.contents: Contents | None = None
+        self._row_of: dict[bytes, int] = {}
+
+    def add(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: tuple[Header, ...] = (),
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+        *,
+        replaces: bool = False,
+    ) -> int:
+        """Add a record. `replaces`: instead of an earlier one of the key; return the memory of that one."""
+        at = self._row_of.pop(key, None) if key is not None else None
+        row, freed = (partition, key, value, headers, timestamp), 0
+        if replaces and at is not None:
+            freed = RECORD_BYTES + len(key or b"") + len(self.rows[at][2] or b"")
+            self.rows[at] = row
+        else:
+            at = len(self.rows)
+            self.rows.append(row)
+        if key is not None:
+            self.newest[key] = value
+            if replaces:
+                self._row_of[key] = at
+        return freed
+
+    def parts(self, dirs: OpenDirs) -> Iterator[tuple[Partition, Packer, Rows]]:
+        """Yield the records of each partition, with the settings of now."""
+        topic = self.topic._on(dirs)
+        packer, now_ms = topic.packer, dirs.clock.now_ms()
+        parts: dict[int, Rows] = {}
+        for partition, key, value, headers, timestamp in self.rows:
+            number = packer.assigner.of(key, partition)
+            parts.setdefault(number, Rows()).add(key, value, packer.timestamp_of(timestamp, now_ms), headers)
+        for number, rows in parts.items():
+            yield (topic.name, number), packer, rows
+
+    def check(self) -> None:
+        """Raise ConflictError if another writer has changed a value that the block has read.
+
+        The caller holds the logs, and `contents` has what was appended before.
+        """
+        for key, value in self.read.items():
+            if self.contents is not None and self.contents.data.get(key) != value:
+                raise _conflict(self.topic.name)
+
+
+def _conflict(topic: str) -> ConflictError:
+    return ConflictError(
+        f"{topic}: another writer has changed a value that the transaction has read; nothing was written",
+        remedy="run the block again",
+    )
+
+
+class StateChanges(MutableMapping[Any, Any]):
+    """A state as a transaction sees it, with the changes of the block. `Transaction.state` makes it.
+
+    Values that are read by their key must still be there when the block ends: else nothing is written.
+    """
+
+    def __init__(self, transaction: Transaction, state: State[Any, Any], changes: _Changes) -> None:
+        self._transaction, self._state, self._changes = transaction, state, changes
+        changes.contents = state._checked()
+        self._key, self._value = state._key, state._value
+
+    def _find(self, key: Any) -> bytes | None:
+        self._transaction._require_open()
+        data = self._key.encode(key, "key")
+        if data in self._changes.newest:
+            return self._changes.newest[data]
+        return self._changes.read.setdefault(data, self._state._checked().data.get(data))
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._find(key)
+        if value is not None:
+            return self._value.decode(value, "value")
+        if self._state._default is not None:
+            return self._state._default()
+        raise KeyError(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key, or `default`."""
+        value = self._find(key)
+        return default if value is None else self._value.decode(value, "value")
+
+    def __contains__(self, key: object) -> bool:
+        return self._find(key) is not None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        data = self._key.encode(key, "key"), self._value.encode(value, "value")
+        self._transaction._add(self._changes, *data, self._state._headers, replaces=True)
+
+    def __delitem__(self, key: Any) -> None:
+        if self._find(key) is None:
+            raise KeyError(key)
+        self._transaction._add(self._changes, self._key.encode(key, "key"), None, replaces=True)
+
+    def __iter__(self) -> Iterator[Any]:
+        newest = self._changes.newest
+        for data in [*(key for key in list(self._state._checked().data) if key not in newest), *newest]:
+            if newest.get(data, b"") is not None:
+                yield self._key.decode(data, "key")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"StateChanges({self._changes.topic.name!r})"
+
+
+class Logs(Protocol):
+    """The log directory of a transaction: a `LogDir`."""
+
+    dirs: OpenDirs
+    _kept_states: dict[str, State[Any, Any]]
+
+    def __contains__(self, topic: object) -> bool: ...
+
+    def _commit(self, changes: list[Any]) -> None: ...
+
+    @property
+    def topic(self) -> Any:
+        """The method that returns a topic."""
+
+    @property
+    def state(self) -> Any:
+        """The method that returns a state."""
+
+    @property
+    def create_topic(self) -> Any:
+        """The method that creates a topic."""
+
+
+class Transaction:
+    """Changes that are all in the log when the block ends, or none of them: `with logs.transaction() as tx:`.
+
+    Nothing is written before the block ends, and nothing at all if it raises. Reads inside the block see its
+    changes; nobody else does. For one thread.
+    """
+
+    def __init__(self, logs: Logs, most_bytes: int | str) -> None:
+        self._logs = logs
+        self._most_bytes = parse_bytes(most_bytes)
+        self._changes: dict[str, _Changes] = {}
+        self._size_bytes = 0
+        self._is_open = False
+
+    def __enter__(self) -> Self:
+        self._logs.dirs.require_writable()
+        if self._is_open or self._changes:
+            raise UsageError("a transaction is one block", remedy="begin another one: logs.transaction()")
+        self._is_open = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self._is_open = False
+        changes = list(self._changes.values())
+        if kind is None and any(each.rows for each in changes):
+            self._logs._commit(changes)
+
+    def _require_open(self) -> None:
+        """Raise UsageError outside of the block."""
+        if not self._is_open:
+            raise UsageError("the transaction is not open", remedy="with logs.transaction() as tx: ...")
+
+    def _add(self, changes: _Changes, *record: Any, replaces: bool = False) -> None:
+        """Add an encoded record."""
+        self._require_open()
+        key, value = record[:2]
+        headers = record[2] if len(record) > 2 else ()
+        changes.topic.packer.check_new(key, value, headers)
+        size = RECORD_BYTES + sum(len(data or b"") for data in (key, value))
+        size += sum(len(name) + len(data or b"") for name, data in headers)
+        if self._size_bytes + size > self._most_bytes:
+            raise TransactionTooLargeError(
+                f"the changes of a transaction take more than {self._most_bytes} bytes; nothing was written",
+                remedy='fewer changes at a time, or logs.transaction(max_bytes="256MiB")',
+            )
+        self._size_bytes += size - changes.add(*record, replaces=replaces)
+
+    def _of(self, topic: str) -> _Changes:
+        self._require_open()
+        if topic not in self._changes:
+            self._changes[topic] = _Changes(self._logs.topic(topic))
+        return self._changes[topic]
+
+    def append(
+        self,
+        topic: str,
+        key: Any,
+        value: Any,
+        *,
+        headers: HeadersLike = (),
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Append a record when the block ends. The arguments are those of `Topic.append`.
+
+        Raises:
+            LastwordError: As from `Topic.append`, for a record that cannot be appended.
+            TransactionTooLargeError: The changes take more than `max_bytes`. Nothing is written.
+        """
+        changes = self._of(topic)
+        packer = changes.topic.packer
+        if partition is not None:
+            packer.assigner.checked(partition)
+        packer.timestamp_of(timestamp, self._logs.dirs.clock.now_ms())
+        self._add(changes, *packer.encode(key, value), header_pairs(headers), timestamp, partition)
+
+    def delete(self, topic: str, key: Any) -> None:
+        """Append a tombstone when the block ends."""
+        self.append(topic, key, None)
+
+    def get(self, topic: str, key: Any, default: Any = None) -> Any:
+        """Return the newest value of a key, as `Topic.get`, with the changes of the block."""
+        changes = self._of(topic)
+        serializers = changes.topic.schema
+        data = serializers.key.encode(key, "key")
+        if data not in changes.newest:
+            return changes.topic.get(key, default)
+        value = changes.newest[data]
+        return default if value is None else serializers.value.decode(value, "value")
+
+    def state(self, name: str, **options: Any) -> StateChanges:
+        """Return a state, to read and to change in this block. The arguments are those of `LogDir.state`."""
+        self._require_open()
+        state: State[Any, Any] = self._logs.state(name, **options)
+        self._logs._kept_states[name] = state  # else each transaction would restore it
+        return StateChanges(self, state, self._of(name))
+
+    def position(self, name: str, reached: Mapping[int, int] | int) -> None:
+        """Save how far an input is processed, together with what came of it; `LogDir.position` returns it.
+
+        Args:
+            name: The name of the program, or of its input.
+            reached: The next offset of each partition (`Reader.position`), or the number of a batch.
+        """
+        if POSITIONS_TOPIC not in self._logs:
+            config: Any = {"cleanup_policy": "compact", "key_serializer": "str", "value_serializer": "json"}
+            self._logs.create_topic(POSITIONS_TOPIC, exist_ok=True, **config)
+        if not isinstance(reached, Mapping):
+            reached = check_count("reached", reached, "records")
+        self.append(POSITIONS_TOPIC, name, reached)
+
+
+def position_of(logs: Logs, name: str) -> dict[int, int] | int | None:
+    """See `LogDir.position`."""
+    if POSITIONS_TOPIC not in logs:
+        return None
+    found: Any = logs.topic(POSITIONS_TOPIC).get(name)
+    return {int(number): offset for number, offset in found.items()} if isinstance(found, dict) else found
+
+
+class Committer:
+    """Commits the transactions of a `LogDir`, one after the other."""
+
+    def __init__(self, dirs: OpenDirs) -> None:
+        self._dirs = dirs
+        self._ids = ProducerIds(dirs.directories[0])
+        self._producer_id = -1
+        self._epoch = LAST_EPOCH
+        self._decisions: PartitionLog | None = None
+        self._unsynced: dict[PartitionLog, int] = {}
+        """The logs with a marker that is not durable yet, and their ends with it."""
+        self._failure: LastwordError | None = None  # after it, another opening decides what is open
+
+    def commit(self, changes: list[_Changes]) -> None:
+        """Append all changes, or none of them."""
+        dirs, began = self._dirs, perf_counter()
+        if not dirs.holds_logs:
+            dirs.has_transactions = True
+            dirs.sync()  # changes of states that were made before
+            dirs.transaction(lambda private: _append_all(private, changes))
+            return
+        parts = {tp: (packer, rows) for each in changes for tp, packer, rows in each.parts(dirs)}
+        plain = None
+        if len(parts) == 1:
+            ((packer, rows),) = parts.values()
+            batches = packer.built(rows, packer.limit)
+            plain = batches[0] if len(batches) == 1 else None
+        logs = {tp: dirs.log(*tp) for tp in sorted(parts)}
+        with ExitStack() as reading:  # until the batches are appended, so that states do not wait for a drive
+            contents = [each.contents for each in sorted(changes, key=_name_of) if each.contents is not None]
+            for each in contents:
+                reading.enter_context(each.reading)
+            with dirs.commits:
+                if plain is None:
+                    sizes = self._commit(logs, parts, changes, reading)
+                else:
+                    sizes = dict.fromkeys(logs, len(plain))
+                    with self._held(logs.values(), changes):
+                        for log in logs.values():
+                            log.append_batch(plain)
+        if plain is not None:
+            for log in logs.values():
+                log.sync()
+        for (topic, number), (_, rows) in parts.items():
+            count_append(topic, len(rows.keys), sizes[topic, number], "disk", perf_counter() - began)
+
+    @contextmanager
+    def _held(self, logs: Iterable[PartitionLog], changes: Iterable[_Changes]) -> Iterator[None]:
+        """Hold logs, which have still the values that the block has read."""
+        contents = [each.contents for each in changes if each.contents is not None]
+        for _ in range(ATTEMPTS):
+            for each in contents:
+                each.check()  # takes in what was appended: not while logs are held
+            with ExitStack() as stack:
+                for log in logs:
+                    stack.enter_context(log.lock)
+                if any(each.is_behind for each in contents):
+                    continue
+                for topic in changes:
+                    topic.check()
+                yield
+                return
+        raise BusyError(
+            f"{self._dirs.paths[0]}: other writers change what the transaction has read; nothing was written",
+            remedy="run the block again",
+        )
+
+    def _commit(
+        self,
+        logs: Mapping[Partition, PartitionLog],
+        parts: Mapping[Partition, tuple[Packer, Rows]],
+        changes: list[_Changes],
+        reading: ExitStack,
+    ) -> dict[Partition, int]:
+        """Append to several partitions, or several batches. Return the bytes of each partition."""
+        if self._failure is not None:
+            raise self._failure
+        decisions = self._begin()
+        producer = self._producer_id, self._epoch
+        batches = {tp: packer.built(rows, producer=producer) for tp, (packer, rows) in parts.items()}
+        for tp, log in logs.items():
+            log.config.check_takes_records(f"{tp[0]}-{tp[1]}")
+        is_deciding = False
+        try:
+            with self._held(logs.values(), changes):
+                for tp, log in logs.items():
+                    log.append_batches(batches[tp], sync_follows=True)
+            reading.close()
+            self._sync(logs.values())
+            is_deciding = True
+            self._decide(decisions, PREPARE_COMMIT, frozenset(logs))
+        except BaseException as error:
+            if not is_deciding or isinstance(error, DiskFullError):  # which leaves the log as it was
+                self._abort(logs.values())
+            else:
+                self._fail(error, _DECIDED_LATER)
+            raise
+        try:
+            decisions.sync()
+        except BaseException as error:
+            self._fail(error, _DECIDED_LATER)
+            raise
+        try:
+            with self._dirs.moment, ExitStack() as stack:
+                for log in logs.values():
+                    stack.enter_context(log.lock)
+                for log in logs.values():
+                    log.append_batch(self._marker(log, commit=True))
+                    self._unsynced[log] = log.log_end
+        except BaseException as error:
+            self._fail(error, _COMMITTED_LATER)
+            raise
+        return {tp: sum(map(len, each)) for tp, each in batches.items()}
+
+    def _begin(self) -> PartitionLog:
+        """Give the next transaction its epoch, and return the log of the decisions."""
+        dirs = self._dirs
+        if not dirs.has_topic(TRANSACTIONS_TOPIC):
+            settings = {"cleanup.policy": "compact", "segment.bytes": "104857600"}  # as the server creates it
+            create_topics(dirs, {TRANSACTIONS_TOPIC: (1, settings)})
+            dirs.partitions_added()
+        if self._epoch >= LAST_EPOCH:
+            self._sync(())
+            self._producer_id, self._epoch = self._ids.next(), -1
+            TRANSACTION.save(dirs.files, _note_of(dirs.paths[0]), {"producer_id": self._producer_id})
+            if not dirs.has_transactions:
+                dirs.has_transactions = True
+                dirs.on_close(self._close)
+        self._epoch += 1
+        self._decisions = _decisions(dirs)
+        return self._decisions
+
+    def _sync(self, logs: Iterable[PartitionLog]) -> None:
+        """Sync logs, and those with markers of earlier transactions."""
+        waiting = dict.fromkeys(logs)
+        waiting |= dict.fromkeys(log for log, end in self._unsynced.items() if log.synced_to < end)
+        overlapped(_sync, list(waiting), threads=len(waiting))
+        self._unsynced.clear()
+
+    def _decide(self, decisions: PartitionLog, state: str, partitions: frozenset[Partition]) -> None:
+        _store(self._dirs, decisions, self._producer_id, self._epoch, state, partitions)
+
+    def _marker(self, log: PartitionLog, *, commit: bool) -> bytes:
+        return _marker(self._dirs, self._producer_id, self._epoch, commit=commit)
+
+    def _abort(self, logs: Iterable[PartitionLog]) -> None:
+        """End a transaction that was not decided."""
+        try:
+            for log in logs:
+                producer = log.producer(self._producer_id)
+                if producer is not None and producer.transaction_start is not None:
+                    log.append_batch(self._marker(log, commit=False))
+                    self._unsynced[log] = log.log_end
+        except LastwordError as error:
+            self._fail(error, "")
+
+    def _fail(self, error: BaseException, note: str) -> None:
+        """Leave what is open to the next opening, and refuse further transactions."""
+        if isinstance(error, LastwordError) and note:
+            error.message += f"; {note}"
+            error.args = (error.message,)
+        self._failure = BusyError(
+            f"{self._dirs.paths[0]}: an earlier transaction of this process was interrupted",
+            remedy="close the directory and open it to write again: that ends the transaction",
+        )
+
+    def _close(self) -> None:
+        """Leave nothing for the next opening to do, if nothing is open."""
+        with self._dirs.commits, suppress(LastwordError):
+            if self._failure is None and self._decisions is not None:
+                self._sync(())
+                self._decide(self._decisions, COMPLETE_COMMIT, frozenset())
+                self._dirs.files.unlink(_note_of(self._dirs.paths[0]), missing_ok=True)
+
+    def recover(self, notes: Iterable[str]) -> None:
+        """End the transactions that earlier processes left open: those that these notes name."""
+        try:
+            for note in notes:
+                self._end_open(note)
+        except LastwordError as error:
+            self._failure = error
+            _log.warning("%s: open transactions: %s", self._dirs.paths[0], error)
+
+    def _end_open(self, note: str) -> None:
+        dirs = self._dirs
+        fields = TRANSACTION.load(dirs.files, note)
+        if fields is None:
+            return
+        with TRANSACTION.reading(note):
+            producer_id = int(fields["producer_id"])
+        stored = newest_states(dirs).get(producer_id)
+        epoch, partitions = -1, frozenset[Partition]()
+        if stored is not None and TRANSACTION_STATES[stored.value.transaction_status] == PREPARE_COMMIT:
+            state = TransactionState.of_value(stored.value)
+            epoch, partitions = state.epoch, state.partitions
+        ended: list[PartitionLog] = []
+        for name, numbers in dirs.topics().items():
+            for number in numbers:
+                log = dirs.log(name, number)
+                producer = log.producer(producer_id)
+                if producer is not None and producer.transaction_start is not None:
+                    is_committed = _is_of(producer, epoch) and (name, number) in partitions
+                    log.append_batch(_marker(dirs, producer_id, producer.epoch, commit=is_committed))
+                if producer is not None:
+                    ended.append(log)
+        overlapped(_sync, ended)
+        if stored is not None:
+            _store(dirs, _decisions(dirs), producer_id, stored.value.producer_epoch, COMPLETE_COMMIT)
+        dirs.files.unlink(note, missing_ok=True)
+
+
+def recover(dirs: OpenDirs) -> Committer | None:
+    """End the transactions that earlier processes left open; None: there are none."""
+    notes = [note for path in dirs.paths if dirs.files.exists(note := _note_of(path))]
+    if not notes:
+        return None
+    committer = Committer(dirs)
+    committer.recover(notes)
+    return committer
+
+
+def _is_of(producer: Producer, epoch: int) -> bool:
+    """Return whether the open transaction of a producer is the one that was decided last."""
+    return producer.epoch == epoch
+
+
+def _name_of(changes: _Changes) -> str:
+    return changes.topic.name
+
+
+def _note_of(path: str) -> str:
+    return os.path.join(path, names.TRANSACTION)
+
+
+def _sync(log: PartitionLog) -> None:
+    log.sync()
+
+
+def _decisions(dirs: OpenDirs) -> PartitionLog:
+    """Return the log of the decisions, as Kafka chooses it."""
+    return dirs.log(TRANSACTIONS_TOPIC, java_hash(OWN_ID) % len(dirs.partitions(TRANSACTIONS_TOPIC)))
+
+
+def _store(
+    dirs: OpenDirs,
+    decisions: PartitionLog,
+    producer_id: int,
+    epoch: int,
+    state: str,
+    partitions: frozenset[Partition] = frozenset(),
+) -> None:
+    now_ms = dirs.clock.now_ms()
+    stored = TransactionState(
+        producer_id,
+        epoch,
+        TIMEOUT_MS,
+        state,
+        partitions,
+        start_ms=now_ms,
+        changed_ms=now_ms,
+        previous_producer_id=producer_id,
+    )
+    builder = BatchBuilder()
+    builder.append(now_ms, key_of(OWN_ID), stored.value())
+    decisions.append_batch(builder.build())
+
+
+def _marker(dirs: OpenDirs, producer_id: int, epoch: int, *, commit: bool) -> bytes:
+    builder = BatchBuilder(producer_id=producer_id, producer_epoch=epoch, transactional=True, control=True)
+    coordinator_epoch = _decisions(dirs).epochs.latest or 0 if dirs.has_topic(TRANSACTIONS_TOPIC) else 0
+    builder.append(dirs.clock.now_ms(), *marker_record(commit=commit, coordinator_epoch=coordinator_epoch))
+    return builder.build()
+
+
+def _append_all(dirs: OpenDirs, changes: Iterable[_Changes]) -> None:
+    """Append all changes to a private copy of a log in a bucket."""
+    from lastword.api.keys import has_values
+
+    for each in changes:
+        topic = each.topic._on(dirs)
+        if each.contents is not None and not has_values(topic, each.read):
+            raise _conflict(topic.name)
+        for (name, number), packer, rows in each.parts(dirs):
+            dirs.log(name, number).append_batches(packer.built(rows))

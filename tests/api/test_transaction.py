@@ -1,0 +1,379 @@
+"""`LogDir.transaction`: changes of several keys and topics, all or nothing."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.api.transaction import POSITIONS_TOPIC, Committer
+from lastword.errors import (
+    BusyError,
+    ConflictError,
+    DiskFullError,
+    KeyRequiredError,
+    ReadOnlyError,
+    RecordTooLargeError,
+    SerializerError,
+    TransactionTooLargeError,
+    UsageError,
+)
+from lastword.files import DEFAULT
+from lastword.partition.log import PartitionLog
+from lastword.records.batch import BatchBuilder
+from lastword.segment import names
+from tests.fakes.recording import RecordingFiles
+
+JSON: dict[str, Any] = {"cleanup_policy": "compact", "key_serializer": "str", "value_serializer": "json"}
+QUIET: dict[str, Any] = {"lastword_commit_linger_ms": 0, "log_cleaner_enable": False}
+_numbers = count()
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def place(request, tmp_path):
+    return str(tmp_path / "data") if request.param == "directory" else f"memory://tx-{next(_numbers)}/log"
+
+
+@pytest.fixture
+def opened(place):
+    with lastword.open(place, "a", **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        logs.create_topic("log", cleanup_policy="delete")
+        yield logs
+
+
+def ends(logs):
+    return {name: sum(end for _, end in logs[name].bounds().values()) for name in ("events", "log")}
+
+
+def test_changes_of_several_topics(opened, place):
+    state = opened.state("totals", default=int)
+    state["old"] = 1
+    with opened.transaction() as tx:
+        totals = tx.state("totals")
+        totals["a"] += 1
+        totals["a"] += 1
+        del totals["old"]
+        for number in range(5):
+            tx.append("events", f"k{number}", number, headers={"h": b"v"}, timestamp=1_700_000_000_000)
+        tx.delete("events", "k4")
+        tx.append("log", None, b"plain")
+        tx.position("job", {0: 7, 2: 9})
+        assert dict(totals) == {"a": 2} and "old" not in totals and len(totals) == 1
+        assert tx.get("events", "k3") == 3 and tx.get("events", "k4", "gone") == "gone"
+        assert totals.get("nothing") is None and totals["nothing"] == 0
+        assert dict(state) == {"old": 1} and opened["events"].get("k3") is None
+        assert ends(opened) == {"events": 0, "log": 0} and opened.position("job") is None
+    for logs in (opened, lastword.open(place)):
+        assert logs["events"].get_many([f"k{n}" for n in range(5)]) == {f"k{n}": n for n in range(4)}
+        assert logs["events"].get_record("k3").headers == (("h", b"v"),)
+        assert logs["events"].get_record("k3").timestamp == 1_700_000_000_000
+        assert [record.value for record in logs["log"].read()] == [b"plain"]
+        assert logs.position("job") == {0: 7, 2: 9} and logs.position("other") is None
+        assert dict(logs.state("totals")) == {"a": 2}
+    assert len(list(opened["totals"].read(view="changes"))) == 2  # two values of a key are one record
+    assert not opened.transactions()
+
+
+def test_a_block_that_raises_writes_nothing(opened):
+    with pytest.raises(ZeroDivisionError), opened.transaction() as tx:
+        tx.append("events", "a", 1)
+        tx.state("totals")["a"] = 1
+        raise ZeroDivisionError
+    assert ends(opened) == {"events": 0, "log": 0} and not opened.state("totals")
+    with opened.transaction():
+        pass
+    assert ends(opened) == {"events": 0, "log": 0}
+
+
+def test_what_cannot_be_appended_is_refused_in_the_block(opened):
+    with opened.transaction(max_bytes=5000) as tx:
+        for call, error in [
+            (lambda: tx.append("events", None, 1), KeyRequiredError),
+            (lambda: tx.append("events", "a", {1, 2}), SerializerError),
+            (lambda: tx.append("events", "a", "x" * (2 << 20)), RecordTooLargeError),
+            (lambda: tx.append("events", "a", 1, partition=3), UsageError),
+            (lambda: tx.position("job", "latest"), UsageError),
+            (lambda: tx.append("events", "a", "x" * 5000), TransactionTooLargeError),
+        ]:
+            with pytest.raises(error):
+                call()
+        with pytest.raises(KeyError):
+            del tx.state("totals")["a"]
+        tx = opened.transaction()
+        with pytest.raises(UsageError, match="not open"):
+            tx.append("events", "a", 1)
+    with pytest.raises(TransactionTooLargeError), opened.transaction(max_bytes=5000) as tx:
+        tx.append("events", "a", "x" * 5000)
+    assert ends(opened) == {"events": 0, "log": 0}
+
+
+def test_a_reader_is_refused(opened, place):
+    with lastword.open(place) as logs, pytest.raises(ReadOnlyError), logs.transaction():
+        pass
+
+
+def test_a_value_that_was_read_must_still_be_there(opened, place):
+    state = opened.state("totals")
+    state["a"] = 1
+    with pytest.raises(ConflictError, match="totals"), opened.transaction() as tx:
+        tx.append("log", None, b"x")
+        tx.state("totals")["a"] += 1
+        opened["totals"].append("a", 5)
+    assert state["a"] == 5 and ends(opened)["log"] == 0
+    with opened.transaction() as tx:  # what was not read may change
+        tx.state("totals")["b"] = 1
+        opened["totals"].append("a", 6)
+        tx.append("log", None, b"x")
+    assert dict(state) == {"a": 6, "b": 1} and len(list(opened["log"].read())) == 1
+
+
+def test_threads_that_count_in_transactions_lose_nothing(opened):
+    steps = 10 if opened.dirs.holds_logs else 3
+    state = opened.state("totals", default=int)
+    failures = []
+
+    def add():
+        try:
+            for _ in range(steps):
+                while True:
+                    try:
+                        with opened.transaction() as tx:
+                            tx.state("totals")["n"] += 1
+                            tx.append("events", f"e{tx.state('totals')['n']}", 1)
+                        break
+                    except ConflictError:
+                        pass
+                if opened.dirs.holds_logs:
+                    state.incr("n")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=add) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and state["n"] == 3 * steps * (2 if opened.dirs.holds_logs else 1)
+    assert len(list(opened["events"].newest())) == 3 * steps
+
+
+def test_readers_of_the_process_see_all_partitions_or_none(opened):
+    """Two topics and four partitions: every read of several of them shows one transaction."""
+    keys = [f"k{n}" for n in range(12)]
+    state, events, failures = opened.state("totals", partitions=2), opened["events"], []
+    stop = threading.Event()
+
+    def read():
+        try:
+            while not stop.is_set():
+                several = {
+                    "get_many": set(events.get_many(keys).values()),
+                    "newest": {record.value for record in events.newest()},
+                    "copy": set(state.copy().values()),
+                }
+                assert all(len(values) <= 1 for values in several.values()), several
+                before = events.get("k1", 0)  # of another partition than k2
+                assert events.get("k2", 0) >= before
+                assert state.get("k1", 0) >= before or not opened.dirs.holds_logs
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(1, 60 if opened.dirs.holds_logs else 6):
+        with opened.transaction() as tx:
+            for key in keys:
+                tx.append("events", key, number)
+                tx.state("totals")[key] = number
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not failures, failures
+
+
+# ---------------------------------------------------------------- in a directory
+
+
+class Counted:
+    """A directory whose syncs are counted."""
+
+    def __init__(self, path):
+        self.files = RecordingFiles(DEFAULT)
+        self.logs = lastword.open(path, "a", files=self.files, **QUIET)
+        self.logs.create_topic("events", 3, **JSON)
+
+    def syncs_of(self, keys):
+        self.files.calls.clear()
+        with self.logs.transaction() as tx:
+            for key in keys:
+                tx.append("events", key, 1)
+        return [call.path.split("/")[-2] for call in self.files.calls if call.name == "fsync"]
+
+
+def test_one_wait_for_one_partition_and_two_for_several(tmp_path):
+    counted = Counted(tmp_path)
+    with counted.logs as logs:
+        counted.syncs_of(["k1"])  # the names of a new log are synced, too
+        assert counted.syncs_of(["k1"]) == [f"events-{logs['events'].get_record('k1').partition}"]
+        assert names.TRANSACTION not in {path.name for path in tmp_path.iterdir()}
+        header = next(logs["events"]._view(logs["events"].get_record("k1").partition).segments[0].headers(0))
+        assert (header.producer_id, header.transactional) == (-1, False)
+        keys = [f"k{n}" for n in range(9)]
+        counted.syncs_of(keys)  # makes the topic of the decisions
+        for _ in range(2):
+            syncs = counted.syncs_of(keys)
+            assert sorted(syncs) == ["__transaction_state-0", "events-0", "events-1", "events-2"]
+            assert syncs[-1] == "__transaction_state-0"
+        one = next(key for key in keys if logs["events"].get_record(key).partition == 0)
+        two = next(key for key in keys if logs["events"].get_record(key).partition == 1)
+        assert "events-2" in counted.syncs_of([one, two])  # the marker of the one before
+        assert "events-2" not in counted.syncs_of([one, two])
+        assert (tmp_path / names.TRANSACTION).exists()
+    assert not (tmp_path / names.TRANSACTION).exists()
+
+
+def test_many_records_of_one_partition_are_one_transaction(logs):
+    topic = logs.create_topic("one", **JSON)
+    with logs.transaction() as tx:
+        for number in range(3000):
+            tx.append("one", f"k{number}", "x" * 400)
+    assert len(topic.get_many([f"k{number}" for number in range(3000)])) == 3000
+    assert sum(1 for _ in topic.read()) == 3000 == topic.bounds()[0][1] - 1  # and the marker
+
+
+@pytest.mark.parametrize("name", ["append_batches", "sync", "append_batch"])
+def test_a_failure_before_the_decision_leaves_nothing(logs, monkeypatch, name):
+    """The third call fails: in the second partition, or for the decision."""
+    topic = logs.create_topic("events", 3, **JSON)
+    with logs.transaction() as tx:
+        tx.append("events", "k1", 0)
+        tx.append("events", "k2", 0)
+    call, calls = getattr(PartitionLog, name), []
+
+    def failing(log, *arguments, **options):
+        calls.append(log.name)
+        if len(calls) == 2:
+            raise DiskFullError("full")
+        return call(log, *arguments, **options)
+
+    keys = [f"k{n}" for n in range(9)]
+    monkeypatch.setattr(PartitionLog, name, failing)
+    if name == "append_batch":  # two appends of batches come before: the first one is the decision
+        calls.append("")
+    with pytest.raises(DiskFullError), logs.transaction() as tx:
+        for key in keys:
+            tx.append("events", key, 1)
+    monkeypatch.undo()
+    assert topic.get_many(keys) == {"k1": 0, "k2": 0} and not logs.transactions()
+    with logs.transaction() as tx:
+        for key in keys:
+            tx.append("events", key, 2)
+    assert set(topic.get_many(keys).values()) == {2}
+
+
+def test_a_failure_after_the_decision_is_completed_by_the_next_opening(tmp_path, monkeypatch):
+    keys = [f"k{n}" for n in range(9)]
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        marker = Committer._marker
+
+        def failing(self, log, *, commit):
+            if log.partition == 1:
+                raise DiskFullError("full")
+            return marker(self, log, commit=commit)
+
+        monkeypatch.setattr(Committer, "_marker", failing)
+        with pytest.raises(DiskFullError, match="is committed"), logs.transaction() as tx:
+            for key in keys:
+                tx.append("events", key, 1)
+        monkeypatch.undo()
+        with pytest.raises(BusyError, match="interrupted"), logs.transaction() as tx:
+            for key in keys:
+                tx.append("events", key, 2)
+        assert {transaction.transactional_id for transaction in logs.transactions()} == {
+            "lastword.transaction"
+        }
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        assert set(logs["events"].get_many(keys).values()) == {1} and not logs.transactions()
+        with logs.transaction() as tx:
+            for key in keys:
+                tx.append("events", key, 3)
+        assert set(logs["events"].get_many(keys).values()) == {3}
+
+
+def test_a_damaged_partition_keeps_its_transaction(tmp_path, monkeypatch, caplog):
+    """The outcome of what cannot be opened now is not lost: further transactions wait for it."""
+    keys = [f"k{n}" for n in range(9)]
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        monkeypatch.setattr(Committer, "_marker", lambda self, log, commit: 1 / 0)
+        with pytest.raises(ZeroDivisionError), logs.transaction() as tx:
+            for key in keys:
+                tx.append("events", key, 1)
+        monkeypatch.undo()
+    log = tmp_path / "events-2" / "00000000000000000000.log"
+    data = log.read_bytes()
+    log.write_bytes(data[:-9])
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        assert "events-2" in caplog.text
+        with pytest.raises(lastword.errors.DataError), logs.transaction() as tx:
+            tx.append("events", "k1", 2)
+            tx.append("events", "k2", 2)
+            tx.append("events", "k3", 2)
+            tx.append("events", "k4", 2)
+    log.write_bytes(data)
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        assert set(logs["events"].get_many(keys).values()) == {1}
+
+
+def test_epochs_that_are_used_up(logs, monkeypatch):
+    from lastword.api import transaction
+
+    monkeypatch.setattr(transaction, "LAST_EPOCH", 2)
+    topic = logs.create_topic("events", 3, **JSON)
+    keys = [f"k{n}" for n in range(9)]
+    for number in range(8):
+        with logs.transaction() as tx:
+            for key in keys:
+                tx.append("events", key, number)
+        assert set(topic.get_many(keys).values()) == {number}
+    assert len(logs.dirs.log("events", 0).producers) == 3
+
+
+def test_a_topic_that_takes_no_records_refuses_the_block(logs, monkeypatch):
+    logs.create_topic("events", 3, **JSON)
+    copied = logs.create_topic("copied", **JSON, lastword_pulled_from="there")
+    with pytest.raises(lastword.errors.LastwordError), logs.transaction() as tx:
+        tx.append("events", "a", 1)
+        tx.append("copied", "a", 1)
+    assert ends_of(logs, "events") == ends_of(logs, "copied") == 0 and not logs.transactions()
+    assert copied.get("a") is None
+
+
+def ends_of(logs, name):
+    return sum(end for _, end in logs[name].bounds().values())
+
+
+def test_a_foreign_open_transaction_stays(tmp_path):
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        logs.create_topic("events", 2, **JSON)
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(0, b"a", b"1")
+        logs.dirs.log("events", 1).append_batch(builder.build())
+        with logs.transaction() as tx:
+            tx.append("events", "a", 1, partition=0)
+            tx.append("events", "a", 1, partition=1)
+        assert [transaction.producer_id for transaction in logs.transactions()] == [7]
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        assert [transaction.producer_id for transaction in logs.transactions()] == [7]
+
+
+def test_positions_have_a_topic(opened):
+    with opened.transaction() as tx:
+        tx.position("job", 4)
+    assert opened.position("job") == 4 and POSITIONS_TOPIC in opened
