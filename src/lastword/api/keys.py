@@ -92,20 +92,22 @@ def keys_by_bytes(topic: Searched, keys: Iterable[Any]) -> dict[bytes, Any]:
     return named
 
 
-def find_one(topic: Searched, key: bytes, partition: int | None) -> tuple[int, RawRecord] | None:
+def find_one(
+    topic: Searched, key: bytes, partition: int | None, *, to_end: bool = False
+) -> tuple[int, RawRecord] | None:
     """Return partition and newest record of a key, as `find` does; a short way for the usual case."""
     number = topic._partition_of(key) if partition is None else partition
     log = topic._readable(number)
     index = _index(topic, number, log)
     if index is not None:
         with suppress(Mismatch), index.lock:
-            if index.follow(log):
-                record = index.find_one(log, key)
+            if index.follow(log, to_end=to_end):
+                record = index.find_one(log, key, to_end=to_end)
                 if record is not None:
                     return number, record
                 if partition is not None or topic.schema.partitions == 1:
                     return None
-    return find(topic, (key,), partition).get(key)
+    return find(topic, (key,), partition, to_end=to_end).get(key)
 
 
 def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
@@ -115,11 +117,14 @@ def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> K
     return None
 
 
-def find(topic: Searched, keys: Collection[bytes], partition: int | None) -> Found:
-    """Return partition and newest record of each key that has a value, in this partition or in any."""
+def find(topic: Searched, keys: Collection[bytes], partition: int | None, *, to_end: bool = False) -> Found:
+    """Return partition and newest record of each key that has a value, in this partition or in any.
+
+    `to_end`: also the committed records from the last stable offset on, behind undecided ones.
+    """
     for left in range(_TRIES, 0, -1):
         with ExitStack() as stack:
-            lookup = _Lookup(topic, keys, stack, may_index=left > 1)
+            lookup = _Lookup(topic, keys, stack, may_index=left > 1, to_end=to_end)
             try:
                 return lookup.find(partition)
             except Mismatch:
@@ -131,9 +136,9 @@ class _Lookup:
     """One call: all partitions that it may need are begun before the first key."""
 
     def __init__(
-        self, topic: Searched, keys: Collection[bytes], stack: ExitStack, *, may_index: bool
+        self, topic: Searched, keys: Collection[bytes], stack: ExitStack, *, may_index: bool, to_end: bool
     ) -> None:
-        self._topic, self._keys = topic, keys
+        self._topic, self._keys, self._to_end = topic, keys, to_end
         self._stack, self._may_index = stack, may_index
         self._parts: dict[int, _Part] = {}
 
@@ -171,7 +176,7 @@ class _Lookup:
         if part is None:
             log = self._topic._readable(number)
             index = self._index(number, log) if self._may_index else None
-            part = self._parts[number] = _Part(log, index, self._keys)
+            part = self._parts[number] = _Part(log, index, self._keys, self._to_end)
         return part
 
     def _index(self, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
@@ -181,7 +186,7 @@ class _Lookup:
         if index is None:
             return None
         self._stack.enter_context(index.lock)
-        if index.follow(log):
+        if index.follow(log, to_end=self._to_end):
             return index
         indexes = topic.dirs.key_indexes
         if (topic.name, number) not in indexes.warned:
@@ -199,19 +204,25 @@ class _Part:
     """One partition in a lookup."""
 
     def __init__(
-        self, log: PartitionLog | PartitionView, index: KeyIndex | None, keys: Collection[bytes]
+        self, log: PartitionLog | PartitionView, index: KeyIndex | None, keys: Collection[bytes], to_end: bool
     ) -> None:
-        self._log, self._index, self._keys = log, index, keys
+        self._log, self._index, self._keys, self._to_end = log, index, keys, to_end
         self._read: Mapping[bytes, RawRecord] | None = None
 
     def find(self, keys: Iterable[bytes]) -> Mapping[bytes, RawRecord]:
         """Return the newest records of the keys that have a value. Raises Mismatch."""
         if self._index is not None:
-            return self._index.find(self._log, keys)
+            if not self._to_end:
+                return self._index.find(self._log, keys)
+            each = {key: self._index.find_one(self._log, key, to_end=True) for key in keys}
+            return {key: record for key, record in each.items() if record is not None}
         if self._read is None:
             log: Any = self._log
             view: PartitionView = log.view() if log.grows else log
-            range_ = Range.of(view, lambda now: (now.log_start, min(now.stable_offset, now.log_end)))
+            to_end = self._to_end
+            range_ = Range.of(
+                view, lambda now: (now.log_start, now.log_end if to_end else committed_end(now))
+            )
             records = newest(range_, tombstones=False, map_bytes=0, keys=frozenset(self._keys))
             self._read = {record.key or b"": record for record in records}
         read = self._read
@@ -222,3 +233,8 @@ class _Part:
         self._log.refresh()
         if drops and self._index is not None:
             self._index.drop()
+
+
+def committed_end(view: PartitionView) -> int:
+    """Return the offset below which every record is decided."""
+    return min(view.stable_offset, view.log_end)

@@ -476,6 +476,12 @@ class OpenDirs(ProcessBound):
         self.on_close(indexes.close)
         return indexes
 
+    def save_key_indexes(self) -> None:
+        """Save what the key indexes that are in use have in memory, where it is much: for the background."""
+        indexes = self.__dict__.get("key_indexes")
+        if indexes is not None:
+            indexes.save_large()
+
     def key_index(self, topic: str, partition: int, directory: str) -> KeyIndex | None:
         """Return the key index of a partition in one of the directories; None: there is none here."""
         return self.key_indexes.of(topic, partition, directory)
