@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lastword.keys")
 """Gets a warning if the keys of a partition do not fit the memory, so that each lookup reads the log."""
-Found = dict[bytes, tuple[int, "RawRecord"]]
-"""The partition and the newest record of each key."""
+Found = list[tuple[int, Mapping[bytes, "RawRecord"]]]
+"""Partitions, each with the newest records of the keys that were found in it: a key is in one of them."""
 _TRIES = 3
 
 
@@ -74,22 +74,30 @@ def keys_by_bytes(topic: Searched, keys: Iterable[Any]) -> dict[bytes, Any]:
         UsageError: `keys` is a text or a mapping, or the keys cannot be those of a dict.
     """
     check_keys(keys)
-    named: dict[bytes, Any] = {}
+    encode, named = topic.schema.key.encode, {}
     for key in keys:
-        data = key_bytes(topic, key)
-        try:
-            hash(key)
-        except TypeError:
-            raise UsageError(
-                f"{key!r} cannot be a key of the dict that is returned", remedy="get(key) takes such a key"
-            ) from None
-        named[data] = key
-    if len(set(named.values())) < len(named):
+        named[key_bytes(topic, key) if key is None else encode(key, "key")] = key
+    try:
+        distinct = len(set(named.values()))
+    except TypeError:
+        key = next(key for key in named.values() if not _is_hashable(key))
+        raise UsageError(
+            f"{key!r} cannot be a key of the dict that is returned", remedy="get(key) takes such a key"
+        ) from None
+    if distinct < len(named):
         raise UsageError(
             "two of the keys are equal in Python, as 1 and True are, and differ in the topic",
             remedy="look them up in two calls",
         )
     return named
+
+
+def _is_hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
 
 
 def find_one(
@@ -107,7 +115,10 @@ def find_one(
                     return number, record
                 if partition is not None or topic.schema.partitions == 1:
                     return None
-    return find(topic, (key,), partition, to_end=to_end).get(key)
+    for number, records in find(topic, (key,), partition, to_end=to_end):
+        for record in records.values():
+            return number, record
+    return None
 
 
 def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
@@ -146,30 +157,27 @@ class _Lookup:
         """Return the newest records."""
         keys = self._keys
         if partition is not None:
-            return self._found(partition, keys)
+            return [(partition, self._part(partition).find(keys))]
         home: dict[int, list[bytes]] = {}
+        numbers = sorted(self._topic.schema.numbers)
+        if len(numbers) == 1:
+            return [(numbers[0], self._part(numbers[0]).find(keys))]
         for key in keys:
             home.setdefault(self._topic._partition_of(key), []).append(key)
-        numbers = sorted(self._topic.schema.numbers)
         for number in numbers:  # in this order, so that two lookups do not wait for each other
             self._part(number)
-        found: Found = {}
-        for number, own in sorted(home.items()):
-            found |= self._found(number, own)
-        for number in reversed(numbers) if len(numbers) > 1 else ():
-            missing = [key for key in keys if key not in found]
-            if not missing:
-                break
-            found |= self._found(number, missing)
+        found: Found = [(number, self._part(number).find(own)) for number, own in sorted(home.items())]
+        missing = set(keys).difference(*(records for _, records in found))
+        for number in reversed(numbers):
+            if missing:
+                found.append((number, self._part(number).find(missing)))
+                missing.difference_update(found[-1][1])
         return found
 
     def renew(self, *, drops: bool) -> None:
         """Let the views catch up. `drops`: the indexes that were used are wrong."""
         for part in self._parts.values():
             part.renew(drops=drops)
-
-    def _found(self, number: int, keys: Iterable[bytes]) -> Found:
-        return {key: (number, record) for key, record in self._part(number).find(keys).items()}
 
     def _part(self, number: int) -> _Part:
         part = self._parts.get(number)

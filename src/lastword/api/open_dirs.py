@@ -119,7 +119,10 @@ class OpenDirs(ProcessBound):
         self._closing: list[Callable[[], object]] = []
         self._listeners: list[Callable[[], object]] = []
         self._deletion_listeners: list[Callable[[str, Iterable[int]], object]] = []
-        self._settings_seen: dict[str, object] = {}
+        self.seen: dict[str, object] = {}
+        """In mode "r": what the settings depend on; the same object as long as nothing of it has changed."""
+        self.roots_are_settled = False
+        """Names were added or removed in no root since it was looked at for `seen`."""
         self._refreshed = clock.monotonic()
         if mode == "a":
             _writers.add(self)
@@ -261,19 +264,29 @@ class OpenDirs(ProcessBound):
         if self.mode == "a":  # nobody else changes them
             return
         listings = [directory.last_listing for directory in self.directories]
-        seen: dict[str, object] = {**self._settings_seen, "": listings}
+        seen: dict[str, object] = {**self.seen, "": listings}
+        settled = self._config_file is None
         if self._config_file is not None:
             with suppress(StorageError):
                 seen["config"] = DEFAULT.stat(os.fspath(self._config_file))
-        for path in self.paths if self._config_file is None else ():
+        for path, file in self._settings_files:
             version = self.files.dir_version(path)
             seen[path] = None if version is None else (version.stamp, version.is_settled)
-            file = os.path.join(path, names.SETTINGS)
-            with suppress(StorageError):  # of a drive that failed
-                seen[file] = self.files.stat(file) if edited else seen.get(file)
-        if seen != self._settings_seen or (topic is not None and not self.settings.is_current(topic)):
+            settled = settled and version is not None and version.is_settled
+            if edited:
+                with suppress(StorageError):  # of a drive that failed
+                    seen[file] = self.files.stat(file)
+        self.roots_are_settled = settled
+        if seen != self.seen or (topic is not None and not self.settings.is_current(topic)):
             self.settings_changed()
-            self._settings_seen = seen
+            self.seen = seen
+
+    @cached_property
+    def _settings_files(self) -> list[tuple[str, str]]:
+        """The roots whose names show a change of the settings, each with its lastword.toml."""
+        if self._config_file is not None:
+            return []
+        return [(path, os.path.join(path, names.SETTINGS)) for path in self.paths]
 
     def sync(self) -> None:
         """Make everything durable that was acknowledged at level "os", also if a directory fails."""

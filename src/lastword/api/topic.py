@@ -76,8 +76,8 @@ class Topic(ProcessBound, Generic[K, V]):
         self._config = config
         self._logs: dict[int, PartitionLog] = {}
         """Logs of earlier appends. One that was closed or moved since refuses `append_single`."""
-        self._views: dict[int, tuple[PartitionView, object]] = {}
-        """Views of earlier calls of `record_at` in mode "r", each with the `stamp` of its directory."""
+        self._views: dict[int, tuple[PartitionView, object, object]] = {}
+        """Views of earlier calls in mode "r", each with the `stamp` of its directory and `dirs.seen`."""
         self._in_one_directory = len(dirs.directories) == 1
 
     @property
@@ -556,10 +556,10 @@ class Topic(ProcessBound, Generic[K, V]):
 
         named = keys_by_bytes(self, keys)
         decode = self._schema.value.decode
-        found = find(self, named.keys(), partition)
         return {
             named[data]: decode(record.value, "value")
-            for data, (_, record) in found.items()
+            for _, records in find(self, named.keys(), partition)
+            for data, record in records.items()
             if record.value is not None
         }
 
@@ -570,10 +570,10 @@ class Topic(ProcessBound, Generic[K, V]):
 
         named = keys_by_bytes(self, keys)
         serializers = self._schema.key, self._schema.value
-        found = find(self, named.keys(), partition)
         return {
             named[data]: decoded(record, self.name, number, *serializers)
-            for data, (number, record) in found.items()
+            for number, records in find(self, named.keys(), partition)
+            for data, record in records.items()
         }
 
     def __contains__(self, key: object) -> bool:
@@ -665,20 +665,24 @@ class Topic(ProcessBound, Generic[K, V]):
         dirs.refresh()
         kept = self._views.get(partition)
         if kept is not None:
-            view, stamp = kept
+            view, stamp, seen = kept
             version = view.files.dir_version(view.directory)
             if (
                 version is not None
                 and version.stamp == stamp
-                and view.is_current()
-                and read_log_start(view.files, view.directory) <= view.log_start
+                and view.is_current(same_names=True)
+                and (
+                    (dirs.seen is seen and dirs.roots_are_settled)  # the file of log starts is as it was
+                    or read_log_start(view.files, view.directory) <= view.log_start
+                )
             ):
                 return view
+        seen = dirs.seen
         log_dir = dirs.dir_set.log_dir(self.name, partition)
         before = None if log_dir is None else dirs.files.dir_version(log_dir.directory(self.name, partition))
         view = self._view_now(partition)
         if before is not None and before.is_settled:  # else a later change may leave the same stamp
-            self._views[partition] = view, before.stamp
+            self._views[partition] = view, before.stamp, seen
         return view
 
     def _view(self, partition: int) -> PartitionView:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
@@ -470,18 +470,20 @@ class KeyIndex:
         """
         offsets: dict[int, bytes] = {}
         try:
-            for key in keys:
-                word = self._word(self._digest(key))
-                if word is not None and not word & 1 and word >> 1 >= log.log_start:
-                    if word >> 1 in offsets:
+            digest, log_start = self._digest, log.log_start
+            named = {digest(key): key for key in keys}
+            for found_digest, word in self._words(named).items():
+                offset = word >> 1
+                if not word & 1 and offset >= log_start:
+                    if offset in offsets:
                         raise Mismatch  # two keys have one record
-                    offsets[word >> 1] = key
+                    offsets[offset] = named[found_digest]
         except (CorruptFileError, FileVanishedError):  # of a run
             raise Mismatch from None
         found: dict[bytes, RawRecord] = {}
         try:
-            for offset, record in _read_at(log, list(offsets), self._may_load(len(offsets))):
-                key = offsets[offset]
+            records = _read_at(log, list(offsets), self._may_load(len(offsets)))
+            for key, record in zip(offsets.values(), records, strict=True):
                 if record is None or record.key != key or record.value is None:
                     raise Mismatch
                 found[key] = record
@@ -498,7 +500,12 @@ class KeyIndex:
         """
         try:
             digest = self._digest(key)
-            word = self._word(digest)
+            word = self._overlay.get(digest)
+            if word is None:
+                for run in self._runs:
+                    word = run.find(digest)
+                    if word is not None:
+                        break
             if to_end and self._above:
                 word = max(self._above.get(digest, -1), -1 if word is None else word)
                 word = None if word < 0 else word
@@ -515,14 +522,16 @@ class KeyIndex:
             raise Mismatch
         return record
 
-    def _word(self, digest: bytes) -> int | None:
-        word = self._overlay.get(digest)
-        if word is None:
-            for run in self._runs:
-                word = run.find(digest)
-                if word is not None:
-                    break
-        return word
+    def _words(self, digests: Collection[bytes]) -> dict[bytes, int]:
+        """Return the newest word of each digest that has one."""
+        overlay = self._overlay
+        words = {digest: overlay[digest] for digest in digests if digest in overlay}
+        left: Iterable[bytes] = sorted(digests - words.keys()) if len(digests) > 1 else digests
+        for run in self._runs:
+            if len(words) == len(digests):
+                break
+            words |= run.find_sorted(digest for digest in left if digest not in words)
+        return words
 
     def _may_load(self, count: int) -> bool:
         """Count the records, and return whether it is time to load the kernels."""
@@ -540,16 +549,14 @@ def _records(log: PartitionLog | PartitionView, range_: Range) -> Iterable[RawRe
 
 def _read_at(
     log: PartitionLog | PartitionView, offsets: list[int], loads: bool
-) -> Iterator[tuple[int, RawRecord | None]]:
-    """Yield each offset with its committed record, or None."""
+) -> Iterable[RawRecord | None]:
+    """Return the committed record at each offset, or None."""
     loads = loads or scan.kernels_loaded()
     if loads and len(offsets) > FEW:
         from lastword.partition.lookups import records_at
 
-        yield from zip(offsets, records_at(_view_of(log), offsets, committed=True), strict=True)
-        return
-    for offset in offsets:
-        yield offset, _read_one(log, offset, loads)
+        return records_at(_view_of(log), offsets, committed=True)
+    return (_read_one(log, offset, loads) for offset in offsets)
 
 
 def _read_one(log: PartitionLog | PartitionView, offset: int, loads: bool) -> RawRecord | None:
