@@ -239,7 +239,7 @@ class MemorySegments:
         first = segments[0].base_offset if len(segments) else log_end
         return LogVersion(segments, max(state.log_start, first), log_end, token=_newest(state))
 
-    def is_current(self, version: LogVersion, *, same_names: bool = False) -> bool:
+    def is_current(self, version: LogVersion) -> bool:
         if version.token is not None:
             return version.token == _newest(self.now)
         active = version.segments.active

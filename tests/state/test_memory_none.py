@@ -89,6 +89,25 @@ def test_the_overlay_of_a_writer_is_bounded_and_the_background_makes_runs(logs, 
     assert [users[str(n)] for n in range(12)] == [*range(0, -10, -1), 10, 11]
 
 
+def test_a_set_does_not_wait_for_an_index_in_use(logs, users):
+    found = logs.dirs.key_index("users", 0, logs.dirs.log("users", 0).directory)
+    users["a"] = users.get("a", 0)
+    held, done = threading.Event(), threading.Event()
+
+    def merge():
+        with found.lock:
+            held.set()
+            assert done.wait(20)
+
+    thread = threading.Thread(target=merge)
+    thread.start()
+    assert held.wait(20)
+    users["a"] = 1
+    done.set()
+    thread.join()
+    assert users["a"] == 1
+
+
 def test_a_change_is_tried_again_if_its_key_changed_and_only_then(logs, users):
     topic = logs.topic("users")
     users["n"] = 1

@@ -119,10 +119,7 @@ class OpenDirs(ProcessBound):
         self._closing: list[Callable[[], object]] = []
         self._listeners: list[Callable[[], object]] = []
         self._deletion_listeners: list[Callable[[str, Iterable[int]], object]] = []
-        self.seen: dict[str, object] = {}
-        """In mode "r": what the settings depend on; the same object as long as nothing of it has changed."""
-        self.roots_are_settled = False
-        """Names were added or removed in no root since it was looked at for `seen`."""
+        self._settings_seen: dict[str, object] = {}
         self._refreshed = clock.monotonic()
         if mode == "a":
             _writers.add(self)
@@ -264,29 +261,31 @@ class OpenDirs(ProcessBound):
         if self.mode == "a":  # nobody else changes them
             return
         listings = [directory.last_listing for directory in self.directories]
-        seen: dict[str, object] = {**self.seen, "": listings}
-        settled = self._config_file is None
+        seen: dict[str, object] = {**self._settings_seen, "": listings}
         if self._config_file is not None:
             with suppress(StorageError):
                 seen["config"] = DEFAULT.stat(os.fspath(self._config_file))
-        for path, file in self._settings_files:
+        for path in self.paths if self._config_file is None else ():
             version = self.files.dir_version(path)
             seen[path] = None if version is None else (version.stamp, version.is_settled)
-            settled = settled and version is not None and version.is_settled
-            if edited:
-                with suppress(StorageError):  # of a drive that failed
-                    seen[file] = self.files.stat(file)
-        self.roots_are_settled = settled
-        if seen != self.seen or (topic is not None and not self.settings.is_current(topic)):
+            file = os.path.join(path, names.SETTINGS)
+            with suppress(StorageError):  # of a drive that failed
+                seen[file] = self.files.stat(file) if edited else seen.get(file)
+        if seen != self._settings_seen or (topic is not None and not self.settings.is_current(topic)):
             self.settings_changed()
-            self.seen = seen
+            self._settings_seen = seen
 
-    @cached_property
-    def _settings_files(self) -> list[tuple[str, str]]:
-        """The roots whose names show a change of the settings, each with its lastword.toml."""
+    def stamps(self) -> tuple[tuple[str, object], ...] | None:
+        """Return the stamps of all on which settings and log starts depend.
+
+        None: a name was added or removed a moment ago, so that a later change may leave the same stamp.
+        """
+        files = [os.path.join(path, names.SETTINGS) for path in self.paths]
         if self._config_file is not None:
-            return []
-        return [(path, os.path.join(path, names.SETTINGS)) for path in self.paths]
+            files = [os.fspath(self._config_file)]
+        stamps = tuple((path, self.files.stamp(path)) for path in (*self.paths, *files))
+        versions = [self.files.dir_version(path) for path in self.paths]
+        return stamps if all(version is not None and version.is_settled for version in versions) else None
 
     def sync(self) -> None:
         """Make everything durable that was acknowledged at level "os", also if a directory fails."""

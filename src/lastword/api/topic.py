@@ -33,7 +33,6 @@ from lastword.errors import (
 )
 from lastword.metrics import count_append
 from lastword.parse import Duration, as_int
-from lastword.partition.directory_segments import read_log_start
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
@@ -76,8 +75,9 @@ class Topic(ProcessBound, Generic[K, V]):
         self._config = config
         self._logs: dict[int, PartitionLog] = {}
         """Logs of earlier appends. One that was closed or moved since refuses `append_single`."""
-        self._views: dict[int, tuple[PartitionView, object, object]] = {}
-        """Views of earlier calls in mode "r", each with the `stamp` of its directory and `dirs.seen`."""
+        self._views: dict[int, tuple[PartitionView, tuple[tuple[str, object], ...], bool]] = {}
+        """Views of earlier calls in mode "r", each with the stamps of all that may make it old, and whether a
+        batch that is appended changes one for certain: see `_readable`."""
         self._in_one_directory = len(dirs.directories) == 1
 
     @property
@@ -662,27 +662,39 @@ class Topic(ProcessBound, Generic[K, V]):
         log = dirs.owned_log(self.name, partition)
         if log is not None:
             return log
-        dirs.refresh()
         kept = self._views.get(partition)
-        if kept is not None:
-            view, stamp, seen = kept
-            version = view.files.dir_version(view.directory)
-            if (
-                version is not None
-                and version.stamp == stamp
-                and view.is_current(same_names=True)
-                and (
-                    (dirs.seen is seen and dirs.roots_are_settled)  # the file of log starts is as it was
-                    or read_log_start(view.files, view.directory) <= view.log_start
-                )
-            ):
-                return view
-        seen = dirs.seen
+        if kept is not None and not dirs.closed:
+            view, known, is_exact = kept
+            stamp = dirs.files.stamp
+            for path, before in known:
+                if stamp(path) != before:
+                    break
+            else:
+                if is_exact or view.is_current():
+                    return view
+        stamps = dirs.stamps()
+        dirs.refresh()
         log_dir = dirs.dir_set.log_dir(self.name, partition)
-        before = None if log_dir is None else dirs.files.dir_version(log_dir.directory(self.name, partition))
+        directory = None if log_dir is None else log_dir.directory(self.name, partition)
+        of_names = None if directory is None else (directory, dirs.files.stamp(directory))
+        version = None if directory is None else dirs.files.dir_version(directory)
         view = self._view_now(partition)
-        if before is not None and before.is_settled:  # else a later change may leave the same stamp
-            self._views[partition] = view, before.stamp, seen
+        # Names that have just changed may change again without another stamp.
+        if (
+            stamps is None
+            or of_names is None
+            or version is None
+            or not version.is_settled
+            or not view.segments
+        ):
+            return view
+        file = view.segments[-1].file
+        of_log = file, dirs.files.stamp(file)
+        facts = dirs.files.stat(file)
+        if facts is not None:
+            # A file with more bytes than batches (zeros that a broker fills) may get one at the same size.
+            is_exact = (facts.inode, facts.size) == view.segments[-1].id
+            self._views[partition] = view, (*stamps, of_names, of_log), is_exact
         return view
 
     def _view(self, partition: int) -> PartitionView:

@@ -311,10 +311,12 @@ class KeyIndex:
     def note(self, log: PartitionLog, offset: int, key: bytes, *, is_tombstone: bool) -> None:
         """Take in a record without a transaction that the caller has appended, instead of reading it.
 
-        If it does not follow directly what is in the index, or if there is much to save first, the next
-        lookup reads it.
+        If it does not follow directly what is in the index, if there is much to save first, or if the index
+        is in use (a merge of large runs takes seconds), the next lookup reads it.
         """
-        with self.lock:
+        if not self.lock.acquire(blocking=False):
+            return
+        try:
             if self._log is not log or self._cuts != log.tail.cuts:
                 return
             if offset == self.end and offset < log.stable_offset and len(self._overlay) < OVERLAY_ENTRIES:
@@ -323,6 +325,8 @@ class KeyIndex:
             elif offset == self._above_end:
                 self._above[self._digest(key)] = offset << 1 | is_tombstone
                 self._above_end = offset + 1
+        finally:
+            self.lock.release()
 
     def save_large(self) -> None:
         """Make a run of a half full overlay, with what was appended since: for the background."""

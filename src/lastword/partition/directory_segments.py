@@ -185,7 +185,7 @@ class DirectorySegments:
         listed = SegmentSet(segments)
         return LogVersion(listed, portable.log_start, portable.log_end, topic=portable.topic)
 
-    def is_current(self, version: LogVersion, *, same_names: bool = False) -> bool:
+    def is_current(self, version: LogVersion) -> bool:
         """As `SegmentStore.is_current`: the newest segment is the listed file, and nothing follows it."""
         expected = self._expected
         if expected is None or expected.version is not version:
@@ -201,10 +201,8 @@ class DirectorySegments:
         facts = expected.stored.facts()
         if facts is None or facts.id != expected.id:
             return False
-        if expected.following is not None and not same_names and self.files.exists(expected.following):
+        if expected.following is not None and self.files.exists(expected.following):
             return False
-        if expected.id.size <= version.segments.active.size:
-            return True
         try:
             return not _is_followed(version.segments.active, expected.id.size)
         except FileVanishedError:

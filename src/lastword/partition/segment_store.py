@@ -174,11 +174,8 @@ class SegmentStore(Protocol):
             BusyError: The log changed again and again.
         """
 
-    def is_current(self, version: LogVersion, *, same_names: bool = False) -> bool:
-        """Return whether the log still ends as in `version`. Segments before the last may be others.
-
-        `same_names`: the caller has seen that no file was added since.
-        """
+    def is_current(self, version: LogVersion) -> bool:
+        """Return whether the log still ends as in `version`. Segments before the last may be others."""
 
     def pin(self, segments: Sequence[Segment]) -> None:
         """Keep segments readable until the last reference to them is gone, also when they are replaced.

@@ -177,13 +177,12 @@ class PartitionView(Reads):
         store = self.store
         return store.to_portable(self._version) if isinstance(store, DirectorySegments) else None
 
-    def is_current(self, *, same_names: bool = False) -> bool:
+    def is_current(self) -> bool:
         """Return whether the log ends as when the view was loaded.
 
-        Segments before the last may have been cleaned meanwhile, which changes no log end. `same_names`: the
-        caller has seen that the directory has the same names.
+        Segments before the last may have been cleaned meanwhile, which changes no log end.
         """
-        return self.store.is_current(self._version, same_names=same_names)
+        return self.store.is_current(self._version)
 
     def continue_from(self, older: PartitionView) -> None:
         """Reuse the open transactions that an older view of the partition has computed."""
