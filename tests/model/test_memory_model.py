@@ -161,7 +161,7 @@ class StatesOfBothKinds(RuleBasedStateMachine):
             self.logs["t"].append(key, value)
             self.add(key, GONE if value is None else value)
 
-    @rule(keys=st.lists(KEYS, min_size=1, max_size=4), end=st.sampled_from(["commit", "abort", None]))
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=4), end=st.sampled_from(["commit", "abort", None, None]))
     def transaction(self, keys, end):
         partition = self.logs["t"]._partition_of(keys[0].encode())
         producer, self.next_producer = self.next_producer, self.next_producer + 1
@@ -175,10 +175,10 @@ class StatesOfBothKinds(RuleBasedStateMachine):
         if end is not None:
             self.decide(partition, producer, commit=end == "commit")
 
-    @rule(partition=PARTITIONS, commit=st.booleans())
-    def end_transaction(self, partition, commit):
+    @rule(partition=PARTITIONS, commit=st.booleans(), number=st.sampled_from([0, -1]))
+    def end_transaction(self, partition, commit, number):
         if self.producers[partition]:
-            self.decide(partition, self.producers[partition][0], commit=commit)
+            self.decide(partition, self.producers[partition][number], commit=commit)
 
     def decide(self, partition, producer, *, commit):
         end_transaction(self.log_of(partition), producer, 0, commit)

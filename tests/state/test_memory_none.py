@@ -10,9 +10,11 @@ import lastword
 from lastword import errors
 from lastword.api import indexed_contents
 from lastword.api.indexed_contents import IndexedContents
+from lastword.api.state_log import StateLog
 from lastword.files import OsFiles
 from lastword.keys import index
 from lastword.keys.index import KeyIndex
+from lastword.records.batch import BatchBuilder
 from tests.fakes.recording import RecordingFiles
 from tests.state import memory
 from tests.support.linux import linux_only
@@ -55,11 +57,7 @@ def test_own_changes_are_not_read_back(users, monkeypatch):
 
 
 def test_own_changes_are_not_read_back_behind_an_open_transaction(logs, users, monkeypatch):
-    begun = lastword.records.batch.BatchBuilder(
-        producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
-    )
-    begun.append(0, b"a", b"0")
-    logs.dirs.log("users", 0).append_batch(begun.build())
+    begin(logs, 7, b"a", b"0")
     users["a"] = 1
     assert users["a"] == 1
     with monkeypatch.context() as patch:
@@ -68,6 +66,53 @@ def test_own_changes_are_not_read_back_behind_an_open_transaction(logs, users, m
         assert users["b"] == 2
     end_transaction(logs.dirs.log("users", 0), 7, 0, True)
     assert dict(users) == {"a": 1, "b": 2}
+
+
+def begin(logs, producer, key, value):
+    builder = BatchBuilder(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+    builder.append(0, key, value)
+    logs.dirs.log("users", 0).append_batch(builder.build())
+
+
+def test_changes_behind_an_open_transaction_are_shown(logs, users):
+    users.update(a=1, b=2, c=3)
+    begin(logs, 7, b"x", b"0")
+    assert users["a"] == 1
+    del users["a"]
+    users["b"] = 3
+    assert dict(users) == {"b": 3, "c": 3} and len(users) == 2 and "a" not in users
+    begin(logs, 8, b"c", b"50")
+    assert users["c"] == 3 and "x" not in users
+    end_transaction(logs.dirs.log("users", 0), 8, 0, True)
+    assert users["c"] == 50 and dict(users) == {"b": 3, "c": 50}  # the first transaction is open still
+    end_transaction(logs.dirs.log("users", 0), 7, 0, False)
+    assert dict(users) == {"b": 3, "c": 50} and users["c"] == 50 and "x" not in users
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_own_change_hides_no_record_before_it(logs, users, is_open):
+    if is_open:
+        begin(logs, 7, b"t", b"0")
+    users["a"] = 1
+    assert users["a"] == 1
+    logs.topic("users").append("b", 2)
+    users["c"] = 3
+    assert (users["a"], users["b"], users["c"]) == (1, 2, 3)
+
+
+def test_nothing_comes_between_the_value_that_was_read_and_its_replacement(logs, users, monkeypatch):
+    append_if, added = StateLog.append_if, ["n", "other"]
+
+    def late(self, *arguments):
+        if added:
+            key = added.pop(0)
+            logs.topic("users").append(key, 100)
+        return append_if(self, *arguments)
+
+    users["n"] = 1
+    monkeypatch.setattr(StateLog, "append_if", late)
+    assert users.incr("n") == 101 and not added and users["other"] == 100
+    assert [value for key, value in records(logs) if key == "n"] == [1, 100, 101]
 
 
 def test_the_overlay_of_a_writer_is_bounded_and_the_background_makes_runs(logs, users, monkeypatch):
@@ -137,11 +182,7 @@ def test_an_edit_is_refused_if_its_key_changed(logs, users):
 def test_a_change_is_tried_again_if_a_transaction_of_its_key_was_committed(logs, users):
     log = logs.dirs.log("users", 0)
     users["n"] = 1
-    begun = lastword.records.batch.BatchBuilder(
-        producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
-    )
-    begun.append(0, b"n", b"50")
-    log.append_batch(begun.build())
+    begin(logs, 7, b"n", b"50")
     seen = []
 
     def change(value):
@@ -154,10 +195,10 @@ def test_a_change_is_tried_again_if_a_transaction_of_its_key_was_committed(logs,
 
 
 def test_no_update_is_lost_between_threads(logs, users):
-    begin = threading.Barrier(4)
+    all_there = threading.Barrier(4)
 
     def add():
-        begin.wait()
+        all_there.wait()
         for number in range(50):
             users.incr("n")
             users[f"{threading.get_ident()}"] = number
