@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from lastword.kernels.columns import (
     decode_headers,
     decode_live_rows,
     decode_rows,
+    find_plain,
     find_record,
 )
 from lastword.records.columns import binary_array, byte_strings
@@ -151,6 +153,63 @@ def naive_find(data: bytes) -> list[tuple[Record | None, int]]:
     return results
 
 
+EXCLUDED = 0x27  # compressed, or a control batch
+
+
+def kernel_find_plain(data: bytes, offset: int, below: int = 0, first: int = -1, bound: int = -1) -> Any:
+    """Return the record that `find_plain` finds without headers, and the bytes of its batch; None: none."""
+    raw, record = padded(data), np.empty(RECORD_FIELDS, np.int64)
+    size, _ = find_plain(raw, len(data), below, first, offset, bound, EXCLUDED, record)
+    if not size:
+        return None
+    time, key_at, key_size, value_at, value_size, headers = record.tolist()
+    assert headers == 0 and 0 <= key_at <= len(data) and 0 <= value_at <= len(data)
+    key = data[key_at : key_at + key_size] if key_size >= 0 else None
+    return Record(
+        offset, time, key, data[value_at : value_at + value_size] if value_size >= 0 else None
+    ), size
+
+
+@given(batches())
+def test_a_plain_record_is_found_in_the_bytes_of_a_log(log: list[bytes]) -> None:
+    data, offsets, expected = b"".join(log), set[int](), {}
+    is_plain = True
+    for header in walk(data)[0]:
+        offsets.update(looked_up(header))
+        is_plain = is_plain and data[header.position + 16] == 2
+        if (
+            is_plain
+            and not int.from_bytes(data[header.position + 21 : header.position + 23], "big") & EXCLUDED
+        ):
+            size = int.from_bytes(data[header.position + 8 : header.position + 12], "big") + 12
+            found = {record.offset: (record, size) for record in decode(data, header) if not record.headers}
+            expected |= found
+    assert {o: kernel_find_plain(data, o) for o in offsets} == {o: expected.get(o) for o in offsets}
+
+
+def test_what_a_lookup_must_not_trust() -> None:
+    """Each of these is left to another way: the checksum, base offsets, the index, a count, the end."""
+    one = encode_batch([Record(offset, 7, b"k%d" % offset, b"v") for offset in (4, 5)])
+    two = encode_batch([Record(offset, 7, b"k%d" % offset, b"v") for offset in (6, 8)])
+    data = one + two
+    assert kernel_find_plain(data, 5) == (Record(5, 7, b"k5", b"v"), len(one))
+    assert kernel_find_plain(data, 8, below=4, first=5, bound=9) == (Record(8, 7, b"k8", b"v"), len(two))
+    for offset, more in ((7, {}), (9, {}), (3, {}), (5, {"below": 5}), (5, {"first": 4}), (8, {"bound": 8})):
+        assert kernel_find_plain(data, offset, **more) is None
+    for at in (16, 21, 30, len(one) - 1, len(one) + 16, len(data) - 1):
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        assert kernel_find_plain(bytes(damaged), 8) is None
+        assert (kernel_find_plain(bytes(damaged), 5) is None) == (at < len(one))
+    lower = bytearray(data)
+    lower[len(one) + 7] = 5  # no checksum covers it: the second batch begins inside the first
+    assert kernel_find_plain(bytes(lower), 5) is None and kernel_find_plain(bytes(lower), 8) is None
+    few = bytearray(one)
+    few[60] = 1
+    assert kernel_find_plain(seal(bytes(few)), 5) is None
+    assert kernel_find_plain(data[:-1], 8) is None and kernel_find_plain(b"", 0) is None
+
+
 Limits = tuple[int, int, bool]
 LIMITS = st.tuples(st.integers(-(1 << 63), 0), st.integers(0, (1 << 63) - 1), st.booleans())
 
@@ -213,6 +272,9 @@ def test_damage_behind_a_good_checksum(log: list[bytes], limits: Limits, data: s
         joined += seal(bytes(body[:cut]))
     assert kernel_decode(joined) == naive_decode(joined)
     assert kernel_find(joined) == naive_find(joined)
+    for header in walk(joined)[0]:
+        for offset in looked_up(header):
+            kernel_find_plain(joined, offset)
     assert kernel_check(joined, limits) == naive_check(joined, limits)
 
 

@@ -102,7 +102,7 @@ def test_a_run_of_bulk_is_one_of_plain_python():
     plain = made(entries)
     assert made_run.blocks == plain.blocks
     for number in range(plain.blocks):
-        assert made_run.block(number)[0][:4080] == plain.block(number)[0][:4080]
+        assert made_run._block(number)[0][:4080] == plain._block(number)[0][:4080]
 
 
 def test_each_flipped_bit_is_damage():

@@ -38,6 +38,7 @@ PROOFS = {
     "kills-server",
     "kills-spark",
     "memory-spark",
+    "memory-state",
     "sail",
     "settings",
     "systems",

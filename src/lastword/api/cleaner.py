@@ -60,6 +60,7 @@ class Background:
             threads=self._applied.log_cleaner_threads,
             backoff_ms=self._applied.log_cleaner_backoff_ms,
             chores_ms=self._applied.log_retention_check_interval_ms,
+            on_look=dirs.save_key_indexes,
         )
 
     def run_for(

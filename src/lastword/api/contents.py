@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,13 +114,15 @@ class Contents:
 
     Attributes:
         topic: The name of the topic.
+        in_memory: True: all values are.
         data: Key to value. It may be replaced at any call.
         restored: A `Restored` for each partition.
         turn: Held by a caller that must not be interrupted by another one.
-        own_ttl_ms: The time to live of the values that have their own.
         ttl_ms: The topic's `lastword.ttl.ms`; -1: nothing expires.
         users: The ids of the open states that show these values.
     """
+
+    in_memory = True
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class Contents:
         self._expiring: list[
             tuple[int, bytes]
         ] = []  # a heap; an entry is valid if `_expiry` has the same time
-        self.own_ttl_ms: dict[bytes, int] = {}
+        self._own_ttl_ms: dict[bytes, int] = {}
         self._changed = Changed()
         self._is_taking = False
         """A partition is no longer in `_changed`, and its records are not in the mapping yet."""
@@ -183,6 +185,25 @@ class Contents:
     def is_behind(self) -> bool:
         """Whether something was appended that is not in the mapping."""
         return bool(self._changed)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key; None if it is absent."""
+        return self.data.get(key)
+
+    def own_ttl_ms(self, key: bytes) -> int | None:
+        """Return the time to live that a value has of its own; None: that of the topic."""
+        return self._own_ttl_ms.get(key)
+
+    def all_keys(self) -> list[bytes]:
+        """Return every key: a copy, because threads change the mapping, and values expire."""
+        return list(self.data)
+
+    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield keys and values, without what is deleted before it is reached."""
+        for key in self.all_keys():
+            value = self.data.get(key)
+            if value is not None:
+                yield key, value
 
     def snapshot(self) -> dict[bytes, bytes]:
         """Return a copy of all values, as of one moment."""
@@ -213,7 +234,7 @@ class Contents:
                 if attempt == _ATTEMPTS:
                     raise
                 self.data, self._bytes = {}, 0
-                self._expiry, self._expiring, self.own_ttl_ms = {}, [], {}
+                self._expiry, self._expiring, self._own_ttl_ms = {}, [], {}
 
     def _restore_once(self, progress: ProgressLike | None, snapshot: SnapshotFile | None) -> None:
         self._topic_id = self._id_of_now()  # before the views: an older id only restores once more
@@ -389,11 +410,11 @@ class Contents:
     def _restore_again(self, ttl_ms: int) -> None:
         new: Contents = object.__new__(type(self))  # `self` shows the old values meanwhile
         new.__dict__.update(self.__dict__, data={}, _bytes=0, _reached={})
-        new._expiry, new._expiring, new.own_ttl_ms, new.ttl_ms = {}, [], {}, ttl_ms
+        new._expiry, new._expiring, new._own_ttl_ms, new.ttl_ms = {}, [], {}, ttl_ms
         new._restore(None)
         self.data, self._bytes, self.restored = new.data, new._bytes, new.restored
         self._reached, self._topic_id = new._reached, new._topic_id
-        self._expiry, self._expiring, self.own_ttl_ms = new._expiry, new._expiring, new.own_ttl_ms
+        self._expiry, self._expiring, self._own_ttl_ms = new._expiry, new._expiring, new._own_ttl_ms
         self.ttl_ms = ttl_ms
 
     def _refresh_once(self) -> int | None:
@@ -531,9 +552,12 @@ class Contents:
             self._note_own(appended, key, value, headers)
         self._log.acknowledge(key)
 
-    def write_all(self, written: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...] = ()) -> None:
+    def write_all(
+        self, pairs: Iterable[tuple[bytes, bytes | None]], headers: tuple[Header, ...] = ()
+    ) -> None:
         """Set many values and delete many keys."""
         self.check_writable()
+        written = list(dict(pairs).items())
         if not written:
             return
         with self.turn, self._reading:
@@ -688,9 +712,9 @@ class Contents:
 
     def _expires(self, key: bytes, at: int, own_ms: int | None) -> None:
         if own_ms is None:
-            self.own_ttl_ms.pop(key, None)
+            self._own_ttl_ms.pop(key, None)
         else:
-            self.own_ttl_ms[key] = own_ms
+            self._own_ttl_ms[key] = own_ms
         if at == NEVER:
             self._expiry.pop(key, None)
         else:
@@ -704,7 +728,7 @@ class Contents:
                 at, key = heapq.heappop(self._expiring)
                 if self._expiry.get(key) == at:
                     del self._expiry[key]
-                    self.own_ttl_ms.pop(key, None)
+                    self._own_ttl_ms.pop(key, None)
                     self._put(self.data, key, None)
 
     def remaining_ms(self, key: bytes) -> int | None:

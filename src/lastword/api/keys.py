@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lastword.api.reader import check_keys
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lastword.keys")
 """Gets a warning if the keys of a partition do not fit the memory, so that each lookup reads the log."""
-Found = dict[bytes, tuple[int, "RawRecord"]]
-"""The partition and the newest record of each key."""
+Found = list[tuple[int, Mapping[bytes, "RawRecord"]]]
+"""Partitions, each with the newest records of the keys that were found in it: a key is in one of them."""
 _TRIES = 3
 _SAVED_BY = '. A process that opens the directory with mode "a" and calls `get` saves an index for all'
 
@@ -78,17 +79,17 @@ def keys_by_bytes(topic: Searched, keys: Iterable[Any]) -> dict[bytes, Any]:
         UsageError: `keys` is a text or a mapping, or the keys cannot be those of a dict.
     """
     check_keys(keys)
-    named: dict[bytes, Any] = {}
+    encode, named = topic.schema.key.encode, {}
     for key in keys:
-        data = key_bytes(topic, key)
-        try:
-            hash(key)
-        except TypeError:
-            raise UsageError(
-                f"{key!r} cannot be a key of the dict that is returned", remedy="get(key) takes such a key"
-            ) from None
-        named[data] = key
-    if len(set(named.values())) < len(named):
+        named[key_bytes(topic, key) if key is None else encode(key, "key")] = key
+    try:
+        distinct = len(set(named.values()))
+    except TypeError:
+        key = next(key for key in named.values() if not _is_hashable(key))
+        raise UsageError(
+            f"{key!r} cannot be a key of the dict that is returned", remedy="get(key) takes such a key"
+        ) from None
+    if distinct < len(named):
         raise UsageError(
             "two of the keys are equal in Python, as 1 and True are, and differ in the topic",
             remedy="look them up in two calls",
@@ -96,20 +97,33 @@ def keys_by_bytes(topic: Searched, keys: Iterable[Any]) -> dict[bytes, Any]:
     return named
 
 
-def find_one(topic: Searched, key: bytes, partition: int | None) -> tuple[int, RawRecord] | None:
+def _is_hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def find_one(
+    topic: Searched, key: bytes, partition: int | None, *, to_end: bool = False
+) -> tuple[int, RawRecord] | None:
     """Return partition and newest record of a key, as `find` does; a short way for the usual case."""
     number = topic._partition_of(key) if partition is None else partition
     log = topic._readable(number)
     index = _index(topic, number, log)
     if index is not None:
         with suppress(Mismatch), index.lock:
-            if index.follow(log):
-                record = index.find_one(log, key)
+            if index.follow(log, to_end=to_end):
+                record = index.find_one(log, key, to_end=to_end)
                 if record is not None:
                     return number, record
                 if partition is not None or topic.schema.partitions == 1:
                     return None
-    return find(topic, (key,), partition).get(key)
+    for number, records in find(topic, (key,), partition, to_end=to_end):
+        for record in records.values():
+            return number, record
+    return None
 
 
 def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
@@ -145,9 +159,9 @@ def expecting(
         stack.enter_context(topic.dirs.commits)
         if index is not None:  # in the order of a lookup; what takes long comes before the log is held
             stack.enter_context(index.lock)
-            index.follow(log)
+            index.follow(log, to_end=True)
         stack.enter_context(log.lock)
-        found = find(topic, (key,), number).get(key)
+        found = find_one(topic, key, number, to_end=True)
         record = None if found is None else found[1]
         if hides_expired and record is not None and _is_expired(topic, record):
             record = None
@@ -164,16 +178,20 @@ def _is_expired(topic: Searched, record: RawRecord) -> bool:
 
 def has_values(topic: Searched, values: Mapping[bytes, bytes | None]) -> bool:
     """Return whether keys have these values, as in a state; None: they are absent."""
-    found = find(topic, values.keys(), None) if values else {}
-    now = {key: record.value for key, (_, record) in found.items() if not _is_expired(topic, record)}
+    found = find(topic, values.keys(), None, to_end=True) if values else []
+    records = chain.from_iterable(part.items() for _, part in found)
+    now = {key: record.value for key, record in records if not _is_expired(topic, record)}
     return all(now.get(key) == value for key, value in values.items())
 
 
-def find(topic: Searched, keys: Collection[bytes], partition: int | None) -> Found:
-    """Return partition and newest record of each key that has a value, in this partition or in any."""
+def find(topic: Searched, keys: Collection[bytes], partition: int | None, *, to_end: bool = False) -> Found:
+    """Return partition and newest record of each key that has a value, in this partition or in any.
+
+    `to_end`: also the committed records from the last stable offset on, behind undecided ones.
+    """
     for left in range(_TRIES, 0, -1):
         with ExitStack() as stack:
-            lookup = _Lookup(topic, keys, stack, may_index=left > 1)
+            lookup = _Lookup(topic, keys, stack, may_index=left > 1, to_end=to_end)
             try:
                 return lookup.find(partition)
             except Mismatch:
@@ -185,9 +203,9 @@ class _Lookup:
     """One call: all partitions that it may need are begun before the first key."""
 
     def __init__(
-        self, topic: Searched, keys: Collection[bytes], stack: ExitStack, *, may_index: bool
+        self, topic: Searched, keys: Collection[bytes], stack: ExitStack, *, may_index: bool, to_end: bool
     ) -> None:
-        self._topic, self._keys = topic, keys
+        self._topic, self._keys, self._to_end = topic, keys, to_end
         self._stack, self._may_index = stack, may_index
         self._parts: dict[int, _Part] = {}
 
@@ -195,22 +213,22 @@ class _Lookup:
         """Return the newest records."""
         keys = self._keys
         if partition is not None:
-            return self._found(partition, keys)
+            return [(partition, self._part(partition).find(keys))]
         home: dict[int, list[bytes]] = {}
+        numbers = sorted(self._topic.schema.numbers)
+        if len(numbers) == 1:
+            return [(numbers[0], self._part(numbers[0]).find(keys))]
         for key in keys:
             home.setdefault(self._topic._partition_of(key), []).append(key)
-        numbers = sorted(self._topic.schema.numbers)
         with self._topic.dirs.moment:
             for number in numbers:  # in this order, so that two lookups do not wait for each other
                 self._part(number)
-        found: Found = {}
-        for number, own in sorted(home.items()):
-            found |= self._found(number, own)
-        for number in reversed(numbers) if len(numbers) > 1 else ():
-            missing = [key for key in keys if key not in found]
-            if not missing:
-                break
-            found |= self._found(number, missing)
+        found: Found = [(number, self._part(number).find(own)) for number, own in sorted(home.items())]
+        missing = set(keys).difference(*(records for _, records in found))
+        for number in reversed(numbers):
+            if missing:
+                found.append((number, self._part(number).find(missing)))
+                missing.difference_update(found[-1][1])
         return found
 
     def renew(self, *, drops: bool) -> None:
@@ -218,15 +236,12 @@ class _Lookup:
         for part in self._parts.values():
             part.renew(drops=drops)
 
-    def _found(self, number: int, keys: Iterable[bytes]) -> Found:
-        return {key: (number, record) for key, record in self._part(number).find(keys).items()}
-
     def _part(self, number: int) -> _Part:
         part = self._parts.get(number)
         if part is None:
             log = self._topic._readable(number, refreshes=not self._parts)
             index = self._index(number, log) if self._may_index else None
-            part = self._parts[number] = _Part(log, index, self._keys)
+            part = self._parts[number] = _Part(log, index, self._keys, self._to_end)
         return part
 
     def _index(self, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
@@ -236,7 +251,7 @@ class _Lookup:
         if index is None or self._are_many(log):
             return None
         self._stack.enter_context(index.lock)
-        if index.follow(log):
+        if index.follow(log, to_end=self._to_end):
             return index
         indexes = topic.dirs.key_indexes
         if (topic.name, number) not in indexes.warned:
@@ -264,20 +279,26 @@ class _Part:
     """One partition in a lookup."""
 
     def __init__(
-        self, log: PartitionLog | PartitionView, index: KeyIndex | None, keys: Collection[bytes]
+        self, log: PartitionLog | PartitionView, index: KeyIndex | None, keys: Collection[bytes], to_end: bool
     ) -> None:
         owned: Any = log
         self._log = owned.view() if index is None and log.grows else log
-        self._index, self._keys = index, keys
+        self._index, self._keys, self._to_end = index, keys, to_end
         self._read: Mapping[bytes, RawRecord] | None = None
 
     def find(self, keys: Iterable[bytes]) -> Mapping[bytes, RawRecord]:
         """Return the newest records of the keys that have a value. Raises Mismatch."""
         if self._index is not None:
-            return self._index.find(self._log, keys)
+            if not self._to_end:
+                return self._index.find(self._log, keys)
+            each = {key: self._index.find_one(self._log, key, to_end=True) for key in keys}
+            return {key: record for key, record in each.items() if record is not None}
         if self._read is None:
             view: Any = self._log
-            range_ = Range.of(view, lambda now: (now.log_start, min(now.stable_offset, now.log_end)))
+            to_end = self._to_end
+            range_ = Range.of(
+                view, lambda now: (now.log_start, now.log_end if to_end else committed_end(now))
+            )
             records = newest(range_, tombstones=False, map_bytes=0, keys=frozenset(self._keys))
             self._read = {record.key or b"": record for record in records}
         read = self._read
@@ -288,3 +309,8 @@ class _Part:
         self._log.refresh()
         if drops and self._index is not None:
             self._index.drop()
+
+
+def committed_end(view: PartitionView) -> int:
+    """Return the offset below which every record is decided."""
+    return min(view.stable_offset, view.log_end)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lastword.api.restore import Restored
     from lastword.api.schema import PartitionerLike
     from lastword.api.state import State
-    from lastword.api.states import SharedContents
+    from lastword.api.states import Memory, SharedValues
     from lastword.api.transaction import Committer, Transaction
     from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         end: Bounds
         snapshot: PathLike | None
         max_bytes: int | str | None
+        memory: Memory | None
         ttl: Duration | None
         progress: ProgressLike | bool | None
 
@@ -85,7 +86,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         self.dirs = dirs
         self.paths = dirs.paths
         self.mode: Mode = dirs.mode
-        states: WeakValueDictionary[str, SharedContents] = WeakValueDictionary()
+        states: WeakValueDictionary[str, SharedValues] = WeakValueDictionary()
         self._states = states
         self._state_locks: dict[str, threading.RLock] = {}
         self._committer: Committer | None = None
@@ -324,15 +325,16 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         end: Bounds = "latest",
         snapshot: PathLike | None = None,
         max_bytes: int | str | None = None,
+        memory: Memory | None = None,
         ttl: Duration | None = None,
         progress: ProgressLike | bool | None = None,
         **config: Any,
     ) -> State[Any, Any]:
         """Restore a compacted topic and return it as a dict; each change of the dict is a record.
 
-        In mode "a" the states of one topic share their values and the serializers, `default` and `max_bytes`
-        of the first one: a later call may leave them out, and is refused with others, until all are closed. A
-        state with `end` or `snapshot` has values of its own.
+        In mode "a" the states of one topic share their values and the serializers, `default`, `max_bytes` and
+        `memory` of the first one: a later call may leave them out, and is refused with others, until all are
+        closed. A state with `end` or `snapshot` has values of its own.
 
         Args:
             name: The topic. In mode "a" a missing topic is created, with `cleanup_policy="compact"`.
@@ -346,6 +348,9 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             snapshot: A file that `restore` wrote. It is loaded, and the log is read from its end offsets on.
             max_bytes: Limit on the bytes of keys and values, such as "1GiB"; above it StateTooLargeError is
                 raised.
+            memory: "values" keeps all values in memory, and restores them at opening. "none" keeps none: each
+                read is a lookup in the log, as of `Topic.get`. In a directory, as of now. None: as the open
+                state of the topic, else "values".
             ttl: Time to live of the values that this state sets, as for `State.set`; a new topic gets
                 `lastword_ttl_ms=0`. None: the topic's `lastword.ttl.ms`.
             progress: True, or a function of `Progress`.
@@ -376,6 +381,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
                 end=end,
                 snapshot=snapshot,
                 max_bytes=max_bytes,
+                memory=memory,
                 ttl=ttl,
                 progress=progress,
                 config=config,

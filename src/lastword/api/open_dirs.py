@@ -283,6 +283,18 @@ class OpenDirs(ProcessBound):
             self.settings_changed()
             self._settings_seen = seen
 
+    def stamps(self) -> tuple[tuple[str, object], ...] | None:
+        """Return the stamps of all on which settings and log starts depend.
+
+        None: a name was added or removed a moment ago, so that a later change may leave the same stamp.
+        """
+        files = [os.path.join(path, names.SETTINGS) for path in self.paths]
+        if self._config_file is not None:
+            files = [os.fspath(self._config_file)]
+        stamps = tuple((path, self.files.stamp(path)) for path in (*self.paths, *files))
+        versions = [self.files.dir_version(path) for path in self.paths]
+        return stamps if all(version is not None and version.is_settled for version in versions) else None
+
     def sync(self) -> None:
         """Make everything durable that was acknowledged at level "os", also if a directory fails."""
         self.require_open()
@@ -490,6 +502,12 @@ class OpenDirs(ProcessBound):
         )
         self.on_close(indexes.close)
         return indexes
+
+    def save_key_indexes(self) -> None:
+        """Save what the key indexes that are in use have in memory, where it is much: for the background."""
+        indexes = self.__dict__.get("key_indexes")
+        if indexes is not None:
+            indexes.save_large()
 
     def key_index(self, topic: str, partition: int, directory: str) -> KeyIndex | None:
         """Return the key index of a partition in one of the directories; None: there is none here."""

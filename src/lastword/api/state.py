@@ -1,8 +1,9 @@
 """`State`: a mapping whose every change is a record of a compacted topic.
 
-Memory holds the bytes of the newest value of each key (`contents`). Every get decodes them, so changing a
-returned object does not change the state. The log is the source of truth: a change is acknowledged there
-before the mapping shows it, and opening the state restores the mapping from it.
+Memory holds the bytes of the newest value of each key (`contents`), or nothing (`indexed_contents`). Every
+get decodes the bytes, so changing a returned object does not change the state. The log is the source of
+truth: a change is acknowledged there before the mapping shows it, and opening the state restores the mapping
+from it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from collections.abc import (
     ValuesView,
 )
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import finalize
 
 from lastword.api.contents import Contents
+from lastword.api.indexed_contents import IndexedContents
 from lastword.api.record import Absent
 from lastword.api.restore import Restored
 from lastword.api.serializers import Serializer
@@ -102,14 +105,14 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def __init__(
         self,
         topic: Any,
-        contents: Contents,
+        contents: Contents | IndexedContents,
         coders: tuple[Serializer, Serializer],
         *,
         default: Callable[[], V] | None = None,
         ttl: Duration | None = None,
     ) -> None:
         self.topic = topic
-        self._contents: Contents | None = contents
+        self._contents: Contents | IndexedContents | None = contents
         contents.users.add(id(self))
         self._release = finalize(self, contents.users.discard, id(self))
         self._release.atexit = False
@@ -147,7 +150,10 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     # -------------------------------------------------------------- the mapping
 
     def __getitem__(self, key: K) -> V:
-        data = self._checked().data.get(self._key.encode(key, "key"))
+        return self._decoded(key, self._checked().get(self._key.encode(key, "key")))
+
+    def _decoded(self, key: K, data: bytes | None) -> V:
+        """Return the value with these bytes, or the state's default."""
         if data is not None:
             value: V = self._value.decode(data, "value")
             return value
@@ -163,16 +169,19 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         contents = self._checked()
         data = self._key.encode(key, "key")
         with contents.turn:
-            if data not in contents.data:
+            if contents.get(data) is None:
                 raise KeyError(key)
             contents.write(data, None)
 
     def __iter__(self) -> Iterator[K]:
-        for data in list(self._checked().data):  # a copy: threads change the dict, and values expire
+        for data in self._checked().all_keys():
             yield self._key.decode(data, "key")
 
     def items(self) -> ItemsView[K, V]:
-        """Return the keys with their values. An iteration leaves out what is deleted before it is reached."""
+        """Return the keys with their values. An iteration leaves out what is deleted before it is reached.
+
+        With memory="none" it reads the log, each partition as of the moment at which it begins.
+        """
         return _Items(self)
 
     def values(self) -> ValuesView[V]:
@@ -180,22 +189,26 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         return _Values(self)
 
     def _pairs(self) -> Iterator[tuple[K, V]]:
-        contents = self._checked()
-        for key in list(contents.data):
-            value = contents.data.get(key)
-            if value is not None:
-                yield self._key.decode(key, "key"), self._value.decode(value, "value")
+        for key, value in self._checked().pairs():
+            yield self._key.decode(key, "key"), self._value.decode(value, "value")
 
     def __len__(self) -> int:
         return len(self._checked())
 
+    def __bool__(self) -> bool:
+        return next(iter(self._checked().all_keys()), None) is not None
+
     def __contains__(self, key: object) -> bool:
+        return self._found(key) is not None
+
+    def _found(self, key: object) -> bytes | None:
+        """Return the bytes of a value; None also for a key that cannot be in the state, as in a dict."""
         contents = self._checked()
         try:
             data = self._key.encode(key, "key")
         except SerializerError:
-            return False  # as in a dict: such a key cannot be in it
-        return data in contents.data
+            return None
+        return contents.get(data)
 
     def set(
         self, key: K, value: V, *, ttl: Duration | None = None, expect: int | Absent | None = None
@@ -256,7 +269,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def remaining(self, key: K) -> float | None:
         """Return the seconds until a value expires; None: never. KeyError: the key is absent."""
         contents, data = self._checked(), self._key.encode(key, "key")
-        if data not in contents.data:
+        if contents.get(data) is None:
             raise KeyError(key)
         left_ms = contents.remaining_ms(data)
         return None if left_ms is None else left_ms / 1000
@@ -278,9 +291,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
 
     def get(self, key: K, default: Any = None) -> Any:
         """Return the value of a key, or `default`; the state's own default is not used."""
-        if key in self:
-            return self[key]
-        return default
+        data = self._found(key)
+        return default if data is None else self._value.decode(data, "value")
 
     def pop(self, key: K, default: Any = _MISSING) -> Any:
         """Delete a key and return its value, or `default` if it is absent. Atomic."""
@@ -293,8 +305,18 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         return default
 
     def popitem(self) -> tuple[K, V]:
-        """Delete one key and return it with its value; KeyError if there is none. Atomic."""
+        """Delete one key and return it with its value; KeyError if there is none. Atomic.
+
+        Raises:
+            UsageError: The state keeps no values in memory: each call would read the log from its start.
+        """
         contents = self._checked()
+        if not isinstance(contents, Contents):
+            raise UsageError(
+                f'popitem: the state of {contents.topic} was opened with memory="none", and each call would '
+                "read the log from its start",
+                remedy="for key in state: state.pop(key, None)",
+            )
         with contents.turn:
             while found := next(iter(contents.data.items()), None):
                 if contents.replace(*found, None):
@@ -311,19 +333,22 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         return self._value.decode(self._value.encode(default, "value") if old is None else old, "value")
 
     def update(self, other: Any = (), /, **more: Any) -> None:
-        """Set many values with one `extend`: one sync for all of them."""
+        """Set many values with one `extend`: one sync for all of them.
+
+        With memory="none" in parts of 10,000, so that an iterator may be longer than the memory.
+        """
         pairs = other.items() if isinstance(other, Mapping) else other
-        encoded = {
-            self._key.encode(key, "key"): self._value.encode(value, "value")
-            for key, value in (*pairs, *more.items())
-        }
-        self._checked().write_all(list(encoded.items()), self._headers)
+        encoded = (
+            (self._key.encode(key, "key"), self._value.encode(value, "value"))
+            for key, value in chain(pairs, more.items())
+        )
+        self._checked().write_all(encoded, self._headers)
 
     def clear(self) -> None:
-        """Delete every key, with one `extend`."""
+        """Delete every key, with one `extend`; with memory="none" in parts of 10,000."""
         contents = self._checked()
         with contents.turn:
-            contents.write_all([(key, None) for key in list(contents.data)])
+            contents.write_all((key, None) for key in contents.all_keys())
 
     @contextmanager
     def edit(self, key: K) -> Iterator[V]:
@@ -342,8 +367,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         contents = self._checked()
         data = self._key.encode(key, "key")
         with contents.turn:
-            before = contents.data.get(data)
-            value = self[key]
+            before = contents.get(data)
+            value = self._decoded(key, before)
             if isinstance(value, _IMMUTABLE):
                 raise UsageError(
                     f"edit: a value of type {type(value).__name__} cannot be changed in place",
@@ -385,7 +410,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
 
         def step(old: bytes | None) -> bytes | None:
             nonlocal new
-            new = function(default if default is not _MISSING and old is None else self[key])
+            new = function(default if default is not _MISSING and old is None else self._decoded(key, old))
             return None if new is State.DELETE else self._value.encode(new, "value")
 
         self._replace(key, step)
@@ -412,13 +437,13 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         data = self._key.encode(key, "key")
         with contents.turn:
             while True:
-                old = contents.data.get(data)
+                old = contents.get(data)
                 new = step(old)
                 if new == old and (old is None or not rewrites):
                     return old
                 of_value = headers
                 if of_value is None:
-                    own_ms = contents.own_ttl_ms.get(data)
+                    own_ms = contents.own_ttl_ms(data)
                     of_value = self._headers if own_ms is None else (header_of(own_ms),)
                 if contents.replace(data, old, new, () if new is None else of_value):
                     break
@@ -451,6 +476,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     def copy(self) -> dict[K, V]:
         """Return a dict of all keys and values. Later changes do not affect it."""
         contents = self._checked()
+        if not isinstance(contents, Contents):
+            return dict(self._pairs())
         with contents.turn:
             values = contents.snapshot()
         return {self._key.decode(k, "key"): self._value.decode(v, "value") for k, v in values.items()}
@@ -494,7 +521,11 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self.close()
 
     def __repr__(self) -> str:
-        content = "closed" if self._contents is None else plural(len(self._contents), "key")
+        contents = self._contents
+        if contents is None:
+            content = "closed"
+        else:
+            content = plural(len(contents), "key") if contents.in_memory else "memory='none'"
         return f"State({self.topic.name!r}, {content})"
 
     def _repr_html_(self) -> str | None:
@@ -523,7 +554,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self._contents = None
         self._release()
 
-    def _checked(self) -> Contents:
+    def _checked(self) -> Contents | IndexedContents:
         """Return the values, with all that this process has appended; UsageError if this is closed."""
         contents = self._contents
         if contents is None:

@@ -7,10 +7,11 @@ A state as of an earlier end, one from a snapshot, and those of mode "r" have va
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from lastword.api.contents import Contents
+from lastword.api.indexed_contents import IndexedContents
 from lastword.api.open_dirs import OpenDirs, PathLike, caller
 from lastword.api.reader import Bounds
 from lastword.api.restore import SnapshotFile
@@ -23,10 +24,14 @@ from lastword.errors import TopicExistsError, UsageError
 from lastword.parse import Duration, check_path, parse_bytes
 from lastword.values import ProgressLike, listener
 
+Memory = Literal["values", "none"]
 
-class SharedContents(Contents):
+
+class _Shared:
     """Values that several states share, with the arguments of the first of them."""
 
+    topic: str
+    users: set[int]
     given: dict[str, Any]
     opened_at: str
 
@@ -40,6 +45,17 @@ class SharedContents(Contents):
                     f"all states of a topic share their values",
                     remedy=f"leave {name} out, or close the first state before",
                 )
+
+
+class SharedContents(_Shared, Contents):
+    """Shared values in memory."""
+
+
+class SharedIndexed(_Shared, IndexedContents):
+    """Shared values that are not in memory."""
+
+
+SharedValues = SharedContents | SharedIndexed
 
 
 def _is_same(first: Any, value: Any) -> bool:
@@ -61,13 +77,14 @@ def open_state(
     dirs: OpenDirs,
     name: str,
     serializers: tuple[SerializerLike | None, SerializerLike | None],
-    shared: WeakValueDictionary[str, SharedContents],
+    shared: WeakValueDictionary[str, SharedValues],
     *,
     partitions: int | None,
     default: Callable[[], Any] | None,
     end: Bounds,
     snapshot: PathLike | None,
     max_bytes: int | str | None,
+    memory: Memory | None,
     ttl: Duration | None,
     progress: ProgressLike | bool | None,
     config: Mapping[str, Any],
@@ -80,6 +97,12 @@ def open_state(
     limit = None if max_bytes is None else parse_bytes(max_bytes)
     if limit is not None and limit < 0:
         raise UsageError(f"max_bytes={max_bytes!r} is not a size", remedy='give 0 or more: max_bytes="1GiB"')
+    if memory is not None and memory not in ("values", "none"):
+        raise UsageError(
+            f"unknown memory={memory!r}", remedy='"values" keeps all values in memory, "none" none'
+        )
+    if memory == "none":
+        _check_none(dirs, end=end, snapshot=snapshot, max_bytes=max_bytes)
     dirs.require_open()
     shares = dirs.mode == "a" and end == "latest" and snapshot is None
     topic = _topic(dirs, name, serializers, partitions, end, ttl, config)
@@ -89,6 +112,7 @@ def open_state(
         "value_serializer": coders[1] if serializers[1] is not None else None,
         "default": default,
         "max_bytes": limit,
+        "memory": memory,
     }
     contents = shared.get(name) if shares else None
     if contents is not None and contents.users:
@@ -99,14 +123,35 @@ def open_state(
         start = None
         if snapshot is not None:
             start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
-        contents = SharedContents(
-            dirs, topic, end=end, max_bytes=limit, snapshot=start, progress=listener(progress)
-        )
+        if memory == "none":
+            contents = SharedIndexed(dirs, topic)
+        else:
+            contents = SharedContents(
+                dirs, topic, end=end, max_bytes=limit, snapshot=start, progress=listener(progress)
+            )
         contents.given = given | {"key_serializer": coders[0], "value_serializer": coders[1]}
+        contents.given["memory"] = memory or "values"
         contents.opened_at = caller()
         if shares:
             shared[name] = contents
     return State(topic, contents, coders, default=default, ttl=ttl)
+
+
+def _check_none(dirs: OpenDirs, **given: Any) -> None:
+    """Raise UsageError if a state without values in memory is not possible so."""
+    if not dirs.holds_logs:
+        raise UsageError(
+            'memory="none" is for a directory: in a bucket a state shows a change before its commit, and no '
+            "key index finds a single key",
+            remedy="leave memory out, or read single keys with logs.topic(...).get(key)",
+        )
+    for name, value in given.items():
+        if value not in (None, "latest"):
+            raise UsageError(
+                f'memory="none" reads the newest values when they are asked for, so that {name}={value!r} '
+                "has no meaning",
+                remedy=f"leave {name} out, or open the state with its values in memory",
+            )
 
 
 def _topic(

@@ -33,7 +33,6 @@ from lastword.errors import (
 )
 from lastword.metrics import count_append
 from lastword.parse import Duration, as_int
-from lastword.partition.directory_segments import read_log_start
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
@@ -78,8 +77,9 @@ class Topic(ProcessBound, Generic[K, V]):
         self._config = config
         self._logs: dict[int, PartitionLog] = {}
         """Logs of earlier appends. One that was closed or moved since refuses `append_single`."""
-        self._views: dict[int, tuple[PartitionView, object]] = {}
-        """Views of earlier calls of `record_at` in mode "r", each with the `stamp` of its directory."""
+        self._views: dict[int, tuple[PartitionView, tuple[tuple[str, object], ...], bool]] = {}
+        """Views of earlier calls in mode "r", each with the stamps of all that may make it old, and whether a
+        batch that is appended changes one for certain: see `_readable`."""
         self._in_one_directory = len(dirs.directories) == 1
 
     @property
@@ -633,10 +633,10 @@ class Topic(ProcessBound, Generic[K, V]):
 
         named = keys_by_bytes(self, keys)
         decode = self._schema.value.decode
-        found = find(self, named.keys(), partition)
         return {
             named[data]: decode(record.value, "value")
-            for data, (_, record) in found.items()
+            for _, records in find(self, named.keys(), partition)
+            for data, record in records.items()
             if record.value is not None
         }
 
@@ -647,10 +647,10 @@ class Topic(ProcessBound, Generic[K, V]):
 
         named = keys_by_bytes(self, keys)
         serializers = self._schema.key, self._schema.value
-        found = find(self, named.keys(), partition)
         return {
             named[data]: decoded(record, self.name, number, *serializers)
-            for data, (number, record) in found.items()
+            for number, records in find(self, named.keys(), partition)
+            for data, record in records.items()
         }
 
     def __contains__(self, key: object) -> bool:
@@ -740,24 +740,40 @@ class Topic(ProcessBound, Generic[K, V]):
         log = dirs.owned_log(self.name, partition)
         if log is not None:
             return log
+        kept = self._views.get(partition)
+        if kept is not None and not dirs.closed:
+            view, known, is_exact = kept
+            stamp = dirs.files.stamp
+            for path, before in known:
+                if stamp(path) != before:
+                    break
+            else:
+                if is_exact or view.is_current():
+                    return view
+        stamps = dirs.stamps()
         if refreshes:
             dirs.refresh()
-        kept = self._views.get(partition)
-        if kept is not None:
-            view, stamp = kept
-            version = view.files.dir_version(view.directory)
-            if (
-                version is not None
-                and version.stamp == stamp
-                and view.is_current()
-                and read_log_start(view.files, view.directory) <= view.log_start
-            ):
-                return view
         log_dir = dirs.dir_set.log_dir(self.name, partition)
-        before = None if log_dir is None else dirs.files.dir_version(log_dir.directory(self.name, partition))
+        directory = None if log_dir is None else log_dir.directory(self.name, partition)
+        of_names = None if directory is None else (directory, dirs.files.stamp(directory))
+        version = None if directory is None else dirs.files.dir_version(directory)
         view = self._view_now(partition)
-        if before is not None and before.is_settled:  # else a later change may leave the same stamp
-            self._views[partition] = view, before.stamp
+        # Names that have just changed may change again without another stamp.
+        if (
+            stamps is None
+            or of_names is None
+            or version is None
+            or not version.is_settled
+            or not view.segments
+        ):
+            return view
+        file = view.segments[-1].file
+        of_log = file, dirs.files.stamp(file)
+        facts = dirs.files.stat(file)
+        if facts is not None:
+            # A file with more bytes than batches (zeros that a broker fills) may get one at the same size.
+            is_exact = (facts.inode, facts.size) == view.segments[-1].id
+            self._views[partition] = view, (*stamps, of_names, of_log), is_exact
         return view
 
     def _view(self, partition: int) -> PartitionView:

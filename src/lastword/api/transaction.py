@@ -28,9 +28,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -69,6 +70,7 @@ from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.api.contents import Contents
+    from lastword.api.indexed_contents import IndexedContents
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.record import HeadersLike
     from lastword.api.state import State
@@ -109,7 +111,7 @@ class _Changes:
         ] = []
         self.newest: dict[bytes, bytes | None] = {}
         self.read: dict[bytes, bytes | None] = {}
-        self.contents: Contents | None = None
+        self.contents: Contents | IndexedContents | None = None
         self._row_of: dict[bytes, int] = {}
 
     def add(
@@ -148,13 +150,18 @@ class _Changes:
         for number, rows in parts.items():
             yield (topic.name, number), packer, rows
 
+    @property
+    def looks_up(self) -> bool:
+        """Return whether a value that the block has read is found by a lookup in the log."""
+        return self.contents is not None and not self.contents.in_memory and bool(self.read)
+
     def check(self) -> None:
         """Raise ConflictError if another writer has changed a value that the block has read.
 
-        The caller holds the logs, and `contents` has what was appended before.
+        If the values are in memory, the caller holds the logs, and `contents` has what was appended before.
         """
         for key, value in self.read.items():
-            if self.contents is not None and self.contents.data.get(key) != value:
+            if self.contents is not None and self.contents.get(key) != value:
                 raise _conflict(self.topic.name)
 
 
@@ -181,7 +188,7 @@ class StateChanges(MutableMapping[Any, Any]):
         data = self._key.encode(key, "key")
         if data in self._changes.newest:
             return self._changes.newest[data]
-        return self._changes.read.setdefault(data, self._state._checked().data.get(data))
+        return self._changes.read.setdefault(data, self._state._checked().get(data))
 
     def __getitem__(self, key: Any) -> Any:
         value = self._find(key)
@@ -210,7 +217,8 @@ class StateChanges(MutableMapping[Any, Any]):
 
     def __iter__(self) -> Iterator[Any]:
         newest = self._changes.newest
-        for data in [*(key for key in list(self._state._checked().data) if key not in newest), *newest]:
+        own = dict(newest)
+        for data in chain((key for key in self._state._checked().all_keys() if key not in own), own):
             if newest.get(data, b"") is not None:
                 yield self._key.decode(data, "key")
 
@@ -411,19 +419,26 @@ class Committer:
             count_append(topic, len(rows.keys), sizes[topic, number], "disk", perf_counter() - began)
 
     @contextmanager
-    def _held(self, logs: Iterable[PartitionLog], changes: Iterable[_Changes]) -> Iterator[None]:
+    def _held(self, logs: Iterable[PartitionLog], changes: Collection[_Changes]) -> Iterator[None]:
         """Hold logs, which have still the values that the block has read."""
-        contents = [each.contents for each in changes if each.contents is not None]
+        held, contents = list(logs), [each.contents for each in changes if each.contents is not None]
+        looked_up = [topic for topic in changes if topic.looks_up]
         for _ in range(ATTEMPTS):
             for each in contents:
                 each.check()  # takes in what was appended: not while logs are held
+            ends = [log.log_end for log in held]
+            for topic in looked_up:
+                topic.check()
             with ExitStack() as stack:
-                for log in logs:
+                for log in held:
                     stack.enter_context(log.lock)
                 if any(each.is_behind for each in contents):
                     continue
+                if looked_up and ends != [log.log_end for log in held]:
+                    continue
                 for topic in changes:
-                    topic.check()
+                    if not topic.looks_up:
+                        topic.check()
                 yield
                 return
         raise BusyError(

@@ -154,6 +154,7 @@ class Scheduler:
 
     Attributes:
         on_done: Called with every entry of the history, in the thread that made it.
+        on_look: Called before a thread looks for tasks, in that thread.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class Scheduler:
         backoff_ms: int = 15_000,
         chores_ms: int | None = None,
         on_done: Callable[[Done], None] | None = None,
+        on_look: Callable[[], object] = lambda: None,
     ) -> None:
         self.work = work
         self.states = states
@@ -173,6 +175,7 @@ class Scheduler:
         self.backoff_ms = backoff_ms
         self.chores_ms = chores_ms
         self.on_done = on_done
+        self.on_look = on_look
         self.deaths = 0
         self.history: deque[Done] = deque(maxlen=HISTORY)
         self._clock = clock
@@ -360,6 +363,7 @@ class Scheduler:
         """
         if not self.stopping:
             self._chores()
+            self.on_look()
         while not self.stopping and not leaves() and self.turn():
             pass
 

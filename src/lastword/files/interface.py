@@ -202,6 +202,14 @@ class Files(ABC):
         """
         return None
 
+    def stamp(self, path: Path) -> object:
+        """Return a value that is another one after a change of a file, or of the names in a directory.
+
+        None: it does not exist. For a directory, `DirVersion.is_settled` says whether that is certain.
+        """
+        version = self.dir_version(path)
+        return self.stat(path), None if version is None else version.stamp
+
     @abstractmethod
     def stat(self, path: Path) -> FileFacts | None:
         """Return the facts of a file or directory; None if it does not exist."""

@@ -7,7 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
-from lastword.kernels.memory import copy_wide, load8, not_negative, read_varint, read_varlong
+from lastword.kernels.hashing import crc_of
+from lastword.kernels.memory import (
+    copy_wide,
+    load8,
+    load16_be,
+    load32_be,
+    load64_be,
+    not_negative,
+    read_varint,
+    read_varlong,
+)
 from lastword.kernels.native import (
     I32,
     I64,
@@ -32,7 +42,21 @@ from lastword.kernels.table import (
     RECORDS_END,
     RECORDS_POSITION,
 )
-from lastword.wire import CONTROL_BIT, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    BASE_TIMESTAMP_AT,
+    CONTROL_BIT,
+    COUNT_AT,
+    CRC_AT,
+    HEADER_BYTES,
+    LAST_OFFSET_DELTA_AT,
+    LENGTH_AT,
+    LOG_APPEND_BIT,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    SMALLEST_RECORD_BYTES,
+)
 
 
 class ColumnArrays(NamedTuple):
@@ -436,6 +460,79 @@ def find_record(
     if position != end:
         return False, BAD_RECORD
     return found, OK
+
+
+@kernel
+def find_plain(
+    raw: READ_U8, end: int, below: int, first: int, offset: int, bound: int, excluded: int, record: I64
+) -> tuple[int, int]:
+    """Fill `record` as `find_record` does, from the batches of magic 2 at the start of raw[:end].
+
+    The batches up to that of the record are verified; behind the record nothing is checked but the base
+    offset of the next batch, because no checksum covers one.
+
+    Args:
+        raw: The bytes.
+        end: The end of the batches.
+        below: The first batch begins at or above this offset.
+        first: Last offset of the first batch; -1: it is not known.
+        offset: The offset of the record.
+        bound: All offsets are below; -1: there is none.
+        excluded: The attributes of the batch have none of these bits.
+        record: The fields.
+
+    Returns:
+        (Bytes of its batch, attributes); 0 bytes for all that the caller has to find in another way: a batch
+        with excluded attributes, damage, a gap.
+    """
+    if end > raw.size - SLACK or record.size < RECORD_FIELDS:
+        return 0, 0
+    start = 0
+    while True:
+        if end - start < HEADER_BYTES or load8(raw, start + MAGIC_AT) != 2:
+            return 0, 0
+        size = load32_be(raw, start + LENGTH_AT) + OVERHEAD_BYTES
+        base, delta = load64_be(raw, start), load32_be(raw, start + LAST_OFFSET_DELTA_AT)
+        if size < HEADER_BYTES or size > end - start or base < below or delta < 0:
+            return 0, 0
+        last = base + delta
+        crc = load32_be(raw, start + CRC_AT) & 0xFFFFFFFF
+        if last < base or crc_of(raw, start + ATTRIBUTES_AT, size - ATTRIBUTES_AT) != crc:
+            return 0, 0
+        if start == 0 and first >= 0 and last != first:
+            return 0, 0
+        if last >= offset:
+            break
+        below = last + 1
+        start += size
+    attributes = load16_be(raw, start + ATTRIBUTES_AT)
+    batch_end = start + size
+    if base > offset or attributes & excluded != 0 or (bound >= 0 and last >= bound):
+        return 0, 0
+    if end - batch_end >= 8 and load64_be(raw, batch_end) <= last:
+        return 0, 0
+    position, wanted = start + HEADER_BYTES, offset - base
+    for _ in range(load32_be(raw, start + COUNT_AT)):
+        body, body_end, valid = read_bounds(raw, position, batch_end)
+        if not valid:
+            return 0, 0
+        delta, offset_delta, key_at, key_size, position, valid = read_key(raw, body, body_end)
+        if not valid or offset_delta > wanted:
+            return 0, 0
+        if offset_delta == wanted:
+            value_at, value_size, position, valid = read_value(raw, position, body_end)
+            if not valid or body_end - position != 1 or load8(raw, position) != 0:
+                return 0, 0
+            is_append = attributes & LOG_APPEND_BIT != 0
+            record[TIMESTAMP] = load64_be(raw, start + (MAX_TIMESTAMP_AT if is_append else BASE_TIMESTAMP_AT))
+            if not is_append:
+                record[TIMESTAMP] += delta
+            record[KEY_POSITION], record[KEY_LENGTH] = key_at, key_size
+            record[VALUE_POSITION], record[VALUE_LENGTH] = value_at, value_size
+            record[HEADER_COUNT] = 0
+            return size, attributes
+        position = body_end
+    return 0, 0
 
 
 @kernel

@@ -9,6 +9,9 @@ Runs. An overlay with many entries becomes a run; many records at a time (`bulk`
 a run is merged with the newer ones unless it is larger than all of them together: each entry is written
 about log2(index / overlay) times, and a lookup meets that many runs at most.
 
+A state also shows the committed records from the last stable offset on, behind undecided ones. `to_end` takes
+them in, too: they are in a dict of their own until the last stable offset has passed them.
+
 Two kinds. In a directory that is open to append, runs are files, and the index is saved with each new run and
 at closing. It is noticed when the log is cut (`Tail.cuts`). Elsewhere nothing is written: runs of a writer
 are read, if they fit the log (`manifest`). All else is in memory, up to a limit; above, `follow` returns
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
@@ -118,27 +121,43 @@ class KeyIndex:
         self._salt, self._digest = salt, digest_function(salt)
         self._runs: list[Run] = []
         self._overlay: dict[bytes, int] = {}
+        self._clear_above()
         self._written: set[str] = set()  # names of runs that no manifest names yet
         self._witness: Witness | None = None
         self.end = self._saved_end = 0
+
+    def _clear_above(self) -> None:
+        """Forget the records from the last stable offset on."""
+        self._above: dict[bytes, int] = {}
+        self._above_start = self._above_end = 0
+        self._undecided: dict[int, int] = {}
 
     @property
     def memory_bytes(self) -> int:
         """Return about the memory that entries take."""
         runs = sum(run.size_bytes for run in self._runs if run.in_memory)
-        return runs + len(self._overlay) * ENTRY_MEMORY
+        return runs + (len(self._overlay) + len(self._above)) * ENTRY_MEMORY
+
+    @property
+    def _overlay_most(self) -> int:
+        """The size at which the overlay becomes a run."""
+        return min(OVERLAY_ENTRIES, max(1, self._most_bytes() // (2 * ENTRY_MEMORY)))
 
     # -------------------------------------------------------------- follow the log
 
-    def follow(self, log: PartitionLog | PartitionView) -> bool:
+    def follow(self, log: PartitionLog | PartitionView, *, to_end: bool = False) -> bool:
         """Take in what was appended, up to the last stable offset of now, or of the view.
+
+        Args:
+            log: The log.
+            to_end: Also the committed records from there on.
 
         Returns:
             False: The entries do not fit the memory. The index is empty.
         """
         for attempt in range(ATTEMPTS):
             try:
-                return self._follow(log)
+                return self._follow(log) and (not to_end or self._follow_above(log))
             except (FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError):  # cleaned, trimmed or cut
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -180,6 +199,7 @@ class KeyIndex:
 
     def _adopt(self, view: PartitionView) -> None:
         """Follow another view of the log, if it shows that the log was not cut; else begin again."""
+        self._clear_above()
         notes = removal_log.load(self._files, self._directory)
         is_known = (
             self._log is not None
@@ -250,16 +270,77 @@ class KeyIndex:
             if not log.grows:
                 self._witness = Witness.of(range_.view, range_.end)
         self.end = max(self.end, range_.end)
-        if len(self._overlay) >= OVERLAY_ENTRIES:
+        self._save_large(log, self._overlay_most)
+        return self._fits_memory()
+
+    def _fits_memory(self) -> bool:
+        """Return whether the entries fit the memory; if not, forget them."""
+        if self.memory_bytes <= self._most_bytes():
+            return True
+        self._clear(self._salt)
+        self._log = None
+        self._is_too_large = True
+        return False
+
+    def _follow_above(self, log: PartitionLog | PartitionView) -> bool:
+        """Take in the committed records from the last stable offset on.
+
+        When a transaction is decided, the records are read again from its first one on: all committed ones in
+        order give the newest of each key. A decision appends a marker, so that the log end shows it.
+        """
+        if log.log_end <= self.end:
+            if self._above_end:
+                self._clear_above()
+            return True
+        if log.log_end == self._above_end:
+            return True
+        view = _view_of(log)
+        undecided = view.undecided
+        decided = [first for id_, first in self._undecided.items() if undecided.get(id_) != first]
+        start = max(self.end, view.log_start, min((self._above_end, *decided)))
+        if self._above_start != self.end:
+            self._above_start = self.end
+            self._above = {digest: word for digest, word in self._above.items() if word >> 1 >= self.end}
+        digest = self._digest
+        for record in at_one_moment(Range(view, start, view.log_end), scan.records):
+            if record.key is not None:
+                self._above[digest(record.key)] = record.offset << 1 | (record.value is None)
+        self._above_end, self._undecided = view.log_end, undecided
+        return self._fits_memory()
+
+    def note(self, log: PartitionLog, offset: int, key: bytes, *, is_tombstone: bool) -> None:
+        """Take in a record without a transaction that the caller has appended, instead of reading it.
+
+        If it does not follow directly what is in the index, if there is much to save first, or if the index
+        is in use (a merge of large runs takes seconds), the next lookup reads it.
+        """
+        if not self.lock.acquire(blocking=False):
+            return
+        try:
+            if self._log is not log or self._cuts != log.tail.cuts:
+                return
+            if offset == self.end and offset < log.stable_offset and len(self._overlay) < OVERLAY_ENTRIES:
+                self._overlay[self._digest(key)] = offset << 1 | is_tombstone
+                self.end = offset + 1
+            elif offset == self._above_end:
+                self._above[self._digest(key)] = offset << 1 | is_tombstone
+                self._above_end = offset + 1
+        finally:
+            self.lock.release()
+
+    def save_large(self) -> None:
+        """Make a run of a half full overlay, with what was appended since: for the background."""
+        with self.lock:
+            log = cast("PartitionLog | None", self._log)
+            if self._writes and log is not None and not log.is_closed and self.follow(log):
+                self._save_large(log, self._overlay_most // 2)
+
+    def _save_large(self, log: PartitionLog | PartitionView, most: int) -> None:
+        """Make a run of an overlay of `most` entries, and save all that is not saved."""
+        if len(self._overlay) >= most:
             self._flush()
         if self._written:
             self._save(cast("PartitionLog", log))
-        if self.memory_bytes > self._most_bytes():
-            self._clear(self._salt)
-            self._log = None
-            self._is_too_large = True
-            return False
-        return True
 
     def _read_many(self, range_: Range) -> None:
         from lastword.keys import bulk
@@ -393,18 +474,20 @@ class KeyIndex:
         """
         offsets: dict[int, bytes] = {}
         try:
-            for key in keys:
-                word = self._word(self._digest(key))
-                if word is not None and not word & 1 and word >> 1 >= log.log_start:
-                    if word >> 1 in offsets:
+            digest, log_start = self._digest, log.log_start
+            named = {digest(key): key for key in keys}
+            for found_digest, word in self._words(named).items():
+                offset = word >> 1
+                if not word & 1 and offset >= log_start:
+                    if offset in offsets:
                         raise Mismatch  # two keys have one record
-                    offsets[word >> 1] = key
+                    offsets[offset] = named[found_digest]
         except (CorruptFileError, FileVanishedError):  # of a run
             raise Mismatch from None
         found: dict[bytes, RawRecord] = {}
         try:
-            for offset, record in _read_at(log, list(offsets), self._may_load(len(offsets))):
-                key = offsets[offset]
+            records = _read_at(log, list(offsets), self._may_load(len(offsets)))
+            for key, record in zip(offsets.values(), records, strict=True):
                 if record is None or record.key != key or record.value is None:
                     raise Mismatch
                 found[key] = record
@@ -412,10 +495,24 @@ class KeyIndex:
             raise Mismatch from None
         return found
 
-    def find_one(self, log: PartitionLog | PartitionView, key: bytes) -> RawRecord | None:
-        """Return the newest record of a key below `end`; None if it is absent or deleted. As `find`."""
+    def find_one(
+        self, log: PartitionLog | PartitionView, key: bytes, *, to_end: bool = False
+    ) -> RawRecord | None:
+        """Return the newest record of a key below `end`; None if it is absent or deleted. As `find`.
+
+        `to_end`: the newest of all that `follow` with `to_end` has taken in.
+        """
         try:
-            word = self._word(self._digest(key))
+            digest = self._digest(key)
+            word = self._overlay.get(digest)
+            if word is None:
+                for run in self._runs:
+                    word = run.find(digest)
+                    if word is not None:
+                        break
+            if to_end and self._above:
+                word = max(self._above.get(digest, -1), -1 if word is None else word)
+                word = None if word < 0 else word
             if word is None or word & 1 or word >> 1 < log.log_start:
                 return None
             record = _read_one(log, word >> 1, self._may_load(1) or scan.kernels_loaded())
@@ -429,14 +526,16 @@ class KeyIndex:
             raise Mismatch
         return record
 
-    def _word(self, digest: bytes) -> int | None:
-        word = self._overlay.get(digest)
-        if word is None:
-            for run in self._runs:
-                word = run.find(digest)
-                if word is not None:
-                    break
-        return word
+    def _words(self, digests: Collection[bytes]) -> dict[bytes, int]:
+        """Return the newest word of each digest that has one."""
+        overlay = self._overlay
+        words = {digest: overlay[digest] for digest in digests if digest in overlay}
+        left: Iterable[bytes] = sorted(digests - words.keys()) if len(digests) > 1 else digests
+        for run in self._runs:
+            if len(words) == len(digests):
+                break
+            words |= run.find_sorted(digest for digest in left if digest not in words)
+        return words
 
     def _may_load(self, count: int) -> bool:
         """Count the records, and return whether it is time to load the kernels."""
@@ -454,16 +553,14 @@ def _records(log: PartitionLog | PartitionView, range_: Range) -> Iterable[RawRe
 
 def _read_at(
     log: PartitionLog | PartitionView, offsets: list[int], loads: bool
-) -> Iterator[tuple[int, RawRecord | None]]:
-    """Yield each offset with its committed record, or None."""
+) -> Iterable[RawRecord | None]:
+    """Return the committed record at each offset, or None."""
     loads = loads or scan.kernels_loaded()
     if loads and len(offsets) > FEW:
         from lastword.partition.lookups import records_at
 
-        yield from zip(offsets, records_at(_view_of(log), offsets, committed=True), strict=True)
-        return
-    for offset in offsets:
-        yield offset, _read_one(log, offset, loads)
+        return records_at(_view_of(log), offsets, committed=True)
+    return (_read_one(log, offset, loads) for offset in offsets)
 
 
 def _read_one(log: PartitionLog | PartitionView, offset: int, loads: bool) -> RawRecord | None:

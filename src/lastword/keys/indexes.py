@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
+from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.keys.index import KeyIndex
 
@@ -48,6 +50,12 @@ class KeyIndexes:
         """Return the memory that the indexes of other partitions leave."""
         others = sum(index.memory_bytes for key, (_, index) in list(self._indexes.items()) if key != tp)
         return self._most_bytes() - others
+
+    def save_large(self) -> None:
+        """Make runs of overlays that are half full, so that a lookup need not."""
+        for _, index in list(self._indexes.values()):
+            with suppress(LastwordError):  # the next lookup raises it, or does without
+                index.save_large()
 
     def close(self) -> None:
         """Save what is worth it. The logs are open still."""

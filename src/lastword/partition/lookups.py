@@ -26,7 +26,7 @@ from lastword.files import Handle
 from lastword.kernels import OK, SLACK
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
-from lastword.kernels.columns import RECORD_FIELDS, find_record
+from lastword.kernels.columns import HEADER_COUNT, RECORD_FIELDS, find_plain, find_record
 from lastword.metrics import READ_BYTES
 from lastword.partition.reads import Readable, read_again, read_batches
 from lastword.partition.transactions import BatchOutcome, Outcomes
@@ -235,22 +235,21 @@ def record_at(
         return None
     segment, bound = holding
     if bound is None:
-        bound = log_end
-    before, entry, end = segment.offset_index.around(offset)
-    below = segment.base_offset - 1
-    if end is None:
-        end = segment.size
-    begin = before.position if before is not None else 0
+        bound = -1 if log_end is None else log_end
+    before, begin, entry, position, end = segment.offset_index.around(offset)
+    size = segment.size
+    if end < 0:
+        end = size
     excluded = CONTROL_BIT if transactional else CONTROL_BIT | TRANSACTIONAL_BIT
     try:
-        if entry is not None and entry.position - begin > _LARGE_STEP_BYTES:
+        if position - begin > _LARGE_STEP_BYTES:
             # Large batches have an entry each: the offset is probably in that of the entry.
-            last = before.offset if before is not None else below
-            single = _in_stretch(segment, offset, entry.position, end, last, entry.offset, bound, excluded)
+            last = before if before >= 0 else segment.base_offset - 1
+            single = _in_stretch(segment, offset, position, min(end, size), last, entry, bound, excluded)
             if single is not None:
                 return single
-        first = before.offset if before is not None else None
-        return _in_stretch(segment, offset, begin, end, below, first, bound, excluded)
+        below = segment.base_offset - 1
+        return _in_stretch(segment, offset, begin, min(end, size), below, before, bound, excluded)
     except (DataError, FileVanishedError):
         return None
 
@@ -261,8 +260,8 @@ def _in_stretch(
     begin: int,
     end: int,
     below: int,
-    first: int | None,
-    bound: int | None,
+    first: int,
+    bound: int,
     excluded: int,
 ) -> tuple[RawRecord, int] | None:
     """Return the record at an offset and its batch's size, if a stretch of a file has the batch.
@@ -273,25 +272,30 @@ def _in_stretch(
         begin: Position of a batch.
         end: The batch of the offset ends at this position or before.
         below: The first batch begins above this offset.
-        first: Last offset of the first batch, if it has an index entry.
-        bound: Base offset of the next segment.
+        first: Last offset of the first batch, if it has an index entry; else -1.
+        bound: Base offset of the next segment; -1: there is none.
         excluded: The attributes of the batch have none of these bits.
     """
     scratch = _of_thread.scratch
     data, table = scratch.data, scratch.table
-    size = min(end, segment.size, begin + _SINGLE_BYTES) - begin
+    size = min(end - begin, _SINGLE_BYTES)
     if size < HEADER_BYTES or segment.handle.pread_into(data[:size], begin) != size:
         return None
+    batch_bytes, attributes = find_plain(
+        scratch.buffer, size, below + 1, first, offset, bound, excluded | CODEC_MASK, scratch.record
+    )
+    if batch_bytes:
+        return _scratch_record(scratch, offset, attributes), batch_bytes
     rows, position, _, _ = walk_batches(scratch.buffer, 0, size, begin, below + 1, True, table, 0)
     row = bisect_left(scratch.last_offsets, offset, 0, rows)
-    if row == rows or (first is not None and scratch.last_offsets[0] != first):
+    if row == rows or (first >= 0 and scratch.last_offsets[0] != first):
         return None
     cells, at = scratch.cells, row * fields.FIELDS
     last = cells[at + fields.LAST_OFFSET]
     # No checksum covers a base offset: the neighbours confirm it. The walk ends before a batch that does not.
     if row + 1 == rows and position + 8 <= size and _BASE_OFFSET.unpack_from(data, position)[0] <= last:
         return None
-    if cells[at + fields.BASE_OFFSET] > offset or (bound is not None and last >= bound):
+    if cells[at + fields.BASE_OFFSET] > offset or (bound >= 0 and last >= bound):
         return None
     attributes, batch_bytes = cells[at + fields.ATTRIBUTES], cells[at + fields.SIZE]
     if attributes & excluded or cells[at + fields.MAGIC] != 2:
@@ -307,19 +311,22 @@ def _in_stretch(
         data[: len(records)] = records
         cells[at + fields.RECORDS_POSITION], cells[at + fields.RECORDS_END] = 0, len(records)
     found, status = find_record(scratch.buffer, table, row, offset, scratch.record)
-    if not found or status != OK:
+    if not found or status != OK or scratch.fields[HEADER_COUNT]:
         return None
-    timestamp, key_at, key_size, value_at, value_size, headers = scratch.fields
-    if headers:
-        return None
-    record = raw_record(
+    return _scratch_record(scratch, offset, attributes), batch_bytes
+
+
+def _scratch_record(scratch: _ThreadArrays, offset: int, attributes: int) -> RawRecord:
+    """Return the record that was found in the scratch memory."""
+    data = scratch.data
+    timestamp, key_at, key_size, value_at, value_size, _ = scratch.fields
+    return raw_record(
         offset,
         timestamp,
         LOG_APPEND_TIME if attributes & LOG_APPEND_BIT else CREATE_TIME,
         bytes(data[key_at : key_at + key_size]) if key_size >= 0 else None,
         bytes(data[value_at : value_at + value_size]) if value_size >= 0 else None,
     )
-    return record, batch_bytes
 
 
 class _Index:

@@ -167,18 +167,19 @@ class OffsetIndex:
             return OffsetEntry(base, 0)
         return _entry(OffsetEntry, (base + offsets[number], self._positions[number]))
 
-    def around(self, offset: int) -> tuple[OffsetEntry | None, OffsetEntry | None, int | None]:
+    def around(self, offset: int) -> tuple[int, int, int, int, int]:
         """Return the last entry below `offset`, the first that is not, and the position of the one after it.
 
-        None for each that there is not.
+        An entry is its offset and its position: (-1, 0) below the first, (-1, -1) above the last. The
+        position is -1 if there is none.
         """
         offsets, positions, base = self._offsets, self._positions, self.base_offset
         number, count = bisect_left(offsets, offset - base), len(offsets)
-        return (
-            _entry(OffsetEntry, (base + offsets[number - 1], positions[number - 1])) if number else None,
-            _entry(OffsetEntry, (base + offsets[number], positions[number])) if number < count else None,
-            positions[number + 1] if number + 1 < count else None,
-        )
+        below, start = (base + offsets[number - 1], positions[number - 1]) if number else (-1, 0)
+        if number == count:
+            return below, start, -1, -1, -1
+        end = positions[number + 1] if number + 1 < count else -1
+        return below, start, base + offsets[number], positions[number], end
 
     def find(self, offset: int) -> int:
         """Return the number of the entry that `lookup` returns; -1 if there is none."""
