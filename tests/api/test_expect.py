@@ -135,10 +135,14 @@ def test_a_record_of_an_open_or_aborted_transaction_does_not_count(logs):
     builder.append(logs.dirs.clock.now_ms(), b"a", b"2")
     log.append_batch(builder.build())
     second = topic.append("a", 3, expect=first.offset)
+    for expect in (first.offset, lastword.ABSENT):  # an own record behind the open transaction does count
+        assert refused(topic.append, "a", 9, expect=expect) == second.offset
+    topic.append("b", 1, expect=lastword.ABSENT)
+    assert refused(topic.append, "b", 2, expect=lastword.ABSENT) == second.offset + 1
     marker = BatchBuilder(producer_id=5, producer_epoch=0, transactional=True, control=True)
     marker.append(logs.dirs.clock.now_ms(), *marker_record(commit=False, coordinator_epoch=0))
     log.append_batch(marker.build())
-    assert topic.append("a", 4, expect=second.offset).offset == second.offset + 2
+    assert topic.append("a", 4, expect=second.offset).offset == second.offset + 3
 
 
 def test_an_answer_survives_a_cleaning_and_an_opening(tmp_path, clock):

@@ -37,6 +37,14 @@ def place(request, tmp_path):
     return str(tmp_path / "data") if request.param == "directory" else f"memory://tx-{next(_numbers)}/log"
 
 
+@pytest.fixture(params=["values", "none"])
+def memory(request, place):
+    """Where the values of a state are. In a bucket they are in memory."""
+    if request.param == "none" and "://" in place:
+        pytest.skip('memory="none" is refused in a bucket')
+    return {} if request.param == "values" else {"memory": "none"}
+
+
 @pytest.fixture
 def opened(place):
     with lastword.open(place, "a", **QUIET) as logs:
@@ -49,8 +57,8 @@ def ends(logs):
     return {name: sum(end for _, end in logs[name].bounds().values()) for name in ("events", "log")}
 
 
-def test_changes_of_several_topics(opened, place):
-    state = opened.state("totals", default=int)
+def test_changes_of_several_topics(opened, place, memory):
+    state = opened.state("totals", default=int, **memory)
     state["old"] = 1
     with opened.transaction() as tx:
         totals = tx.state("totals")
@@ -116,8 +124,8 @@ def test_a_reader_is_refused(opened, place):
         pass
 
 
-def test_a_value_that_was_read_must_still_be_there(opened, place):
-    state = opened.state("totals")
+def test_a_value_that_was_read_must_still_be_there(opened, place, memory):
+    state = opened.state("totals", **memory)
     state["a"] = 1
     with pytest.raises(ConflictError, match="totals"), opened.transaction() as tx:
         tx.append("log", None, b"x")
@@ -131,9 +139,9 @@ def test_a_value_that_was_read_must_still_be_there(opened, place):
     assert dict(state) == {"a": 6, "b": 1} and len(list(opened["log"].read())) == 1
 
 
-def test_threads_that_count_in_transactions_lose_nothing(opened):
+def test_threads_that_count_in_transactions_lose_nothing(opened, memory):
     steps = 10 if opened.dirs.holds_logs else 3
-    state = opened.state("totals", default=int)
+    state = opened.state("totals", default=int, **memory)
     failures = []
 
     def add():
