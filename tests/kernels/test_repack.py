@@ -24,6 +24,7 @@ from lastword.kernels.repack import (
     repack_rows,
     seal_joined,
 )
+from lastword.resolve.survivors import NO_BEFORE
 from lastword.wire import LZ4
 from tests.kernels.support import NO_BITS, bits, walked
 from tests.naive import digest as naive_digest
@@ -59,7 +60,7 @@ def kernel_repack(
     joined = b""
     while True:
         row, position, out_row, _, status = repack_rows(
-            RepackSource(raw, raw, table),
+            RepackSource(raw, raw, table, NO_BEFORE),
             len(table),
             row,
             np.array(retain, np.uint8),
@@ -154,7 +155,9 @@ def summed(
     """Return (contents, batches, controls, records, ends, largest timestamps)."""
     ends, largest = np.empty(len(table), np.uint8), np.empty(len(table), np.int64)
     kept = np.array(retain, np.uint8)
-    *sums, row, status = sum_contents(raw, table, len(table), bits(dead), kept, horizon_ms, ends, largest)
+    *sums, row, status = sum_contents(
+        raw, table, NO_BEFORE, len(table), bits(dead), kept, horizon_ms, ends, largest
+    )
     assert (row, status) == (len(table), kernels.OK)
     contents, batches, controls, records = map(int, sums)
     return contents, batches, controls, records, ends.tolist(), largest.tolist()
@@ -250,7 +253,7 @@ def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -
     dead = bits({int(table[0, fields.BASE_OFFSET])}) if len(table) else NO_BITS
     table_out, classes = np.zeros((2, fields.FIELDS), np.int64), np.zeros(2, np.int64)
     status = repack_rows(
-        RepackSource(raw, raw, table),
+        RepackSource(raw, raw, table, NO_BEFORE),
         len(table),
         0,
         np.zeros(len(table), np.uint8),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -26,14 +26,6 @@ from tests.resolve.test_resolver import same_as_a_dict
 
 SALT = b"salt"
 BIG = 1 << 20
-
-
-@pytest.fixture(autouse=True, scope="module")
-def tiny_bins() -> Iterator[None]:
-    """Let bins take one record: each record but the first of a bin makes room for itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hash_map, "_LEAST_BIN_ROWS", 1)
-        yield
 
 
 def by_hash(
@@ -72,7 +64,7 @@ def test_the_planted_keys_have_one_hash_and_several_digests() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30), cuts)
 def test_two_keys_of_one_hash(records: list[tuple[int, bool]], at: list[int]) -> None:
-    """Bits, counts and sums are those of one key, but each subtraction has the newer key: the sums differ."""
+    """Bits, counts and sums are those of one key, but each subtraction has the newest key."""
     keys = [b"a", b"b", b"", *(colliding(number) for number in range(3))]
     log = [
         encode_batch([Record(offset, T, keys[number], None if dead else b"v")])
@@ -92,7 +84,7 @@ def test_two_keys_of_one_hash(records: list[tuple[int, bool]], at: list[int]) ->
 
 @pytest.mark.parametrize("superseded_by", [0, 1])
 def test_a_due_tombstone_of_the_same_hash(superseded_by: int) -> None:
-    """No sum has due tombstones: the digests are listed."""
+    """No sum has due tombstones: the kernel compares the digests."""
     log = [
         encode_batch([Record(0, T, colliding(0), None)], attributes=0x40, base_timestamp=T),
         encode_batch([Record(1, T, colliding(superseded_by), b"v")]),
@@ -126,26 +118,6 @@ def test_the_map_grows_within_its_budget() -> None:
     assert 0.4 < resolution.map_used_ratio < 1
     with pytest.raises(HashesUnsure, match="full"):
         by_hash(sources, map_bytes=80_000)
-
-
-def test_due_tombstones_are_listed_within_the_budget() -> None:
-    log = [
-        encode_batch([Record(n, T, b"%d" % n, None)], attributes=0x40, base_timestamp=T) for n in range(4000)
-    ]
-    with pytest.raises(HashesUnsure, match="due tombstones"):
-        by_hash(segments(log, [], chunk_bytes=3000), T, map_bytes=150_000)
-
-
-def test_what_an_entry_cannot_hold() -> None:
-    far = [encode_batch([Record(0, T, b"a", b"1")]), encode_batch([Record(1 << 40, T, b"a", b"2")])]
-    with pytest.raises(HashesUnsure, match="too far"):
-        by_hash(segments(far, [1]))
-    near = [encode_batch([Record(0, T, b"a", b"1")]), encode_batch([Record((1 << 40) - 1, T, b"a", b"2")])]
-    assert by_hash(segments(near, [1])).dead.offsets().tolist() == [0]
-    large = [encode_batch([Record(0, T, b"a", bytes(size))]) for size in ((1 << 21) - 200, 1 << 21)]
-    assert by_hash(segments(large[:1], [])).distinct_keys == 1
-    with pytest.raises(HashesUnsure, match="too large"):
-        by_hash(segments(large[1:], []))
 
 
 def resolver(sources: Sequence[MemorySegment], **arguments: object) -> LogResolver:

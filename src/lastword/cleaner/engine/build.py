@@ -118,6 +118,7 @@ class _Building:
                     scan.transactions,
                     second,
                     self._producers,
+                    scan.survivors,
                 )
         except BaseException:
             self._throw_away(location)

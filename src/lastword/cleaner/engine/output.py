@@ -43,6 +43,7 @@ from lastword.records.columns import decode_columns
 from lastword.records.compression import compress
 from lastword.records.formats import filter_entry
 from lastword.resolve import DeadBitmaps
+from lastword.resolve.survivors import NO_BEFORE, NOTHING_DEAD
 from lastword.segment import names
 from lastword.segment.indexes import AbortedTransaction, IndexBuilder, encode_aborted
 from lastword.segment.stored import StoredSegment
@@ -161,10 +162,16 @@ class Writer:
         self.written_bytes = 0
         self.next_offset = -1
 
-    def take(self, chunk: Chunk, retain: NDArray[np.uint8], horizon_ms: int) -> None:
-        """Add the survivors of a chunk."""
+    def take(
+        self,
+        chunk: Chunk,
+        retain: NDArray[np.uint8],
+        horizon_ms: int,
+        before: NDArray[np.int64] = NO_BEFORE,
+    ) -> None:
+        """Add the survivors of a chunk. `before`: as in a `RepackSource`."""
         if not chunk.has_old:
-            self._take_batches(chunk, 0, chunk.rows, retain, horizon_ms)
+            self._take_batches(chunk, 0, chunk.rows, retain, horizon_ms, before)
             return
         old = chunk.table[:, fields.MAGIC] < 2
         borders = [0, *(np.flatnonzero(old[1:] != old[:-1]) + 1).tolist(), chunk.rows]
@@ -175,14 +182,21 @@ class Writer:
                 self._take_batches(chunk, first, end, retain, horizon_ms)
 
     def _take_batches(
-        self, chunk: Chunk, row: int, end: int, retain: NDArray[np.uint8], horizon_ms: int
+        self,
+        chunk: Chunk,
+        row: int,
+        end: int,
+        retain: NDArray[np.uint8],
+        horizon_ms: int,
+        before: NDArray[np.int64] = NO_BEFORE,
     ) -> None:
         """Add rows of magic 2."""
-        source = RepackSource(chunk.raw, chunk.uncompressed, chunk.table)
+        dead = NOTHING_DEAD if before.shape[0] else self._dead
+        source = RepackSource(chunk.raw, chunk.uncompressed, chunk.table, before)
         while True:
             target = RepackOutput(self._out, self._table, self._classes, self._joining, self._side)
             row, self._position, self._row, _kept, status = repack_rows(
-                source, end, row, retain, self._dead.arrays, horizon_ms, target, self._position, self._row
+                source, end, row, retain, dead.arrays, horizon_ms, target, self._position, self._row
             )
             if self._row:
                 self.next_offset = max(
