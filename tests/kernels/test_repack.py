@@ -11,6 +11,7 @@ from lastword import kernels
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents, sum_pairs
 from lastword.kernels.hashing import digest_seeds
+from lastword.kernels.pages import DeadBits
 from lastword.kernels.repack import (
     JOINED,
     JOINING_FIELDS,
@@ -51,6 +52,19 @@ def kernel_repack(
 ) -> bytes:
     """Repack into an output that is always too small, so that every continuation is tested."""
     raw, table, _, _ = walked(data)
+    source = RepackSource(raw, raw, table, NO_BEFORE)
+    return repacked(source, bits(dead), retain, horizon_ms, target, most)
+
+
+def repacked(
+    source: RepackSource,
+    dead: DeadBits,
+    retain: list[int],
+    horizon_ms: int,
+    target: int,
+    most: int,
+) -> bytes:
+    table = source.table
     out = np.full(64, 0xEE, np.uint8)
     out_table = np.zeros((2, fields.FIELDS), np.int64)
     classes = np.zeros(2, np.int64)
@@ -60,11 +74,11 @@ def kernel_repack(
     joined = b""
     while True:
         row, position, out_row, _, status = repack_rows(
-            RepackSource(raw, raw, table, NO_BEFORE),
+            source,
             len(table),
             row,
             np.array(retain, np.uint8),
-            bits(dead),
+            dead,
             horizon_ms,
             RepackOutput(out, out_table, classes, joining, side),
             position,

@@ -1,8 +1,9 @@
 """The survivors of chunks, from the scan to the rewrite: in memory, then in a scratch file.
 
-They only save a second reading. A chunk that is not here, because it has too few dead records or because
-there is no room, is read again from its segment. The rewrite takes the content digest of each chunk from
-here, made from the verified source: so the certificate refuses survivors that were changed in between.
+They only save a second reading. A chunk that is not here is read again from its segment: it has too few dead
+records, there was no room, or its bytes in the file are damaged. The rewrite takes the content digest of each
+chunk from here, made from the verified source: so the certificate refuses survivors that were changed in
+memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import DiskFullError
 from lastword.kernels import table as fields
+from lastword.kernels.hashing import crc32c
 from lastword.kernels.key_batch import KeyBatch
 from lastword.kernels.repack import BEFORE_FIELDS, RepackSource
 from lastword.kernels.survivors import copy_survivors
@@ -52,6 +54,7 @@ class KeptChunk:
         data: The kept bytes, with slack; None: they are in the scratch file.
         position: There.
         size: Bytes there.
+        crc: Their CRC-32C, in the file.
     """
 
     start: int
@@ -62,6 +65,7 @@ class KeptChunk:
     data: NDArray[np.uint8] | None
     position: int
     size: int
+    crc: int = 0
 
 
 class Survivors:
@@ -118,11 +122,11 @@ class Survivors:
         table[:, fields.POSITION] -= self._used
         table[:, fields.RECORDS_POSITION : fields.RECORDS_END + 1] -= self._used
         data: NDArray[np.uint8] | None = self._block[self._used : end + kernels.SLACK]
-        position = 0
+        position = crc = 0
         if self._file is None:
             self._used = end
         elif self._write(self._block[:end].data):
-            data, position = None, self._written - size
+            data, position, crc = None, self._written - size, int(crc32c(self._block, 0, size))
         else:
             self._full = True
             return
@@ -137,6 +141,7 @@ class Survivors:
                 data,
                 position,
                 size,
+                crc,
             )
         )
 
@@ -149,7 +154,7 @@ class Survivors:
         self.memory_bytes = 0
 
     def take(self, segment: int) -> Iterator[tuple[KeptChunk, NDArray[np.uint8]]]:
-        """Yield the kept chunks of a segment, ascending, with their bytes, and forget them."""
+        """Yield a segment's kept chunks that can be read, ascending, with their bytes, and forget them."""
         chunks = self._chunks.pop(segment, [])
         while chunks:
             kept = chunks.pop()
@@ -161,8 +166,10 @@ class Survivors:
                 while done < kept.size:
                     got = self._file.pread_into(data.data[done : kept.size], kept.position + done)
                     if got <= 0:
-                        break  # the certificate refuses what is missing
+                        break
                     done += got
+                if done < kept.size or crc32c(data, 0, kept.size) != kept.crc:
+                    continue
             yield kept, data
 
     def close(self) -> None:
