@@ -285,7 +285,10 @@ class LogResolver:
         if self.source_bytes < HASHES_FROM_BYTES or self._map_bytes < LEAST_MAP_BYTES or self._scratch:
             return None
         place = self._place
-        survivors = None if place is None else Survivors(place.open, lambda: place.free_bytes() // 2)
+        survivors = None
+        if place is not None:
+            outputs = 2 * max((source.size for source in self._sources), default=0)  # one, and the next one
+            survivors = Survivors(place.open, lambda: place.free_bytes() // 2 - outputs)
         arguments = {name: value for name, value in self._arguments.items() if name != "old_due"}
         sources = cast("Sequence[PartSource]", self._sources)
         try:

@@ -19,6 +19,9 @@ Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside. T
 batch, so nothing takes the place of a dropped entry: the output ends where its last survivor does, and the
 next segment's base covers the rest.
 
+A chunk whose survivors the scan has kept (`resolve.survivors`) is not read again. It takes the same way, and
+gives the same bytes.
+
 Memory: one chunk in, one output buffer out, whatever the size of the group. With a second thread it is
 `records.pipeline.SLOTS` chunks and two buffers.
 """
