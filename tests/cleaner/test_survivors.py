@@ -101,6 +101,8 @@ def test_the_files_are_those_of_two_readings(
         kept.clear()
         done = log.clean(**more)
         assert kept and planned.write_bytes == done.written_bytes, "also the plan is the same"
+        not_again = sum(chunk.end - chunk.start for chunk in kept)
+        assert done.read_bytes == planned.read_bytes - not_again
         where = {chunk.data is None for chunk in kept}
         assert where == {True} if place == "file" else False in where
         with monkeypatch.context() as patch:

@@ -9,7 +9,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -193,7 +193,8 @@ class Survivors:
         if self._room < 0:
             self._room = self._most_bytes()
             if self._room > 0:
-                self._file = self._stack.enter_context(self._open_file())
+                with suppress(DiskFullError):
+                    self._file = self._stack.enter_context(self._open_file())
         return self._file is not None
 
     def _write(self, data: memoryview) -> bool:

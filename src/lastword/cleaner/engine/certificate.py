@@ -107,6 +107,7 @@ class Rewritten:
         control_digest: Sum over the control batches that stay.
         markers: Records of the control batches that were removed.
         written: Sums over the bytes that were appended; None: a rewrite that only counts.
+        kept_bytes: Bytes of the sources that were not read again.
     """
 
     size_bytes: int
@@ -117,6 +118,7 @@ class Rewritten:
     control_digest: int
     markers: int
     written: Certified | None
+    kept_bytes: int = 0
 
 
 class _AppendedBytes:

@@ -107,7 +107,7 @@ def rewrite(
     """
     retained = last_of_producers(resolution.segments) if producers is None else producers
     facts = resolution.segments[group.first : group.last + 1]
-    contents = batches = controls = markers = 0
+    contents = batches = controls = markers = kept_bytes = 0
     certificate = None
     if output is not None:
         certificate = OutputSums(output.file, group.base_offset, output.indexes, resolution.digest_seed)
@@ -163,7 +163,9 @@ def rewrite(
             before = NO_BEFORE if kept is None else kept.before
             writer.take(chunk, source_chunk.retain, source_chunk.horizon_ms, before)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
-            progress(chunk.size_bytes if kept is None else kept.end - kept.start)
+            source_bytes = chunk.size_bytes if kept is None else kept.end - kept.start
+            kept_bytes += source_bytes if kept is not None else 0
+            progress(source_bytes)
         writer.flush()
         chunks.drain()
     return Rewritten(
@@ -175,6 +177,7 @@ def rewrite(
         control_digest=controls & _MASK,
         markers=markers,
         written=None if certificate is None else certificate.certified(),
+        kept_bytes=kept_bytes,
     )
 
 
