@@ -64,15 +64,16 @@ def copied(source: LogBuilder, target: Path, files: Any = None) -> LogBuilder:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[KeptChunk]:
-    """Return the list that gets each chunk whose survivors a rewrite takes."""
-    taken: list[KeptChunk] = []
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[tuple[KeptChunk, bool]]:
+    """Return the list that gets each chunk that a rewrite takes, and whether it was in the file."""
+    taken: list[tuple[KeptChunk, bool]] = []
     real = Survivors.take
 
-    def take(self: Survivors, segment: int) -> Iterator[tuple[KeptChunk, np.ndarray]]:
-        for chunk, data in real(self, segment):
-            taken.append(chunk)
-            yield chunk, data
+    def take(self: Survivors, segment: int) -> Iterator[KeptChunk]:
+        in_file = {chunk.start for chunk in self._chunks.get(segment, []) if chunk.in_file is not None}
+        for chunk in real(self, segment):
+            taken.append((chunk, chunk.start in in_file))
+            yield chunk
 
     monkeypatch.setattr(Survivors, "take", take)
     return taken
@@ -82,7 +83,11 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[KeptChunk]:
 @pytest.mark.parametrize("codec", [0, 1, 3, 4])
 @pytest.mark.parametrize("place", ["memory", "file", "both", "two threads"])
 def test_the_files_are_those_of_two_readings(
-    tmp_path: Path, codec: int, place: str, monkeypatch: pytest.MonkeyPatch, kept: list[KeptChunk]
+    tmp_path: Path,
+    codec: int,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: list[tuple[KeptChunk, bool]],
 ) -> None:
     """Of the map without hashes, too; the second cleaning has tombstones that are due."""
     log = written(tmp_path / "log", codec=codec).close()
@@ -101,9 +106,9 @@ def test_the_files_are_those_of_two_readings(
         kept.clear()
         done = log.clean(**more)
         assert kept and planned.write_bytes == done.written_bytes, "also the plan is the same"
-        not_again = sum(chunk.end - chunk.start for chunk in kept)
+        not_again = sum(chunk.end - chunk.start for chunk, _ in kept)
         assert done.read_bytes == planned.read_bytes - not_again
-        where = {chunk.data is None for chunk in kept}
+        where = {in_file for _, in_file in kept}
         assert where == {True} if place == "file" else False in where
         with monkeypatch.context() as patch:
             patch.setattr(hash_map, "_FEWEST_DEAD", 2)
@@ -155,11 +160,11 @@ def test_a_change_in_memory_is_refused(
     before = logs(log)
     real = Survivors.take
 
-    def take(self: Survivors, segment: int) -> Iterator[tuple[KeptChunk, np.ndarray]]:
-        for chunk, data in real(self, segment):
+    def take(self: Survivors, segment: int) -> Iterator[KeptChunk]:
+        for chunk in real(self, segment):
             if segment == 0 and chunk.table[:, fields.COUNT].any():
-                fault(chunk, data)
-            yield chunk, data
+                fault(chunk, chunk.data)
+            yield chunk
 
     monkeypatch.setattr(Survivors, "take", take)
     with pytest.raises(CertificateError):
@@ -212,7 +217,7 @@ def test_a_damaged_file_is_no_damage_of_the_log(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("why", ["no room", "the drive fills up"])
 def test_without_room_the_log_is_read_again(
-    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch, kept: list[KeptChunk]
+    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch, kept: list[tuple[KeptChunk, bool]]
 ) -> None:
     files = RecordingFiles(OsFiles())
     log = written(tmp_path / "log", files).close()

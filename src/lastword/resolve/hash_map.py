@@ -50,7 +50,7 @@ from lastword.resolve.facts import (
 from lastword.resolve.offset_map import MAX_LOAD
 from lastword.resolve.resolver import KeyBatchFiller, max_records_of
 from lastword.resolve.survivors import Survivors
-from lastword.wire import CODEC_MASK, CONTROL_BIT, TRANSACTIONAL_BIT
+from lastword.wire import CODEC_MASK, CONTROL_BIT, INT64_MAX, TRANSACTIONAL_BIT
 
 ENTRY_BYTES = 8 * hash_loops.ENTRY_WORDS
 LEAST_MAP_BYTES = 1 << 20
@@ -250,7 +250,7 @@ class HashResolver:
     def _read(self, slots: int) -> Iterator[_Part]:
         buffers = cycle([_Buffers() for _ in range(slots)])
         parts = 1  # read together
-        above = 1 << 63  # no batch may end at or above it
+        above = INT64_MAX  # no batch may end at or above it
         for segment in reversed(range(len(self._sources))):
             source = self._sources[segment]
             positions = source.cuts(PART_BYTES)

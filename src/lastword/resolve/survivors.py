@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from lastword.resolve.bitmaps import DeadBitmaps
 
 NO_BEFORE = np.empty((0, BEFORE_FIELDS), np.int64)
 NOTHING_DEAD = DeadBitmaps.of([])
+_NOTHING = np.empty(0, np.uint8)
 _BLOCK_BYTES = 16 << 20
 
 
@@ -48,24 +49,29 @@ class KeptChunk:
     Attributes:
         start: Where it begins in the file of its segment.
         end: Where it ends there.
-        table: As that of a chunk, with positions in the kept bytes.
-        before: As in a `RepackSource`.
         contents: Sum of the content digests of the survivors.
-        data: The kept bytes, with slack; None: they are in the scratch file.
-        position: There.
-        size: Bytes there.
-        crc: Their CRC-32C, in the file.
+        table: As that of a chunk, with positions in `data`.
+        before: As in a `RepackSource`.
+        data: The kept bytes, with slack.
+        in_file: Where the last three are in the scratch file; None: they are here.
     """
 
     start: int
     end: int
+    contents: int
     table: NDArray[np.int64]
     before: NDArray[np.int64]
-    contents: int
-    data: NDArray[np.uint8] | None
+    data: NDArray[np.uint8]
+    in_file: InFile | None = None
+
+
+class InFile(NamedTuple):
+    """A kept chunk in the scratch file: `size` kept bytes, and `rows` of both tables behind them."""
+
     position: int
     size: int
-    crc: int = 0
+    rows: int
+    crc: int
 
 
 class Survivors:
@@ -118,59 +124,45 @@ class Survivors:
             if not self._next_block(most, memory_bytes):
                 self._full = True
                 return
-        size = end - self._used
+        table, before = self._needed(chunk, table, before)
+        data = self._block[self._used : end + kernels.SLACK]
         table[:, fields.POSITION] -= self._used
         table[:, fields.RECORDS_POSITION : fields.RECORDS_END + 1] -= self._used
-        data: NDArray[np.uint8] | None = self._block[self._used : end + kernels.SLACK]
-        position = crc = 0
+        first, last = chunk.table[0], chunk.table[-1]
+        start, behind = int(first[fields.FILE_POSITION]), int(last[fields.FILE_POSITION] + last[fields.SIZE])
+        kept = KeptChunk(start, behind, int(contents), table, before, data)
         if self._file is None:
             self._used = end
-        elif self._write(self._block[:end].data):
-            data, position, crc = None, self._written - size, int(crc32c(self._block, 0, size))
-        else:
+            self.memory_bytes += table.nbytes + before.nbytes
+        elif not self._write(kept, end - self._used):
             self._full = True
             return
-        first, last = chunk.table[0], chunk.table[-1]
-        self._chunks.setdefault(segment, []).append(
-            KeptChunk(
-                int(first[fields.FILE_POSITION]),
-                int(last[fields.FILE_POSITION] + last[fields.SIZE]),
-                table,
-                before,
-                int(contents),
-                data,
-                position,
-                size,
-                crc,
-            )
-        )
+        self._chunks.setdefault(segment, []).append(kept)
+
+    def _needed(
+        self, chunk: Chunk, table: NDArray[np.int64], before: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows without those of batches of which not even a header may stay."""
+        needed = (table[:, fields.COUNT] > 0) | (chunk.table[:, fields.COUNT] == 0)
+        needed |= table[:, fields.PRODUCER_ID] >= 0
+        needed[-1] = True  # it may end its group
+        return table[needed], before[needed]
 
     def release(self) -> None:
         """Forget the chunks in memory: the map needs the room."""
         for segment, chunks in self._chunks.items():
-            self._chunks[segment] = [kept for kept in chunks if kept.data is None]
+            self._chunks[segment] = [kept for kept in chunks if kept.in_file is not None]
         if self._file is None:
             self._block, self._used = np.empty(0, np.uint8), 0
         self.memory_bytes = 0
 
-    def take(self, segment: int) -> Iterator[tuple[KeptChunk, NDArray[np.uint8]]]:
-        """Yield a segment's kept chunks that can be read, ascending, with their bytes, and forget them."""
+    def take(self, segment: int) -> Iterator[KeptChunk]:
+        """Yield a segment's kept chunks that can be read, ascending, and forget them."""
         chunks = self._chunks.pop(segment, [])
         while chunks:
             kept = chunks.pop()
-            data = kept.data
-            if data is None:
-                assert self._file is not None
-                data = np.empty(kept.size + kernels.SLACK, np.uint8)
-                done = 0
-                while done < kept.size:
-                    got = self._file.pread_into(data.data[done : kept.size], kept.position + done)
-                    if got <= 0:
-                        break
-                    done += got
-                if done < kept.size or crc32c(data, 0, kept.size) != kept.crc:
-                    continue
-            yield kept, data
+            if kept.in_file is None or self._read(kept, kept.in_file):
+                yield kept
 
     def close(self) -> None:
         """Forget everything, and remove the file."""
@@ -197,13 +189,40 @@ class Survivors:
                     self._file = self._stack.enter_context(self._open_file())
         return self._file is not None
 
-    def _write(self, data: memoryview) -> bool:
+    def _write(self, kept: KeptChunk, size: int) -> bool:
+        """Move a chunk from memory to the file; return False if there is no room."""
         assert self._file is not None
-        if self._written + len(data) > self._room:
+        tables = [part.view(np.uint8).ravel() for part in (kept.table, kept.before)]
+        packed = np.concatenate([kept.data[:size], *tables])
+        if self._written + packed.size > self._room:
             return False
         try:
-            self._file.append(data)
+            self._file.append(packed.data)
         except DiskFullError:
             return False
-        self._written += len(data)
+        crc = int(crc32c(packed, 0, packed.size))
+        kept.in_file = InFile(self._written, size, kept.table.shape[0], crc)
+        kept.table, kept.before, kept.data = NO_BEFORE, NO_BEFORE, _NOTHING
+        self._written += packed.size
+        return True
+
+    def _read(self, kept: KeptChunk, place: InFile) -> bool:
+        """Move a chunk from the file to memory; return False if it is damaged."""
+        assert self._file is not None
+        widths = fields.FIELDS, BEFORE_FIELDS
+        size = place.size + 8 * place.rows * sum(widths)
+        packed = np.empty(size + kernels.SLACK, np.uint8)
+        done = 0
+        while done < size:
+            got = self._file.pread_into(packed.data[done:size], place.position + done)
+            if got <= 0:
+                return False
+            done += got
+        if crc32c(packed, 0, size) != place.crc:
+            return False
+        both = packed[place.size : size].copy().view(np.int64)
+        kept.table, kept.before = (
+            part.reshape(place.rows, -1) for part in np.split(both, [place.rows * fields.FIELDS])
+        )
+        kept.data, kept.in_file = packed[: place.size + kernels.SLACK], None
         return True

@@ -121,10 +121,10 @@ def rewrite(
             if number == group.first:
                 sources[group.last].handle.ends_scan()
             position = 0
-            for kept, data in () if survivors is None else survivors.take(number):
+            for kept in () if survivors is None else survivors.take(number):
                 for chunk in read_again(source, position, kept.start, slots):
                     yield _SourceChunk(chunk, horizon_ms)
-                yield _SourceChunk(Chunk(data, data, kept.table, source.file), horizon_ms, kept)
+                yield _SourceChunk(Chunk(kept.data, kept.data, kept.table, source.file), horizon_ms, kept)
                 position = kept.end
             for chunk in read_again(source, position, source.size, slots):
                 yield _SourceChunk(chunk, horizon_ms)
