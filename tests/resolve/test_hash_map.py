@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lastword.errors import CorruptBatchError
 from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.partition.transactions import Decisions
+from lastword.records.formats import build_message
 from lastword.resolve import Resolution, hash_map, whole
 from lastword.resolve.facts import Rules
 from lastword.resolve.hash_map import HashesUnsure, HashResolver
@@ -118,6 +120,32 @@ def test_the_map_grows_within_its_budget() -> None:
     assert 0.4 < resolution.map_used_ratio < 1
     with pytest.raises(HashesUnsure, match="full"):
         by_hash(sources, map_bytes=80_000)
+
+
+@pytest.mark.parametrize("odd", ["large part", "shorter file", "wrong cut", "records", "magic 1", "order"])
+def test_what_is_left_to_the_exact_map(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = many(300, 3000)
+    same_as_a_dict(by_hash(sources), sources, None)
+    middle = sources[len(sources) // 2]
+    error: type[Exception] = HashesUnsure
+    if odd == "large part":
+        monkeypatch.setattr(hash_map, "MOST_PART_BYTES", 500)
+    elif odd == "shorter file":
+        middle.data = middle.data[:-10]
+    elif odd == "wrong cut":
+        monkeypatch.setattr(hash_map, "PLAIN_PARTS", 1)
+        cuts = middle.cuts(1)
+        monkeypatch.setattr(middle, "cuts", lambda part_bytes: [0, cuts[1] + 1, cuts[-1]])
+    elif odd == "records":
+        monkeypatch.setattr(hash_map, "_MOST_RECORDS", 20)
+        monkeypatch.setattr(hash_map, "_FIRST_RECORDS", 20)
+    elif odd == "magic 1":
+        middle.data = build_message(1, middle.base_offset, b"key", b"value", T)
+        middle.size = len(middle.data)
+    else:
+        middle.data, middle.size, error = sources[-1].data, sources[-1].size, CorruptBatchError
+    with pytest.raises(error):
+        by_hash(sources)
 
 
 def resolver(sources: Sequence[MemorySegment], **arguments: object) -> LogResolver:

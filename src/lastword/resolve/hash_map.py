@@ -67,6 +67,7 @@ _RECORDS_OF_A_KEY = 4
 _LEAST_GROWTH = 1.2
 _FEWEST_DEAD = 1 / 8  # share of dead records from which on it pays to copy the survivors of a chunk
 _FIRST_ROWS = 1024
+_FIRST_RECORDS = 1 << 14
 
 
 class HashesUnsure(Exception):
@@ -94,7 +95,7 @@ class _Buffers:
         self.table: NDArray[np.int64] = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
         self.file = ""
         self.records = RecordBuffer("")
-        self.filler = KeyBatchFiller(1 << 14)
+        self.filler = KeyBatchFiller(_FIRST_RECORDS)
 
     def read(self, source: PartSource, start: int, end: int) -> NDArray[np.int64]:
         """Read a part; return the table of its batches."""
