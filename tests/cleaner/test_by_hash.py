@@ -12,7 +12,7 @@ import pytest
 from lastword.cleaner.engine import certificate
 from lastword.cleaner.policy import quarantine
 from lastword.errors import CertificateError
-from lastword.resolve import hash_map, whole
+from lastword.resolve import whole
 from tests.build import SALT, LogBuilder
 from tests.resolve.support import colliding_key
 
@@ -23,7 +23,6 @@ DAY = 24 * 3_600_000
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LogBuilder:
     monkeypatch.setattr(whole, "HASHES_FROM_BYTES", 0)
-    monkeypatch.setattr(hash_map, "_LEAST_BIN_ROWS", 1)
     return LogBuilder(tmp_path / "data").topic("users")
 
 

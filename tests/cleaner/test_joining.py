@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -289,3 +290,24 @@ def test_batches_of_different_kinds_never_meet(
     for header, records in contents(outputs[0][1]) if outputs else []:
         assert read_header(data, header.position, len(data), "memory") == header
         assert list(read_records(data, header)) == records
+
+
+@pytest.mark.parametrize("wins", ["fast", "default"])
+def test_the_fast_level_of_zstd_is_taken_where_it_costs_no_bytes(
+    wins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int | None] = []
+
+    def sized(codec: int, data: bytes, level: int | None = None) -> bytes:
+        taken.append(level)
+        return bytes(100 + (wins == "default" and level == 1))
+
+    monkeypatch.setattr(module, "compress", sized)
+    pack = module._Compressor()
+    plain = np.frombuffer(batch(0, [(0, b"key", b"value")]), np.uint8)
+    for _ in range(200):
+        assert len(pack(4, plain)) == 161, "the sample is written at the default level"
+    levels = taken[64:]  # of the first 32 both
+    assert levels.count(1) == (168 if wins == "fast" else 6)
+    assert levels.count(None) == (6 if wins == "fast" else 168), "of every 32nd both"
+    assert len(pack(3, plain)) == 161 and taken[-1] is None, "lz4 has one level"

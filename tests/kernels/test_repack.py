@@ -11,6 +11,7 @@ from lastword import kernels
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents, sum_pairs
 from lastword.kernels.hashing import digest_seeds
+from lastword.kernels.pages import DeadBits
 from lastword.kernels.repack import (
     JOINED,
     JOINING_FIELDS,
@@ -24,6 +25,7 @@ from lastword.kernels.repack import (
     repack_rows,
     seal_joined,
 )
+from lastword.resolve.survivors import NO_BEFORE
 from lastword.wire import LZ4
 from tests.kernels.support import NO_BITS, bits, walked
 from tests.naive import digest as naive_digest
@@ -50,6 +52,19 @@ def kernel_repack(
 ) -> bytes:
     """Repack into an output that is always too small, so that every continuation is tested."""
     raw, table, _, _ = walked(data)
+    source = RepackSource(raw, raw, table, NO_BEFORE)
+    return repacked(source, bits(dead), retain, horizon_ms, target, most)
+
+
+def repacked(
+    source: RepackSource,
+    dead: DeadBits,
+    retain: list[int],
+    horizon_ms: int,
+    target: int,
+    most: int,
+) -> bytes:
+    table = source.table
     out = np.full(64, 0xEE, np.uint8)
     out_table = np.zeros((2, fields.FIELDS), np.int64)
     classes = np.zeros(2, np.int64)
@@ -59,11 +74,11 @@ def kernel_repack(
     joined = b""
     while True:
         row, position, out_row, _, status = repack_rows(
-            RepackSource(raw, raw, table),
+            source,
             len(table),
             row,
             np.array(retain, np.uint8),
-            bits(dead),
+            dead,
             horizon_ms,
             RepackOutput(out, out_table, classes, joining, side),
             position,
@@ -154,7 +169,9 @@ def summed(
     """Return (contents, batches, controls, records, ends, largest timestamps)."""
     ends, largest = np.empty(len(table), np.uint8), np.empty(len(table), np.int64)
     kept = np.array(retain, np.uint8)
-    *sums, row, status = sum_contents(raw, table, len(table), bits(dead), kept, horizon_ms, ends, largest)
+    *sums, row, status = sum_contents(
+        raw, table, NO_BEFORE, len(table), bits(dead), kept, horizon_ms, ends, largest
+    )
     assert (row, status) == (len(table), kernels.OK)
     contents, batches, controls, records = map(int, sums)
     return contents, batches, controls, records, ends.tolist(), largest.tolist()
@@ -250,7 +267,7 @@ def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -
     dead = bits({int(table[0, fields.BASE_OFFSET])}) if len(table) else NO_BITS
     table_out, classes = np.zeros((2, fields.FIELDS), np.int64), np.zeros(2, np.int64)
     status = repack_rows(
-        RepackSource(raw, raw, table),
+        RepackSource(raw, raw, table, NO_BEFORE),
         len(table),
         0,
         np.zeros(len(table), np.uint8),

@@ -45,12 +45,13 @@ def resolve(
 ) -> tuple[list[Facts], dict[int | bytes, int]]:
     """Return the facts of each segment, and the newest offset of each key.
 
-    `aborted`, `undecided`: base offsets of batches. `name`: the map's name of a key. Of two keys with one
-    name, the older record is subtracted from its segment's digest with the newer key.
+    `aborted`, `undecided`: base offsets of batches. `name`: the map's name of a key. Of keys with one name,
+    the older records are subtracted from their segments' digests with the newest key.
     """
     facts = [Facts() for _ in segments]
     newest: dict[int | bytes, _Seen] = {}
     live: list[tuple[int, bytes | None, int, bool, bool]] = []
+    superseded: list[_Seen] = []
     for index, data in enumerate(segments):
         headers, _, stopped = walk(data)
         assert stopped == "ok"
@@ -81,8 +82,7 @@ def resolve(
                     if before.due:
                         older.due_tombstones -= 1
                     else:
-                        older.digest += pair_digest(before.key, before.offset, seed0, seed1)
-                        older.digest -= pair_digest(record.key, before.offset, seed0, seed1)
+                        superseded.append(before)
                 due = past and record.value is None
                 if due:
                     segment.dead.add(record.offset)
@@ -95,6 +95,10 @@ def resolve(
             segment.digest = (segment.digest + pair_digest(key, offset, seed0, seed1)) & MASK
             segment.tombstones += tombstone
             segment.tombstones_without_horizon += tombstone and unclocked and key is not None
+    for before in superseded:
+        facts[before.segment].digest += pair_digest(before.key, before.offset, seed0, seed1)
+        newer = newest[name(before.key)].key
+        facts[before.segment].digest -= pair_digest(newer, before.offset, seed0, seed1)
     for segment in facts:
         segment.digest &= MASK
     return facts, {key: seen.offset for key, seen in newest.items()}

@@ -26,6 +26,17 @@ class MemorySegment:
         size = self._chunk_bytes or chunk_bytes
         return ChunkReader(BytesSource(self.data), self.file, 0, self.size, chunk_bytes=size, verify=verify)
 
+    @property
+    def handle(self) -> BytesSource:
+        return BytesSource(self.data)
+
+    def cuts(self, part_bytes: int) -> list[int]:
+        positions = [0]
+        for header in walk(self.data)[0]:
+            if header.position - positions[-1] >= (self._chunk_bytes or part_bytes):
+                positions.append(header.position)
+        return [*positions, self.size] if self.size else []
+
 
 def segments(
     batches: Sequence[bytes], cuts: Sequence[int], chunk_bytes: int | None = None

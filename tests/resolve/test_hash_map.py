@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lastword.errors import CorruptBatchError
 from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.partition.transactions import Decisions
+from lastword.records.formats import build_message
 from lastword.resolve import Resolution, hash_map, whole
 from lastword.resolve.facts import Rules
 from lastword.resolve.hash_map import HashesUnsure, HashResolver
@@ -26,14 +28,6 @@ from tests.resolve.test_resolver import same_as_a_dict
 
 SALT = b"salt"
 BIG = 1 << 20
-
-
-@pytest.fixture(autouse=True, scope="module")
-def tiny_bins() -> Iterator[None]:
-    """Let bins take one record: each record but the first of a bin makes room for itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hash_map, "_LEAST_BIN_ROWS", 1)
-        yield
 
 
 def by_hash(
@@ -72,7 +66,7 @@ def test_the_planted_keys_have_one_hash_and_several_digests() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30), cuts)
 def test_two_keys_of_one_hash(records: list[tuple[int, bool]], at: list[int]) -> None:
-    """Bits, counts and sums are those of one key, but each subtraction has the newer key: the sums differ."""
+    """Bits, counts and sums are those of one key, but each subtraction has the newest key."""
     keys = [b"a", b"b", b"", *(colliding(number) for number in range(3))]
     log = [
         encode_batch([Record(offset, T, keys[number], None if dead else b"v")])
@@ -92,7 +86,7 @@ def test_two_keys_of_one_hash(records: list[tuple[int, bool]], at: list[int]) ->
 
 @pytest.mark.parametrize("superseded_by", [0, 1])
 def test_a_due_tombstone_of_the_same_hash(superseded_by: int) -> None:
-    """No sum has due tombstones: the digests are listed."""
+    """No sum has due tombstones: the kernel compares the digests."""
     log = [
         encode_batch([Record(0, T, colliding(0), None)], attributes=0x40, base_timestamp=T),
         encode_batch([Record(1, T, colliding(superseded_by), b"v")]),
@@ -128,24 +122,30 @@ def test_the_map_grows_within_its_budget() -> None:
         by_hash(sources, map_bytes=80_000)
 
 
-def test_due_tombstones_are_listed_within_the_budget() -> None:
-    log = [
-        encode_batch([Record(n, T, b"%d" % n, None)], attributes=0x40, base_timestamp=T) for n in range(4000)
-    ]
-    with pytest.raises(HashesUnsure, match="due tombstones"):
-        by_hash(segments(log, [], chunk_bytes=3000), T, map_bytes=150_000)
-
-
-def test_what_an_entry_cannot_hold() -> None:
-    far = [encode_batch([Record(0, T, b"a", b"1")]), encode_batch([Record(1 << 40, T, b"a", b"2")])]
-    with pytest.raises(HashesUnsure, match="too far"):
-        by_hash(segments(far, [1]))
-    near = [encode_batch([Record(0, T, b"a", b"1")]), encode_batch([Record((1 << 40) - 1, T, b"a", b"2")])]
-    assert by_hash(segments(near, [1])).dead.offsets().tolist() == [0]
-    large = [encode_batch([Record(0, T, b"a", bytes(size))]) for size in ((1 << 21) - 200, 1 << 21)]
-    assert by_hash(segments(large[:1], [])).distinct_keys == 1
-    with pytest.raises(HashesUnsure, match="too large"):
-        by_hash(segments(large[1:], []))
+@pytest.mark.parametrize("odd", ["large part", "shorter file", "wrong cut", "records", "magic 1", "order"])
+def test_what_is_left_to_the_exact_map(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = many(300, 3000)
+    same_as_a_dict(by_hash(sources), sources, None)
+    middle = sources[len(sources) // 2]
+    error: type[Exception] = HashesUnsure
+    if odd == "large part":
+        monkeypatch.setattr(hash_map, "MOST_PART_BYTES", 500)
+    elif odd == "shorter file":
+        middle.data = middle.data[:-10]
+    elif odd == "wrong cut":
+        monkeypatch.setattr(hash_map, "PLAIN_PARTS", 1)
+        cuts = middle.cuts(1)
+        monkeypatch.setattr(middle, "cuts", lambda part_bytes: [0, cuts[1] + 1, cuts[-1]])
+    elif odd == "records":
+        monkeypatch.setattr(hash_map, "_MOST_RECORDS", 20)
+        monkeypatch.setattr(hash_map, "_FIRST_RECORDS", 20)
+    elif odd == "magic 1":
+        middle.data = build_message(1, middle.base_offset, b"key", b"value", T)
+        middle.size = len(middle.data)
+    else:
+        middle.data, middle.size, error = sources[-1].data, sources[-1].size, CorruptBatchError
+    with pytest.raises(error):
+        by_hash(sources)
 
 
 def resolver(sources: Sequence[MemorySegment], **arguments: object) -> LogResolver:

@@ -393,7 +393,7 @@ def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int, int]
         records.append((hashed, (offset, size | flag, key)))
         filler.arrays.hashes[:, number] = hashed
         length = -1 if key is None else len(key)
-        filler.arrays.spans[:, number] = (position, length, offset, size | flag)
+        filler.arrays.spans[: key_batch.RECORD_END, number] = (position, length, offset, size | flag)
         position += max(length, 0)
     wanted = divided(records, shards)
     bins, sections = empty_bins([sum(map(len, part)) for part in wanted])
@@ -422,7 +422,7 @@ def empty_bins(sizes: Sequence[int]) -> tuple[Any, Any]:
 
 def test_a_full_bin_stops_before_its_record() -> None:
     filler = KeyBatchFiller(4)
-    filler.arrays.spans[:, :3] = np.array([(0, 5, n, 20) for n in range(3)]).T
+    filler.arrays.spans[: key_batch.RECORD_END, :3] = np.array([(0, 5, n, 20) for n in range(3)]).T
     filler.arrays.hashes[:] = 0
     data = np.zeros(5 + SLACK, np.uint8)
     bins, sections = empty_bins([26 + 10 + 9])
@@ -441,7 +441,7 @@ def read_back(section: bytes, count: int, with_keyless: bool) -> list[tuple[int,
     assert status == kernels.OK
     entries: list[tuple[int, int, bytes | None]] = []
     for i in range(int(filler.cursor[key_batch.FILLED])):
-        position, length, offset, size = filler.arrays.spans[:, i].tolist()
+        position, length, offset, size = filler.arrays.spans[: key_batch.RECORD_END, i].tolist()
         key = None if length < 0 else section[position : position + length]
         entries.append((offset, size, key))
         if key is not None:

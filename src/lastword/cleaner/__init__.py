@@ -39,7 +39,15 @@ Map and dead bitmaps
 
 `resolve` reads the segments once, in offset order, with a map from key to its newest offset. When a key
 occurs again, the map holds the offset that is superseded: that bit is set in the dead bitmap of its segment.
-Nothing after this scan reads a key. If the map is too small for all keys, the keys and offsets are divided by
+Nothing after this scan reads a key.
+
+A whole cleaning by strategy `kafka`, of a log that is not small, reads the segments from the newest to the
+oldest instead, with a map of hashes (`resolve.hash_map`): a record whose key was met is dead. So the fate of
+a record is known when it is read, and what the rewrite needs of its chunk is copied there and then
+(`resolve.survivors`). The log is read and decompressed once. The rewrite is the same, to the byte, and reads
+chunks again that were not kept.
+
+If the map is too small for all keys, the keys and offsets are divided by
 hash over a scratch file, and a map resolves one shard after another (`resolve.shards`); or the log is read in
 several passes, each with a share of the hash range, if that moves fewer bytes (`resolve.whole.MapPlan`). The
 bitmaps collect, and there is still one rewrite. Example, two segments, X marks dead:

@@ -14,7 +14,7 @@ from lastword.kernels.hashing import NULL_KEY, crc_of_short, key_hash, pair_dige
 from lastword.kernels.memory import multiply_fold, varint_size
 from lastword.kernels.native import I64, READ_I64X2, READ_U8, U8, inline, kernel
 from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word
-from lastword.kernels.repack import DROP, SET_HORIZON, joinable
+from lastword.kernels.repack import DROP, RECORDS_BEFORE, SET_HORIZON, joinable
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -102,10 +102,20 @@ def _batch_digest(table, row, attributes, horizon_ms):
     return digest
 
 
+@inline
+def content_digest(uncompressed, key_at, key_length, end, offset, timestamp):
+    """Return the digest of a record: offset, timestamp, and the bytes from its key's length to its end."""
+    start = key_at - varint_size(key_length)
+    mixed = np.uint64(crc_of_short(uncompressed, start, end - start)) ^ _MIX0
+    mixed = multiply_fold(mixed, np.uint64(offset) ^ _MIX1)
+    return multiply_fold(mixed ^ _MIX1, np.uint64(timestamp) ^ _MIX2)
+
+
 @kernel
 def sum_contents(
     uncompressed: READ_U8,
     table: READ_I64X2,
+    before: READ_I64X2,
     rows: int,
     dead_bits: DeadBits,
     retain: READ_U8,
@@ -115,9 +125,9 @@ def sum_contents(
 ) -> tuple[np.uint64, np.uint64, np.uint64, int, int, int]:
     """Sum the digests of the records whose bit is not set, and of the batches that they leave behind.
 
-    The content of a record is its offset, its absolute timestamp, and the bytes from its key's length to its
-    end. The records of a batch that are all dead are not read. `retain` and `horizon_ms` mean what they mean
-    in `repack.repack_rows`; -1 and RETAIN for all rows take the batches as they are.
+    The records of a batch that are all dead are not read. `before` is that of a `repack.RepackSource`.
+    `retain` and `horizon_ms` mean what they mean in `repack.repack_rows`; -1 and RETAIN for all rows take the
+    batches as they are.
 
     The digest of each batch is multiplied into the digests of its records. So it is bound to each of them,
     and the sum stays the same when batches that agree on it are joined. Batches without records, and control
@@ -125,7 +135,8 @@ def sum_contents(
 
     `ends` (uint8 for each row) is 1 for a batch that may be joined with others and keeps a record:
     afterwards its last offset is the last offset of a batch, or of none. `largest` (int64 for each row) is
-    the largest timestamp of its records, or the header's field where the records do not determine it.
+    the largest timestamp of its records, or the header's field where the records do not determine it, and for
+    a batch that lost records already: a rewrite never passes on the field of such a batch.
 
     Returns (contents, batches, controls, records, row, status).
     """
@@ -145,7 +156,8 @@ def sum_contents(
         dead = 0
         if not control:
             dead = bits_between(dead_bits, first, last)
-        if 0 < dead == count:
+        dropped = before[row, RECORDS_BEFORE] - count if before.shape[0] else 0  # left out by the scan
+        if 0 < dead + dropped == count + dropped:
             # The header stays: it keeps the end of a range, or a producer's sequence. Magic 2 only.
             if retain[row] and table[row, MAGIC] == 2:
                 timestamp = table[row, MAX_TIMESTAMP] if table[row, PRODUCER_ID] >= 0 else -1
@@ -184,10 +196,9 @@ def sum_contents(
             if not in_word(word, offset):
                 if attributes & LOG_APPEND_BIT:
                     timestamp = table[row, MAX_TIMESTAMP]
-                start = key_at - varint_size(key_length)
-                mixed = np.uint64(crc_of_short(uncompressed, start, body_end - start)) ^ _MIX0
-                mixed = multiply_fold(mixed, np.uint64(offset) ^ _MIX1)
-                records_digest += multiply_fold(mixed ^ _MIX1, np.uint64(timestamp) ^ _MIX2)
+                records_digest += content_digest(
+                    uncompressed, key_at, key_length, body_end, offset, timestamp
+                )
                 if sets_horizon and not has_horizon and not control:
                     _value_at, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
                     if not valid:
@@ -198,7 +209,7 @@ def sum_contents(
             position = body_end
         if position != end:
             return total, batches, controls, records, row, BAD_RECORD
-        if table[row, MAGIC] == 2 and attributes & LOG_APPEND_BIT == 0 and count > 0:
+        if table[row, MAGIC] == 2 and attributes & LOG_APPEND_BIT == 0 and count > 0 and dropped == 0:
             largest[row] = largest_timestamp
         horizon = np.int64(0)
         if has_horizon:

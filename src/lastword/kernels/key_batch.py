@@ -65,7 +65,9 @@ DUE = 1 << 30
 TOMBSTONE = 1 << 31
 ABORTED = 1 << 40  # dead from the start: of an aborted transaction
 DEAD_KEYLESS = 1 << 41  # dead from the start: without a key
-SPAN_FIELDS = 4
+DEAD = 1 << 42  # set by `hash_map.settle_keys`
+RECORD_END = 4  # in the chunk's `uncompressed` bytes; the next record of the batch begins there
+SPAN_FIELDS = 5
 
 # In `outcomes` (`partition.transactions.BatchOutcome`): 0 is committed; all others stay out of the map.
 OUTCOME_ABORTED = 1
@@ -99,7 +101,7 @@ class KeyBatch(NamedTuple):
     Attributes:
         hashes: uint64[2, n]; hash of the map, hash of the digest.
         spans: int64[SPAN_FIELDS, n]; KEY_POSITION in the chunk's `uncompressed` bytes, KEY_LENGTH or -1,
-            OFFSET, SIZE with flags.
+            OFFSET, SIZE with flags, RECORD_END.
         page_ids: int64[n]; the bitmap pages of the records, ascending. In a first pass only.
         homes: int64[2, n]; scratch of `offset_map.insert_keys`.
     """
@@ -241,6 +243,7 @@ def fill_key_batch(
                 spans[KEY_LENGTH, filled] = key_length
                 spans[OFFSET, filled] = offset
                 spans[SIZE, filled] = size
+                spans[RECORD_END, filled] = body_end
                 filled += 1
             position = body_end
             ordinal += 1

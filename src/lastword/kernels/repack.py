@@ -226,12 +226,26 @@ SET_HORIZON = 3
 """A control batch gets the delete horizon."""
 
 
+# Columns of `before`, int64, one row a batch: of a batch whose dead records were left out.
+RECORDS_BEFORE = 0
+SIZE_BEFORE = 1
+"""Bytes of its records, uncompressed."""
+BEFORE_FIELDS = 2
+
+
 class RepackSource(NamedTuple):
-    """The arrays of a chunk: `raw` and `uncompressed` (uint8, with slack), and its batch `table`."""
+    """The arrays of a chunk.
+
+    Attributes:
+        raw, uncompressed: uint8, with slack.
+        table: The batches.
+        before: int64[rows, BEFORE_FIELDS], if dead records were left out (`survivors`); else without rows.
+    """
 
     raw: READ_U8
     uncompressed: READ_U8
     table: READ_I64X2
+    before: READ_I64X2
 
 
 class RepackOutput(NamedTuple):
@@ -261,7 +275,7 @@ def _growth_bound(table, row):
 @inline
 def _rewrite(source, row, dead, horizon_ms, out, start):
     """Return (size, kept, maximum timestamp, attributes, base timestamp, status); `out` has room."""
-    raw, uncompressed, table = source
+    raw, uncompressed, table, _before = source
     position = table[row, RECORDS_POSITION]
     end = table[row, RECORDS_END]
     attributes = table[row, ATTRIBUTES]
@@ -394,7 +408,7 @@ def repack_rows(
     Returns (row, out position, out row, records kept, status). FULL: make room in the output
     (`bytes_needed`) or in its table, and call again.
     """
-    raw, uncompressed, table = source
+    raw, uncompressed, table, before = source
     out, out_table, classes, joining, side = output
     target_bytes = joining[TARGET_BYTES]
     total = 0
@@ -411,9 +425,14 @@ def repack_rows(
             return row, out_position, out_row, total, FULL
         attributes = table[row, ATTRIBUTES]
         count = table[row, COUNT]
+        records_bytes = records_end - table[row, RECORDS_POSITION]
         kind = VERBATIM
         horizon = -1
         dead_records = 0
+        if before.shape[0]:
+            dead_records = before[row, RECORDS_BEFORE] - count
+            count = before[row, RECORDS_BEFORE]
+            records_bytes = before[row, SIZE_BEFORE]
         if attributes & CONTROL_BIT != 0:
             if retain[row] == DROP:
                 kind = DROPPED
@@ -429,7 +448,7 @@ def repack_rows(
             if count == 0:
                 kind = VERBATIM if retain[row] else DROPPED
             else:
-                dead_records = bits_between(dead, table[row, BASE_OFFSET], table[row, LAST_OFFSET])
+                dead_records += bits_between(dead, table[row, BASE_OFFSET], table[row, LAST_OFFSET])
                 if dead_records >= count:
                     kind = EMPTIED if retain[row] else DROPPED
                 else:
@@ -443,7 +462,6 @@ def repack_rows(
                             kind = MIXED
                             horizon = horizon_ms
         joins = target_bytes > 0 and count > 0 and kind in (VERBATIM, MIXED) and joinable(table, row)
-        records_bytes = records_end - table[row, RECORDS_POSITION]
         if kind == VERBATIM and (2 * records_bytes >= target_bytes or records_bytes > side.size - SLACK):
             joins = False
         first = joining[OPEN_ROW]

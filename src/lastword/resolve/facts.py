@@ -396,17 +396,23 @@ class SegmentCounts:
         self.digests = np.append(self.digests, np.zeros(len(sources), np.uint64))
         self.producers += [{} for _ in sources]
 
-    def count(self, chunk: Chunk, segment: int) -> None:
-        """Count the fields of a chunk that do not depend on keys; check that segments do not overlap."""
-        after = max(int(self.bases[segment]), int(self.ends[segment]))
-        if segment:
-            after = max(after, int(self.ends[segment - 1]))
+    def count(self, chunk: Chunk, segment: int, *, above: int | None = None) -> None:
+        """Count the fields of a chunk that do not depend on keys; check that segments do not overlap.
+
+        `above`: chunks come newest first, and this is the first offset of the one before; None: they ascend.
+        """
+        after = int(self.bases[segment])
         limit = self.bases[segment + 1] if segment + 1 < self.bases.size else INT64_MAX
+        if above is not None:
+            limit = min(limit, above)
+        else:
+            after = max(after, int(self.ends[segment]), int(self.ends[segment - 1]) if segment else 0)
         if chunk.table[0, fields.BASE_OFFSET] < after:
             chunk.raise_status(0, kernels.BAD_OFFSET)
         if chunk.table[-1, fields.LAST_OFFSET] >= limit:
             chunk.raise_status(chunk.rows - 1, kernels.BAD_OFFSET)
-        self.ends[segment] = self.next_offsets[segment] = chunk.next_offset
+        self.ends[segment] = max(int(self.ends[segment]), chunk.next_offset)
+        self.next_offsets[segment] = self.ends[segment]
         if chunk.attributes & CONTROL_BIT:
             control = ~chunk.data_rows()
             self.records[segment] -= chunk.table[control, fields.COUNT].sum()
@@ -418,7 +424,8 @@ class SegmentCounts:
             producers, last = (
                 chunk.table[known, column].tolist() for column in (fields.PRODUCER_ID, fields.LAST_OFFSET)
             )
-            self.producers[segment].update(zip(producers, last, strict=True))
+            found = dict(zip(producers, last, strict=True))
+            self.producers[segment] |= found if above is None else found | self.producers[segment]
 
     def add_weight(self, segment: int, size_bytes: int) -> None:
         """Add the size, as in the map, of records that were inserted."""

@@ -1,15 +1,25 @@
-"""Resolve a log with a map of hashes: 20 bytes a key of any length, for a cleaning that certifies its result.
+"""Resolve a log from its newest record to its oldest, with a map of hashes: for a cleaning that certifies it.
 
-Two keys with one 64-bit hash would be taken for one. The certificate of the rewrite, or `HashScan.finish`,
-finds such a pair (`kernels.hash_map` has the reason). A scan whose result is not certified takes the exact
-map.
+A record whose key was met is dead, another one is the newest: so the fate of a record is known when it is
+read, and `survivors` can copy what the rewrite needs while the chunk is in the processor's cache. The log is
+then read, and decompressed, once. A key of any length takes 20 bytes.
+
+Two keys with one 64-bit hash would be taken for one. The certificate of the rewrite, or the kernel, finds
+such a pair (`kernels.hash_map` has the reason). A scan whose result is not certified takes the exact map, and
+so does a log that this scan cannot read: the exact map reads oldest first, and reports damage in that order.
+
+A part of a segment begins at a batch that its index names. An index is not trusted: the batches of a part
+must end where the next part begins, down to the first byte of the segment.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,186 +28,317 @@ from lastword import kernels
 from lastword.kernels import hash_map as hash_loops
 from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
+from lastword.kernels import table as fields
+from lastword.kernels.batches import rows_that_fit, walk_batches
 from lastword.kernels.hashing import digest_seeds, seeds
-from lastword.records.chunk import Chunk
-from lastword.resolve.facts import LAST_HASH, Resolution, Rules
+from lastword.kernels.pages import PAGE_WORDS
+from lastword.records.chunk import Chunk, RecordBuffer, Source
+from lastword.records.compression import limit_of
+from lastword.records.pipeline import prepared, second_thread
+from lastword.resolve.bitmaps import DeadBitmaps, join_bitmaps
+from lastword.resolve.facts import (
+    LAST_HASH,
+    Resolution,
+    Rules,
+    SegmentCounts,
+    SegmentSource,
+    TransactionOutcomes,
+    check_order,
+    digest_seed_of,
+    outcomes_of,
+)
 from lastword.resolve.offset_map import MAX_LOAD
-from lastword.resolve.resolver import KeyBatchFiller, KeyScan, Resolver
+from lastword.resolve.resolver import KeyBatchFiller, max_records_of
+from lastword.resolve.survivors import Survivors
+from lastword.wire import CODEC_MASK, CONTROL_BIT, INT64_MAX, TRANSACTIONAL_BIT
 
 ENTRY_BYTES = 8 * hash_loops.ENTRY_WORDS
-ROW_BYTES = 8 * hash_loops.ROW_WORDS
 LEAST_MAP_BYTES = 1 << 20
 """A smaller budget is for the exact map alone: its keys seldom fit."""
 
-_MOST_BIN_ROWS = 1 << 12
-_LEAST_BIN_ROWS = 64
-_BINS_SHARE = 6  # the bins take at most one part in this number of the budget
-_DUE_SHARE = 4  # and the due tombstones
+PART_BYTES = 1 << 20
+PLAIN_PARTS = 4
+"""Parts that are read together while batches are not compressed."""
+MOST_PART_BYTES = 32 << 20
+"""Of a segment whose index does not name enough batches, or of one batch: a larger part is not read."""
+_MOST_RECORDS = 1 << 21  # of a chunk: of any batch that is not very odd
+_LEAST_SLOTS = 64
 _RECORDS_OF_A_KEY = 4
 _LEAST_GROWTH = 1.2
+_FEWEST_DEAD = 1 / 8  # share of dead records from which on it pays to copy the survivors of a chunk
+_FIRST_ROWS = 1024
+_FIRST_RECORDS = 1 << 14
 
 
 class HashesUnsure(Exception):
     """Hashes do not decide about this log: the exact map must."""
 
 
-class HashScan(KeyScan):
-    """A scan with a map of hashes and bins before it. Raises HashesUnsure."""
+class PartSource(SegmentSource, Protocol):
+    """A segment that is read part by part."""
 
-    def __init__(self, map_bytes: int, salt: bytes, digest_seed: int, rules: Rules) -> None:
-        super().__init__(map_bytes, salt, digest_seed, rules)
+    @property
+    def handle(self) -> Source:
+        """Return the file."""
+        ...
+
+    def cuts(self, part_bytes: int) -> list[int]:
+        """Return positions from 0 to the end of the file, of batches about `part_bytes` apart."""
+        ...
+
+
+class _Buffers:
+    """The arrays of one part, reused for others."""
+
+    def __init__(self) -> None:
+        self.raw = np.empty(PART_BYTES + kernels.SLACK, np.uint8)
+        self.table: NDArray[np.int64] = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
+        self.file = ""
+        self.records = RecordBuffer("")
+        self.filler = KeyBatchFiller(_FIRST_RECORDS)
+
+    def read(self, source: PartSource, start: int, end: int) -> NDArray[np.int64]:
+        """Read a part; return the table of its batches."""
+        size = end - start
+        if size > MOST_PART_BYTES:
+            raise HashesUnsure(f"no index of {source.file} divides {size} bytes")
+        if size + kernels.SLACK > self.raw.size:
+            self.raw = np.empty(size + kernels.SLACK, np.uint8)
+        done = 0
+        while done < size:
+            got = source.handle.pread_into(self.raw.data[done:size], start + done)
+            if got <= 0:
+                raise HashesUnsure(f"{source.file} is shorter than it was")
+            done += got
+        rows, used, base = 0, 0, source.base_offset
+        while True:
+            rows, used, base, status = walk_batches(
+                self.raw, used, size, start, base, False, self.table, rows
+            )
+            if status != kernels.FULL:
+                break
+            larger = np.empty((4 * rows, fields.FIELDS), np.int64)
+            larger[:rows] = self.table
+            self.table = larger
+        if status != kernels.OK or not rows:
+            raise HashesUnsure(f"{source.file} has no whole batches between {start} and {end}")
+        return self.table[:rows]
+
+    def divided(self, table: NDArray[np.int64], file: str) -> list[Chunk]:
+        """Return the batches that were read as chunks whose records keep to the bound on decompression.
+
+        It is seldom more than one chunk. Each has its own buffer of records.
+        """
+        chunks: list[Chunk] = []
+        if file != self.file:
+            self.file, limit_bytes = file, limit_of(file)
+            self.records.use_for(file, limit_bytes)
+        none = np.empty(0, np.uint8)
+        while table.shape[0]:
+            rows = table.shape[0]
+            coded = bool(np.bitwise_or.reduce(table[:, fields.ATTRIBUTES]) & CODEC_MASK)
+            if coded:
+                rows = int(rows_that_fit(self.raw, table, rows, none, self.records.limit_bytes))
+            chunk = Chunk(self.raw, self.raw, table[:rows], file)
+            chunk.unverified = True
+            if coded:
+                records = RecordBuffer(file) if chunks else self.records
+                chunk.compressed = records, int(table[0, fields.BASE_OFFSET])
+            chunks.append(chunk)
+            table = table[rows:]
+        return chunks
+
+
+@dataclass(slots=True)
+class _Part:
+    """Batches of one part of a segment, read but not decompressed, and the buffers that they use."""
+
+    segment: int
+    chunk: Chunk
+    outcomes: NDArray[np.uint8]
+    filler: KeyBatchFiller
+    words: NDArray[np.uint64]
+
+    def prepare(self) -> None:
+        """Verify, decompress and parse the batches."""
+        chunk, filler = self.chunk, self.filler
+        chunk.verify()
+        chunk.decompress()
+        filler.reserve(chunk, _MOST_RECORDS)
+        filler.fill(chunk, self.outcomes, self.words)
+        if filler.cursor[key_batch.ROW] < chunk.rows:
+            raise HashesUnsure("too many records in one batch")
+
+
+class HashResolver:
+    """One pass over all records, newest first. Raises HashesUnsure, and errors of a damaged log.
+
+    Args:
+        survivors: Get what the rewrite needs of chunks with dead records; None: nothing is kept.
+
+    Attributes:
+        counts: Of each segment.
+        entries: The map.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[PartSource],
+        map_bytes: int,
+        salt: bytes,
+        rules: Rules,
+        outcomes: TransactionOutcomes | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        threads: int = 1,
+        survivors: Survivors | None = None,
+    ) -> None:
+        check_order(sources)
+        self._sources = sources
+        self._map_bytes = map_bytes
+        self._rules = rules
+        self._outcomes = outcomes
+        self._progress = progress
+        self._threads = threads
+        self._survivors = survivors
+        self.digest_seed = digest_seed_of(salt)
+        self.counts = SegmentCounts()
+        self.counts.add(sources)
         self._words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
         self._words[key_batch.SEED0], self._words[key_batch.SEED1] = seeds(salt, b"lastword map")
-        self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(digest_seed)
+        self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
         self._words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
-        self._entries = np.empty(0, np.uint64)
-        self._bins = hash_loops.Bins(np.empty((0, 0), np.uint64), np.zeros(hash_loops.BINS, np.int64))
-        few = np.empty((0, 2), np.uint64)
-        self._due = hash_loops.DueList(few, few, np.zeros(hash_loops.LISTED_FIELDS, np.int64))
-        self._first_offset = -1
+        self.state = np.zeros(loops.STATE_FIELDS, np.int64)
+        self.entries = np.empty(0, np.uint64)
         self._peak_bytes = 0
+        self._bitmaps: list[DeadBitmaps] = []  # of the chunks, newest first
+        self._walked = False
 
     @property
     def distinct_keys(self) -> int:
         """Return the number of hashes."""
         return int(self.state[loops.USED])
 
-    def words_for(self, chunk: Chunk, max_records: Callable[[Chunk], int]) -> NDArray[np.uint64]:
-        """Return the seeds of key batches; makes bins and entries for the first chunk."""
-        if self._first_offset < 0:
-            self._first_offset = int(self.counts.bases[0])
-            records = max_records(chunk)
-            most = self.map_bytes // _BINS_SHARE // (ROW_BYTES * hash_loops.BINS)
-            rows = max(min(records // hash_loops.BINS // 8, most, _MOST_BIN_ROWS), _LEAST_BIN_ROWS)
-            bins = np.empty((hash_loops.BINS, rows * hash_loops.ROW_WORDS), np.uint64)
-            self._bins = hash_loops.Bins(bins, self._bins.ends)
-            slots = int(records / _RECORDS_OF_A_KEY / MAX_LOAD) + _LEAST_BIN_ROWS
-            self._use(np.zeros(hash_loops.ENTRY_WORDS * min(slots, self._free_slots()), np.uint64))
-        return self._words
-
-    def insert(
-        self, filler: KeyBatchFiller, chunk: Chunk, segment: int, make_room: Callable[[Chunk], None]
-    ) -> None:
-        """Put a key batch into the bins; insert those that are full into the map."""
-        filled = int(filler.cursor[key_batch.FILLED])
-        self.store.register(filler.arrays.page_ids[: int(filler.cursor[key_batch.PAGES_MET])], segment)
-        self._make_room_for_due(filled)
-        at = 0
-        while True:
-            self.state[loops.NEXT] = at
-            place, status = hash_loops.collect_keys(
-                filler.arrays,
-                filled,
-                segment,
-                self._first_offset,
-                self._bins,
-                self._due,
-                self.state,
-                self._words,
-                self.store.arrays,
-                self.counts.arrays,
-            )
-            if status == kernels.OK:
-                return
-            if status != kernels.FULL:
-                raise HashesUnsure("a record is too large or too far from the first one")
-            at = int(self.state[loops.NEXT])
-            self._insert_bin(int(place))
-
-    def finish(self) -> None:
-        """Insert the rest of all bins; check that due tombstones were superseded by records of their keys."""
-        for place in np.flatnonzero(self._bins.ends).tolist():
-            self._insert_bin(place)
-        due, superseded, listed = self._due
-        due = due[: listed[hash_loops.DUE_ROWS]]
-        superseded = superseded[: listed[hash_loops.SUPERSEDED_ROWS]]
-        at = np.searchsorted(due[:, 0], superseded[:, 0])  # ascending: they were listed in order
-        if (due[at, 1] != superseded[:, 1]).any():
-            raise HashesUnsure("two keys have one hash")
-
-    def _insert_bin(self, place: int) -> None:
-        self._make_room_for_superseded(int(self._bins.ends[place]) // hash_loops.ROW_WORDS)
-        self.state[loops.NEXT] = 0
-        while True:
-            status = hash_loops.insert_rows(
-                self._bins,
-                place,
-                self._first_offset,
-                self._entries,
-                self._due,
-                self.state,
-                self._words,
-                self.store.arrays,
-                self.counts.arrays,
-            )
-            if status == kernels.OK:
-                return
-            if status != kernels.FULL:
-                raise HashesUnsure("offsets do not increase")
-            self._grow()
-
-    def _grow(self) -> None:
-        slots = self._entries.size // hash_loops.ENTRY_WORDS
-        more = min(2 * slots, self._free_slots() - slots)
-        if more < _LEAST_GROWTH * slots:
-            raise HashesUnsure(f"a map of {self.map_bytes} bytes is full with {self.distinct_keys} hashes")
-        larger = np.zeros(hash_loops.ENTRY_WORDS * more, np.uint64)
-        hash_loops.move_entries(self._entries, larger)
-        self._use(larger, self._entries.nbytes)
-
-    def _use(self, entries: NDArray[np.uint64], old_bytes: int = 0) -> None:
-        self._entries = entries
-        self.state[loops.MAX_ENTRIES] = int(entries.size // hash_loops.ENTRY_WORDS * MAX_LOAD)
-        self._peak_bytes = max(self._peak_bytes, old_bytes + entries.nbytes + self._other_bytes)
-
-    @property
-    def _other_bytes(self) -> int:
-        """Return the memory of the bins and of the rows of due tombstones."""
-        return self._bins.rows.nbytes + ENTRY_BYTES * int(self._due.listed.sum())
-
-    def _free_slots(self) -> int:
-        """Return the slots of a map that takes the rest of the budget."""
-        return (self.map_bytes - self._other_bytes) // ENTRY_BYTES
-
-    def _make_room_for_due(self, rows: int) -> None:
-        due, superseded, listed = self._due
-        due = self._with_room(due, int(listed[hash_loops.DUE_ROWS]), rows)
-        self._due = hash_loops.DueList(due, superseded, listed)
-
-    def _make_room_for_superseded(self, rows: int) -> None:
-        due, superseded, listed = self._due
-        superseded = self._with_room(superseded, int(listed[hash_loops.SUPERSEDED_ROWS]), rows)
-        self._due = hash_loops.DueList(due, superseded, listed)
-
-    def _with_room(self, rows: NDArray[np.uint64], used: int, more: int) -> NDArray[np.uint64]:
-        if used + more <= rows.shape[0]:
-            return rows
-        if ENTRY_BYTES * used > self.map_bytes // _DUE_SHARE:
-            raise HashesUnsure("too many due tombstones to list")
-        larger = np.empty((2 * (used + more), 2), np.uint64)
-        larger[:used] = rows[:used]
-        return larger
-
-    def resolution(self, passes: int, distinct_keys: int, seconds: float) -> Resolution:
-        """Return the result up to now."""
-        result = super().resolution(passes, distinct_keys, seconds)
-        return replace(
-            result,
-            map_bytes_used=self._peak_bytes,
-            map_used_ratio=min(self.distinct_keys / max(self._free_slots() * MAX_LOAD, 1), 1.0),
-            probes=int(self.state[loops.PROBES]),
-        )
-
-
-class HashResolver(Resolver):
-    """One pass over all records with a map of hashes. Raises HashesUnsure."""
-
-    scan: HashScan
-    scan_kind = HashScan
-
     def run(self) -> Resolution:
         """Read all records and return the result."""
         started = time.perf_counter()
-        self.take_all(1)
-        self.scan.finish()
-        return self.scan.resolution(1, self.scan.distinct_keys, time.perf_counter() - started)
+        total, done = sum(source.size for source in self._sources), 0
+        with (
+            second_thread("lastword-resolve", self._threads) as second,
+            closing(prepared(self._read, _Part.prepare, second)) as parts,
+        ):
+            for part in parts:
+                self._settle(part)
+                done += part.chunk.size_bytes
+                if self._progress is not None:
+                    self._progress(done, total)
+        return Resolution(
+            segments=self.counts.facts(),
+            dead=join_bitmaps(reversed(self._bitmaps)),
+            passes=1,
+            distinct_keys=self.distinct_keys,
+            map_bytes=self._map_bytes,
+            map_bytes_used=self._peak_bytes,
+            map_used_ratio=min(self.distinct_keys / max(self._most_slots * MAX_LOAD, 1), 1.0),
+            probes=int(self.state[loops.PROBES]),
+            records=int(self.counts.records.sum()),
+            keyless=int(self.counts.stats[:, loops.KEYLESS].sum()),
+            digest_seed=self.digest_seed,
+            seconds=time.perf_counter() - started,
+        )
+
+    # ---------------------------------------------------------------- reading
+
+    def _read(self, slots: int) -> Iterator[_Part]:
+        buffers = cycle([_Buffers() for _ in range(slots)])
+        parts = 1  # read together
+        above = INT64_MAX  # no batch may end at or above it
+        for segment in reversed(range(len(self._sources))):
+            source = self._sources[segment]
+            positions = source.cuts(PART_BYTES)
+            while len(positions) > 1:
+                used = next(buffers)
+                end = positions[-1]
+                del positions[-parts:]
+                start = positions[-1] if positions else 0
+                table = used.read(source, start, end)
+                if table[:, fields.MAGIC].min() < 2:
+                    raise HashesUnsure("messages of magic 0 or 1")
+                chunks = used.divided(table, source.file)
+                parts = 1 if chunks[0].compressed else PLAIN_PARTS
+                for number, chunk in enumerate(reversed(chunks)):
+                    filler = used.filler if not number else KeyBatchFiller()
+                    yield self._begun(segment, chunk, filler, above)
+                    above = int(chunk.table[0, fields.BASE_OFFSET])
+
+    def _begun(self, segment: int, chunk: Chunk, filler: KeyBatchFiller, above: int) -> _Part:
+        self.counts.count(chunk, segment, above=above)
+        if chunk.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT) and self._outcomes and not self._walked:
+            # The outcomes are those of a walk that begins at the first batch asked for: here at the oldest.
+            oldest = np.array([self._sources[0].base_offset])
+            self._outcomes.of_batches(np.zeros(1, np.int64), oldest * 0 - 1, oldest, oldest)
+            self._walked = True
+        outcomes = outcomes_of(chunk, self._outcomes, decided=self._rules.decided)
+        filler.start(self._rules, first_pass=True, old_due=False)
+        return _Part(segment, chunk, outcomes, filler, self._words)
+
+    # ---------------------------------------------------------------- settling
+
+    def _settle(self, part: _Part) -> None:
+        """Find the fates of a chunk's records, and keep what survives."""
+        cursor, chunk = part.filler.cursor, part.chunk
+        ids = part.filler.arrays.page_ids[: int(cursor[key_batch.PAGES_MET])].copy()
+        bits = np.zeros((max(ids.size, 1), PAGE_WORDS), np.uint64)
+        left = int(cursor[key_batch.FILLED])
+        before = int(self.counts.stats[part.segment, loops.DEAD_RECORDS])
+        if not self.entries.size:
+            slots = int(max_records_of(self._sources, chunk) / _RECORDS_OF_A_KEY / MAX_LOAD) + _LEAST_SLOTS
+            self._use(min(slots, self._most_slots))
+        self.state[loops.NEXT] = left
+        while True:
+            status = hash_loops.settle_keys(
+                part.filler.arrays,
+                part.segment,
+                self.entries,
+                self.state,
+                self._words,
+                ids,
+                bits,
+                self.counts.arrays,
+            )
+            if status == kernels.OK:
+                break
+            if status != kernels.FULL:
+                raise HashesUnsure("two keys have one hash")
+            self._grow()
+        dead = int(self.counts.stats[part.segment, loops.DEAD_RECORDS]) - before
+        if not dead:
+            return
+        self._bitmaps.append(DeadBitmaps(ids, np.arange(ids.size, dtype=np.int32), bits))
+        if self._survivors is not None and dead >= _FEWEST_DEAD * left and not chunk.attributes & CONTROL_BIT:
+            self._survivors.keep(
+                part.segment, chunk, part.filler.arrays, left, self._map_bytes - self.entries.nbytes
+            )
+
+    @property
+    def _most_slots(self) -> int:
+        """Return the slots of a map that takes all of the budget."""
+        return self._map_bytes // ENTRY_BYTES
+
+    def _grow(self) -> None:
+        slots = self.entries.size // hash_loops.ENTRY_WORDS
+        free = self._most_slots - slots
+        kept = self._survivors
+        if kept is not None and ENTRY_BYTES * (free - 2 * slots) < kept.memory_bytes:
+            kept.release()
+        more = min(2 * slots, free)
+        if more < _LEAST_GROWTH * slots:
+            raise HashesUnsure(f"a map of {self._map_bytes} bytes is full with {self.distinct_keys} hashes")
+        smaller = self.entries
+        self._use(more, smaller.nbytes)
+        hash_loops.move_entries(smaller, self.entries)
+
+    def _use(self, slots: int, old_bytes: int = 0) -> None:
+        self.entries = np.empty(hash_loops.ENTRY_WORDS * slots, np.uint64)  # not `zeros`: no huge pages
+        self.entries[:] = 0
+        self.state[loops.MAX_ENTRIES] = int(slots * MAX_LOAD)
+        self._peak_bytes = max(self._peak_bytes, old_bytes + self.entries.nbytes)

@@ -70,11 +70,11 @@ class KeyBatchFiller:
         self.cursor[key_batch.KEEP_COPIES] = rules.keep_copies
         self.cursor[key_batch.SAMPLED] = rules.last_hash != LAST_HASH
 
-    def reserve(self, chunk: Chunk) -> None:
-        """Make room for all records of a chunk, within bounds."""
+    def reserve(self, chunk: Chunk, most: int = MAX_RECORDS) -> None:
+        """Make room for all records of a chunk, but for `most` at most."""
         counted = int(chunk.table[chunk.data_rows(), fields.COUNT].clip(0).sum())
-        if counted > self.arrays.spans.shape[1]:
-            self._make(min(counted, MAX_RECORDS))
+        if counted >= self.arrays.spans.shape[1]:
+            self._make(min(counted + 1, most))
 
     def fill(self, chunk: Chunk, outcomes: NDArray[np.uint8], words: NDArray[np.uint64]) -> bool:
         """Fill in the next records; return False if there are none. Raises CorruptBatchError."""

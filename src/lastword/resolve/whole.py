@@ -9,19 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword.errors import CorruptFileError, DiskFullError, LastwordError
+from lastword.errors import CorruptFileError, DataError, DiskFullError, LastwordError
 from lastword.files import DEFAULT
 from lastword.files.scratch import Scratch
 from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, TransactionOutcomes
-from lastword.resolve.hash_map import LEAST_MAP_BYTES, HashesUnsure, HashResolver
+from lastword.resolve.hash_map import LEAST_MAP_BYTES, HashesUnsure, HashResolver, PartSource
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import Resolver
 from lastword.resolve.shards import SectionFile, live_keys, resolve_divided
+from lastword.resolve.survivors import Survivors
 from lastword.units import NEVER, format_bytes
 from lastword.values import Value
 
@@ -202,12 +203,14 @@ class LogResolver:
         progress: As for `resolve`.
         scratch: A directory for the map's keys, as for `RunningResolution`; None: in memory.
         by_hash: The result is certified before anything is published, so a map of hashes may be tried first.
+            The sources are then each a `hash_map.PartSource`.
         arguments: The other arguments of a `Resolver`.
 
     Attributes:
         used_hashes: The result is that of a map of hashes.
         map_plan: The way, if the keys do not fit the map and there is a place.
         given_up_bytes: Bytes of the log that attempts read which were given up.
+        survivors: What the rewrite needs of some chunks, with a map of hashes and a place; to be closed.
     """
 
     def __init__(
@@ -223,6 +226,7 @@ class LogResolver:
         self.used_hashes = False
         self.map_plan: MapPlan | None = None
         self.given_up_bytes = 0
+        self.survivors: Survivors | None = None
         self.source_bytes = sum(source.size for source in sources)
         self._sources = sources
         self._place = place
@@ -280,13 +284,26 @@ class LogResolver:
         """Return the result of a map of hashes; None if the exact map must decide."""
         if self.source_bytes < HASHES_FROM_BYTES or self._map_bytes < LEAST_MAP_BYTES or self._scratch:
             return None
+        place = self._place
+        survivors = None
+        if place is not None:
+            outputs = 2 * max((source.size for source in self._sources), default=0)  # one, and the next one
+            survivors = Survivors(place.open, lambda: place.free_bytes() // 2 - outputs)
+        arguments = {name: value for name, value in self._arguments.items() if name != "old_due"}
+        sources = cast("Sequence[PartSource]", self._sources)
         try:
-            resolution = HashResolver(self._sources, **self._arguments).run()
-        except HashesUnsure as unsure:
+            resolution = HashResolver(sources, survivors=survivors, **arguments).run()
+        except (HashesUnsure, DataError) as unsure:  # damage is reported oldest first
             LOGGER.info("no map of hashes: %s", unsure)
+        except BaseException:
+            if survivors is not None:
+                survivors.close()
+            raise
         else:
-            self.used_hashes = True
+            self.used_hashes, self.survivors = True, survivors
             return resolution
+        if survivors is not None:
+            survivors.close()
         self._give_up()
         return None
 

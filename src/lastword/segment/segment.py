@@ -278,6 +278,14 @@ class Segment:
             )
         )
 
+    def cuts(self, part_bytes: int) -> list[int]:
+        """Return positions from 0 to `size`, of indexed batches about `part_bytes` apart."""
+        positions = [0]
+        for position in self.offset_index.positions():
+            if position - positions[-1] >= part_bytes:
+                positions.append(position)
+        return [*positions, self.size] if self.size else []
+
     def position_of(self, offset: int) -> int:
         """Return the position of the first batch whose last offset is not below `offset`.
 

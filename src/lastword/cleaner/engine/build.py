@@ -83,6 +83,7 @@ def built_group(
         content_digest=certified.content_digest,
         tombstones=rewritten.tombstones,
         read_bytes=group.size_bytes,
+        kept_bytes=rewritten.kept_bytes,
         seconds=seconds,
     )
 
@@ -118,6 +119,7 @@ class _Building:
                     scan.transactions,
                     second,
                     self._producers,
+                    scan.survivors,
                 )
         except BaseException:
             self._throw_away(location)

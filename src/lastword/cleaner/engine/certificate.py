@@ -40,12 +40,12 @@ from lastword.kernels.repack import RETAIN
 from lastword.records.chunk import Chunk, ChunkReader
 from lastword.resolve import DeadBitmaps, Resolution, SegmentSource
 from lastword.resolve.hash_map import HashesUnsure
+from lastword.resolve.survivors import NO_BEFORE, NOTHING_DEAD
 from lastword.segment.bulk_walk import BulkIndexer
 from lastword.segment.indexes import IndexBuilder
 
 _MASK = (1 << 64) - 1
 _MOST_ODD = 1 << 16
-_NOTHING_DEAD = DeadBitmaps.of(np.empty(0, np.int64))
 _NO_OFFSETS = np.empty(0, np.int64)
 
 
@@ -59,11 +59,20 @@ class Sums(NamedTuple):
     largest: NDArray[np.int64] = np.empty(0, np.int64)
 
 
-def sums_of(chunk: Chunk, dead: DeadBitmaps, retain: NDArray[np.uint8], horizon_ms: int) -> Sums:
-    """Return the sums over the survivors of a chunk by `retain` and the bits. Raises CorruptBatchError."""
+def sums_of(
+    chunk: Chunk,
+    dead: DeadBitmaps,
+    retain: NDArray[np.uint8],
+    horizon_ms: int,
+    before: NDArray[np.int64] = NO_BEFORE,
+) -> Sums:
+    """Return the sums over the survivors of a chunk by `retain` and the bits. Raises CorruptBatchError.
+
+    `before`: as in a `RepackSource`.
+    """
     ends, largest = np.empty(chunk.rows, np.uint8), np.empty(chunk.rows, np.int64)
     contents, batches, controls, _, row, status = sum_contents(
-        chunk.uncompressed, chunk.table, chunk.rows, dead.arrays, retain, horizon_ms, ends, largest
+        chunk.uncompressed, chunk.table, before, chunk.rows, dead.arrays, retain, horizon_ms, ends, largest
     )
     if status != kernels.OK:
         chunk.raise_status(row, status)
@@ -98,6 +107,7 @@ class Rewritten:
         control_digest: Sum over the control batches that stay.
         markers: Records of the control batches that were removed.
         written: Sums over the bytes that were appended; None: a rewrite that only counts.
+        kept_bytes: Bytes of the sources that were not read again.
     """
 
     size_bytes: int
@@ -108,6 +118,7 @@ class Rewritten:
     control_digest: int
     markers: int
     written: Certified | None
+    kept_bytes: int = 0
 
 
 class _AppendedBytes:
@@ -207,7 +218,7 @@ class OutputSums:
         pairs, records, row, status = sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *self._seeds)
         if status != kernels.OK:
             chunk.raise_status(row, status)
-        sums = sums_of(chunk, _NOTHING_DEAD, np.full(chunk.rows, RETAIN, np.uint8), -1)
+        sums = sums_of(chunk, NOTHING_DEAD, np.full(chunk.rows, RETAIN, np.uint8), -1)
         self._records += int(records)
         self._pairs += int(pairs)
         self._contents += sums.contents

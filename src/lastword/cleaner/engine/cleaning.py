@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from lastword.cleaner.engine.throttle import DriveBudget
     from lastword.resolve import Resolution
+    from lastword.resolve.survivors import Survivors
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -139,6 +140,7 @@ class ScanResult:
         reasons: Why these groups were chosen, and how keys that do not fit the map are resolved.
         by_hash: The map had hashes in the place of keys. If the keys of an output are not those that the
             certificate requires, `HashesUnsure` is raised, and the exact map decides.
+        survivors: What the rewrite need not read again; None: nothing.
     """
 
     sources: Sequence[Segment]
@@ -151,6 +153,7 @@ class ScanResult:
     overlap: bool = True
     reasons: tuple[Reason, ...] = ()
     by_hash: bool = False
+    survivors: Survivors | None = None
 
 
 class Liveness(Protocol):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
     from lastword.config import TopicConfig
     from lastword.resolve import Resolution, ScratchPlace, SegmentFacts
+    from lastword.resolve.survivors import Survivors
     from lastword.resolve.whole import MapPlan
 
 
@@ -68,6 +69,7 @@ class FullScan:
         self._run = run
         self._keys = keys
         self._by_hash = by_hash and run is None
+        self._survivors: Survivors | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +77,8 @@ class FullScan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        return None
+        if self._survivors is not None:
+            self._survivors.close()
 
     def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
         """Return how many bytes the scan will read."""
@@ -106,6 +109,7 @@ class FullScan:
         )
         with quarantine.on_damage(context.files, log.directory, plan, dry=context.dry):
             resolution = resolver.run(self._keys)
+        self._survivors = resolver.survivors
         facts, map_plan = transactions.facts, resolver.map_plan
         stats = report.scan_stats(plan, resolution)
         stats = replace(stats, read_bytes=stats.read_bytes + resolver.given_up_bytes)
@@ -131,6 +135,7 @@ class FullScan:
             threads_for(stats.bytes, context.threads),
             reasons=() if map_plan is None else (_reason_of(map_plan),),
             by_hash=resolver.used_hashes,
+            survivors=resolver.survivors,
         )
         return self._scan
 

@@ -211,6 +211,7 @@ class BuiltGroup:
         key_offset_digest: Unsigned 64-bit sum that sources and output agree on.
         content_digest: The same for contents.
         read_bytes: Bytes of the sources, counted once.
+        kept_bytes: Of them, those whose survivors the scan had kept, so that they were not read again.
         seconds: Duration of rewrite and certificate.
         dropped_tombstone: Highest offset of a tombstone that goes for its age; -1: none.
     """
@@ -226,6 +227,7 @@ class BuiltGroup:
     read_bytes: int
     seconds: float
     dropped_tombstone: int = -1
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +366,7 @@ def report(
         records_read=stats.records,
         records_kept=stats.records - (removed.total - removed.marker),
         removed=removed,
-        read_bytes=stats.read_bytes + source_bytes,
+        read_bytes=stats.read_bytes + source_bytes - sum(group.kept_bytes for group in done),
         written_bytes=written_bytes,
         freed_bytes=source_bytes - written_bytes,
         seconds=stats.seconds + rewrite_seconds + swap_seconds,

@@ -19,6 +19,9 @@ Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside. T
 batch, so nothing takes the place of a dropped entry: the output ends where its last survivor does, and the
 next segment's base covers the rest.
 
+A chunk whose survivors the scan has kept (`resolve.survivors`) is not read again. It takes the same way, and
+gives the same bytes.
+
 Memory: one chunk in, one output buffer out, whatever the size of the group. With a second thread it is
 `records.pipeline.SLOTS` chunks and two buffers.
 """
@@ -48,6 +51,7 @@ from lastword.kernels.repack import (
 from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.records.pipeline import in_slots, prepared
 from lastword.resolve import Resolution, SegmentFacts
+from lastword.resolve.survivors import NO_BEFORE, NOTHING_DEAD, KeptChunk, Survivors
 from lastword.segment.segment import Segment
 from lastword.wire import CONTROL_BIT, INT64_MAX
 
@@ -62,10 +66,12 @@ class _SourceChunk:
         horizon_ms: Delete horizon for its tombstones without one; -1: none.
         sums: Over its survivors.
         retain: One uint8 per batch: what to do with it, other than by its bits.
+        kept: The chunk's dead records were left out by the scan; None: all are there.
     """
 
     chunk: Chunk
     horizon_ms: int
+    kept: KeptChunk | None = None
     sums: Sums = field(default_factory=lambda: Sums())
     retain: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
 
@@ -80,6 +86,7 @@ def rewrite(
     transactions: TransactionFacts = NOTHING,
     second: Executor | None = None,
     producers: Mapping[int, int] | None = None,
+    survivors: Survivors | None = None,
 ) -> Rewritten:
     """Write the survivors of `group` to `output`; None only counts, to the byte.
 
@@ -93,13 +100,14 @@ def rewrite(
         transactions: Which control batches go.
         second: A thread that reads, verifies and decompresses ahead; the result is the same.
         producers: Result of `last_of_producers` for the resolution, if several groups are rewritten.
+        survivors: What the scan kept of the sources; the rest is read again.
 
     Raises:
         CorruptBatchError: A source does not match its checksums.
     """
     retained = last_of_producers(resolution.segments) if producers is None else producers
     facts = resolution.segments[group.first : group.last + 1]
-    contents = batches = controls = markers = 0
+    contents = batches = controls = markers = kept_bytes = 0
     certificate = None
     if output is not None:
         certificate = OutputSums(output.file, group.base_offset, output.indexes, resolution.digest_seed)
@@ -112,18 +120,32 @@ def rewrite(
             source = sources[number]
             if number == group.first:
                 sources[group.last].handle.ends_scan()
-            reader = source.chunk_reader(
-                chunk_bytes=SCAN_BYTES, verify=True, skip_rows=resolution.dead.wholly_dead
-            )
-            for chunk in in_slots(reader, slots, verify_later=True):
+            position = 0
+            for kept in () if survivors is None else survivors.take(number):
+                for chunk in read_again(source, position, kept.start, slots):
+                    yield _SourceChunk(chunk, horizon_ms)
+                yield _SourceChunk(Chunk(kept.data, kept.data, kept.table, source.file), horizon_ms, kept)
+                position = kept.end
+            for chunk in read_again(source, position, source.size, slots):
                 yield _SourceChunk(chunk, horizon_ms)
+
+    def read_again(source: Segment, start: int, end: int, slots: int) -> Iterator[Chunk]:
+        if start < end:
+            skip_rows = resolution.dead.wholly_dead
+            reader = source.chunk_reader(start, end, chunk_bytes=SCAN_BYTES, verify=True, skip_rows=skip_rows)
+            yield from in_slots(reader, slots, verify_later=True)
 
     def inspect(source_chunk: _SourceChunk) -> None:
         chunk = source_chunk.chunk
         chunk.verify()
         chunk.decompress()
-        source_chunk.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
-        source_chunk.sums = sums_of(chunk, resolution.dead, source_chunk.retain, source_chunk.horizon_ms)
+        retain = source_chunk.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
+        kept, horizon_ms = source_chunk.kept, source_chunk.horizon_ms
+        if kept is None:
+            source_chunk.sums = sums_of(chunk, resolution.dead, retain, horizon_ms)
+        else:
+            sums = sums_of(chunk, NOTHING_DEAD, retain, horizon_ms, kept.before)
+            source_chunk.sums = sums._replace(contents=kept.contents)
 
     with closing(prepared(read, inspect, second)) as chunks:
         appended = None if certificate is None else certificate.take
@@ -137,9 +159,13 @@ def rewrite(
                 certificate.allow(chunk.table, source_chunk.sums)
             if chunk.attributes & CONTROL_BIT:
                 markers += int(chunk.table[source_chunk.retain == DROP, fields.COUNT].sum())
-            writer.take(chunk, source_chunk.retain, source_chunk.horizon_ms)
+            kept = source_chunk.kept
+            before = NO_BEFORE if kept is None else kept.before
+            writer.take(chunk, source_chunk.retain, source_chunk.horizon_ms, before)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
-            progress(chunk.size_bytes)
+            source_bytes = chunk.size_bytes if kept is None else kept.end - kept.start
+            kept_bytes += source_bytes if kept is not None else 0
+            progress(source_bytes)
         writer.flush()
         chunks.drain()
     return Rewritten(
@@ -151,6 +177,7 @@ def rewrite(
         control_digest=controls & _MASK,
         markers=markers,
         written=None if certificate is None else certificate.certified(),
+        kept_bytes=kept_bytes,
     )
 
 

@@ -75,8 +75,9 @@ class Plan(Value):
         due: Whether the settings make it due: the scheduler would do it now. None: the plan ignores them
             (`plan()` without `due=True`).
         segments: How many segments are rewritten (all below `limit` while not `exact`).
-        read_bytes: Bytes that the cleaning reads: scans and rewrite. 0 for a partition that is kept, although
-            `clean` scans the segments that its garbage index does not have yet.
+        read_bytes: Bytes that the cleaning reads: scans and rewrite. By strategy `kafka` it may read fewer,
+            because a scan keeps what the rewrite needs of some chunks. 0 for a partition that is kept,
+            although `clean` scans the segments that its garbage index does not have yet.
         write_bytes: As in the report of the cleaning.
         free_bytes: As in the report of the cleaning.
         exact: Records were read: the figures are those of the cleaning, to the byte. False for several runs
