@@ -111,18 +111,18 @@ def test_the_check_and_the_append_are_one_step(topic, monkeypatch):
         pytest.skip("in a bucket the swap of the manifest decides: tests/bucket/test_log.py")
     from lastword.api import keys
 
-    first, find = topic.append("a", 1), keys.find
+    first, find_one = topic.append("a", 1), keys.find_one
     other = threading.Thread(target=topic.append, args=("a", "other"))
 
-    def found(*arguments):
-        result = find(*arguments)
+    def found(*arguments, **options):
+        result = find_one(*arguments, **options)
         if not other.ident:
             other.start()
             other.join(0.05)
             assert other.is_alive()  # it waits for the log
         return result
 
-    monkeypatch.setattr(keys, "find", found)
+    monkeypatch.setattr(keys, "find_one", found)
     assert topic.append("a", 2, expect=first.offset).offset == first.offset + 1
     other.join()
     assert topic.get("a") == "other"

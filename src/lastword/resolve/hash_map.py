@@ -35,7 +35,7 @@ from lastword.kernels.pages import PAGE_WORDS
 from lastword.records.chunk import Chunk, RecordBuffer, Source
 from lastword.records.compression import limit_of
 from lastword.records.pipeline import prepared, second_thread
-from lastword.resolve.bitmaps import DeadBitmaps, join_bitmaps
+from lastword.resolve.bitmaps import DeadBitmaps, union
 from lastword.resolve.facts import (
     LAST_HASH,
     Resolution,
@@ -233,7 +233,7 @@ class HashResolver:
                     self._progress(done, total)
         return Resolution(
             segments=self.counts.facts(),
-            dead=join_bitmaps(reversed(self._bitmaps)),
+            dead=union(self._bitmaps),
             passes=1,
             distinct_keys=self.distinct_keys,
             map_bytes=self._map_bytes,
