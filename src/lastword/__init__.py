@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lastword.api.inspections import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo
     from lastword.api.logs import LogDir
+    from lastword.api.open_transactions import OpenTransaction
     from lastword.api.opening import open
     from lastword.api.reader import Reader
     from lastword.api.record import ABSENT, Appended, Record
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.api.transaction import Transaction
-    from lastword.api.transactions import OpenTransaction
     from lastword.api.watch import Watch
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
@@ -115,7 +115,7 @@ _NAMES = {
     "api.state": ("State",),
     "api.topic": ("Topic",),
     "api.transaction": ("Transaction",),
-    "api.transactions": ("OpenTransaction",),
+    "api.open_transactions": ("OpenTransaction",),
     "api.watch": ("Watch",),
     "bucket.collect": ("Collection",),
     "cleaner.engine.report": ("CleanRound",),

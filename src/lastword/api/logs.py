@@ -32,13 +32,13 @@ from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
     from lastword.api.cleaner import Background, Cleaner
+    from lastword.api.open_transactions import OpenTransaction
     from lastword.api.reader import Bounds
     from lastword.api.restore import Restored
     from lastword.api.schema import PartitionerLike
     from lastword.api.state import State
     from lastword.api.states import Memory, SharedValues
     from lastword.api.transaction import Committer, Transaction
-    from lastword.api.transactions import OpenTransaction
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
@@ -455,7 +455,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             topic: None: every topic.
             partition: None: every partition.
         """
-        from lastword.api.transactions import open_transactions
+        from lastword.api.open_transactions import open_transactions
 
         return open_transactions(self.dirs, topic, partition)
 
@@ -486,7 +486,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             UsageError: The producer has no open transaction, its commit is decided, or its coordinator has
                 the transaction, and it is open in other partitions, too.
         """
-        from lastword.api.transactions import abort
+        from lastword.api.open_transactions import abort
 
         if dry_run:
             return abort(self.dirs, topic, partition, transaction, dry_run=True)

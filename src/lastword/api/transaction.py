@@ -36,9 +36,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from lastword.api.batches import Packer, Rows
+from lastword.api.open_transactions import newest_states
 from lastword.api.record import header_pairs
 from lastword.api.topics import create_topics
-from lastword.api.transactions import newest_states
 from lastword.errors import (
     BusyError,
     ConflictError,

@@ -16,7 +16,7 @@ from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
-    from lastword.api.transactions import OpenTransaction
+    from lastword.api.open_transactions import OpenTransaction
 
 SHOWN = 3
 """Most open transactions that another command names."""
