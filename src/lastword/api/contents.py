@@ -120,8 +120,11 @@ class Contents:
         turn: Held by a caller that must not be interrupted by another one.
         ttl_ms: The topic's `lastword.ttl.ms`; -1: nothing expires.
         users: The ids of the open states that show these values.
+        given: The arguments of the state that was opened first, and where: `opened_at` (`states`).
     """
 
+    given: Mapping[str, Any]
+    opened_at: str
     in_memory = True
 
     def __init__(

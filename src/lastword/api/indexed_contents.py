@@ -12,7 +12,7 @@ there on is one of the key, and if no transaction was decided meanwhile: else th
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import Any
@@ -48,8 +48,11 @@ class IndexedContents:
         restored: Empty: nothing is read at opening.
         turn: Held by a caller that must not be interrupted by another one.
         users: The ids of the open states that show these values.
+        given: The arguments of the state that was opened first, and where: `opened_at` (`states`).
     """
 
+    given: Mapping[str, Any]
+    opened_at: str
     in_memory = False
     is_behind = False
     restored: tuple[Restored, ...] = ()

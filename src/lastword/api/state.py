@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import finalize
 
 from lastword.api.contents import Contents
-from lastword.api.indexed_contents import IndexedContents
 from lastword.api.record import Absent
 from lastword.api.restore import Restored
 from lastword.api.serializers import Serializer
@@ -37,6 +36,7 @@ from lastword.state.ttl import header_of
 from lastword.values import ProcessBound, plural, table_html
 
 if TYPE_CHECKING:
+    from lastword.api.indexed_contents import IndexedContents
     from lastword.api.watch import Watch
 
 K = TypeVar("K")

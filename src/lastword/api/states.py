@@ -7,11 +7,10 @@ A state as of an earlier end, one from a snapshot, and those of mode "r" have va
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 from lastword.api.contents import Contents
-from lastword.api.indexed_contents import IndexedContents
 from lastword.api.open_dirs import OpenDirs, PathLike, caller
 from lastword.api.reader import Bounds
 from lastword.api.restore import SnapshotFile
@@ -24,38 +23,26 @@ from lastword.errors import TopicExistsError, UsageError
 from lastword.parse import Duration, check_path, parse_bytes
 from lastword.values import ProgressLike, listener
 
+if TYPE_CHECKING:
+    from lastword.api.indexed_contents import IndexedContents
+
 Memory = Literal["values", "none"]
 
 
-class _Shared:
-    """Values that several states share, with the arguments of the first of them."""
-
-    topic: str
-    users: set[int]
-    given: dict[str, Any]
-    opened_at: str
-
-    def check_same(self, given: Mapping[str, Any]) -> None:
-        """Raise UsageError if another state was opened with other arguments. None: not given."""
-        for name, value in given.items():
-            first = self.given[name]
-            if value is not None and not _is_same(first, value):
-                raise UsageError(
-                    f"a state of {self.topic} is open with {name}={_shown(first)}, since {self.opened_at}: "
-                    f"all states of a topic share their values",
-                    remedy=f"leave {name} out, or close the first state before",
-                )
+SharedValues: TypeAlias = "Contents | IndexedContents"
+"""Values that several states share, with the arguments of the first of them."""
 
 
-class SharedContents(_Shared, Contents):
-    """Shared values in memory."""
-
-
-class SharedIndexed(_Shared, IndexedContents):
-    """Shared values that are not in memory."""
-
-
-SharedValues = SharedContents | SharedIndexed
+def _check_same(contents: SharedValues, given: Mapping[str, Any]) -> None:
+    """Raise UsageError if another state was opened with other arguments. None: not given."""
+    for name, value in given.items():
+        first = contents.given[name]
+        if value is not None and not _is_same(first, value):
+            raise UsageError(
+                f"a state of {contents.topic} is open with {name}={_shown(first)}, since "
+                f"{contents.opened_at}: all states of a topic share their values",
+                remedy=f"leave {name} out, or close the first state before",
+            )
 
 
 def _is_same(first: Any, value: Any) -> bool:
@@ -116,7 +103,7 @@ def open_state(
     }
     contents = shared.get(name) if shares else None
     if contents is not None and contents.users:
-        contents.check_same(given)
+        _check_same(contents, given)
         coders = contents.given["key_serializer"], contents.given["value_serializer"]
         default = contents.given["default"]
     else:
@@ -124,13 +111,15 @@ def open_state(
         if snapshot is not None:
             start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
         if memory == "none":
-            contents = SharedIndexed(dirs, topic)
+            from lastword.api.indexed_contents import IndexedContents
+
+            contents = IndexedContents(dirs, topic)
         else:
-            contents = SharedContents(
+            contents = Contents(
                 dirs, topic, end=end, max_bytes=limit, snapshot=start, progress=listener(progress)
             )
-        contents.given = given | {"key_serializer": coders[0], "value_serializer": coders[1]}
-        contents.given["memory"] = memory or "values"
+        known = {"key_serializer": coders[0], "value_serializer": coders[1], "memory": memory or "values"}
+        contents.given = given | known
         contents.opened_at = caller()
         if shares:
             shared[name] = contents
@@ -141,8 +130,7 @@ def _check_none(dirs: OpenDirs, **given: Any) -> None:
     """Raise UsageError if a state without values in memory is not possible so."""
     if not dirs.holds_logs:
         raise UsageError(
-            'memory="none" is for a directory: in a bucket a state shows a change before its commit, and no '
-            "key index finds a single key",
+            'memory="none" is for a directory: in a bucket a state shows a change before its commit',
             remedy="leave memory out, or read single keys with logs.topic(...).get(key)",
         )
     for name, value in given.items():
