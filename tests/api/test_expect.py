@@ -295,3 +295,17 @@ TestExpectModel.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@pytest.mark.parametrize("memory", ["values", "none"])
+def test_the_offset_of_a_state_is_that_of_its_value(logs, memory):
+    """Behind an open transaction the offset was that of an older value, and each call a conflict."""
+    state = logs.state("s", memory=memory)
+    state["k"] = 1
+    builder = BatchBuilder(producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
+    builder.append(logs.dirs.clock.now_ms(), b"a", b"2")
+    logs.dirs.log("s", 0).append_batch(builder.build())
+    state["k"] = 2
+    assert state.offset("k") == 2 and state.offset("x") is None
+    state.set("k", 3, expect=state.offset("k"))
+    assert state["k"] == 3

@@ -385,3 +385,134 @@ def test_positions_have_a_topic(opened):
     with opened.transaction() as tx:
         tx.position("job", 4)
     assert opened.position("job") == 4 and POSITIONS_TOPIC in opened
+
+
+@pytest.mark.parametrize("failure", [ValueError("closed"), KeyboardInterrupt()])
+def test_what_cannot_be_taken_back_is_not_committed_by_the_next_one(tmp_path, monkeypatch, failure):
+    """A transaction that raised left its batches open; the marker of the next one committed both."""
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+
+        def failing(self, logs, **options):
+            if logs:  # not before the first batch
+                raise failure
+
+        monkeypatch.setattr(Committer, "_sync", failing)
+        monkeypatch.setattr(Committer, "_marker", failing)
+        with pytest.raises(type(failure)), logs.transaction() as tx:
+            for number in range(9):
+                tx.append("events", f"k{number}", "taken back")
+        monkeypatch.undo()
+        for number in (9, 1):  # also one that is a plain batch: readers stay before the open transaction
+            with pytest.raises(BusyError, match="interrupted"), logs.transaction() as tx:
+                for key in range(number):
+                    tx.append("events", f"k{key}", "later")
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        assert not list(logs["events"].read()) and not logs.transactions()
+
+
+def test_a_deletion_and_a_move_wait_for_a_transaction(tmp_path):
+    places = [tmp_path / "a", tmp_path / "b"]
+    with lastword.open(places, "a", **QUIET) as logs:
+        for name in ("moved", "deleted"):
+            logs.create_topic(name, **JSON)
+        log_dir = logs.dirs.log_dir("moved", 0)
+        (other,) = (str(place) for place in places if str(place) != log_dir.path)
+        calls = (lambda: logs.move("moved", 0, other), lambda: logs.delete_topic("deleted"))
+        threads = [threading.Thread(target=call) for call in calls]
+        with logs.dirs.commits:
+            for thread in threads:
+                thread.start()
+                thread.join(0.05)
+            assert all(thread.is_alive() for thread in threads)
+        for thread in threads:
+            thread.join()
+        assert logs.dirs.log_dir("moved", 0).path == other and "deleted" not in logs
+
+
+def test_transactions_go_on_after_the_deletion_of_a_topic(tmp_path):
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        for name in "abc":
+            logs.create_topic(name, **JSON)
+        for names_ in ("ab", "bc"):
+            with logs.transaction() as tx:
+                for name in names_:
+                    tx.append(name, "k", 1)
+            if "a" in logs:
+                logs.delete_topic("a")
+        assert logs["c"].get("k") == 1
+    with lastword.open(tmp_path, "r") as logs:
+        assert [logs[name].get("k") for name in "bc"] == [1, 1]
+
+
+def test_an_opening_without_one_of_the_directories_ends_nothing(tmp_path, monkeypatch):
+    """The decision may be in the other directory: what is committed there would be aborted here."""
+    places = [str(tmp_path / name) for name in "ab"]
+    with lastword.open(places, "a", **QUIET) as logs:
+        for name in "xyz":
+            logs.create_topic(name, **JSON)
+        monkeypatch.setattr(Committer, "_marker", None)
+        with pytest.raises(TypeError), logs.transaction() as tx:
+            for name in "xyz":
+                tx.append(name, "k", 1)
+        monkeypatch.undo()
+    for place in places:
+        with lastword.open(place, "a", **QUIET) as logs:
+            assert not any(list(topic.read()) for topic in logs.topics() if topic.name in "xyz")
+    with lastword.open(places, "a", **QUIET) as logs:
+        assert [logs[name].get("k") for name in "xyz"] == [1, 1, 1] and not logs.transactions()
+
+
+def test_a_state_in_a_block_is_a_mapping_like_others(opened, memory):
+    state = opened.state("s", default=int, **memory)
+    state.update(a=1, b=2, c=3)
+    with opened.transaction() as tx:
+        inside = tx.state("s")
+        assert inside.pop("x", None) is None and inside.pop("a") == 1
+        assert inside.setdefault("y", 5) == 5 and inside.setdefault("b", 7) == 2
+        assert 5 not in inside and "a" not in inside
+        assert sorted(inside.items()) == [("b", 2), ("c", 3), ("y", 5)] and sorted(inside.values()) == [
+            2,
+            3,
+            5,
+        ]
+        with pytest.raises(KeyError):
+            inside.pop("a")
+        opened["s"].append("c", 4)  # was only seen in an iteration
+        gone = inside.popitem()[0]
+    assert gone not in state and len(state) == 2
+
+
+def test_older_values_are_no_part_of_a_transaction(opened):
+    opened.state("s")["a"] = 1
+    with pytest.raises(UsageError, match="end="), opened.transaction() as tx:
+        tx.state("s", end=1)
+
+
+def test_a_state_that_a_block_has_named_may_be_opened_otherwise(tmp_path):
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        with logs.transaction() as tx:
+            tx.state("s")["a"] = 1
+        with logs.state("s", memory="none") as state:
+            assert state["a"] == 1
+            with logs.transaction() as tx:
+                tx.state("s")["a"] = 2
+            assert state["a"] == 2
+        logs.delete_topic("s")
+        assert not logs.state("s")
+
+
+def test_a_value_that_is_set_often_takes_its_memory_once(opened):
+    opened.state("s", ttl="1h")
+    with opened.transaction(max_bytes=2000) as tx:
+        for number in range(500):
+            tx.state("s")["a"] = number
+    with pytest.raises(UsageError, match="max_bytes"):
+        opened.transaction(max_bytes=0)
+
+
+@pytest.mark.parametrize("position", [{"a": 1}, {0: -1}, {0: 1.5}, {-1: 3}, {0: None}, -3, "x"])
+def test_a_position_that_could_not_be_read_is_refused(opened, position):
+    with pytest.raises(UsageError, match="reached="), opened.transaction() as tx:
+        tx.position("job", position)
+    assert opened.position("job") is None

@@ -137,11 +137,18 @@ class IndexedContents:
         return (key for key, _ in self.pairs())
 
     def pairs(self) -> Iterator[Pair]:
-        """Yield keys and values of a partition as of one moment, one partition after the other."""
+        """Yield keys and values as of one moment, one partition after the other."""
         numbers = sorted(self._dirs.partitions(self.topic))
         self.check()
-        for number in numbers:
-            with closing(self._newest(number)) as records:
+        with self._dirs.moment:  # not while a transaction of this process appends its markers
+            ranges = [
+                Range.of(
+                    self._dirs.view(self.topic, number), lambda now: (now.log_start, committed_end(now))
+                ).settled()
+                for number in numbers
+            ]
+        for number, range_ in zip(numbers, ranges, strict=True):
+            with closing(self._newest(range_)) as records:
                 for record in records:
                     key, value = record.key, record.value
                     if key is None or value is None or self._is_expired(record):
@@ -153,12 +160,9 @@ class IndexedContents:
                     ):
                         yield key, value
 
-    def _newest(self, number: int) -> Generator[RawRecord]:
+    def _newest(self, range_: Range) -> Generator[RawRecord]:
         """Yield the newest records of a partition: those behind open transactions supersede older ones."""
         map_bytes = self._dirs.settings.instance.map_bytes
-        range_ = Range.of(
-            self._dirs.view(self.topic, number), lambda now: (now.log_start, committed_end(now))
-        ).settled()
         view = range_.view
         above = {
             record.key: record

@@ -153,11 +153,12 @@ def expecting(
         raise UsageError(
             f"expect={expect!r} is no offset", remedy="topic.get_record(key).offset, or lastword.ABSENT"
         )
-    log = topic.dirs.log(topic.name, number)
-    index = _index(topic, number, log)
+    _follow(topic, number)  # what takes long comes before the locks
     with ExitStack() as stack:
-        stack.enter_context(topic.dirs.commits)
-        if index is not None:  # in the order of a lookup; what takes long comes before the log is held
+        stack.enter_context(topic.dirs.commits)  # under which no partition is moved
+        log = topic.dirs.log(topic.name, number)
+        index = _index(topic, number, log)
+        if index is not None:  # in the order of a lookup
             stack.enter_context(index.lock)
             index.follow(log, to_end=True)
         stack.enter_context(log.lock)
@@ -169,6 +170,15 @@ def expecting(
         if newest_offset != expected:
             raise ConflictError.of(f"{topic.name}-{number}", log.directory, expected, newest_offset)
         yield
+
+
+def _follow(topic: Searched, number: int) -> None:
+    """Let the index of a partition take in what was appended."""
+    log = topic.dirs.owned_log(topic.name, number)
+    index = None if log is None else _index(topic, number, log)
+    if index is not None and log is not None:
+        with index.lock:
+            index.follow(log)
 
 
 def _is_expired(topic: Searched, record: RawRecord) -> bool:
@@ -220,6 +230,9 @@ class _Lookup:
             return [(numbers[0], self._part(numbers[0]).find(keys))]
         for key in keys:
             home.setdefault(self._topic._partition_of(key), []).append(key)
+        if self._may_index:
+            for number in numbers:  # what takes long comes before the moment
+                _follow(self._topic, number)
         with self._topic.dirs.moment:
             for number in numbers:  # in this order, so that two lookups do not wait for each other
                 self._part(number)

@@ -10,11 +10,10 @@ not see.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 from weakref import WeakValueDictionary
 
@@ -27,7 +26,6 @@ from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside
 from lastword.parse import Duration, check_path, parse_duration_ms
-from lastword.segment import names
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from lastword.api.schema import PartitionerLike
     from lastword.api.state import State
     from lastword.api.states import Memory, SharedValues
-    from lastword.api.transaction import Committer, Transaction
+    from lastword.api.transaction import Transaction
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
@@ -89,9 +87,9 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         states: WeakValueDictionary[str, SharedValues] = WeakValueDictionary()
         self._states = states
         self._state_locks: dict[str, threading.RLock] = {}
-        self._committer: Committer | None = None
-        self._kept_states: dict[str, State[Any, Any]] = {}  # of transactions
-        dirs.on_topic_deleted(lambda name, partitions: states.pop(name, None))
+        kept: dict[str, State[Any, Any]] = {}
+        self._kept_states = kept  # of transactions
+        dirs.on_topic_deleted(lambda name, partitions: (states.pop(name, None), kept.pop(name, None)))
 
     def __enter__(self) -> LogDir:
         return self
@@ -371,7 +369,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         check_arguments(config, self.state)
         # One at a time: a topic is created once, and read once.
         with self._state_locks.setdefault(name, threading.RLock()):
-            return open_state(
+            opened = partial(
+                open_state,
                 self.dirs,
                 name,
                 given_serializers(serializers, key_serializer, value_serializer),
@@ -386,6 +385,14 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
                 progress=progress,
                 config=config,
             )
+            try:
+                return opened()
+            except UsageError:
+                kept = self._kept_states.pop(name, None)
+                if kept is None:
+                    raise
+                kept.close()  # a transaction has named it with other arguments, and nobody else may have it
+                return opened()
 
     def transaction(self, *, max_bytes: int | str = "64MiB") -> Transaction:
         """Change any keys, topics and positions as one: `with logs.transaction() as tx:`.
@@ -407,22 +414,6 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         from lastword.api.transaction import Transaction
 
         return Transaction(self, max_bytes)
-
-    def _commit(self, changes: list[Any]) -> None:
-        """Append the changes of a `Transaction`, which calls this."""
-        from lastword.api.transaction import Committer
-
-        with self.dirs.commits:
-            if self._committer is None:
-                self._committer = Committer(self.dirs)
-        self._committer.commit(changes)
-
-    def _recover_transactions(self) -> None:
-        """End the transactions that an earlier process has left open, if the directory has a note of them."""
-        if any(self.dirs.files.exists(os.path.join(path, names.TRANSACTION)) for path in self.paths):
-            from lastword.api.transaction import recover
-
-            self._committer = recover(self.dirs)
 
     def position(self, name: str) -> dict[int, int] | int | None:
         """Return the position that `Transaction.position` has saved last under a name; None: none."""

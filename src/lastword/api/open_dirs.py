@@ -92,6 +92,7 @@ class OpenDirs(ProcessBound):
             that compares and sets. It is taken before the lock of a partition.
         moment: Held while the ends of several partitions are taken, and while a transaction appends its
             markers: so a read of several partitions shows it as a whole. It is taken between these two.
+        committer: What commits transactions of these directories; None: there was none yet.
         has_transactions: This object has committed a transaction over several partitions.
         most_commit_bytes: The most bytes that a transaction should add; None: there is no limit.
     """
@@ -120,6 +121,7 @@ class OpenDirs(ProcessBound):
         self.commits = threading.RLock()
         self.moment = threading.RLock()
         self.has_transactions = False
+        self.committer: Any = None
         self.closed = False
         self._config_file = config_file
         self._forked = False
@@ -220,7 +222,8 @@ class OpenDirs(ProcessBound):
                 remedy=f"one of {', '.join(directory.path for directory in self.directories)}",
             )
         self.select(topic, partition)
-        move(self.log_dir(topic, partition), to, topic, partition)
+        with self.commits:  # not while a transaction has records there without a marker
+            move(self.log_dir(topic, partition), to, topic, partition)
         self.dir_set.write_list()
         self.partitions_added()
 
@@ -501,6 +504,7 @@ class OpenDirs(ProcessBound):
             most_bytes=lambda: self.settings.instance.log_cleaner_dedupe_buffer_size,
         )
         self.on_close(indexes.close)
+        self.on_topic_deleted(indexes.forget)
         return indexes
 
     def save_key_indexes(self) -> None:

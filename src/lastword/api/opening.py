@@ -22,6 +22,7 @@ from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.identity import check_same_cluster, read_ids
 from lastword.parse import Duration, check_path, parse_seconds, stable_path
+from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.config.keywords import Keywords
@@ -147,8 +148,10 @@ def open(
             directory.close()
         raise
     logs = LogDir(dirs)
-    if mode == "a":
-        logs._recover_transactions()
+    if mode == "a" and any(files.exists(os.path.join(path, names.TRANSACTION)) for path in dirs.paths):
+        from lastword.api.transaction import recover  # the transactions that an earlier process left open
+
+        recover(dirs)
     # With a clock of the caller, nothing starts in the background.
     if mode == "a" and isinstance(clock, SystemClock):
         from lastword.ingest.apply import Watch

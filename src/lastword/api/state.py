@@ -64,15 +64,20 @@ class _Delete(enum.Enum):
     DELETE = "DELETE"
 
 
-class _Items(ItemsView[K, V]):
-    _mapping: State[K, V]
+class Items(ItemsView[K, V]):
+    """The items of a mapping by its `_pairs`."""
+
+    _mapping: Any
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
-        return self._mapping._pairs()
+        pairs: Iterator[tuple[K, V]] = self._mapping._pairs()
+        return pairs
 
 
-class _Values(ValuesView[V]):
-    _mapping: State[Any, V]
+class Values(ValuesView[V]):
+    """The values of a mapping by its `_pairs`."""
+
+    _mapping: Any
 
     def __iter__(self) -> Iterator[V]:
         return (value for _, value in self._mapping._pairs())
@@ -182,11 +187,11 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
 
         With memory="none" it reads the log, each partition as of the moment at which it begins.
         """
-        return _Items(self)
+        return Items(self)
 
     def values(self) -> ValuesView[V]:
         """Return the values. An iteration leaves out what is deleted before it is reached."""
-        return _Values(self)
+        return Values(self)
 
     def _pairs(self) -> Iterator[tuple[K, V]]:
         for key, value in self._checked().pairs():
@@ -248,8 +253,11 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         A lookup in the log, as `Topic.get`. Read the offset first and then the value: if the value is newer,
         `expect=` refuses.
         """
-        record = None if key not in self else self.topic.get_record(key)
-        return None if record is None else record.offset
+        from lastword.api.keys import find_one
+
+        data = self._key.encode(key, "key")
+        found = None if key not in self else find_one(self.topic, data, None, to_end=True)
+        return None if found is None else found[1].offset
 
     def touch(self, key: K, *, ttl: Duration | None = None) -> None:
         """Write a value again, so that its time to live begins again. Atomic, one record.

@@ -74,9 +74,10 @@ class StateLog:
         In a bucket `check` may be called several times; the last call counts.
         """
         self._dirs.require_writable()
-        log = self._log_of(key)
-        with self._dirs.commits, log.lock:
-            return self.append(key, value, headers) if check(log) else None
+        with self._dirs.commits:  # under which no partition is moved
+            log = self._log_of(key)
+            with log.lock:
+                return self.append(key, value, headers) if check(log) else None
 
     def extend(self, records: list[tuple[bytes, bytes | None]], headers: tuple[Header, ...]) -> None:
         """Append many records."""

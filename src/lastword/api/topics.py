@@ -197,7 +197,8 @@ def delete_topics(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordEr
         except LastwordError as error:
             errors[name] = error
     if partitions:
-        errors |= dirs.transaction(lambda private: _delete(private, partitions))
+        with dirs.commits:  # not while a transaction has records there without a marker
+            errors |= dirs.transaction(lambda private: _delete(private, partitions))
         dirs.topics_deleted({name: at for name, at in partitions.items() if name not in errors})
     return errors
 

@@ -28,27 +28,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from lastword.api.batches import Packer, Rows
 from lastword.api.open_transactions import newest_states
 from lastword.api.record import header_pairs
+from lastword.api.state import Items, Values
 from lastword.api.topics import create_topics
 from lastword.errors import (
     BusyError,
     ConflictError,
     DiskFullError,
     LastwordError,
+    SerializerError,
     TransactionTooLargeError,
     UsageError,
 )
 from lastword.files import overlapped
-from lastword.logdir.identity import TRANSACTION
+from lastword.logdir.identity import TRANSACTION, read_directory_id
 from lastword.logdir.transaction_state import (
     COMPLETE_COMMIT,
     LAST_EPOCH,
@@ -61,7 +63,7 @@ from lastword.logdir.transaction_state import (
     key_of,
 )
 from lastword.metrics import count_append
-from lastword.parse import check_count, parse_bytes
+from lastword.parse import as_int, check_count, parse_bytes
 from lastword.protocol import java_hash
 from lastword.records.batch import BatchBuilder
 from lastword.records.internal import TRANSACTION_STATES
@@ -83,6 +85,7 @@ POSITIONS_TOPIC = "__lastword_positions"
 """The topic of `Transaction.position`: name to position, as JSON."""
 RECORD_BYTES = 200
 """Memory of a record in a transaction besides its key, value and headers, about."""
+_MISSING: Any = object()
 ATTEMPTS = 100
 """To hold logs of which nothing was appended in between."""
 TIMEOUT_MS = 60_000
@@ -128,7 +131,7 @@ class _Changes:
         at = self._row_of.pop(key, None) if key is not None else None
         row, freed = (partition, key, value, headers, timestamp), 0
         if replaces and at is not None:
-            freed = RECORD_BYTES + len(key or b"") + len(self.rows[at][2] or b"")
+            freed = _size_of(*self.rows[at][1:4])
             self.rows[at] = row
         else:
             at = len(self.rows)
@@ -163,6 +166,12 @@ class _Changes:
         for key, value in self.read.items():
             if self.contents is not None and self.contents.get(key) != value:
                 raise _conflict(self.topic.name)
+
+
+def _size_of(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
+    """Return the memory that a record takes, about."""
+    data = (key, value, *chain.from_iterable((name.encode(), value) for name, value in headers))
+    return RECORD_BYTES + sum(len(part or b"") for part in data)
 
 
 def _conflict(topic: str) -> ConflictError:
@@ -204,7 +213,39 @@ class StateChanges(MutableMapping[Any, Any]):
         return default if value is None else self._value.decode(value, "value")
 
     def __contains__(self, key: object) -> bool:
-        return self._find(key) is not None
+        with suppress(SerializerError):  # as in a dict: such a key cannot be in it
+            return self._find(key) is not None
+        return False
+
+    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+        """Delete a key and return its value, or `default` if it is absent."""
+        value = self._find(key)
+        if value is None:
+            if default is _MISSING:
+                raise KeyError(key)
+            return default
+        del self[key]
+        return self._value.decode(value, "value")
+
+    def popitem(self) -> tuple[Any, Any]:
+        """Delete one key and return it with its value; KeyError if there is none."""
+        for key in self:
+            return key, self.pop(key)
+        raise KeyError("the state is empty")
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key; set it to `default` first if it is absent."""
+        if self._find(key) is None:
+            self[key] = default
+        return self[key]
+
+    def items(self) -> ItemsView[Any, Any]:
+        """Return the keys with their values. They are not compared when the block ends."""
+        return Items(self)
+
+    def values(self) -> ValuesView[Any]:
+        """Return the values, as `items`."""
+        return Values(self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         data = self._key.encode(key, "key"), self._value.encode(value, "value")
@@ -222,6 +263,15 @@ class StateChanges(MutableMapping[Any, Any]):
             if newest.get(data, b"") is not None:
                 yield self._key.decode(data, "key")
 
+    def _pairs(self) -> Iterator[tuple[Any, Any]]:
+        newest = self._changes.newest
+        own = dict(newest)
+        stored = self._state._checked().pairs()
+        for data, old in chain((pair for pair in stored if pair[0] not in own), own.items()):
+            value = newest.get(data, old)
+            if value is not None:
+                yield self._key.decode(data, "key"), self._value.decode(value, "value")
+
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
@@ -236,8 +286,6 @@ class Logs(Protocol):
     _kept_states: dict[str, State[Any, Any]]
 
     def __contains__(self, topic: object) -> bool: ...
-
-    def _commit(self, changes: list[Any]) -> None: ...
 
     @property
     def topic(self) -> Any:
@@ -262,6 +310,8 @@ class Transaction:
     def __init__(self, logs: Logs, most_bytes: int | str) -> None:
         self._logs = logs
         self._most_bytes = parse_bytes(most_bytes)
+        if self._most_bytes <= 0:
+            raise UsageError(f"max_bytes={most_bytes!r} leaves no room for a change", remedy='"64MiB"')
         self._changes: dict[str, _Changes] = {}
         self._size_bytes = 0
         self._is_open = False
@@ -277,7 +327,7 @@ class Transaction:
         self._is_open = False
         changes = list(self._changes.values())
         if kind is None and any(each.rows for each in changes):
-            self._logs._commit(changes)
+            _committer(self._logs.dirs).commit(changes)
 
     def _require_open(self) -> None:
         """Raise UsageError outside of the block."""
@@ -290,8 +340,7 @@ class Transaction:
         key, value = record[:2]
         headers = record[2] if len(record) > 2 else ()
         changes.topic.packer.check_new(key, value, headers)
-        size = RECORD_BYTES + sum(len(data or b"") for data in (key, value))
-        size += sum(len(name) + len(data or b"") for name, data in headers)
+        size = _size_of(key, value, headers)
         if self._size_bytes + size > self._most_bytes:
             raise TransactionTooLargeError(
                 f"the changes of a transaction take more than {self._most_bytes} bytes; nothing was written",
@@ -345,8 +394,16 @@ class Transaction:
     def state(self, name: str, **options: Any) -> StateChanges:
         """Return a state, to read and to change in this block. The arguments are those of `LogDir.state`."""
         self._require_open()
-        state: State[Any, Any] = self._logs.state(name, **options)
-        self._logs._kept_states[name] = state  # else each transaction would restore it
+        for argument in ("end", "snapshot"):
+            if options.get(argument) not in (None, "latest"):
+                raise UsageError(
+                    f"{argument}= in a transaction: older values cannot be compared with those of now",
+                    remedy="read them from logs.state(...) outside of the transaction",
+                )
+        kept = self._logs._kept_states
+        state = kept.get(name)
+        if state is None or state._contents is None or options:
+            state = kept[name] = self._logs.state(name, **options)  # else each transaction would restore it
         return StateChanges(self, state, self._of(name))
 
     def position(self, name: str, reached: Mapping[int, int] | int) -> None:
@@ -356,12 +413,25 @@ class Transaction:
             name: The name of the program, or of its input.
             reached: The next offset of each partition (`Reader.position`), or the number of a batch.
         """
+        saved = _checked_position(reached)
         if POSITIONS_TOPIC not in self._logs:
             config: Any = {"cleanup_policy": "compact", "key_serializer": "str", "value_serializer": "json"}
             self._logs.create_topic(POSITIONS_TOPIC, exist_ok=True, **config)
-        if not isinstance(reached, Mapping):
-            reached = check_count("reached", reached, "records")
-        self.append(POSITIONS_TOPIC, name, reached)
+        self.append(POSITIONS_TOPIC, name, saved)
+
+
+def _checked_position(reached: Mapping[int, int] | int) -> dict[int, int] | int:
+    if not isinstance(reached, Mapping):
+        return check_count("reached", reached, "records")
+    position = {as_int(number): as_int(offset) for number, offset in reached.items()}
+    if any(
+        number is None or number < 0 or offset is None or offset < 0 for number, offset in position.items()
+    ):
+        raise UsageError(
+            f"reached={dict(reached)!r} is not a position",
+            remedy="a dict of partitions and their next offsets, such as reader.position, or a number",
+        )
+    return cast("dict[int, int]", position)
 
 
 def position_of(logs: Logs, name: str) -> dict[int, int] | int | None:
@@ -373,7 +443,7 @@ def position_of(logs: Logs, name: str) -> dict[int, int] | int | None:
 
 
 class Committer:
-    """Commits the transactions of a `LogDir`, one after the other."""
+    """Commits the transactions of open directories, one after the other."""
 
     def __init__(self, dirs: OpenDirs) -> None:
         self._dirs = dirs
@@ -399,12 +469,14 @@ class Committer:
             ((packer, rows),) = parts.values()
             batches = packer.built(rows, packer.limit)
             plain = batches[0] if len(batches) == 1 else None
-        logs = {tp: dirs.log(*tp) for tp in sorted(parts)}
         with ExitStack() as reading:  # until the batches are appended, so that states do not wait for a drive
             contents = [each.contents for each in sorted(changes, key=_name_of) if each.contents is not None]
             for each in contents:
                 reading.enter_context(each.reading)
             with dirs.commits:
+                if self._failure is not None:
+                    raise self._failure
+                logs = {tp: dirs.log(*tp) for tp in sorted(parts)}  # no partition is moved or deleted now
                 if plain is None:
                     sizes = self._commit(logs, parts, changes, reading)
                 else:
@@ -454,14 +526,13 @@ class Committer:
         reading: ExitStack,
     ) -> dict[Partition, int]:
         """Append to several partitions, or several batches. Return the bytes of each partition."""
-        if self._failure is not None:
-            raise self._failure
         decisions = self._begin()
         producer = self._producer_id, self._epoch
         batches = {tp: packer.built(rows, producer=producer) for tp, (packer, rows) in parts.items()}
         for tp, log in logs.items():
             log.config.check_takes_records(f"{tp[0]}-{tp[1]}")
         is_deciding = False
+        self._failure = self._interrupted()  # until the last marker is there
         try:
             with self._held(logs.values(), changes):
                 for tp, log in logs.items():
@@ -471,15 +542,15 @@ class Committer:
             is_deciding = True
             self._decide(decisions, PREPARE_COMMIT, frozenset(logs))
         except BaseException as error:
-            if not is_deciding or isinstance(error, DiskFullError):  # which leaves the log as it was
-                self._abort(logs.values())
-            else:
-                self._fail(error, _DECIDED_LATER)
+            if is_deciding and not isinstance(error, DiskFullError):  # which leaves the log as it was
+                _add_note(error, _DECIDED_LATER)
+            elif self._abort(logs.values()):
+                self._failure = None
             raise
         try:
             decisions.sync()
         except BaseException as error:
-            self._fail(error, _DECIDED_LATER)
+            _add_note(error, _DECIDED_LATER)
             raise
         try:
             with self._dirs.moment, ExitStack() as stack:
@@ -489,8 +560,9 @@ class Committer:
                     log.append_batch(self._marker(log, commit=True))
                     self._unsynced[log] = log.log_end
         except BaseException as error:
-            self._fail(error, _COMMITTED_LATER)
+            _add_note(error, _COMMITTED_LATER)
             raise
+        self._failure = None
         return {tp: sum(map(len, each)) for tp, each in batches.items()}
 
     def _begin(self) -> PartitionLog:
@@ -503,7 +575,8 @@ class Committer:
         if self._epoch >= LAST_EPOCH:
             self._sync(())
             self._producer_id, self._epoch = self._ids.next(), -1
-            TRANSACTION.save(dirs.files, _note_of(dirs.paths[0]), {"producer_id": self._producer_id})
+            fields = {"producer_id": self._producer_id, "directories": sorted(_directories(dirs))}
+            TRANSACTION.save(dirs.files, _note_of(dirs.paths[0]), fields)
             if not dirs.has_transactions:
                 dirs.has_transactions = True
                 dirs.on_close(self._close)
@@ -514,7 +587,9 @@ class Committer:
     def _sync(self, logs: Iterable[PartitionLog]) -> None:
         """Sync logs, and those with markers of earlier transactions."""
         waiting = dict.fromkeys(logs)
-        waiting |= dict.fromkeys(log for log, end in self._unsynced.items() if log.synced_to < end)
+        # A log that is closed was deleted, or synced when it was closed or moved.
+        unsynced = [(log, end) for log, end in self._unsynced.items() if not log.is_closed]
+        waiting |= dict.fromkeys(log for log, end in unsynced if log.synced_to < end)
         overlapped(_sync, list(waiting), threads=len(waiting))
         self._unsynced.clear()
 
@@ -524,23 +599,22 @@ class Committer:
     def _marker(self, log: PartitionLog, *, commit: bool) -> bytes:
         return _marker(self._dirs, self._producer_id, self._epoch, commit=commit)
 
-    def _abort(self, logs: Iterable[PartitionLog]) -> None:
-        """End a transaction that was not decided."""
-        try:
-            for log in logs:
+    def _abort(self, logs: Iterable[PartitionLog]) -> bool:
+        """End a transaction that was not decided. Return whether it is ended in all logs."""
+        is_ended = True
+        for log in logs:
+            try:
                 producer = log.producer(self._producer_id)
                 if producer is not None and producer.transaction_start is not None:
                     log.append_batch(self._marker(log, commit=False))
                     self._unsynced[log] = log.log_end
-        except LastwordError as error:
-            self._fail(error, "")
+            except BaseException:  # the caller raises the error that came first
+                is_ended = False
+        return is_ended
 
-    def _fail(self, error: BaseException, note: str) -> None:
-        """Leave what is open to the next opening, and refuse further transactions."""
-        if isinstance(error, LastwordError) and note:
-            error.message += f"; {note}"
-            error.args = (error.message,)
-        self._failure = BusyError(
+    def _interrupted(self) -> LastwordError:
+        """Return the error of further transactions, if what is open is left to the next opening."""
+        return BusyError(
             f"{self._dirs.paths[0]}: an earlier transaction of this process was interrupted",
             remedy="close the directory and open it to write again: that ends the transaction",
         )
@@ -568,7 +642,14 @@ class Committer:
         if fields is None:
             return
         with TRANSACTION.reading(note):
-            producer_id = int(fields["producer_id"])
+            producer_id, needed = int(fields["producer_id"]), set(fields["directories"])
+        if needed - _directories(dirs):  # the decision, or a part of the transaction, may be there
+            raise BusyError(
+                f"{note}: an earlier process has left transactions open in {len(needed)} directories, and "
+                "not all of them are open here",
+                remedy="open all directories together to write: that ends the transactions",
+                file=note,
+            )
         stored = newest_states(dirs).get(producer_id)
         epoch, partitions = -1, frozenset[Partition]()
         if stored is not None and TRANSACTION_STATES[stored.value.transaction_status] == PREPARE_COMMIT:
@@ -590,19 +671,31 @@ class Committer:
         dirs.files.unlink(note, missing_ok=True)
 
 
-def recover(dirs: OpenDirs) -> Committer | None:
-    """End the transactions that earlier processes left open; None: there are none."""
+def recover(dirs: OpenDirs) -> None:
+    """End the transactions that earlier processes left open, if the directories have a note of them."""
     notes = [note for path in dirs.paths if dirs.files.exists(note := _note_of(path))]
-    if not notes:
-        return None
-    committer = Committer(dirs)
-    committer.recover(notes)
-    return committer
+    if notes:
+        _committer(dirs).recover(notes)
+
+
+def _committer(dirs: OpenDirs) -> Committer:
+    """Return what commits the transactions of these directories."""
+    with dirs.commits:
+        if dirs.committer is None:
+            dirs.committer = Committer(dirs)
+        committer: Committer = dirs.committer
+        return committer
 
 
 def _is_of(producer: Producer, epoch: int) -> bool:
     """Return whether the open transaction of a producer is the one that was decided last."""
     return producer.epoch == epoch
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if isinstance(error, LastwordError):
+        error.message += f"; {note}"
+        error.args = (error.message,)
 
 
 def _name_of(changes: _Changes) -> str:
@@ -611,6 +704,12 @@ def _name_of(changes: _Changes) -> str:
 
 def _note_of(path: str) -> str:
     return os.path.join(path, names.TRANSACTION)
+
+
+def _directories(dirs: OpenDirs) -> set[str]:
+    """Return the ids of the directories that are open, or the paths of those without one."""
+    served = (each.path for each in dirs.directories if each.path not in dirs.offline)
+    return {read_directory_id(dirs.files, path) or os.path.realpath(path) for path in served}
 
 
 def _sync(log: PartitionLog) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -45,6 +45,13 @@ class KeyIndexes:
                 index = KeyIndex(self._files, directory, topic, writes=self._writes, most_bytes=left)
                 known = self._indexes[tp] = directory, index
             return known[1]
+
+    def forget(self, topic: str, partitions: Iterable[int]) -> None:
+        """Drop the indexes of a topic that was deleted."""
+        for number in partitions:
+            with self._lock:
+                self._indexes.pop((topic, number), None)
+            self.warned.discard((topic, number))
 
     def _left(self, tp: tuple[str, int]) -> int:
         """Return the memory that the indexes of other partitions leave."""
