@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import Any
 
-from lastword.api.keys import committed_end, find_one
+from lastword.api.keys import committed_end, find_one, index_of
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.record import Absent, Appended
 from lastword.api.restore import Restored
@@ -205,7 +205,7 @@ class IndexedContents:
     def _note(self, appended: Appended, key: bytes, value: bytes | None) -> None:
         """Put an own record into the index, if it has been read up to there."""
         log = self._dirs.log(self.topic, appended.partition)
-        index = self._dirs.key_index(self.topic, appended.partition, log.directory)
+        index = index_of(self._bytes, appended.partition, log)
         if index is not None:
             index.note(log, appended.offset, key, is_tombstone=value is None)
 

@@ -111,7 +111,7 @@ def find_one(
     """Return partition and newest record of a key, as `find` does; a short way for the usual case."""
     number = topic._partition_of(key) if partition is None else partition
     log = topic._readable(number)
-    index = _index(topic, number, log)
+    index = index_of(topic, number, log)
     if index is not None:
         with suppress(Mismatch), index.lock:
             if index.follow(log, to_end=to_end):
@@ -126,7 +126,7 @@ def find_one(
     return None
 
 
-def _index(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
+def index_of(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
     """Return the index of a partition; None: its topic has none."""
     if topic.config.compacts and topic.config.lastword_key_index:
         return topic.dirs.key_index(topic.name, number, log.directory)
@@ -157,7 +157,7 @@ def expecting(
     with ExitStack() as stack:
         stack.enter_context(topic.dirs.commits)  # under which no partition is moved
         log = topic.dirs.log(topic.name, number)
-        index = _index(topic, number, log)
+        index = index_of(topic, number, log)
         if index is not None:  # in the order of a lookup
             stack.enter_context(index.lock)
             index.follow(log, to_end=True)
@@ -175,7 +175,7 @@ def expecting(
 def _follow(topic: Searched, number: int) -> None:
     """Let the index of a partition take in what was appended."""
     log = topic.dirs.owned_log(topic.name, number)
-    index = None if log is None else _index(topic, number, log)
+    index = None if log is None else index_of(topic, number, log)
     if index is not None and log is not None:
         with index.lock:
             index.follow(log)
@@ -260,7 +260,7 @@ class _Lookup:
     def _index(self, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
         """Return the index of a partition, which has followed the log and is held; None: it has none."""
         topic = self._topic
-        index = _index(topic, number, log)
+        index = index_of(topic, number, log)
         if index is None or self._are_many(log):
             return None
         self._stack.enter_context(index.lock)
