@@ -139,7 +139,7 @@ def transact(directory: Path) -> None:
                 for name in OWN:
                     tx.append(name, b"k", b"%d" % number)
             with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
-                patch.setattr(Committer, "_decide", lambda *arguments: 1 / 0)
+                patch.setattr(Committer, "_sync", lambda *arguments: 1 / 0)
                 with logs.transaction() as tx:
                     for name in OWN:
                         tx.append(name, b"k", b"never")

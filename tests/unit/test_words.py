@@ -62,7 +62,7 @@ KINDS = {
     r"ProgressLike( \| bool)?": "progress",
     r"(SerializerLike|str)": "text",
     r"(K|V|Any)": "any",
-    r"(Bounds|int \| datetime \| Literal\['latest'\])": "position",
+    r"(Bounds|str \| Position|int \| datetime \| Literal\['latest'\])": "position",
 }
 OF_OTHERS = {
     "by": "State.incr(by=) is the amount; duplication and `ls --by` group by a unit",
@@ -224,6 +224,30 @@ def _timeout_of_a_read(path: Path, one: Any) -> float:
         return clock.monotonic() - before
 
 
+def _timeout_of_a_watch(path: Path, one: Any) -> float:
+    clock = Clock()
+    with LogBuilder(path, clock).topic().open() as logs, logs.topic("users").watch(timeout=one) as changes:
+        before = clock.monotonic()
+        assert list(changes) == []
+        return clock.monotonic() - before
+
+
+def _age_of_a_watch(path: Path, one: Any) -> float:
+    with LogBuilder(path).topic().open() as logs, logs.topic("users").watch(max_age=one):
+        (lease,) = logs.topic("users").leases()
+        return (lease.lapses_ms - lease.advanced_ms) / 1000
+
+
+def _timeout_of_an_asynchronous_watch(path: Path, one: Any) -> float:
+    LogBuilder(path).topic().open().close()
+
+    async def timeout() -> Any:
+        async with lastword.aopen(path, "a") as logs:
+            return (await logs.topic("users")).watch(timeout=one)._timeout
+
+    return float(asyncio.run(timeout()))
+
+
 def _timeout_of_an_asynchronous_read(path: Path, one: Any) -> float:
     LogBuilder(path).topic().open().close()
 
@@ -348,6 +372,9 @@ TIMES: dict[str, Callable[[Path, Any], float]] = {
     "Topic.read timeout": _timeout_of_a_read,
     "AsyncTopic.read timeout": _timeout_of_an_asynchronous_read,
     "Topic.lease max_age": _age_of_a_lease,
+    "Topic.watch max_age": _age_of_a_watch,
+    "Topic.watch timeout": _timeout_of_a_watch,
+    "AsyncTopic.watch timeout": _timeout_of_an_asynchronous_watch,
     "LogDir.collect retention": _in_a_bucket("collect", "retention"),
     "LogDir.pin max_age": _in_a_bucket("pin", "max_age"),
     "State.set ttl": _time_to_live,

@@ -148,10 +148,11 @@ def open(
             directory.close()
         raise
     logs = LogDir(dirs)
-    if mode == "a" and any(files.exists(os.path.join(path, names.TRANSACTION)) for path in dirs.paths):
+    notes = [os.path.join(directory.path, names.TRANSACTION) for directory in opened]
+    if mode == "a" and any(map(files.exists, notes)):
         from lastword.api.transaction import recover  # the transactions that an earlier process left open
 
-        recover(dirs)
+        recover(dirs, notes)
     # With a clock of the caller, nothing starts in the background.
     if mode == "a" and isinstance(clock, SystemClock):
         from lastword.ingest.apply import Watch

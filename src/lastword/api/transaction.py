@@ -671,11 +671,9 @@ class Committer:
         dirs.files.unlink(note, missing_ok=True)
 
 
-def recover(dirs: OpenDirs) -> None:
-    """End the transactions that earlier processes left open, if the directories have a note of them."""
-    notes = [note for path in dirs.paths if dirs.files.exists(note := _note_of(path))]
-    if notes:
-        _committer(dirs).recover(notes)
+def recover(dirs: OpenDirs, notes: Iterable[str]) -> None:
+    """End the transactions that earlier processes left open: those that these notes name."""
+    _committer(dirs).recover(notes)
 
 
 def _committer(dirs: OpenDirs) -> Committer:
