@@ -436,8 +436,10 @@ def test_four_times_the_segments_take_four_times_the_calls(segments, verb):
         effort_of(segments / str(count), SEGMENT_READS[verb])
         for count in (FEW_SEGMENTS, FEW_SEGMENTS, MANY_SEGMENTS)
     )
+    # The root is listed once more if it was changed a moment ago, which depends on the load of the machine.
+    once_more = {"names": len(list((segments / str(MANY_SEGMENTS)).iterdir()))}
     for kind in few:
-        assert many[kind] <= 4.2 * few[kind], (kind, few, many)
+        assert many[kind] <= 4.2 * few[kind] + once_more.get(kind, 0), (kind, few, many)
 
 
 SEGMENT_CHANGES = {
