@@ -222,8 +222,7 @@ class OpenDirs(ProcessBound):
                 remedy=f"one of {', '.join(directory.path for directory in self.directories)}",
             )
         self.select(topic, partition)
-        with self.commits:  # not while a transaction has records there without a marker
-            move(self.log_dir(topic, partition), to, topic, partition)
+        move(self.log_dir(topic, partition), to, topic, partition, self.commits)
         self.dir_set.write_list()
         self.partitions_added()
 

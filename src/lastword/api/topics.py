@@ -197,8 +197,7 @@ def delete_topics(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordEr
         except LastwordError as error:
             errors[name] = error
     if partitions:
-        with dirs.commits:  # not while a transaction has records there without a marker
-            errors |= dirs.transaction(lambda private: _delete(private, partitions))
+        errors |= dirs.transaction(lambda private: _delete(private, partitions))
         dirs.topics_deleted({name: at for name, at in partitions.items() if name not in errors})
     return errors
 
@@ -219,7 +218,9 @@ def _delete(dirs: OpenDirs, topics: Iterable[str]) -> dict[str, LastwordError]:
             for number, log_dir in partitions.items():
                 claims.enter_context(log_dir.claim(name, number))
             claimed[name] = partitions
-        with dirs.topics_lock:  # after the claims: a creation need not wait for a cleaning that holds one
+        # After the claims: a creation, or a transaction, need not wait for a cleaning that holds one. What is
+        # appended of a transaction gets its markers first.
+        with dirs.commits, dirs.topics_lock:
             return errors | _delete_claimed(dirs, claimed)
 
 

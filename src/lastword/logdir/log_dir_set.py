@@ -38,7 +38,7 @@ import contextlib
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from lastword import metrics
@@ -294,10 +294,17 @@ def read_partition_list(files: Files, path: str) -> list[TopicPartition]:
 COPY_BYTES = 1 << 20
 
 
-def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int) -> None:
+def move(
+    source: LogDirectory,
+    target: LogDirectory,
+    topic: str,
+    partition: int,
+    commits: AbstractContextManager[object] | None = None,
+) -> None:
     """Move one partition. Appends and reads continue, except for the last moment. Durable when it returns.
 
-    A holder of the old `PartitionLog` gets a BusyError and must get the new one.
+    A holder of the old `PartitionLog` gets a BusyError and must get the new one. `commits` is held in that
+    moment, if it is given: no transaction has records there without a marker.
 
     Raises:
         DiskFullError: The target has too little room; nothing was moved.
@@ -318,7 +325,7 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
             copied = _copy_closed(log, future, target.files)
             # Both directories in one order: another thread may move a partition the other way.
             first, second = sorted((source, target), key=lambda directory: directory.path)
-            with first.lock, second.lock, log.lock:
+            with commits or nullcontext(), first.lock, second.lock, log.lock:
                 _check_whole(log)
                 log.flush()
                 _finish(source, target, tp, log, future, copied)
