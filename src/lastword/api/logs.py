@@ -391,7 +391,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
                 kept = self._kept_states.pop(name, None)
                 if kept is None:
                     raise
-                kept.close()  # a transaction has named it with other arguments, and nobody else may have it
+                kept.close()  # only transactions have it, and the next one opens it again
                 return opened()
 
     def transaction(self, *, max_bytes: int | str = "64MiB") -> Transaction:

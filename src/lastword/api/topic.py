@@ -565,8 +565,8 @@ class Topic(ProcessBound, Generic[K, V]):
             start: "latest": changes from now on; "newest": the present value of each key first; "earliest":
                 every record in the log first. Or a position, as of `Watch.position`: continue there.
             lease: The name of a lease that stays when the watch ends. If there is one, the watch continues at
-                its position, unless `start` is a position. Move it with `Watch.lease.advance`. None: a lease
-                of its own, which the watch moves, and releases when it is closed.
+                its position, unless `start` is a position. Move it with `Watch.lease.advance`. None: the
+                watch takes a lease, moves it, and releases it at its end.
             max_age: The lease lapses if the watch is not read for this long.
             timeout: End after this long without a change: seconds, "1m" or a timedelta; None: never.
 

@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
-    from lastword.partition.producer_state import Producer
     from lastword.records.record import Header
 
 POSITIONS_TOPIC = "__lastword_positions"
@@ -89,7 +88,7 @@ _MISSING: Any = object()
 ATTEMPTS = 100
 """To hold logs of which nothing was appended in between."""
 TIMEOUT_MS = 60_000
-"""Of the transactional id. Only a broker that gets the directory reads it."""
+"""The timeout of the transactional id, which only a broker reads that gets the directory."""
 _COMMITTED_LATER = "the transaction is committed; an opening to write will show all of it"
 _DECIDED_LATER = "an opening to write will show whether the transaction is committed"
 
@@ -303,8 +302,8 @@ class Logs(Protocol):
 class Transaction:
     """Changes that are all in the log when the block ends, or none of them: `with logs.transaction() as tx:`.
 
-    Nothing is written before the block ends, and nothing at all if it raises. Reads inside the block see its
-    changes; nobody else does. For one thread.
+    Nothing is written before the block ends, and nothing at all if it raises. Only reads inside the block see
+    its changes before. One thread may use it.
     """
 
     def __init__(self, logs: Logs, most_bytes: int | str) -> None:
@@ -661,7 +660,7 @@ class Committer:
                 log = dirs.log(name, number)
                 producer = log.producer(producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    is_committed = _is_of(producer, epoch) and (name, number) in partitions
+                    is_committed = producer.epoch == epoch and (name, number) in partitions  # decided last
                     log.append_batch(_marker(dirs, producer_id, producer.epoch, commit=is_committed))
                 if producer is not None:
                     ended.append(log)
@@ -683,11 +682,6 @@ def _committer(dirs: OpenDirs) -> Committer:
             dirs.committer = Committer(dirs)
         committer: Committer = dirs.committer
         return committer
-
-
-def _is_of(producer: Producer, epoch: int) -> bool:
-    """Return whether the open transaction of a producer is the one that was decided last."""
-    return producer.epoch == epoch
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -60,7 +60,7 @@ PART_BYTES = 1 << 20
 PLAIN_PARTS = 4
 """Parts that are read together while batches are not compressed."""
 MOST_PART_BYTES = 32 << 20
-"""Of a segment whose index does not name enough batches, or of one batch: a larger part is not read."""
+"""The largest part. Where a batch, or the distance of two index entries, is larger, the exact map decides."""
 _MOST_RECORDS = 1 << 21  # of a chunk: of any batch that is not very odd
 _LEAST_SLOTS = 64
 _RECORDS_OF_A_KEY = 4
