@@ -137,8 +137,8 @@ def as_int(given: object) -> int | None:
     """Return a whole number, also one of NumPy, as an int; None for any other object, and for a bool."""
     if type(given) is int:
         return given
-    if isinstance(given, bool):
-        return None
+    if isinstance(given, bool) or getattr(getattr(given, "dtype", None), "kind", "") == "b":
+        return None  # NumPy 1.26 takes its bool for an index
     try:
         return operator.index(given)  # type: ignore[arg-type]  # another type is a TypeError
     except TypeError:
