@@ -178,7 +178,7 @@ def test_records_without_a_key_take_turns(logs):
 @pytest.mark.parametrize("place", ["directory", "bucket"])
 @pytest.mark.parametrize("by", ["logs", "topic", "other topic", "defaults"])
 def test_a_topic_takes_settings_that_change(tmp_path, clock, place, by):
-    where = tmp_path / "data" if place == "directory" else f"memory://{tmp_path.name}-{by.replace(" ", "-")}/log"
+    where = tmp_path / "data" if place == "directory" else f"memory://{tmp_path.name}-{len(by)}/log"
     with lastword.open(where, "a", clock=clock) as logs:
         topic = logs.create_topic("t", max_message_bytes=10_000)
         topic.append(b"k", b"v" * 5000)
