@@ -571,7 +571,8 @@ def test_directories_of_one_broker_and_a_new_one(tmp_path):
     lastword.open(roots, "a").close()
     lastword.open([*roots, str(tmp_path / "c")], "a").close()
     made = (tmp_path / "c" / "meta.properties").read_text()
-    assert "cluster.id=AAA\nnode.id=4\n" in made and re.search(r"^directory\.id=(?!D1$|D2$)[\w-]{22}$", made, re.M)
+    assert "cluster.id=AAA\nnode.id=4\n" in made
+    assert re.search(r"^directory\.id=(?!D1$|D2$)[\w-]{22}$", made, re.MULTILINE)
 
 
 def test_new_directories_are_of_one_cluster(tmp_path):
