@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
@@ -22,6 +23,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import DEFAULT
+from lastword.logdir.identity import TRANSACTION
 from lastword.partition.log import PartitionLog
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
@@ -351,6 +353,24 @@ def test_epochs_that_are_used_up(logs, monkeypatch):
                 tx.append("events", key, number)
         assert set(topic.get_many(keys).values()) == {number}
     assert len(logs.dirs.log("events", 0).producers) == 3
+
+
+def test_without_its_note_no_transaction_begins(tmp_path):
+    """After a power cut, an opening ends the transactions of the producer that the note names."""
+    full = [DiskFullError("full")]
+    files = RecordingFiles(
+        DEFAULT,
+        fail=lambda call: full[0] if full and call.changes and names.TRANSACTION in call.path else None,
+    )
+    with lastword.open(tmp_path, "a", files=files, **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        for result in (pytest.raises(DiskFullError), nullcontext()):
+            with result, logs.transaction() as tx:
+                for number in range(9):
+                    tx.append("events", f"k{number}", 1)
+            full.clear()
+        note = TRANSACTION.load(DEFAULT, str(tmp_path / names.TRANSACTION))
+        assert note and {p.producer_id for p in logs.dirs.log("events", 0).producers} == {note["producer_id"]}
 
 
 def test_a_topic_that_takes_no_records_refuses_the_block(logs, monkeypatch):

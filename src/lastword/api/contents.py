@@ -184,11 +184,6 @@ class Contents:
         """The lock that is held while records are read or appended."""
         return self._reading
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether something was appended that is not in the mapping."""
-        return bool(self._changed)
-
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None if it is absent."""
         return self.data.get(key)

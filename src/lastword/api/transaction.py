@@ -574,9 +574,10 @@ class Committer:
             dirs.partitions_added()
         if self._epoch >= LAST_EPOCH:
             self._sync(())
-            self._producer_id, self._epoch = self._ids.next(), -1
-            fields = {"producer_id": self._producer_id, "directories": sorted(_directories(dirs))}
+            producer_id = self._ids.next()
+            fields = {"producer_id": producer_id, "directories": sorted(_directories(dirs))}
             TRANSACTION.save(dirs.files, _note_of(dirs.paths[0]), fields)
+            self._producer_id, self._epoch = producer_id, -1  # an opening ends those that a note names
             if not dirs.has_transactions:
                 dirs.has_transactions = True
                 dirs.on_close(self._close)
