@@ -141,6 +141,56 @@ def test_a_value_that_was_read_must_still_be_there(opened, place, memory):
     assert dict(state) == {"a": 6, "b": 1} and len(list(opened["log"].read())) == 1
 
 
+@pytest.fixture
+def busy(monkeypatch):
+    """Let another writer append to a topic whenever a state has compared its values with the log."""
+    from lastword.api.contents import Contents
+    from lastword.api.indexed_contents import IndexedContents
+
+    def begin(topic, key):
+        for kind, name in ((Contents, "check"), (IndexedContents, "get")):
+            compare = getattr(kind, name)
+
+            def followed(*arguments, compare=compare):
+                result = compare(*arguments)
+                topic.append(key, 1)
+                return result
+
+            monkeypatch.setattr(kind, name, followed)
+
+    return begin
+
+
+@pytest.mark.parametrize("memory", ["values", "none"])
+@pytest.mark.parametrize("written", ["totals", "log"])
+def test_a_writer_of_other_keys_does_not_stop_a_transaction(logs, memory, busy, written):
+    state = logs.state("totals", memory=memory)
+    logs.create_topic("log", cleanup_policy="delete")
+    state["a"] = 1
+    with logs.transaction() as tx:
+        tx.append("log", None, str(tx.state("totals")["a"]).encode())
+        if written == "totals":
+            tx.state("totals")["a"] += 1
+        busy(logs["totals"], "other")
+    assert logs["totals"].get("a") == (2 if written == "totals" else 1)
+    assert logs["log"].bounds()[0][1] > 0 and logs["totals"].get("other") == 1
+
+
+@pytest.mark.parametrize("memory", ["values", "none"])
+@pytest.mark.parametrize("written", ["totals", "log"])
+def test_a_value_that_changes_after_the_comparison_is_a_conflict(logs, memory, busy, written):
+    """Also in a topic to which the block writes nothing."""
+    state = logs.state("totals", memory=memory)
+    logs.create_topic("log", cleanup_policy="delete")
+    state["a"] = 2
+    with pytest.raises(ConflictError), logs.transaction() as tx:
+        tx.append("log", None, str(tx.state("totals")["a"]).encode())
+        if written == "totals":
+            tx.state("totals")["b"] = 3
+        busy(logs["totals"], "a")
+    assert logs["log"].bounds()[0][1] == 0 and logs["totals"].get("b") is None
+
+
 def test_threads_that_count_in_transactions_lose_nothing(opened, memory):
     steps = 10 if opened.dirs.holds_logs else 3
     state = opened.state("totals", default=int, **memory)
