@@ -178,7 +178,7 @@ def _follow(topic: Searched, number: int) -> None:
     log = topic.dirs.owned_log(topic.name, number)
     index = None if log is None else index_of(topic, number, log)
     if index is not None and log is not None:
-        with index.lock:
+        with suppress(Mismatch), index.lock:
             index.follow(log)
 
 
