@@ -183,6 +183,84 @@ def test_a_new_topic_never_gets_the_settings_of_one_whose_deletion_was_killed(
     assert left == {0, 1}
 
 
+class TestBesideAMove:
+    """Reads, appends and cleanings go on: each has found the partition in its old place."""
+
+    @pytest.fixture
+    def logs(self, roots: list[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+        with opened(roots[:2], log_cleaner_enable=False, file_delete_delay_ms=0) as logs:
+            logs.create_topic("t", cleanup_policy="compact", segment_bytes=500)
+            fill(logs, "t")
+            yield logs
+
+    @staticmethod
+    def places(logs, roots: list[str]) -> list[str]:  # type: ignore[no-untyped-def]
+        """Return the directory of the partition, and the other one."""
+        return sorted(roots[:2], key=lambda root: not Path(root, "t-0").exists())
+
+    def test_reads_that_have_begun(self, logs, roots: list[str]) -> None:  # type: ignore[no-untyped-def]
+        here, there = self.places(logs, roots)
+        state = logs.state("t", memory="none")
+        reads = logs["t"].read(), logs["t"].newest(), state.items()
+        old = logs.dirs.log("t", 0)
+        logs.move("t", 0, there)
+        logs.clean("t")
+        for read in reads:
+            assert len(list(read)) == 60
+        view = old.view()
+        view.refresh()
+        assert view.directory == os.path.join(there, "t-0") and view.log_end == 60
+        logs.move("t", 0, here)
+        for _ in range(2):
+            view.refresh()
+        assert view.directory == os.path.join(here, "t-0")
+
+    @pytest.mark.parametrize("name", ["get", "get_many", "state"])
+    def test_a_lookup(self, logs, roots: list[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:  # type: ignore[no-untyped-def]
+        topic, state = logs["t"], logs.state("t", memory="none")
+        old = logs.dirs.log("t", 0)
+        logs.move("t", 0, self.places(logs, roots)[1])
+        log, given = logs.dirs.log, [old]
+        monkeypatch.setattr(logs.dirs, "log", lambda *tp: given.pop() if given else log(*tp))
+        found = {
+            "get": lambda: topic.get(b"k7"),
+            "get_many": lambda: topic.get_many([b"k7"])[b"k7"],
+            "state": lambda: state[b"k7"],
+        }[name]()
+        assert found == b"v7" and not given
+
+    def test_an_append(self, logs, roots: list[str], monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+        topic, old = logs["t"], logs.dirs.log("t", 0)
+        logs.move("t", 0, self.places(logs, roots)[1])
+        log = logs.dirs.log
+        for number, append in enumerate([topic.append, lambda *pair: topic.extend([pair])]):
+            given = [old]
+            monkeypatch.setattr(logs.dirs, "log", lambda *tp, given=given: given.pop() if given else log(*tp))
+            append(b"k", b"%d" % number)
+            assert topic.get(b"k") == b"%d" % number and not given
+            topic._logs.clear()
+
+    def test_a_log_that_is_not_open_and_a_cleaning(self, logs, roots, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+        old = logs.dirs.log_dir("t", 0)
+        logs.move("t", 0, self.places(logs, roots)[1])
+        log_dir, given = logs.dirs.log_dir, []
+        monkeypatch.setattr(logs.dirs, "log_dir", lambda *tp: given.pop() if given else log_dir(*tp))
+        for use in (logs.dirs.log, logs.dirs.view):
+            given.append(old)
+            assert use("t", 0).directory.startswith(self.places(logs, roots)[0]) and not given
+        given[:] = [old] * 2
+        assert logs.clean("t") and not given
+
+    def test_a_watch_goes_on_after_a_move_there_and_back(self, logs, roots: list[str]) -> None:  # type: ignore[no-untyped-def]
+        with logs["t"].watch() as watch:
+            logs["t"].append(b"a", b"1")
+            assert [record.key for record in watch.take(10)] == [b"a"]
+            for place in reversed(self.places(logs, roots)):
+                logs.move("t", 0, place)
+            logs["t"].append(b"b", b"1")
+            assert [record.key for record in watch.take(10)] == [b"b"]
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_partition_that_was_moved_away_takes_no_settings_with_it(roots: list[str], alone: bool) -> None:
     """A kill leaves the directory of a moved partition as that of a deleted one, beside the settings."""

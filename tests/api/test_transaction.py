@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
@@ -22,6 +23,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import DEFAULT
+from lastword.logdir.identity import TRANSACTION
 from lastword.partition.log import PartitionLog
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
@@ -137,6 +139,56 @@ def test_a_value_that_was_read_must_still_be_there(opened, place, memory):
         opened["totals"].append("a", 6)
         tx.append("log", None, b"x")
     assert dict(state) == {"a": 6, "b": 1} and len(list(opened["log"].read())) == 1
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    """Let another writer append to a topic whenever a state has compared its values with the log."""
+    from lastword.api.contents import Contents
+    from lastword.api.indexed_contents import IndexedContents
+
+    def begin(topic, key):
+        for kind, name in ((Contents, "check"), (IndexedContents, "get")):
+            compare = getattr(kind, name)
+
+            def followed(*arguments, compare=compare):
+                result = compare(*arguments)
+                topic.append(key, 1)
+                return result
+
+            monkeypatch.setattr(kind, name, followed)
+
+    return begin
+
+
+@pytest.mark.parametrize("memory", ["values", "none"])
+@pytest.mark.parametrize("written", ["totals", "log"])
+def test_a_writer_of_other_keys_does_not_stop_a_transaction(logs, memory, busy, written):
+    state = logs.state("totals", memory=memory)
+    logs.create_topic("log", cleanup_policy="delete")
+    state["a"] = 1
+    with logs.transaction() as tx:
+        tx.append("log", None, str(tx.state("totals")["a"]).encode())
+        if written == "totals":
+            tx.state("totals")["a"] += 1
+        busy(logs["totals"], "other")
+    assert logs["totals"].get("a") == (2 if written == "totals" else 1)
+    assert logs["log"].bounds()[0][1] > 0 and logs["totals"].get("other") == 1
+
+
+@pytest.mark.parametrize("memory", ["values", "none"])
+@pytest.mark.parametrize("written", ["totals", "log"])
+def test_a_value_that_changes_after_the_comparison_is_a_conflict(logs, memory, busy, written):
+    """Also in a topic to which the block writes nothing."""
+    state = logs.state("totals", memory=memory)
+    logs.create_topic("log", cleanup_policy="delete")
+    state["a"] = 2
+    with pytest.raises(ConflictError), logs.transaction() as tx:
+        tx.append("log", None, str(tx.state("totals")["a"]).encode())
+        if written == "totals":
+            tx.state("totals")["b"] = 3
+        busy(logs["totals"], "a")
+    assert logs["log"].bounds()[0][1] == 0 and logs["totals"].get("b") is None
 
 
 def test_threads_that_count_in_transactions_lose_nothing(opened, memory):
@@ -351,6 +403,24 @@ def test_epochs_that_are_used_up(logs, monkeypatch):
                 tx.append("events", key, number)
         assert set(topic.get_many(keys).values()) == {number}
     assert len(logs.dirs.log("events", 0).producers) == 3
+
+
+def test_without_its_note_no_transaction_begins(tmp_path):
+    """After a power cut, an opening ends the transactions of the producer that the note names."""
+    full = [DiskFullError("full")]
+    files = RecordingFiles(
+        DEFAULT,
+        fail=lambda call: full[0] if full and call.changes and names.TRANSACTION in call.path else None,
+    )
+    with lastword.open(tmp_path, "a", files=files, **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        for result in (pytest.raises(DiskFullError), nullcontext()):
+            with result, logs.transaction() as tx:
+                for number in range(9):
+                    tx.append("events", f"k{number}", 1)
+            full.clear()
+        note = TRANSACTION.load(DEFAULT, str(tmp_path / names.TRANSACTION))
+        assert note and {p.producer_id for p in logs.dirs.log("events", 0).producers} == {note["producer_id"]}
 
 
 def test_a_topic_that_takes_no_records_refuses_the_block(logs, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import lastword
 from lastword.api import transaction
 from lastword.api.transaction import Committer
 from lastword.clock import ManualClock
+from lastword.errors import LastwordError
 from lastword.logdir.transaction_state import TRANSACTIONS_TOPIC
 from lastword.partition import PartitionLog
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
+from tests.fakes.failing import FailingFiles
 from tests.fakes.forgetful import ForgetfulFiles, Image, forget_all, keep_all
 from tests.fakes.hasty import HastyFiles
 from tests.support.exhaustive import stride
@@ -171,3 +174,41 @@ def test_a_planted_fault_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for upto in after:
             policy = keep_all if attribute == "_is_of" else forget_all
             check(files.crash(upto, policy, name), tmp_path / f"image{upto}", clock, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ENOSPC", "EIO on fsync"])
+def test_a_call_that_fails_before_a_power_cut(tmp_path: Path, kind: str) -> None:
+    """A transaction whose block has ended is there, also after one that failed; none is half there."""
+    clock, keys, image = ManualClock(), [f"k{number}" for number in range(4)], tmp_path / "image"
+    for number in itertools.count(step=stride(4)):
+        root = tmp_path / str(number)
+        with lastword.open(root, "a", files=HastyFiles(), clock=clock, **SETTINGS) as logs:
+            for topic in TOPICS:
+                logs.create_topic(topic, 2, **JSON)
+        forgetful = ForgetfulFiles(root, HastyFiles())
+        files = FailingFiles(forgetful, kind, number)
+        logs = lastword.open(root, "a", files=files, clock=clock, **SETTINGS)
+        files.arm()
+        allowed: set[int | None] = {None}
+        for value in range(3):
+            try:
+                with logs.transaction() as tx:
+                    for topic, key in itertools.product(TOPICS, keys):
+                        tx.append(topic, key, value)
+                allowed = {value}
+            except LastwordError as error:
+                allowed |= {value} if "an opening to write will show" in str(error) else set()
+        for policy in (keep_all, forget_all):
+            forgetful.crash(drop=policy).write(image)
+            with lastword.open(image, "a", files=UNSYNCED, clock=clock, **SETTINGS) as after:
+                values = {after[topic].get(key) for topic, key in itertools.product(TOPICS, keys)}
+                assert len(values) == 1 and values <= allowed, (number, values, allowed)
+                assert not after.transactions(), number
+            shutil.rmtree(image)
+        files.disarm()
+        with suppress(LastwordError):
+            logs.close()
+        if not files.hit:
+            assert number > 10
+            return

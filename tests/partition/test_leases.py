@@ -1,6 +1,7 @@
 """Leases: what they guarantee a reader, and what the cleaner reads of them."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,24 @@ from tests.support.exhaustive import few
 
 NOW = 1_795_168_800_000
 DAY = 86_400_000
+
+
+def test_notes_at_the_same_time_lose_none(tmp_path):
+    """The first append after a stop that was not clean notes a cut, maybe while a cleaning notes its own."""
+    (tmp_path / "lastword").mkdir()
+    removal_log.note_cut(DEFAULT, str(tmp_path), 5)
+    threads = []
+
+    def other(call):
+        if call.name == "create" and not threads:  # the note was read, and is not written
+            threads.append(threading.Thread(target=removal_log.note_cut, args=(DEFAULT, str(tmp_path), 9)))
+            threads[0].start()
+            threads[0].join(0.1)
+
+    removal_log.note_dropped(RecordingFiles(DEFAULT, fail=other), str(tmp_path), 3)
+    threads[0].join()
+    noted = removal_log.load(DEFAULT, str(tmp_path))
+    assert (noted.cuts, noted.up_to) == ((5, 9), 4)
 
 
 def take(directory, name, position=None, *, now_ms=NOW, log_start=0, log_end=1000, max_age_ms=7 * DAY):

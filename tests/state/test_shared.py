@@ -14,6 +14,7 @@ import pytest
 
 import lastword
 from lastword import errors
+from lastword.api.contents import Contents
 from lastword.cli.main import run
 from lastword.records.batch import BatchBuilder
 from tests.transactions import end_transaction
@@ -38,6 +39,24 @@ def test_a_position_is_a_value(logs: Any) -> None:
     assert (position, at) == ({0: 2}, {0: 1}) and [r.key for r in logs["t"].read(at)] == ["b", "c"]
     state.position[0] = 99
     assert state.position == {0: 3} and state.incr("a") == 2 and state.position == {0: 4}
+
+
+def test_a_busy_writer_does_not_keep_a_read_waiting(logs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read shows what was appended before it, and does not wait for a pause of the writer."""
+    state, taken = logs.state("t"), []
+    take = Contents._take
+
+    def busy(contents: Contents, tail: Any) -> None:
+        take(contents, tail)
+        taken.append(tail)
+        assert len(taken) < 10
+        logs["t"].append("other", len(taken))
+
+    logs["t"].append("a", 1)
+    monkeypatch.setattr(Contents, "_take", busy)
+    assert state["a"] == 1 and len(taken) == 1
+    monkeypatch.undo()
+    assert dict(state) == {"a": 1, "other": 1}
 
 
 def test_two_states_are_one_mapping(logs: Any) -> None:

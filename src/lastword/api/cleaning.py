@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from lastword.errors import (
     PartialFailure,
     QuarantinedError,
     StorageError,
+    UnknownTopicError,
 )
 from lastword.files import OVERLAP_FROM, overlapped
 from lastword.logdir.checkpoints import TopicPartition
@@ -256,13 +257,23 @@ def _clean_short(
     return results, list(errors.values())
 
 
+@contextmanager
+def _claimed(dirs: OpenDirs, name: str, number: int) -> Iterator[LogDirectory]:
+    """Claim a partition in the block, and return its directory, in which it stays."""
+    while True:
+        log_dir = dirs.log_dir(name, number)
+        with log_dir.claim(name, number):
+            if dirs.log_dir(name, number) is log_dir:  # else it was moved while this waited
+                yield log_dir
+                return
+
+
 def expire_old_values(dirs: OpenDirs, name: str, number: int) -> None:
     """Append tombstones for values whose time to live has passed, so that the cleaning removes them."""
     from lastword.state.ttl import ExpiryWatch, expire_values
 
-    log_dir = dirs.log_dir(name, number)
     map_bytes = dirs.settings.instance.map_bytes
-    with log_dir.claim(name, number):
+    with _claimed(dirs, name, number) as log_dir:
         expire_values(
             log_dir.log(name, number), dirs.config(name), ExpiryWatch(), map_bytes=map_bytes, at_once=True
         )
@@ -283,16 +294,15 @@ def _clean_one(
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.inspection import DrivePartition
 
-    log_dir = dirs.log_dir(name, number)
-    context = CleanContext(
-        log_dir.files,
-        dirs.clock,
-        threads=dirs.settings.instance.log_cleaner_threads,
-        budget=dirs.drives.budget(log_dir.path),
-        progress=progress,
-        stop=stop,
-    )
-    with log_dir.claim(name, number):
+    with _claimed(dirs, name, number) as log_dir:
+        context = CleanContext(
+            log_dir.files,
+            dirs.clock,
+            threads=dirs.settings.instance.log_cleaner_threads,
+            budget=dirs.drives.budget(log_dir.path),
+            progress=progress,
+            stop=stop,
+        )
         return clean_one(
             DrivePartition.of(TopicPartition(name, number), log_dir),
             context,
@@ -411,11 +421,11 @@ def _sizes(dirs: OpenDirs, partitions: Sequence[tuple[str, int]]) -> dict[tuple[
     def size(tp: tuple[str, int]) -> int:
         try:
             return sum(segment.size for segment in dirs.log(*tp).segments)
-        except (DataError, StorageError):
+        except (DataError, StorageError, UnknownTopicError):
             return 0
 
     for log_dir, inside in _by_directory(dirs, partitions).items():
-        with suppress(DataError, StorageError):
+        with suppress(DataError, StorageError, UnknownTopicError):  # or it is moved now
             log_dir.logs(inside)
     return {tp: size(tp) for tp in partitions}
 

@@ -184,11 +184,6 @@ class Contents:
         """The lock that is held while records are read or appended."""
         return self._reading
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether something was appended that is not in the mapping."""
-        return bool(self._changed)
-
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None if it is absent."""
         return self.data.get(key)
@@ -442,8 +437,8 @@ class Contents:
     def _take_changed(self) -> None:
         """Take in the records of the partitions that have changed."""
         with self._reading, self._dirs.moment, self._taking():
-            while self._changed:
-                number = self._changed.pop()
+            for number in list(self._changed):  # not what is appended meanwhile: a busy writer has no end
+                self._changed.discard(number)
                 try:
                     log = self._logs.get(number)
                     tail = None if log is None else self._tail(log)
@@ -454,7 +449,8 @@ class Contents:
                         self._changed.clear()
                     self._watch()
                     self._changed.discard(number)
-                    self._refresh()
+                    self._refresh()  # all partitions
+                    return
                 except BaseException:
                     self._changed.add(number)
                     raise

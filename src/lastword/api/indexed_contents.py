@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import Any
 
-from lastword.api.keys import committed_end, find_one, index_of
+from lastword.api.keys import LogMark, committed_end, find_one, index_of
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.record import Absent, Appended
 from lastword.api.restore import Restored
@@ -26,7 +26,6 @@ from lastword.api.topic import Topic
 from lastword.api.topics import open_topic
 from lastword.errors import ReadOnlyError
 from lastword.partition import scan
-from lastword.partition.log import PartitionLog
 from lastword.partition.moment import Range
 from lastword.records.record import Header, RawRecord
 from lastword.state.newest import newest
@@ -44,7 +43,6 @@ class IndexedContents:
     Attributes:
         topic: The name of the topic.
         in_memory: False: no value is.
-        is_behind: False: each read is of now.
         restored: Empty: nothing is read at opening.
         turn: Held by a caller that must not be interrupted by another one.
         users: The ids of the open states that show these values.
@@ -54,7 +52,6 @@ class IndexedContents:
     given: Mapping[str, Any]
     opened_at: str
     in_memory = False
-    is_behind = False
     restored: tuple[Restored, ...] = ()
 
     def __init__(self, dirs: OpenDirs, topic: Topic[Any, Any]) -> None:
@@ -229,21 +226,10 @@ class IndexedContents:
         """
         self.check_writable()
         log = self._dirs.log(self.topic, self._bytes._partition_of(key))
-        with log.lock:
-            end, undecided = log.log_end, log.undecided
+        mark = LogMark.of(log)
         if self.get(key) != old:
             return False
-
-        def check(log: PartitionLog) -> bool:
-            if log.log_end == end:
-                return True
-            now = log.undecided
-            if any(now.get(producer) != first for producer, first in undecided.items()):
-                return False
-            added = scan.records(log.view(), end, log.log_end, committed=False)
-            return all(record.key != key for record in added)
-
-        appended = self._log.append_if(key, new, headers, check)
+        appended = self._log.append_if(key, new, headers, lambda log: mark.keeps(log, (key,)))
         if appended is not None:
             self._note(appended, key, new)
         return appended is not None

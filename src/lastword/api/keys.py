@@ -14,13 +14,14 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lastword.api.reader import check_keys
 from lastword.api.record import ABSENT, Absent
 from lastword.errors import ConflictError, KeyRequiredError, UsageError
 from lastword.keys.index import KeyIndex, Mismatch
 from lastword.parse import as_int
+from lastword.partition import scan
 from lastword.partition.moment import Range
 from lastword.state.newest import newest
 from lastword.state.ttl import expires_at
@@ -177,7 +178,7 @@ def _follow(topic: Searched, number: int) -> None:
     log = topic.dirs.owned_log(topic.name, number)
     index = None if log is None else index_of(topic, number, log)
     if index is not None and log is not None:
-        with index.lock:
+        with suppress(Mismatch), index.lock:
             index.follow(log)
 
 
@@ -322,6 +323,37 @@ class _Part:
         self._log.refresh()
         if drops and self._index is not None:
             self._index.drop()
+
+
+class LogMark(NamedTuple):
+    """The end of a log as of a moment, to see later whether keys were appended since.
+
+    Attributes:
+        end: The log end.
+        undecided: Producer id -> first offset of a transaction that was undecided then.
+    """
+
+    end: int
+    undecided: Mapping[int, int]
+
+    @classmethod
+    def of(cls, log: PartitionLog) -> LogMark:
+        """Return the mark of now."""
+        with log.lock:
+            return cls(log.log_end, log.undecided)
+
+    def keeps(self, log: PartitionLog, keys: Collection[bytes]) -> bool:
+        """Return whether the keys have the same records as then: none was appended, or decided, since.
+
+        The caller holds the log.
+        """
+        if log.log_end == self.end:
+            return True
+        undecided = log.undecided
+        if any(undecided.get(producer) != first for producer, first in self.undecided.items()):
+            return False
+        added = scan.records(log.view(), self.end, log.log_end, committed=False)
+        return all(record.key not in keys for record in added)
 
 
 def committed_end(view: PartitionView) -> int:

@@ -406,12 +406,23 @@ class OpenDirs(ProcessBound):
     def log(self, topic: str, partition: int) -> PartitionLog:
         """Return a partition that is open to append."""
         self.require_open()
-        return self.log_dir(topic, partition).log(topic, partition)
+        return self._at(topic, partition, lambda log_dir: log_dir.log(topic, partition))
 
     def view(self, topic: str, partition: int) -> PartitionView:
         """Return a read-only view of a partition as it is now."""
         self.require_open()
-        return self.log_dir(topic, partition).view(topic, partition)
+        return self._at(topic, partition, lambda log_dir: log_dir.view(topic, partition))
+
+    def _at(self, topic: str, partition: int, use: Callable[[LogDirectory], T]) -> T:
+        """Return what `use` returns of the directory of a partition, also if it is moved meanwhile."""
+        log_dir = self.log_dir(topic, partition)
+        try:
+            return use(log_dir)
+        except UnknownTopicError:
+            now = self.log_dir(topic, partition)
+            if now is log_dir:
+                raise
+            return use(now)
 
     def views(
         self, topic: str, partitions: Mapping[int, LogDirectory] | None = None
@@ -422,7 +433,7 @@ class OpenDirs(ProcessBound):
         others; all in one moment, if a transaction of this process may end in between. `partitions`: those of
         the topic, if the directory was listed already (`topics`).
         """
-        views = _Views(topic, self.partitions(topic) if partitions is None else partitions)
+        views = _Views(topic, self.partitions(topic) if partitions is None else partitions, self.view)
         if self.has_transactions:
             with self.moment:
                 for number in views:
@@ -626,14 +637,23 @@ class OpenDirs(ProcessBound):
 class _Views(Mapping[int, "PartitionView"]):
     """Views of the partitions of a topic, each made at its first use."""
 
-    def __init__(self, topic: str, directories: Mapping[int, LogDirectory]) -> None:
-        self._topic = topic
+    def __init__(
+        self,
+        topic: str,
+        directories: Mapping[int, LogDirectory],
+        view: Callable[[str, int], PartitionView],
+    ) -> None:
+        self._topic, self._view = topic, view
         self._directories = directories
         self._views: dict[int, PartitionView] = {}
 
     def __getitem__(self, partition: int) -> PartitionView:
         if partition not in self._views:
-            self._views[partition] = self._directories[partition].view(self._topic, partition)
+            try:
+                view = self._directories[partition].view(self._topic, partition)
+            except UnknownTopicError:  # it may have been moved since the directories were listed
+                view = self._view(self._topic, partition)
+            self._views[partition] = view
         return self._views[partition]
 
     def __contains__(self, partition: object) -> bool:

@@ -11,7 +11,7 @@ power cut. There is no buffer, and nothing to flush.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from functools import cached_property
@@ -25,6 +25,7 @@ from lastword.config import (
     TopicConfig,
 )
 from lastword.errors import (
+    BusyError,
     InvalidSettingError,
     LastwordError,
     PartialFailure,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from lastword.api.watch import Watch
     from lastword.config.keywords import TopicKeywords
     from lastword.partition import PartitionLog
+    from lastword.partition.appending import AppendedBatch, Batch
     from lastword.partition.view import PartitionView
     from lastword.records.record import Header
 
@@ -291,12 +293,25 @@ class Topic(ProcessBound, Generic[K, V]):
         if turn is not None:
             return self._append_once((raw_key, raw_value), batch, chosen, (producer, sequence), level, began)
         with held:
-            log = self._logs[chosen] = dirs.log(self.name, chosen)
-            done = log.append_batch(batch)
+            log, (done,) = self._append_batches(chosen, (batch,))
+            self._logs[chosen] = log
         if level == "disk":
             log.sync()
         count_append(self.name, 1, len(batch), level, perf_counter() - began)
         return Appended(chosen, done.base_offset, done.timestamp)
+
+    def _append_batches(
+        self, partition: int, batches: Sequence[Batch], *, sync_follows: bool = False
+    ) -> tuple[PartitionLog, list[AppendedBatch]]:
+        """Append batches to a partition, also if it is moved meanwhile; return its log, too."""
+        log = self.dirs.log(self.name, partition)
+        try:
+            return log, log.append_batches(batches, sync_follows=sync_follows)
+        except BusyError:  # nothing was appended; a move holds the log until the log is open in its new place
+            now = self.dirs.log(self.name, partition)
+            if now is log:
+                raise
+            return now, now.append_batches(batches, sync_follows=sync_follows)
 
     def _append_once(
         self,
@@ -396,8 +411,7 @@ class Topic(ProcessBound, Generic[K, V]):
             for group in groups:
                 for number, batches in sorted(group.batches.items()):
                     if call is None:
-                        log = self.dirs.log(self.name, number)
-                        log.append_batches(batches, sync_follows=level == "disk")
+                        self._append_batches(number, batches, sync_follows=level == "disk")
                     else:
                         call.share(number).append(batches, *group.columns[number])
                     touched.add(number)

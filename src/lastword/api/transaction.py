@@ -18,7 +18,8 @@ they are synced together with the batches. The epoch tells which of the two an o
 Locks, in this order: those of the states that the block has read, until the batches are appended;
 `OpenDirs.commits` keeps out other transactions and calls that compare and set, from
 the comparison to the last marker; `OpenDirs.moment` those that read several partitions; and the locks of
-all logs, while batches or markers are appended. A log is not held while the drive works. An append that does
+all logs, while batches or markers are appended. The logs with values that the block has read are held
+together with the logs that get batches. A log is not held while the drive works. An append that does
 not compare gets an offset behind those of the transaction, and so comes after it.
 
 In a bucket the transaction is one commit, whose manifest is swapped in as a whole.
@@ -36,6 +37,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from lastword.api.batches import Packer, Rows
+from lastword.api.keys import LogMark, has_values
 from lastword.api.open_transactions import newest_states
 from lastword.api.record import header_pairs
 from lastword.api.state import Items, Values
@@ -87,7 +89,9 @@ RECORD_BYTES = 200
 """Memory of a record in a transaction besides its key, value and headers, about."""
 _MISSING: Any = object()
 ATTEMPTS = 100
-"""To hold logs of which nothing was appended in between."""
+"""To hold logs to which the keys that a block has read were not appended in between."""
+FEW = 10_000
+"""At most this number of records is read while logs are held by the first attempt, which takes 0.1 s."""
 TIMEOUT_MS = 60_000
 """The timeout of the transactional id, which only a broker reads that gets the directory."""
 _COMMITTED_LATER = "the transaction is committed; an opening to write will show all of it"
@@ -153,18 +157,21 @@ class _Changes:
         for number, rows in parts.items():
             yield (topic.name, number), packer, rows
 
-    @property
-    def looks_up(self) -> bool:
-        """Return whether a value that the block has read is found by a lookup in the log."""
-        return self.contents is not None and not self.contents.in_memory and bool(self.read)
+    def read_parts(self) -> Iterator[tuple[Partition, bytes]]:
+        """Yield each key that the block has read, with its partition."""
+        for key in self.read:
+            yield (self.topic.name, self.topic._partition_of(key)), key
 
     def check(self) -> None:
         """Raise ConflictError if another writer has changed a value that the block has read.
 
-        If the values are in memory, the caller holds the logs, and `contents` has what was appended before.
+        The caller holds no log: this takes in what was appended.
         """
+        if self.contents is None:
+            return
+        self.contents.check()
         for key, value in self.read.items():
-            if self.contents is not None and self.contents.get(key) != value:
+            if self.contents.get(key) != value:
                 raise _conflict(self.topic.name)
 
 
@@ -492,29 +499,31 @@ class Committer:
 
     @contextmanager
     def _held(self, logs: Iterable[PartitionLog], changes: Collection[_Changes]) -> Iterator[None]:
-        """Hold logs, which have still the values that the block has read."""
-        held, contents = list(logs), [each.contents for each in changes if each.contents is not None]
-        looked_up = [topic for topic in changes if topic.looks_up]
-        for _ in range(ATTEMPTS):
-            for each in contents:
-                each.check()  # takes in what was appended: not while logs are held
-            ends = [log.log_end for log in held]
-            for topic in looked_up:
-                topic.check()
+        """Hold logs, and those with the values that the block has read, if the values are still there.
+
+        The values are compared before the logs are held. After that, only records that were appended
+        meanwhile are read: a writer of other keys does not keep a transaction waiting.
+        """
+        keys: dict[PartitionLog, set[bytes]] = {log: set() for log in logs}
+        for tp, key in chain.from_iterable(each.read_parts() for each in changes):
+            keys.setdefault(self._dirs.log(*tp), set()).add(key)
+        for attempt in range(ATTEMPTS):
+            marks = {log: LogMark.of(log) for log, read in keys.items() if read}
+            for each in changes:
+                each.check()
             with ExitStack() as stack:
-                for log in held:
+                for log in sorted(keys, key=_order_of):
                     stack.enter_context(log.lock)
-                if any(each.is_behind for each in contents):
-                    continue
-                if looked_up and ends != [log.log_end for log in held]:
-                    continue
-                for topic in changes:
-                    if not topic.looks_up:
-                        topic.check()
-                yield
-                return
+                # The first comparison may have taken long: what was appended meanwhile is not read here.
+                if all(
+                    (attempt > 0 or log.log_end - mark.end <= FEW) and mark.keeps(log, keys[log])
+                    for log, mark in marks.items()
+                ):
+                    yield
+                    return
         raise BusyError(
-            f"{self._dirs.paths[0]}: other writers change what the transaction has read; nothing was written",
+            f"{self._dirs.paths[0]}: other writers append what the transaction has read, again and again; "
+            "nothing was written",
             remedy="run the block again",
         )
 
@@ -574,9 +583,10 @@ class Committer:
             dirs.partitions_added()
         if self._epoch >= LAST_EPOCH:
             self._sync(())
-            self._producer_id, self._epoch = self._ids.next(), -1
-            fields = {"producer_id": self._producer_id, "directories": sorted(_directories(dirs))}
+            producer_id = self._ids.next()
+            fields = {"producer_id": producer_id, "directories": sorted(_directories(dirs))}
             TRANSACTION.save(dirs.files, _note_of(dirs.paths[0]), fields)
+            self._producer_id, self._epoch = producer_id, -1  # an opening ends those that a note names
             if not dirs.has_transactions:
                 dirs.has_transactions = True
                 dirs.on_close(self._close)
@@ -700,6 +710,10 @@ def _name_of(changes: _Changes) -> str:
     return changes.topic.name
 
 
+def _order_of(log: PartitionLog) -> Partition:
+    return log.topic, log.partition
+
+
 def _note_of(path: str) -> str:
     return os.path.join(path, names.TRANSACTION)
 
@@ -752,8 +766,6 @@ def _marker(dirs: OpenDirs, producer_id: int, epoch: int, *, commit: bool) -> by
 
 def _append_all(dirs: OpenDirs, changes: Iterable[_Changes]) -> None:
     """Append all changes to a private copy of a log in a bucket."""
-    from lastword.api.keys import has_values
-
     for each in changes:
         topic = each.topic._on(dirs)
         if each.contents is not None and not has_values(topic, each.read):

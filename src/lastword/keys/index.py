@@ -154,11 +154,16 @@ class KeyIndex:
 
         Returns:
             False: The entries do not fit the memory. The index is empty.
+
+        Raises:
+            Mismatch: The log has moved: it is followed in its new place.
         """
         for attempt in range(ATTEMPTS):
             try:
                 return self._follow(log) and (not to_end or self._follow_above(log))
             except (FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError):  # cleaned, trimmed or cut
+                if log.grows and cast("PartitionLog", log).is_closed:  # moved
+                    raise Mismatch from None
                 if attempt == ATTEMPTS - 1:
                     raise
                 log.refresh()
@@ -330,7 +335,7 @@ class KeyIndex:
 
     def save_large(self) -> None:
         """Make a run of a half full overlay, with what was appended since: for the background."""
-        with self.lock:
+        with suppress(Mismatch), self.lock:
             log = cast("PartitionLog | None", self._log)
             if self._writes and log is not None and not log.is_closed and self.follow(log):
                 self._save_large(log, self._overlay_most // 2)

@@ -410,7 +410,7 @@ def _finish(
     log.retire(moved)
     source.discard(tp)
     remove_move_note(files, final)
-    target.log(*tp)  # recovered now, so that the target can be closed cleanly
+    log.goes_on_in(target.log(*tp))  # recovered now, so that the target can be closed cleanly
 
 
 def _is_no_segment(file: names.SegmentFile, bases: set[int]) -> bool:

@@ -95,6 +95,9 @@ class PartitionLog(Reads):
         self._local = local
         self._on_append: Callable[[], None] | None = None
         self._topic: FileFacts | None = None
+        self._first_topic: FileFacts | None = None
+        """The facts of the topic in the place from which the log was moved first."""
+        self._moved_to: PartitionLog | None = None
         self._lane: Lane | None = None
         """The lane of `append_single`. Each other change of the log drops the lane (`_changed_log`)."""
 
@@ -598,13 +601,16 @@ class PartitionLog(Reads):
                 trusted=True,
                 producer_expiration_ms=self.producer_expiration_ms,
                 load_again=self._view_again,
+                first_topic=self._first_topic,
             )
 
     def _view_again(self) -> PartitionView:
         """Return the view that a view of this log becomes when it is refreshed."""
-        if self._local.is_closed:
-            return PartitionView.load(self.store)
-        return self.view()
+        with self.lock:  # not while it is moved
+            moved_to = self._moved_to
+            if moved_to is None:
+                return PartitionView.load(self.store) if self._local.is_closed else self.view()
+        return moved_to._view_again()
 
     def refresh(self) -> None:
         """Wait until a swap that has begun is complete; for readers whose file vanished."""
@@ -647,6 +653,12 @@ class PartitionLog(Reads):
         """Close the files and do nothing else, as if the process were killed."""
         with self.lock:
             self._local.abandon()
+
+    def goes_on_in(self, log: PartitionLog) -> None:
+        """Let views of this log, which has moved, show the log in its new place."""
+        with self.lock:
+            self._moved_to = log
+            log._first_topic = self._first_topic or self._topic
 
     def retire(self, why: LastwordError) -> None:
         """Raise `why` in every further call: the partition has moved."""

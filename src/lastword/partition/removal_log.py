@@ -43,6 +43,8 @@ damaged file counts as "everything": then only readers that hold nothing are acc
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
@@ -177,10 +179,11 @@ def note_dropped(files: Files, directory: str, offset: int) -> RemovalLog:
 
     Called before the swap; durable when it returns. The cleaner reads the leases afterwards.
     """
-    known = load(files, directory)
-    return _noted(
-        files, directory, known, replace(known, up_to=max(known.up_to, offset + 1), drops=known.drops + 1)
-    )
+
+    def change(known: RemovalLog) -> RemovalLog:
+        return replace(known, up_to=max(known.up_to, offset + 1), drops=known.drops + 1)
+
+    return _note(files, directory, change)
 
 
 def note_cut(files: Files, directory: str, offset: int) -> RemovalLog:
@@ -189,8 +192,7 @@ def note_cut(files: Files, directory: str, offset: int) -> RemovalLog:
     Called before the log loses the records from `offset` on. Also called after a power cut may have taken
     them, before other records take their offsets.
     """
-    known = load(files, directory)
-    return _noted(files, directory, known, known.with_cut(offset))
+    return _note(files, directory, lambda known: known.with_cut(offset))
 
 
 def note_knowledge(files: Files, directory: str, limit: int, active_base: int) -> RemovalLog:
@@ -202,34 +204,47 @@ def note_knowledge(files: Files, directory: str, limit: int, active_base: int) -
         limit: The offset that the used records do not reach.
         active_base: Base offset of the active segment: cleanings without a note used no record from there on.
     """
-    known = load(files, directory)
-    if not known.knows_history(first_dirty(files, directory)):
-        limit = max(limit, active_base)
-    noted = replace(known, cleaned_knowing=max(known.cleaned_knowing, limit))
-    return _noted(files, directory, known, noted)
+
+    def change(known: RemovalLog) -> RemovalLog:
+        is_known = known.knows_history(first_dirty(files, directory))
+        used = limit if is_known else max(limit, active_base)
+        return replace(known, cleaned_knowing=max(known.cleaned_knowing, used))
+
+    return _note(files, directory, change)
 
 
 def note_elsewhere(files: Files, directory: str, first_dirty: int) -> RemovalLog:
     """Note that another cleaner moved the cleaner checkpoint to `first_dirty`, unless we did."""
-    known = load(files, directory)
-    return _noted(files, directory, known, known.with_elsewhere(first_dirty))
+    return _note(files, directory, lambda known: known.with_elsewhere(first_dirty))
 
 
 def note_cleaned(files: Files, directory: str, before: int, first_dirty: int) -> RemovalLog:
     """Note that our cleaning will move the cleaner checkpoint from `before` to `first_dirty`."""
-    known = load(files, directory)
-    noted = known.with_elsewhere(before)
-    if noted.cleaned_to[-1:] != (first_dirty,):
-        noted = replace(noted, cleaned_to=(*noted.cleaned_to[-1:], first_dirty))
-    return _noted(files, directory, known, noted)
+
+    def change(known: RemovalLog) -> RemovalLog:
+        noted = known.with_elsewhere(before)
+        if noted.cleaned_to[-1:] != (first_dirty,):
+            noted = replace(noted, cleaned_to=(*noted.cleaned_to[-1:], first_dirty))
+        return noted
+
+    return _note(files, directory, change)
 
 
-def _noted(files: Files, directory: str, known: RemovalLog, noted: RemovalLog) -> RemovalLog:
-    if known.unknown or noted == known:
-        return known
-    make_private(files, directory)
-    FORM.save(files, _path(directory), asdict(noted))
-    return noted
+_LOCKS = tuple(threading.Lock() for _ in range(256))
+"""Held from the read of a removal log to its write, because an append may note a cut beside a cleaning.
+
+Directories share them by hash: notes of many partitions are synced together."""
+
+
+def _note(files: Files, directory: str, change: Callable[[RemovalLog], RemovalLog]) -> RemovalLog:
+    with _LOCKS[hash(directory) % len(_LOCKS)]:
+        known = load(files, directory)
+        noted = change(known)
+        if known.unknown or noted == known:
+            return known
+        make_private(files, directory)
+        FORM.save(files, _path(directory), asdict(noted))
+        return noted
 
 
 def make_private(files: Files, directory: str) -> None:

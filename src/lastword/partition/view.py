@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError
+from lastword.files import FileFacts
 from lastword.partition import staged_batches
 from lastword.partition.directory_segments import DirectorySegments, PortableVersion
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer
@@ -35,6 +36,7 @@ class PartitionView(Reads):
         trusted: bool = False,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
         load_again: Callable[[], PartitionView] | None = None,
+        first_topic: FileFacts | None = None,
     ) -> None:
         self.store = store
         self.files = store.files
@@ -48,6 +50,8 @@ class PartitionView(Reads):
         self.producer_expiration_ms = producer_expiration_ms
         self._load_again = load_again
         """The view of now, from the open log; None: the store is read."""
+        self._first_topic = first_topic
+        """The facts of the topic in the place from which this process moved it first; None: it did not."""
         self.trusted = trusted
         """This process has recovered the log, and holds its lock."""
         self.is_held = False
@@ -145,6 +149,10 @@ class PartitionView(Reads):
         load_again = self._load_again
         new = PartitionView.load(self.store) if load_again is None else load_again()
         self.check_same_topic(new)
+        if new.directory != self.directory:  # it was moved
+            self.store, self.files, self.directory = new.store, new.files, new.directory
+            self._load_again = new._load_again
+        self._first_topic = new._first_topic
         self._take(new._version)
         self._stable_offset, self._undecided = new._stable_offset, new._undecided
         self._incomplete_commit_offset, self.trusted = new._incomplete_commit_offset, new.trusted
@@ -154,7 +162,7 @@ class PartitionView(Reads):
 
         A partition that was moved to another directory has other files there, so it is not compared.
         """
-        known, now = self.topic_facts, newer.topic_facts
+        known, now = self._first_topic or self.topic_facts, newer._first_topic or newer.topic_facts
         if self.directory == newer.directory and None not in (known, now) and known != now:
             raise OffsetOutOfRangeError.recreated(f"{self.topic}-{self.partition}")
 
