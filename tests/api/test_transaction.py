@@ -366,6 +366,27 @@ def test_a_failure_after_the_decision_is_completed_by_the_next_opening(tmp_path,
         assert set(logs["events"].get_many(keys).values()) == {3}
 
 
+def test_a_decision_that_is_written_but_not_synced_is_left_to_the_next_opening(tmp_path, monkeypatch):
+    """With `flush.messages=1` the append of the decision syncs it, and the drive may be full then."""
+    keys = [f"k{n}" for n in range(9)]
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        append = PartitionLog.append_batch
+
+        def failing(log, *arguments, **options):
+            append(log, *arguments, **options)
+            raise DiskFullError("full")
+
+        monkeypatch.setattr(PartitionLog, "append_batch", failing)
+        with pytest.raises(DiskFullError, match="an opening to write will show"), logs.transaction() as tx:
+            for key in keys:
+                tx.append("events", key, 1)
+        monkeypatch.undo()
+        assert not logs["events"].get_many(keys)
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        assert set(logs["events"].get_many(keys).values()) == {1} and not logs.transactions()
+
+
 def test_a_damaged_partition_keeps_its_transaction(tmp_path, monkeypatch, caplog):
     """The outcome of what cannot be opened now is not lost: further transactions wait for it."""
     keys = [f"k{n}" for n in range(9)]

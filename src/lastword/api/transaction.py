@@ -540,7 +540,7 @@ class Committer:
         batches = {tp: packer.built(rows, producer=producer) for tp, (packer, rows) in parts.items()}
         for tp, log in logs.items():
             log.config.check_takes_records(f"{tp[0]}-{tp[1]}")
-        is_deciding = False
+        is_deciding, before = False, decisions.log_end
         self._failure = self._interrupted()  # until the last marker is there
         try:
             with self._held(logs.values(), changes):
@@ -551,7 +551,8 @@ class Committer:
             is_deciding = True
             self._decide(decisions, PREPARE_COMMIT, frozenset(logs))
         except BaseException as error:
-            if is_deciding and not isinstance(error, DiskFullError):  # which leaves the log as it was
+            is_left_out = isinstance(error, DiskFullError) and decisions.log_end == before
+            if is_deciding and not is_left_out:
                 _add_note(error, _DECIDED_LATER)
             elif self._abort(logs.values()):
                 self._failure = None
