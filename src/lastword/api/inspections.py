@@ -432,9 +432,15 @@ def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bo
 
 
 def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
-    """Return the counts of the garbage index or its summary; None if neither fits the log.
+    """Return the counts of the garbage index or its summary; None if neither fits the log."""
+    statement = index_statement(dirs, view)
+    return None if statement is None else _counts(view, *statement)
 
-    A segment that is not indexed counts as live, its records as if no offset were missing.
+
+def index_statement(dirs: OpenDirs, view: PartitionView) -> tuple[PartitionAccount, bool] | None:
+    """Return the account of the garbage index or its summary, and whether it is exact; reads no record.
+
+    None: there is none, or a cleaning uses it.
     """
     tp = TopicPartition(view.topic, view.partition)
     log_dir = dirs.log_dir(*tp)
@@ -449,7 +455,7 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
 
         saved = saved_statement(view, dirs.config(view.topic))
         if saved is not None:
-            return _counts(view, *saved)
+            return saved
     if not has_accounts(view.files, view.directory):
         return None
     from lastword.accounts.ledger import Ledger
@@ -458,16 +464,46 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
     return _statement(dirs, view, Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes))
 
 
-def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Count] | None:
+def by_index(
+    dirs: OpenDirs,
+    view: PartitionView,
+    statement: tuple[PartitionAccount, bool],
+    row_of: Callable[[OpenDirs, PartitionView, list[_Count]], Row],
+) -> Row | None:
+    """Return the row of a partition by a garbage index, as a quick count has it; see `count_each`.
+
+    None: the index does not fit the log.
+    """
+    counts = _counts(view, *statement)
+    return None if counts is None else row_of(dirs, view, counts)
+
+
+def count_exactly(
+    dirs: OpenDirs, topic: str, partition: int, meter: Meter
+) -> tuple[PartitionInfo, list[SegmentInfo]]:
+    """Count a partition and its segments with one scan."""
+
+    def rows(view: PartitionView) -> tuple[PartitionInfo, list[SegmentInfo]]:
+        counts = _count_segments(dirs, view, meter, False)
+        return partition_info(dirs, view, counts), segment_infos(dirs, view, counts)
+
+    return dirs.on_view(dirs.checked_view(topic, partition), rows)
+
+
+def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> tuple[PartitionAccount, bool]:
     config = dirs.config(view.topic)
     account = ledger.account(
         config, topic=view.topic, partition=view.partition, drive="", total_bytes=0, log_start=view.log_start
     )
     # The index counts due tombstones as garbage, although they are the newest records of their keys.
-    return _counts(view, account, ledger.exact and not ledger.deletes.due.size)
+    return account, ledger.exact and not ledger.deletes.due.size
 
 
 def _counts(view: PartitionView, account: PartitionAccount, exact: bool) -> list[_Count] | None:
+    """Return the counts of an account; None if it does not fit the log.
+
+    A segment that is not indexed counts as live, its records as if no offset were missing.
+    """
     known = {counts.base_offset: counts for counts in account.segments}
     if not known or not known.keys() <= {segment.base_offset for segment in view.segments}:
         return None

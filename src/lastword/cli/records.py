@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -295,6 +294,8 @@ def read(
         )
     if follow and end != "latest":
         raise UsageError("--follow cannot be combined with --end", remedy="omit one of them")
+    from lastword.api.reader import last_starts
+
     with out.open(target) as logs:
         source = logs.topic(topic_name, key_serializer="bytes", value_serializer="bytes")
         names = source.schema.saved
@@ -302,7 +303,7 @@ def read(
         until = _when(end)
         begin: Any = _when(start or "earliest")
         if last is not None:
-            begin = _last(source, target.partition, last, until, keys, view)
+            begin = last_starts(source, target.partition, last, until, keys=keys, view=cast("View", view))
         records = source.read(
             begin,
             until,
@@ -344,34 +345,6 @@ def _warn_of_transactions(out: Session, logs: LogDir, topic: str, ends: Mapping[
 
 def _when(text: str) -> Any:
     return parse_when(text, now_ms=now_ms())
-
-
-def _last(
-    source: Topic[Any, Any],
-    partition: int | None,
-    count: int,
-    end: Any,
-    keys: list[bytes] | None,
-    view: str,
-) -> dict[int, int]:
-    """Return the offset at which the last `count` records of each partition begin.
-
-    A cleaned log has gaps, and markers are not records: a growing part of the end of the log is read until
-    it has `count` records.
-    """
-    begin = {}
-    views = source.dirs.views(source.name)
-    for _, number in source.dirs.select(source.name, partition):
-        log_start, log_end = views[number].log_start, views[number].log_end
-        wanted = min(count, log_end - log_start)
-        start, window = log_end, wanted
-        offsets: deque[int] = deque(maxlen=wanted)
-        while len(offsets) < wanted and start > log_start:
-            start, window = max(log_start, log_end - window), 4 * window
-            records = source.read(start, end, partition=number, keys=keys, view=cast("View", view))
-            offsets = deque((record.offset for record in records), maxlen=wanted)
-        begin[number] = offsets[0] if len(offsets) == wanted > 0 else start
-    return begin
 
 
 def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
