@@ -41,15 +41,19 @@ def make(path: Path, *, large: bool = True) -> None:
             key_serializer="str",
             value_serializer="json",
         )
-        for turn in range(12):
+        for turn in range(40):
             users.extend(
-                (f"user-{i:03d}", {"turn": turn, "city": "London" if i % 3 else "Turin"}) for i in range(90)
+                (f"user-{i:03d}", {"turn": turn, "city": "London" if i % 3 else "Turin", "note": "x" * 60})
+                for i in range(turn % 5, 90, 1 + turn % 3)
             )
-            if turn == 5:
+            users.extend(
+                (f"guest-{turn}-{i}", {"turn": turn, "city": "Oslo", "note": "x" * 60}) for i in range(7)
+            )
+            if turn == 22:
                 logs.clean(USERS)  # saves a garbage index
         for i in range(0, 90, 9):
             users.delete(f"user-{i:03d}")
-        users.lease("replica-2", position={0: 300, 1: 400})
+        users.lease("replica-2", position={0: 900, 1: 1000})
         orders = logs.create_topic(ORDERS, cleanup_policy="compact", segment_bytes="64KiB", **text)
         orders.extend((f"order-{i % 40}", "x" * 200) for i in range(1200))
         logs.create_topic(EVENTS, 3, cleanup_policy="delete", retention_ms="7d", **text).extend(
@@ -63,7 +67,7 @@ def make(path: Path, *, large: bool = True) -> None:
             (key, value) for key, value in HOSTILE.items() if large or len(key) + len(value) < 1000
         )
         begin(logs, ORDERS, producer_id=4100)
-        commit(logs, {("billing", USERS, 0): 350, ("billing", USERS, 1): 120, ("audit", ORDERS, 0): 1200})
+        commit(logs, {("billing", USERS, 0): 990, ("billing", USERS, 1): 420, ("audit", ORDERS, 0): 1200})
         view = logs.dirs.view(BROKEN, 0)
         error = CorruptBatchError("batch at 0 has a wrong checksum", file=view.segments[0].file)
         quarantine.put(view.files, view.directory, error, logs.dirs.clock.now_ms())

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import lastword
-from lastword.console.app import Access
+from lastword.console.app import BUCKET_POLL_SECONDS, Access
 from lastword.console.reports import KEY_BYTES, VALUE_BYTES
 from lastword.console.watch import MOST_SAMPLES, Samples
 from lastword.files import OsFiles
@@ -57,7 +57,7 @@ def contents(root: Path) -> dict[str, str]:
 # ---------------------------------------------------------------- numbers
 
 
-def same_as_json(viewer: Viewer, path: Path, capsys: Any) -> None:
+def same_as_json(viewer: Viewer, path: Path | str, capsys: Any) -> None:
     """Compare the counted rows of each partition and segment with `ls --json`, and with --quick."""
     exact = {(row["topic"], row["partition"]): row for row in rows(capsys, "ls", str(path), kind="partition")}
     quick = rows(capsys, "ls", str(path), "--quick", kind="partition")
@@ -125,8 +125,8 @@ def test_every_number_is_that_of_json_beside_a_writer_and_a_cleaner(tmp_path: Pa
 def test_reports_are_the_rows_of_the_commands(sample: Path, capsys: Any) -> None:
     path = str(sample)
     with viewing(sample) as viewer:
-        records = viewer.get("/api/t/users/0/records?offset=240&limit=200")["records"]
-        printed = rows(capsys, "read", path, "users", "-p", "0", "--start", "240", "-n", "200", kind="record")
+        records = viewer.get("/api/t/users/0/records?offset=900&limit=200")["records"]
+        printed = rows(capsys, "read", path, "users", "-p", "0", "--start", "900", "-n", "200", kind="record")
         assert [{name: row[name] for name in printed[0]} for row in records] == printed
         for view in ("newest", "changes"):
             shown = viewer.get(f"/api/t/users/0/records?view={view}&limit=200")["records"]
@@ -197,6 +197,24 @@ def test_only_what_changed_is_sent(sample: Path, tmp_path: Path) -> None:
         logs.delete_topic("events")
         assert "events" not in viewer.get(f"/api/overview?since={changed['version']}")["names"]
         assert viewer.get("/api/t/events", 404)["error"]
+
+
+def test_a_log_in_a_bucket(capsys: Any) -> None:
+    url = "memory://console/log"
+    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "users", 2, cleanup_policy="compact", key_serializer="str", value_serializer="str"
+        )
+        topic.extend((f"k{i % 9}", "v") for i in range(100))
+        with lastword.open(url) as reading, viewing(reading) as viewer:
+            assert viewer.page._seconds == BUCKET_POLL_SECONDS
+            viewer.get("/api/t/users/count")
+            same_as_json(viewer, url, capsys)
+            topic.append("k1", "more")
+            viewer.get("/api/overview")
+            last = max(viewer.get(f"/api/t/users/{n}/records")["log_end"] for n in (0, 1))
+            assert last == max(end for _, end in topic.bounds().values())
+            assert viewer.get("/api/t/users/get?key=k1")["records"][0]["value"] == "more"
 
 
 def test_samples_are_bounded_and_span_the_whole_time() -> None:

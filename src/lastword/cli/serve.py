@@ -205,7 +205,7 @@ def console(
     out: Session,
     directory: LogDirectory,
     listen: Annotated[
-        str, typer.Option(metavar="[HOST:]PORT", help="the address to listen on; port 0 takes a free port")
+        str, typer.Option(metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
     ] = CONSOLE_ADDRESS,
     more: MoreDirs = None,
 ) -> None:
@@ -253,8 +253,9 @@ def _show_page(
     try:
         from lastword.console.app import Access, Console, Shell
     except ImportError as error:
-        name, least = ("uvicorn", "0.30") if error.name == "uvicorn" else ("starlette", "1")
-        raise MissingError.package("the console", name, f"{name}>={least}") from None
+        if error.name == "uvicorn":
+            raise MissingError.package("the console", "uvicorn", "uvicorn>=0.30") from None
+        raise MissingError.package("the console", "starlette", "starlette>=1") from None
     login = None if known is None else partial(_may_log_in, known)
     access = Access(address[0], login=login, tls=tls)
     page = stack.enter_context(Console(logs, address[1], access, Shell(target.command, remedy_of)))

@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
@@ -34,7 +35,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from lastword.console import reports
-from lastword.console.reports import check_number
 from lastword.console.watch import Watch
 from lastword.errors import LastwordError, NotALogDirError, UnknownTopicError, UsageError
 
@@ -111,7 +111,7 @@ class Guard:
         self._access = access
         self._cookie = f"lastword-{port}"
         self._scheme = "https" if access.tls else "http"
-        own = {socket.gethostname().lower(), socket.getfqdn().lower(), access.host.lower()}
+        own = (socket.gethostname().lower(), access.host.lower())
         self._hosts = {f"{name}:{port}" for name in (*LOOPBACK, *own)}
         self._port = port
         self._key = secrets.token_bytes(32)
@@ -315,11 +315,8 @@ class Page:
                 elif time.monotonic() - at >= ALIVE_SECONDS:
                     at = time.monotonic()
                     yield ": alive\n\n"
-                with_timeout = asyncio.wait_for(changed.wait(), 1.0 if self._read else ALIVE_SECONDS)
-                try:
-                    await with_timeout
-                except TimeoutError:
-                    continue
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), 1.0 if self._read else ALIVE_SECONDS)
         finally:
             self.viewers -= 1
 
@@ -359,12 +356,12 @@ class Page:
 
     async def _overview(self, request: Request) -> Any:
         await self.fresh()
-        since = check_number(request.query_params.get("since", "0"), "since")
+        since = _number(request.query_params.get("since", "0"), "since")
         return await asyncio.to_thread(reports.overview, self.watch, since)
 
     async def _topic(self, request: Request) -> Any:
         await self.fresh()
-        first = check_number(request.query_params.get("first", "0"), "first")
+        first = _number(request.query_params.get("first", "0"), "first")
         name = request.path_params["topic"]
         return await asyncio.to_thread(reports.topic, self.watch, name, first, self._shell.command)
 
@@ -396,13 +393,13 @@ class Page:
 
     async def _records(self, request: Request) -> Any:
         query, name = request.query_params, request.path_params["topic"]
-        partition = check_number(request.path_params["partition"], "partition")
+        partition = _number(request.path_params["partition"], "partition")
         before = query.get("before")
         options: dict[str, Any] = {
             "start": query.get("offset", query.get("start", "")),
-            "before": None if before is None else check_number(before, "before"),
+            "before": None if before is None else _number(before, "before"),
             "view": query.get("view", "log"),
-            "limit": check_number(query.get("limit", "50"), "limit"),
+            "limit": _number(query.get("limit", "50"), "limit"),
         }
         return await self._costly(
             request,
@@ -434,9 +431,16 @@ class Page:
         return {"partitions": await asyncio.to_thread(reports.quarantined, self.watch, self._shell.command)}
 
 
+def _number(text: str, name: str) -> int:
+    """Return a number of a request. UsageError: it is not one."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise UsageError(f"{name} {text[:40]!r} is not a number", remedy=f"give {name} as digits")
+    return int(text)
+
+
 def _partition(request: Request) -> int | None:
     text = request.query_params.get("partition")
-    return None if text is None else check_number(text, "partition")
+    return None if text is None else _number(text, "partition")
 
 
 def _answered(

@@ -28,7 +28,7 @@ from lastword.api.text import (
 )
 from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.console.watch import Part, Watch, is_held
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import LastwordError
 from lastword.logdir.transaction_state import TRANSACTIONS_TOPIC
 from lastword.parse import parse_when
 from lastword.values import ProgressLike
@@ -378,10 +378,3 @@ def _cut_headers(headers: tuple[tuple[str, bytes | None], ...]) -> Iterator[list
         shown = escape(name[:left])
         left -= len(name) + len(data or b"") + 1
         yield [shown, text + ("…" if left < 0 else "")]
-
-
-def check_number(text: str, what: str) -> int:
-    """Return a number of a request. UsageError: it is not one."""
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise UsageError(f"{what} {text[:40]!r} is not a number", remedy=f"give {what} as digits")
-    return int(text)

@@ -291,7 +291,7 @@ async function recordsView() {
     element("span", { class: "quiet" }, "offsets " + number(found.log_start) + " to " + number(found.log_end)));
   show(title, form, held, rows.length ? recordTable(rows, topic.commands.read + " -p " + partition) : element("p", { class: "quiet" }, byKey ? "The key has no value: it was never written, or was deleted." : "No records here."), pages,
     byKey ? [element("h2", {}, "Why is it kept?"), explainForm(name, url, size, element("div", { "data-keep": "explain" })), element("div", { "data-keep": "explain" })] : null,
-    element("h2", {}, "Commands"), element("ul", { class: "commands" }, element("li", {}, element("span", {}, "The same in a shell"), command(topic.commands.read + " -p " + partition + (byKey ? " --view newest --key ..." : view === "log" ? " --last 50" : " --view " + view)))));
+    element("h2", {}, "Commands"), element("ul", { class: "commands" }, element("li", {}, element("span", {}, "The same in a shell"), command(topic.commands.read + " -p " + partition + (byKey ? " --view newest --key KEY" : view !== "log" ? " --view " + view : query.get("before") ? " --last 50 --end " + query.get("before") : query.get("offset") ? " --start " + query.get("offset") + " -n 50" : " --last 50")))));
 }
 
 // ---- groups, transactions, quarantine
