@@ -58,12 +58,12 @@ def running(logs: LogDir, poll_seconds: float, monkeypatch: Any) -> Iterator[Con
         yield console
 
 
-def stream(console: Console) -> socket.socket:
-    """Return a connection that reads events."""
+def stream(console: Console, path: str = "/api/events") -> socket.socket:
+    """Return a connection that sent a request, by default for events."""
     host, port = "127.0.0.1", console._port
     connection = socket.create_connection((host, port), timeout=20)
     connection.sendall(
-        f"GET /api/events HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer secret\r\n\r\n".encode()
+        f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer secret\r\n\r\n".encode()
     )
     return connection
 

@@ -17,9 +17,10 @@ import pytest
 import lastword
 from lastword.console.app import BUCKET_POLL_SECONDS, Access
 from lastword.console.reports import KEY_BYTES, VALUE_BYTES
-from lastword.console.watch import MOST_SAMPLES, Samples
+from lastword.console.watch import MOST_SAMPLES, Samples, Watch
 from lastword.files import OsFiles
 from lastword.files.interface import Handle
+from lastword.values import Progress
 from tests.console import samples
 from tests.console.http import PORT, Viewer, rows, running, stream, viewing
 from tests.fakes import RecordingFiles
@@ -327,6 +328,56 @@ def test_fifty_viewers_are_one_poll_and_without_viewers_there_is_none(
         time.sleep(0.7)
         assert watch.polls == begun and console._page.viewers == 0
     assert not [thread for thread in threading.enumerate() if thread.name == "lastword-console"]
+
+
+def test_a_long_read_shows_its_progress_and_ends_when_its_viewer_goes_away(
+    sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def count(self: Any, topic: str, partition: int | None, progress: Any) -> None:
+        try:
+            for done in range(1000):
+                progress(Progress.at("count", done, 1000, 1.0))
+                time.sleep(0.02)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Watch, "count", count)
+    with lastword.open(sample) as logs, running(logs, 0.2, monkeypatch) as console:
+        viewer, reader = stream(console), stream(console, "/api/t/users/count")
+        received = b""
+        while b'"total_bytes": 1000' not in received:
+            received += viewer.recv(4096)
+        assert not ended.is_set()
+        reader.close()
+        assert ended.wait(5)
+        while not received.rstrip().endswith(b'"read": null, "poll_seconds": 0.2}'):
+            received += viewer.recv(4096)
+        viewer.close()
+
+
+def wait_for_polls(watch: Watch, count: int) -> None:
+    begun, deadline = watch.polls, time.monotonic() + 20
+    while watch.polls < begun + count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_poll_that_fails_is_logged_once_and_polls_go_on(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(sample, path)
+    with lastword.open(path) as logs, running(logs, 0.05, monkeypatch) as console, stream(console) as viewer:
+        viewer.recv(4096)
+        assert console._page is not None
+        path.rename(tmp_path / "elsewhere")
+        wait_for_polls(console._page.watch, 3)
+        (tmp_path / "elsewhere").rename(path)
+        wait_for_polls(console._page.watch, 2)
+    warned = [record.getMessage() for record in caplog.records if record.name == "lastword.console"]
+    assert len(warned) == len(set(warned)) >= 1 and "data" in warned[0]
 
 
 def test_a_poll_takes_a_fiftieth_of_a_core(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,10 @@ class Guard:
         return hmac.compare_digest(given.encode(), self._access.token.encode())
 
     async def _is_user(self, given: str) -> bool:
-        digest, now = hmac.digest(self._key, given.encode(), hashlib.sha256), time.monotonic()
+        digest, now = (
+            hmac.digest(self._key, given.encode(), hashlib.sha256),
+            asyncio.get_running_loop().time(),
+        )
         self._logins = {known: until for known, until in self._logins.items() if until > now}
         if digest in self._logins:
             return True
@@ -219,7 +222,9 @@ class Page:
         self._shell = shell
         self._least_seconds = BUCKET_POLL_SECONDS if logs.dirs.files.file_cost_bytes else POLL_SECONDS
         self._seconds = self._least_seconds
+        self._now = logs.dirs.clock.monotonic
         self._polled = -float("inf")
+        self._warned = ""
         self._polling, self._reading = asyncio.Lock(), asyncio.Lock()
         self._changed = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -265,7 +270,7 @@ class Page:
     async def fresh(self) -> None:
         """Poll, unless the last poll is not older than the time between polls."""
         async with self._polling:
-            if time.monotonic() - self._polled < self._seconds:
+            if self._now() - self._polled < self._seconds:
                 return
             before = self.watch.version
 
@@ -281,7 +286,7 @@ class Page:
                     self._least_seconds if is_first else max(self._least_seconds, cost / POLL_SHARE)
                 )
             finally:
-                self._polled = time.monotonic()
+                self._polled = self._now()
             if self.watch.version != before:
                 self._ring()
 
@@ -289,14 +294,20 @@ class Page:
         while self.viewers and not self._is_closed:
             try:
                 await self.fresh()
-            except LastwordError as error:
-                _log.warning("%s", error.message)
-            left = self._polled + self._seconds - time.monotonic()
+                self._warned = ""
+            except Exception as error:  # the next poll may succeed; without this one viewers see nothing
+                text = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+                if text != self._warned:
+                    self._warned = text
+                    _log.warning("not polled: %s", text)
+            left = self._polled + self._seconds - self._now()
             await asyncio.sleep(max(left, 0.05))
 
     async def _events(self, request: Request) -> Response:
         if self.viewers >= MOST_VIEWERS:
             return PlainTextResponse(f"{MOST_VIEWERS} viewers at most", 503)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[str]:
@@ -304,16 +315,16 @@ class Page:
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._poll_for_viewers())
         try:
-            sent, at = "", -float("inf")
+            sent, at, now = "", 0.0, asyncio.get_running_loop().time
             while not self._is_closed:
                 changed = self._changed
                 state = {"version": self.watch.version, "read": self._read, "poll_seconds": self._seconds}
                 text = json.dumps(state)
                 if text != sent:
-                    sent, at = text, time.monotonic()
+                    sent, at = text, now()
                     yield f"data: {text}\n\n"
-                elif time.monotonic() - at >= ALIVE_SECONDS:
-                    at = time.monotonic()
+                elif now() - at >= ALIVE_SECONDS:
+                    at = now()
                     yield ": alive\n\n"
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), 1.0 if self._read else ALIVE_SECONDS)
@@ -330,9 +341,14 @@ class Page:
                 raise Gone
 
         async with self._reading:
+            if await request.is_disconnected():
+                raise Gone
             task = asyncio.create_task(asyncio.to_thread(read, progress, gone.is_set))
             try:
                 while not (await asyncio.wait({task}, timeout=0.25))[0]:
+                    if self._read is None:  # it takes long: viewers see its progress
+                        self._read = {"path": request.url.path, "done_bytes": 0, "total_bytes": 0}
+                    self._ring()
                     if self._is_closed or await request.is_disconnected():
                         gone.set()
                 return task.result()
