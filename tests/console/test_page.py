@@ -162,7 +162,7 @@ def test_reports_are_the_rows_of_the_commands(sample: Path, capsys: Any) -> None
                 }
 
 
-def test_the_server_cleans_and_the_page_shows_its_history(tmp_path: Path) -> None:
+def test_the_server_cleans_and_the_page_shows_its_history(tmp_path: Path, capsys: Any) -> None:
     with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic(
             "users",
@@ -181,6 +181,13 @@ def test_the_server_cleans_and_the_page_shows_its_history(tmp_path: Path) -> Non
             assert done["result"] == "ok" and done["round"]["freed_bytes"] > 0
             assert done == {**logs.cleaner.history()[0].to_dict()}
             assert len(viewer.get("/api/t/users")["samples"]) >= 2
+            topic.extend((f"k{i % 9}", "newer") for i in range(50))
+            (part,) = viewer.get("/api/t/users")["partitions"]
+            (exact,) = rows(capsys, "ls", str(tmp_path / "data"), kind="partition")
+            assert not part["exact"] and part["size_bytes"] == exact["size_bytes"]
+            viewer.get("/api/t/users/count")
+            (part,) = viewer.get("/api/t/users")["partitions"]
+            assert {name: part[name] for name in exact} == exact
 
 
 def test_only_what_changed_is_sent(sample: Path, tmp_path: Path) -> None:

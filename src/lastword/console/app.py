@@ -49,8 +49,10 @@ BUCKET_POLL_SECONDS = 15.0
 """Least time between two polls of a directory, and of a bucket, where a poll is a request."""
 POLL_SHARE = 0.02
 """Most of a core that polls may take: the time between them grows with their cost."""
+WAKE_SECONDS = 1.0
+"""An event stream looks for its viewer, and for the progress of a long read, after this time."""
 ALIVE_SECONDS = 15.0
-"""An event stream sends a comment after this time, so that a viewer who has gone is found."""
+"""An event stream sends a comment after this time, so that a lost connection is found."""
 MOST_VIEWERS = 100
 MOST_CONNECTIONS = 256
 DENIED_SECONDS = 0.2
@@ -308,15 +310,15 @@ class Page:
             return PlainTextResponse(f"{MOST_VIEWERS} viewers at most", 503)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+        return StreamingResponse(self._stream(request), media_type="text/event-stream")
 
-    async def _stream(self) -> AsyncIterator[str]:
+    async def _stream(self, request: Request) -> AsyncIterator[str]:
         self.viewers += 1
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._poll_for_viewers())
         try:
             sent, at, now = "", 0.0, asyncio.get_running_loop().time
-            while not self._is_closed:
+            while not (self._is_closed or await request.is_disconnected()):
                 changed = self._changed
                 state = {"version": self.watch.version, "read": self._read, "poll_seconds": self._seconds}
                 text = json.dumps(state)
@@ -327,7 +329,7 @@ class Page:
                     at = now()
                     yield ": alive\n\n"
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), 1.0 if self._read else ALIVE_SECONDS)
+                    await asyncio.wait_for(changed.wait(), WAKE_SECONDS)
         finally:
             self.viewers -= 1
 
