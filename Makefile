@@ -11,7 +11,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install release-check java jre demo demo-bucket lint check lowest test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers bucket bucket-processes frames second-opinion sail hostile kills differential differential-server clients systems soak nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark memory-state settings
+.PHONY: help install release-check java jre demo demo-bucket lint check lowest test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers bucket bucket-processes frames second-opinion sail hostile kills differential differential-server clients systems soak console nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark memory-state settings
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -172,6 +172,9 @@ clients: java $(READY) kernels ## every client with every codec, isolation level
 
 systems: java $(READY) kernels ## outside clients and systems on the server and on a real Kafka, compared with a dict: make systems ONLY=sarama,kafkajs
 	@$(PY) -m tests.systems.run $(if $(ONLY),--only '$(ONLY)') --records $(or $(N),400)
+
+console: $(READY) kernels ## the page in a real Chromium, each view in four variants with axe-core; takes the pictures of docs/console.md
+	@$(PY) -m tests.console.test_browser docs/console
 
 soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and killed all the while: make soak N=10000000
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)

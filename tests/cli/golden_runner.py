@@ -9,9 +9,9 @@
 
 The clock starts at 2026-11-20 10:00:00Z and advances by a second before each command; `$ advance 1d` advances
 it further. `$ flip FILE POSITION` inverts all bits of a byte; `$ cut FILE BYTES` removes bytes from the end
-of a file; `$ begin DIR TOPIC PRODUCER` appends a record of a transaction that stays open. Lines before the
-first command, and lines that begin with #, are comments. LASTWORD_REWRITE=1
-writes the actual output into the script.
+of a file; `$ begin DIR TOPIC PRODUCER` appends a record of a transaction that stays open;
+`$ commit DIR GROUP TOPIC PARTITION OFFSET` appends a position of a group. Lines before the first command, and
+lines that begin with #, are comments. LASTWORD_REWRITE=1 writes the actual output into the script.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from lastword.cli.main import run
 from lastword.clock import ManualClock
 from lastword.objects import remote
 from lastword.parse import parse_duration_ms
+from tests.console.samples import commit
 from tests.server.client import batch
 
 BEGIN_MS = 1_795_168_800_000  # 2026-11-20 10:00:00Z
@@ -127,6 +128,10 @@ def execute(block: Block, clock: ManualClock) -> list[str]:
             producer = int(words[3]), 0, 0
             data = batch((b"k", b"v"), attributes=0x10, producer=producer, timestamp=clock.now_ms())
             logs.dirs.log(words[2], 0).append_batch(data)
+        return []
+    if words[0] == "commit":
+        with lastword.open(words[1], "a", clock=clock) as logs:
+            commit(logs, {(words[2], words[3], int(words[4])): int(words[5])})
         return []
     if words[0] == "cut":
         path = Path(words[1])

@@ -29,6 +29,7 @@ HELPED = {
 STAYS = (
     "--every",
     "lastword serve",
+    "lastword console",
     "lastword pull",
     "lastword demo",
 )  # these run for long, or need a cluster; each has its own test

@@ -25,7 +25,7 @@ from tests.cli.golden_runner import BEGIN_MS, copied_stores, empty_stores, execu
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 QUOTED = re.compile(r"`(lastword [^`]+)`")
 BARE = re.compile(r"(?:fix: |To clean it now: |To have it cleaned: |, then: |, or )(lastword [^`;]+)$")
-STAYS = ("--every", "lastword serve")
+STAYS = ("--every", "lastword serve", "lastword console")
 # Placeholders for a value of the user.
 STAND_FOR = {
     "TOPIC": "users",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -9,11 +10,13 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,5 +209,37 @@ def test_examples(
     write_users("users.toml", {"ada": credentials("secret")})
     monkeypatch.setattr(cli_serve.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
     words = re.sub(r"(--listen \S+:|--metrics )\d+", r"\g<1>0", line).partition(" #")[0].split()[1:]
+    words += ["--console-listen", "127.0.0.1:0"] if "--console" in words else []
     assert main.run(words if "--listen" in words else [*words, "--listen", "127.0.0.1:0"]) == 0
     assert "serving" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", HELPED["console"])
+def test_examples_of_the_console(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lastword.open("data", "a").close()
+    monkeypatch.setattr(cli_serve.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    assert main.run([*line.split()[1:], "--listen", "127.0.0.1:0"]) == 0
+    assert "?token=" in capsys.readouterr().out
+
+
+def test_the_page_of_a_server_has_its_users_and_its_certificate(pem: Pem, tmp_path: Path) -> None:
+    write_users(str(tmp_path / "users.toml"), {"ada": credentials("secret")})
+    ca, cert, key = pem
+    options = ("--users", tmp_path / "users.toml", "--tls-cert", cert, "--tls-key", key)
+    page = ("--console", "--console-listen", "127.0.0.1:0")
+    with serving(tmp_path / "data", "--listen", "127.0.0.1:0", "--json", *options, *page) as server:
+        url = json.loads(server.first)["url"]
+        assert url.startswith("https://127.0.0.1:") and "token" not in url
+        context = ssl.create_default_context(cafile=ca)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url, context=context)
+        assert refused.value.code == 401
+        login = base64.b64encode(b"ada:secret").decode()
+        request = urllib.request.Request(f"{url}api/overview", headers={"Authorization": f"Basic {login}"})
+        with urllib.request.urlopen(request, context=context) as answer:
+            assert json.load(answer)["mode"] == "a"
+        server.ended(signal.SIGTERM)
+        assert server.process.returncode == 0

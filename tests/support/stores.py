@@ -118,33 +118,28 @@ def s3mock(log: Path) -> Iterator[Server]:
 @contextmanager
 def azurite(log: Path) -> Iterator[Server]:
     """Run Azurite, Microsoft's emulator of Azure's blobs, in memory."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not node or not npm:
-        raise ServerMissing("no Node.js with npm to run Azurite with: apt-get install nodejs npm")
-    folder = cache_directory() / f"azurite-{AZURITE}"
+    node = shutil.which("node")
+    folder = npm_packages(f"azurite-{AZURITE}", "Azurite", f"azurite@{AZURITE}")
     program = folder / "node_modules/azurite/dist/src/blob/main.js"
-    if not program.exists():
-        _fetch(
-            folder,
-            lambda private: [
-                npm,
-                "install",
-                "--silent",
-                "--no-audit",
-                "--no-fund",
-                "--prefix",
-                str(private),
-                f"azurite@{AZURITE}",
-            ],
-        )
     port = _free_port()
-    command = [node, str(program), "--inMemoryPersistence", "--disableTelemetry", "--silent"]
+    command = [str(node), str(program), "--inMemoryPersistence", "--disableTelemetry", "--silent"]
     command += ["--blobKeepAliveTimeout", "600"]  # after its 5 s of idleness it resets a client's connection
     with _process([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], log):
         address = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
         _wait_for(lambda: _create_container(address), log)
         account = {"account_name": AZURE_ACCOUNT, "account_key": AZURE_KEY}
         yield Server(f"az://{BUCKET}", {"endpoint": address, **account}, address)
+
+
+def npm_packages(name: str, purpose: str, *packages: str) -> Path:
+    """Return a folder of the cache with these packages in `node_modules`; npm fetches them once."""
+    npm = shutil.which("npm")
+    if not npm or not shutil.which("node"):
+        raise ServerMissing(f"no Node.js with npm to run {purpose} with: apt-get install nodejs npm")
+    folder, options = cache_directory() / name, ("install", "--silent", "--no-audit", "--no-fund")
+    if not (folder / "node_modules").exists():
+        _fetch(folder, lambda private: [npm, *options, "--prefix", str(private), *packages])
+    return folder
 
 
 def _create_container(address: str) -> None:

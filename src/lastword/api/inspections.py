@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -23,6 +23,7 @@ from lastword.errors import (
     DataError,
     FileVanishedError,
     LastwordError,
+    NotAPartitionError,
     PartialFailure,
     StorageError,
     UsageError,
@@ -138,6 +139,116 @@ class SegmentInfo(Value):
             f"{self.topic}-{self.partition}/{self.base_offset:020d}: {plural(self.records, 'record')}, "
             f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """The known facts of a partition whose records could not be counted.
+
+    `problem`: quarantined, damaged, or unreadable (no permission, a link, a failing drive).
+    """
+
+    topic: str
+    partition: int
+    dir: str
+    policy: str | None
+    log_start: int | None
+    log_end: int | None
+    segments: int | None
+    size_bytes: int
+    quarantine: str | None
+    problem: str
+
+    @classmethod
+    def of(cls, dirs: OpenDirs, topic: str, partition: int, error: LastwordError) -> Uncounted:
+        """Return the facts that can be read; if listing fails too, only directory and policy."""
+        row = cls(
+            topic,
+            partition,
+            dirs.log_dir(topic, partition).path,
+            dirs.config(topic).policy_text,
+            None,
+            None,
+            None,
+            0,
+            None,
+            "unreadable" if isinstance(error, (NotAPartitionError, StorageError)) else "damaged",
+        )
+        try:
+            view = dirs.view(topic, partition)
+            noted = quarantine.load(view.files, view.directory)
+        except (DataError, StorageError, UsageError):
+            return row
+        return replace(
+            row,
+            log_start=view.log_start,
+            log_end=view.log_end,
+            segments=len(view.segments),
+            size_bytes=sum(segment.size for segment in view.segments),
+            quarantine=None if noted is None else noted.reason,
+            problem=row.problem if noted is None else "quarantined",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of a `PartitionInfo`; unknown fields are null."""
+        unknown = dict.fromkeys(
+            ("live_bytes", "garbage_bytes", "records", "live_records", "tombstones", "indexed_to")
+        )
+        size = {} if self.segments is not None else {"size_bytes": None}
+        return {**asdict(self), **unknown, **size, "exact": False}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """Sums over the partitions of a topic.
+
+    `uncounted` is the number of partitions whose records could not be counted; only `size_bytes` and
+    `segments` include them.
+    """
+
+    topic: str
+    partitions: int
+    policy: str | None
+    segments: int
+    size_bytes: int
+    live_bytes: int
+    garbage_bytes: int
+    records: int
+    live_records: int
+    tombstones: int
+    exact: bool
+    uncounted: int
+    quarantined: int
+    unreadable: int
+
+    @classmethod
+    def of(cls, rows: list[PartitionInfo | Uncounted]) -> TopicRow:
+        """Return the sums over the rows of a topic."""
+        counted = [row for row in rows if not isinstance(row, Uncounted)]
+        return cls(
+            topic=rows[0].topic,
+            partitions=len(rows),
+            policy=rows[0].policy,
+            segments=sum(row.segments or 0 for row in rows),
+            size_bytes=sum(row.size_bytes for row in rows),
+            live_bytes=sum(row.live_bytes for row in counted),
+            garbage_bytes=sum(row.garbage_bytes for row in counted),
+            records=sum(row.records for row in counted),
+            live_records=sum(row.live_records for row in counted),
+            tombstones=sum(row.tombstones for row in counted),
+            exact=all(row.exact for row in counted),
+            uncounted=len(rows) - len(counted),
+            quarantined=sum(row.quarantine is not None for row in rows),
+            unreadable=sum(isinstance(row, Uncounted) and row.problem == "unreadable" for row in rows),
+        )
+
+    @property
+    def health(self) -> str:
+        """Number of quarantined, unreadable and damaged partitions, as text; empty if there are none."""
+        damaged = self.uncounted - self.quarantined - self.unreadable
+        marks = [(self.quarantined, "quarantined"), (self.unreadable, "unreadable"), (damaged, "damaged")]
+        named = [f"{number} {mark}" for number, mark in marks if number > 0]
+        return f" ({', '.join(named)})" if named else ""
 
 
 Row = TypeVar("Row")
@@ -321,9 +432,15 @@ def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bo
 
 
 def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
-    """Return the counts of the garbage index or its summary; None if neither fits the log.
+    """Return the counts of the garbage index or its summary; None if neither fits the log."""
+    statement = index_statement(dirs, view)
+    return None if statement is None else _counts(view, *statement)
 
-    A segment that is not indexed counts as live, its records as if no offset were missing.
+
+def index_statement(dirs: OpenDirs, view: PartitionView) -> tuple[PartitionAccount, bool] | None:
+    """Return the account of the garbage index or its summary, and whether it is exact; reads no record.
+
+    None: there is none, or a cleaning uses it.
     """
     tp = TopicPartition(view.topic, view.partition)
     log_dir = dirs.log_dir(*tp)
@@ -338,7 +455,7 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
 
         saved = saved_statement(view, dirs.config(view.topic))
         if saved is not None:
-            return _counts(view, *saved)
+            return saved
     if not has_accounts(view.files, view.directory):
         return None
     from lastword.accounts.ledger import Ledger
@@ -347,16 +464,46 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
     return _statement(dirs, view, Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes))
 
 
-def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Count] | None:
+def by_index(
+    dirs: OpenDirs,
+    view: PartitionView,
+    statement: tuple[PartitionAccount, bool],
+    row_of: Callable[[OpenDirs, PartitionView, list[_Count]], Row],
+) -> Row | None:
+    """Return the row of a partition by a garbage index, as a quick count has it; see `count_each`.
+
+    None: the index does not fit the log.
+    """
+    counts = _counts(view, *statement)
+    return None if counts is None else row_of(dirs, view, counts)
+
+
+def count_exactly(
+    dirs: OpenDirs, topic: str, partition: int, meter: Meter
+) -> tuple[PartitionInfo, list[SegmentInfo]]:
+    """Count a partition and its segments with one scan."""
+
+    def rows(view: PartitionView) -> tuple[PartitionInfo, list[SegmentInfo]]:
+        counts = _count_segments(dirs, view, meter, False)
+        return partition_info(dirs, view, counts), segment_infos(dirs, view, counts)
+
+    return dirs.on_view(dirs.checked_view(topic, partition), rows)
+
+
+def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> tuple[PartitionAccount, bool]:
     config = dirs.config(view.topic)
     account = ledger.account(
         config, topic=view.topic, partition=view.partition, drive="", total_bytes=0, log_start=view.log_start
     )
     # The index counts due tombstones as garbage, although they are the newest records of their keys.
-    return _counts(view, account, ledger.exact and not ledger.deletes.due.size)
+    return account, ledger.exact and not ledger.deletes.due.size
 
 
 def _counts(view: PartitionView, account: PartitionAccount, exact: bool) -> list[_Count] | None:
+    """Return the counts of an account; None if it does not fit the log.
+
+    A segment that is not indexed counts as live, its records as if no offset were missing.
+    """
     known = {counts.base_offset: counts for counts in account.segments}
     if not known or not known.keys() <= {segment.base_offset for segment in view.segments}:
         return None

@@ -19,7 +19,7 @@ from lastword.errors import LastwordError, UsageError
 from lastword.logdir.transaction_state import LAST_EPOCH, TRANSACTIONS_TOPIC, VALUE_VERSION
 from lastword.partition.reads import read_batches
 from lastword.protocol import decode_stored, encode_stored
-from lastword.records.batch import BatchBuilder
+from lastword.records.batch import BatchBuilder, BatchHeader
 from lastword.records.formats import check_crc, read_records
 from lastword.records.internal import TRANSACTION_STATES
 from lastword.records.record import marker_record
@@ -87,9 +87,7 @@ def open_transactions(dirs: OpenDirs, topic: str | None, partition: int | None) 
 
 def _transaction(view: PartitionView, producer: Producer, stored: _Stored | None) -> OpenTransaction:
     first = max(producer.transaction_start or 0, view.log_start)
-    number = view.segment_set.floor(first)
-    segment = view.segments[max(number, 0)]
-    header = next((h for h in segment.headers(segment.position_of(first)) if h.last_offset >= first), None)
+    header = first_batch(view, first)
     return OpenTransaction(
         view.topic,
         view.partition,
@@ -100,6 +98,16 @@ def _transaction(view: PartitionView, producer: Producer, stored: _Stored | None
         None if stored is None else stored.transactional_id,
         None if stored is None else TRANSACTION_STATES[stored.value.transaction_status],
     )
+
+
+def first_batch(view: PartitionView, offset: int) -> BatchHeader | None:
+    """Return the header of the first batch with records, in the segment of an offset, that reaches it.
+
+    None: there is none in that segment.
+    """
+    segment = view.segments[max(view.segment_set.floor(offset), 0)]
+    headers = segment.headers(segment.position_of(offset))
+    return next((h for h in headers if h.last_offset >= offset and h.count and not h.control), None)
 
 
 def newest_states(dirs: OpenDirs) -> dict[int, _Stored]:

@@ -47,6 +47,45 @@ Bound = str | int | datetime
 Bounds = Bound | Mapping[int, Bound]
 
 
+def last_starts(
+    source: Any,
+    partition: int | None,
+    count: int,
+    end: Any = "latest",
+    *,
+    keys: Iterable[bytes] | None = None,
+    view: View = "log",
+) -> dict[int, int]:
+    """Return the offset at which the last `count` records of each partition begin.
+
+    A cleaned log has gaps, and markers are not records: a growing part of the end of the log is read until
+    it has `count` records.
+
+    Args:
+        source: The topic, a `Topic`.
+        partition: None: every partition.
+        count: The number of records.
+        end: As for `Topic.read`; an offset is the end of the part.
+        keys: As for `Topic.read`.
+        view: As for `Topic.read`.
+    """
+    begin = {}
+    views = source.dirs.views(source.name)
+    for _, number in source.dirs.select(source.name, partition):
+        log_start, top = views[number].log_start, views[number].log_end
+        if isinstance(end, int):
+            top = max(log_start, min(top, end))
+        wanted = min(count, top - log_start)
+        start, window = top, wanted
+        offsets: deque[int] = deque(maxlen=wanted)
+        while len(offsets) < wanted and start > log_start:
+            start, window = max(log_start, top - window), 4 * window
+            records = source.read(start, end, partition=number, keys=keys, view=view)
+            offsets = deque((record.offset for record in records), maxlen=wanted)
+        begin[number] = offsets[0] if len(offsets) == wanted > 0 else start
+    return begin
+
+
 def ranges(
     views: Mapping[int, PartitionView], start: Bounds, end: Bounds, *, committed: bool = True
 ) -> list[Range]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from lastword.api.text import field_text, key_candidates, key_text
 from lastword.cli.command import Session, command, now_ms
 from lastword.cli.output import attempted
 from lastword.cli.remedies import policy_remedy, remedy_of
@@ -23,7 +24,6 @@ from lastword.cli.target import (
     settings_of,
     what_if,
 )
-from lastword.cli.text import field_text, key_candidates, key_text
 from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, NoPolicyError, StorageError, UsageError
 from lastword.units import format_bytes, format_duration, format_time

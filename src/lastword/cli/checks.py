@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.api.serializers import bytes_json
+from lastword.api.text import key_text
 from lastword.cli.command import Session, command
 from lastword.cli.remedies import PLACE
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
-from lastword.cli.text import key_text
 from lastword.errors import LastwordError, PartialFailure, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes

@@ -375,7 +375,7 @@ METRICS_IDLE_SECONDS = 30.0
 """A connection that sends no request for this long is closed: each one has a thread."""
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, option: str = "--metrics") -> tuple[str, int]:
     """Return (host, port) of `PORT`, `HOST:PORT` or `[IPv6]:PORT`; without a host, the loopback interface.
 
     Raises:
@@ -386,7 +386,7 @@ def parse_address(text: str) -> tuple[str, int]:
     bad = bool(colon) and (not bare or (":" in bare and bare == host))
     if bad or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UsageError(
-            f"--metrics {text} is not an address",
+            f"{option} {text} is not an address",
             remedy="a port (9464: this machine only) or HOST:PORT (0.0.0.0:9464: every interface)",
         )
     return bare or LOOPBACK, int(port)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lastword.api import inspections
+from lastword.api.inspections import TopicRow, Uncounted
 from lastword.cli.command import Session, command
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.cli.transactions import held_texts
-from lastword.errors import DataError, LastwordError, NotAPartitionError, StorageError, UsageError
+from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.inspections import PartitionInfo, SegmentInfo
-    from lastword.api.open_dirs import OpenDirs
 
 EXAMPLES = """
 lastword ls data
@@ -72,7 +73,6 @@ def ls(
         if value is not None and value not in known:
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
     target = Target.of(directory, topic, partition, more)
-    from lastword.api import inspections
     from lastword.api.cleaning import unread_topics
 
     failed: list[LastwordError] = []
@@ -172,59 +172,6 @@ def _figure(row: Any, sort: str, compacted: set[str]) -> int:
     return int(row.garbage_bytes or 0) if row.topic in compacted and not isinstance(row, Uncounted) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRow:
-    """Sums over the partitions of a topic.
-
-    `uncounted` is the number of partitions whose records could not be counted; only `size_bytes` and
-    `segments` include them.
-    """
-
-    topic: str
-    partitions: int
-    policy: str | None
-    segments: int
-    size_bytes: int
-    live_bytes: int
-    garbage_bytes: int
-    records: int
-    live_records: int
-    tombstones: int
-    exact: bool
-    uncounted: int
-    quarantined: int
-    unreadable: int
-
-    @classmethod
-    def of(cls, rows: list[PartitionInfo | Uncounted]) -> TopicRow:
-        """Return the sums over the rows of a topic."""
-        counted = [row for row in rows if not isinstance(row, Uncounted)]
-        return cls(
-            topic=rows[0].topic,
-            partitions=len(rows),
-            policy=rows[0].policy,
-            segments=sum(row.segments or 0 for row in rows),
-            size_bytes=sum(row.size_bytes for row in rows),
-            live_bytes=sum(row.live_bytes for row in counted),
-            garbage_bytes=sum(row.garbage_bytes for row in counted),
-            records=sum(row.records for row in counted),
-            live_records=sum(row.live_records for row in counted),
-            tombstones=sum(row.tombstones for row in counted),
-            exact=all(row.exact for row in counted),
-            uncounted=len(rows) - len(counted),
-            quarantined=sum(row.quarantine is not None for row in rows),
-            unreadable=sum(isinstance(row, Uncounted) and row.problem == "unreadable" for row in rows),
-        )
-
-    @property
-    def health(self) -> str:
-        """Number of quarantined, unreadable and damaged partitions, as text; empty if there are none."""
-        damaged = self.uncounted - self.quarantined - self.unreadable
-        marks = [(self.quarantined, "quarantined"), (self.unreadable, "unreadable"), (damaged, "damaged")]
-        named = [f"{number} {mark}" for number, mark in marks if number > 0]
-        return f" ({', '.join(named)})" if named else ""
-
-
 def _topics(
     out: Session,
     rows: list[TopicRow],
@@ -300,65 +247,6 @@ def _dir(log_dirs: dict[tuple[str, int], str], row: Any = None) -> tuple[str, ..
 
 def _about(figure: str, exact: bool) -> str:
     return figure if exact else f"~ {figure}"
-
-
-@dataclass(frozen=True, slots=True)
-class Uncounted:
-    """The known facts of a partition whose records could not be counted.
-
-    `problem`: quarantined, damaged, or unreadable (no permission, a link, a failing drive).
-    """
-
-    topic: str
-    partition: int
-    dir: str
-    policy: str | None
-    log_start: int | None
-    log_end: int | None
-    segments: int | None
-    size_bytes: int
-    quarantine: str | None
-    problem: str
-
-    @classmethod
-    def of(cls, dirs: OpenDirs, topic: str, partition: int, error: LastwordError) -> Uncounted:
-        """Return the facts that can be read; if listing fails too, only directory and policy."""
-        from lastword.cleaner.policy import quarantine
-
-        row = cls(
-            topic,
-            partition,
-            dirs.log_dir(topic, partition).path,
-            dirs.config(topic).policy_text,
-            None,
-            None,
-            None,
-            0,
-            None,
-            "unreadable" if isinstance(error, (NotAPartitionError, StorageError)) else "damaged",
-        )
-        try:
-            view = dirs.view(topic, partition)
-            noted = quarantine.load(view.files, view.directory)
-        except (DataError, StorageError, UsageError):
-            return row
-        return replace(
-            row,
-            log_start=view.log_start,
-            log_end=view.log_end,
-            segments=len(view.segments),
-            size_bytes=sum(segment.size for segment in view.segments),
-            quarantine=None if noted is None else noted.reason,
-            problem=row.problem if noted is None else "quarantined",
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of a `PartitionInfo`; unknown fields are null."""
-        unknown = dict.fromkeys(
-            ("live_bytes", "garbage_bytes", "records", "live_records", "tombstones", "indexed_to")
-        )
-        size = {} if self.segments is not None else {"size_bytes": None}
-        return {**asdict(self), **unknown, **size, "exact": False}
 
 
 def _partitions(

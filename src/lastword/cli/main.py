@@ -40,6 +40,8 @@ INSPECT = {
     "dump": "records",
     "audit": "checks",
     "restore": "records",
+    "groups": "transactions",
+    "console": "serve",
 }
 CHANGE = {
     "create": "topics",

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, TypeVar
 
 from lastword.api.serializers import bytes_json
+from lastword.api.text import json_escaped
 from lastword.cli.remedies import remedy_of
-from lastword.cli.text import json_escaped
 from lastword.errors import LastwordError, PartialFailure
 from lastword.values import Progress
 

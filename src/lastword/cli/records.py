@@ -9,27 +9,28 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lastword.api.serializers import bytes_json, field_bytes, field_json, name_json
-from lastword.cli import signals
-from lastword.cli.command import Session, command, now_ms
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
-from lastword.cli.text import (
+from lastword.api.serializers import bytes_json, field_bytes, name_json
+from lastword.api.text import (
     argument_bytes,
+    decoded_record,
     escape,
     field_text,
     internal_text,
     key_candidates,
     key_text,
+    record_json,
     unescape,
     value_text,
 )
+from lastword.cli import signals
+from lastword.cli.command import Session, command, now_ms
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.errors import LastwordError, NotALogDirError, UsageError, hint
 from lastword.objects import is_url
 from lastword.parse import parse_seconds, parse_when
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from lastword.api.record import Record
     from lastword.api.topic import Topic
     from lastword.files import Files
-    from lastword.records.internal import InternalRecord
 
 
 def register(app: typer.Typer) -> None:
@@ -294,6 +294,8 @@ def read(
         )
     if follow and end != "latest":
         raise UsageError("--follow cannot be combined with --end", remedy="omit one of them")
+    from lastword.api.reader import last_starts
+
     with out.open(target) as logs:
         source = logs.topic(topic_name, key_serializer="bytes", value_serializer="bytes")
         names = source.schema.saved
@@ -301,7 +303,7 @@ def read(
         until = _when(end)
         begin: Any = _when(start or "earliest")
         if last is not None:
-            begin = _last(source, target.partition, last, until, keys, view)
+            begin = last_starts(source, target.partition, last, until, keys=keys, view=cast("View", view))
         records = source.read(
             begin,
             until,
@@ -345,53 +347,11 @@ def _when(text: str) -> Any:
     return parse_when(text, now_ms=now_ms())
 
 
-def _last(
-    source: Topic[Any, Any],
-    partition: int | None,
-    count: int,
-    end: Any,
-    keys: list[bytes] | None,
-    view: str,
-) -> dict[int, int]:
-    """Return the offset at which the last `count` records of each partition begin.
-
-    A cleaned log has gaps, and markers are not records: a growing part of the end of the log is read until
-    it has `count` records.
-    """
-    begin = {}
-    views = source.dirs.views(source.name)
-    for _, number in source.dirs.select(source.name, partition):
-        log_start, log_end = views[number].log_start, views[number].log_end
-        wanted = min(count, log_end - log_start)
-        start, window = log_end, wanted
-        offsets: deque[int] = deque(maxlen=wanted)
-        while len(offsets) < wanted and start > log_start:
-            start, window = max(log_start, log_end - window), 4 * window
-            records = source.read(start, end, partition=number, keys=keys, view=cast("View", view))
-            offsets = deque((record.offset for record in records), maxlen=wanted)
-        begin[number] = offsets[0] if len(offsets) == wanted > 0 else start
-    return begin
-
-
 def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
     """Show a record, as text or as a row of JSON. `names`: those of the topic's serializers."""
-    decoded = _decoded(record)
+    decoded = decoded_record(record)
     if out.as_json:
-        fields = {} if decoded is None else {"decoded": decoded.to_dict()}
-        out.row(
-            "record",
-            {
-                "topic": record.topic,
-                "partition": record.partition,
-                "offset": record.offset,
-                "timestamp": record.timestamp,
-                "timestamp_type": record.timestamp_type,
-                "key": field_json(record.key, names[0]),
-                "value": field_json(record.value, names[1]),
-                "headers": [[name_json(name), bytes_json(value)] for name, value in record.headers],
-                **fields,
-            },
-        )
+        out.row("record", record_json(record, names, decoded))
         return
     place = f"{record.partition}:{record.offset}  {format_time(record.timestamp)}"
     if decoded is not None:
@@ -405,18 +365,6 @@ def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | 
         f"  {escape(name)}={'<null>' if data is None else escape(data)}" for name, data in record.headers
     )
     out.data_line(f"{place}  {key}  {value}{headers}")
-
-
-def _decoded(record: Record[bytes, bytes]) -> InternalRecord | None:
-    """Decode a record of Kafka's own topics; None in other topics and for unknown bytes."""
-    if not record.topic.startswith("__"):
-        return None
-    from lastword.records.internal import UndecodableError, decode, is_internal
-
-    try:
-        return decode(record.topic, record.key, record.value) if is_internal(record.topic) else None
-    except UndecodableError:
-        return None
 
 
 GET_EXAMPLES = """

@@ -1,7 +1,11 @@
-"""`lastword serve` and `users`: Kafka's protocol over a log directory, until a signal; who may log in."""
+"""`lastword serve`, `console` and `users`: serve a log directory until a signal; who may log in.
+
+`serve` speaks Kafka's protocol, `console` is a page for a browser, and `serve --console` is both.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import signal
@@ -9,17 +13,22 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lastword.cli import signals
 from lastword.cli.command import Session, command
-from lastword.cli.target import MoreDirs, Target
-from lastword.errors import UsageError
+from lastword.cli.remedies import remedy_of
+from lastword.cli.target import LogDirectory, MoreDirs, Target
+from lastword.errors import MissingError, UsageError
 from lastword.objects import is_url
 from lastword.units import format_time
 from lastword.values import plural
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
 
 EXAMPLES = """
 lastword serve data
@@ -27,6 +36,11 @@ lastword serve data --listen 127.0.0.1:0 --json
 lastword serve data --partitions 3 --no-auto-create-topics --metrics 9464
 lastword serve data --listen 0.0.0.0:9093 --advertise log.example:9093 --insecure
 lastword serve data --users users.toml --tls-cert cert.pem --tls-key key.pem
+lastword serve data --listen 127.0.0.1:0 --console --console-listen 127.0.0.1:0
+"""
+CONSOLE_EXAMPLES = """
+lastword console data
+lastword console data --listen 127.0.0.1:0 --json
 """
 USERS_EXAMPLES = """
 lastword users users.toml --add ada
@@ -34,12 +48,14 @@ lastword users users.toml
 lastword users users.toml --remove ada
 """
 
+CONSOLE_ADDRESS = "127.0.0.1:8642"
 POLL_SECONDS = 0.2  # a signal takes effect after at most this time
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands `serve` and `users`."""
+    """Add the commands `serve`, `console` and `users`."""
     command(app, "serve", usage="DIR", examples=EXAMPLES, changes=True)(serve)
+    command(app, "console", usage="DIR", examples=CONSOLE_EXAMPLES)(console)
     command(app, "users", usage="FILE", examples=USERS_EXAMPLES)(users)
 
 
@@ -91,6 +107,17 @@ def serve(
             help="serve Prometheus metrics; without HOST only to this machine",
         ),
     ] = None,
+    console: Annotated[
+        bool, typer.Option("--console", help="also serve the page of `lastword console`")
+    ] = False,
+    console_listen: Annotated[
+        str,
+        typer.Option(
+            "--console-listen",
+            metavar="HOST:PORT",
+            help="with --console: its address; beyond this machine it needs TLS, and --users or --tls-ca",
+        ),
+    ] = CONSOLE_ADDRESS,
     more: MoreDirs = None,
 ) -> None:
     """Serve a log directory to Kafka's clients.
@@ -118,6 +145,13 @@ def serve(
 
         security["users"] = None if user_file is None else Users(user_file)
         security["tls"] = None if tls_cert is None else tls_context(tls_cert, tls_key, tls_ca)
+    page_address = parse_address(console_listen, "--console-listen")
+    is_open = tls_cert is None or (user_file is None and tls_ca is None)
+    if console and is_open and not _is_loopback(page_address[0]):
+        raise UsageError(
+            f"{page_address[0]} is not a loopback address: the page shows records to everyone who reaches it",
+            remedy="--tls-cert FILE --tls-key FILE with --users FILE or --tls-ca FILE",
+        )
     options = Options(
         listen=listen,
         advertise=advertise,
@@ -136,6 +170,10 @@ def serve(
         if address is not None:
             url = stack.enter_context(exporter(*address))
             out.notice("metrics", {"address": url}, f"metrics on {url}")
+        if console:
+            tls: dict[str, Any] = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key, "ssl_ca_certs": tls_ca}
+            tls |= {"ssl_cert_reqs": 0 if tls_ca is None else 2}  # ssl.CERT_NONE, ssl.CERT_REQUIRED
+            _show_page(out, stack, logs, target, page_address, security.get("users"), tls if tls_cert else {})
         server = stack.enter_context(Server(logs, listener, options, owns_logs=False))
         topics = server.context.topics.all()
         counts = {"topics": len(topics), "partitions": sum(len(topic.directories) for topic in topics)}
@@ -161,6 +199,86 @@ def serve(
     out.summary("stopped: requests that were received are answered, the log is synced")
     if signals.first() in (signal.SIGTERM, signal.SIGINT):
         signals.settle()  # the normal ways to stop a server
+
+
+def console(
+    out: Session,
+    directory: LogDirectory,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
+    ] = CONSOLE_ADDRESS,
+    more: MoreDirs = None,
+) -> None:
+    """Show a log directory as a live page in a browser.
+
+    The page changes nothing: it shows each change as the command to type. Takes no lock, and works beside a
+    writer, a broker and a cleaner. It reads no records because it is open: counts come from the garbage
+    index, ~ marks estimates, and an exact count is a button that names its cost.
+
+    Open the printed address: it has a token, without which the page shows nothing.
+    """
+    from lastword.cli.clean import parse_address
+
+    target = Target.of(directory, None, None, more)
+    host, port = parse_address(listen, "--listen")
+    if not _is_loopback(host):
+        raise UsageError(
+            f"{host} is not a loopback address, and this page has no users",
+            remedy=f"from another machine `ssh -L {port}:127.0.0.1:{port} THIS_MACHINE`, or "
+            f"`{target.command('serve', '--console', '--users', 'FILE', '--tls-cert', 'FILE')}`",
+        )
+    with ExitStack() as stack:
+        stack.enter_context(signals.held())
+        logs = stack.enter_context(out.open(target))
+        stack.enter_context(_logged(out))
+        _show_page(out, stack, logs, target, (host, port), None, {})
+        out.stdout.flush()
+        while not signals.noted():
+            time.sleep(POLL_SECONDS)
+    out.summary("stopped")
+    if signals.first() in (signal.SIGTERM, signal.SIGINT):
+        signals.settle()
+
+
+def _show_page(
+    out: Session,
+    stack: ExitStack,
+    logs: LogDir,
+    target: Target,
+    address: tuple[str, int],
+    known: Any,
+    tls: dict[str, Any],
+) -> None:
+    """Serve the page until `stack` ends, and print its address. `known`: the users of the server, or None."""
+    try:
+        from lastword.console.app import Access, Console, Shell
+    except ImportError as error:
+        if error.name == "uvicorn":
+            raise MissingError.package("the console", "uvicorn", "uvicorn>=0.30") from None
+        raise MissingError.package("the console", "starlette", "starlette>=1") from None
+    login = None if known is None else partial(_may_log_in, known)
+    access = Access(address[0], login=login, tls=tls)
+    page = stack.enter_context(Console(logs, address[1], access, Shell(target.command, remedy_of)))
+    out.row("console", {"url": page.url, "log_dirs": target.paths, "pid": os.getpid()})
+    if not out.quiet:
+        out.line(f"console of {', '.join(target.paths)}: {page.url} · it changes nothing · Ctrl-C stops")
+
+
+def _may_log_in(known: Any, name: str, password: str) -> bool:
+    from lastword.server.security import Denied, check_plain
+
+    try:
+        return bool(check_plain(f"\0{name}\0{password}".encode(), known))
+    except Denied:
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a host is an address of this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def users(

@@ -1,4 +1,4 @@
-"""`lastword transactions`: the open transactions of a log, which hold committed readers and the cleaning."""
+"""`lastword transactions` and `groups`: what holds readers and the cleaning back, and where readers are."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ SHOWN = 3
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command `transactions`."""
+    """Add the commands `transactions` and `groups`."""
     command(app, "transactions", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(transactions)
+    command(app, "groups", usage="DIR [TOPIC]", examples=GROUPS_EXAMPLES)(groups)
 
 
 EXAMPLES = """
@@ -100,6 +101,50 @@ def _show(out: Session, found: list[OpenTransaction], at_ms: int) -> None:
         "lrrrlll",
         spare=("EPOCH", "STATE"),
     )
+
+
+GROUPS_EXAMPLES = """
+lastword groups data
+lastword groups data users --json
+"""
+
+
+def groups(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    more: MoreDirs = None,
+) -> None:
+    """List the positions of consumer groups, and their lag.
+
+    The positions are records of __consumer_offsets, which this command reads. BEHIND counts offsets to the
+    log end, LAG is the age of the first batch that the group has not read.
+    """
+    from lastword.api.groups import group_positions
+
+    target = Target.of(directory, topic, partition, more)
+    with out.open(target) as logs:
+        positions = group_positions(logs.dirs, target.topic, target.partition)
+    for position in positions:
+        out.row("group", position.to_dict())
+    out.table(
+        ("GROUP", "PARTITION", "MEMBERS", "POSITION", "END", "BEHIND", "LAG"),
+        [
+            (
+                position.group,
+                f"{position.topic}-{position.partition}",
+                *("-" if count is None else str(count) for count in (position.members, position.offset)),
+                *("?" if count is None else str(count) for count in (position.log_end, position.lag_offsets)),
+                "-" if position.lag_ms is None else format_duration(position.lag_ms),
+            )
+            for position in positions
+        ],
+        "llrrrrr",
+        spare=("MEMBERS", "END"),
+    )
+    names = len({position.group for position in positions})
+    out.summary(None if positions else "no positions of groups", groups=names, positions=len(positions))
 
 
 def held_texts(logs: LogDir, target: Target, topics: Iterable[str], least_ms: int = 0) -> list[str]:

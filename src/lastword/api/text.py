@@ -16,10 +16,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.serializers import SERIALIZERS, field_bytes, field_json, is_base64_form
+from lastword.api.serializers import (
+    SERIALIZERS,
+    bytes_json,
+    field_bytes,
+    field_json,
+    is_base64_form,
+    name_json,
+)
 from lastword.errors import UsageError
 
 if TYPE_CHECKING:
+    from lastword.api.record import Record
     from lastword.records.internal import InternalRecord
 
 NO_KEY = "<no key>"
@@ -187,3 +195,38 @@ def field_text(data: bytes | None, serializer: str | None, null: Callable[[bytes
         if not isinstance(value, dict):
             return str(value)
     return null(data)
+
+
+def decoded_record(record: Record[bytes, bytes]) -> InternalRecord | None:
+    """Decode a record of Kafka's own topics; None in other topics and for unknown bytes."""
+    if not record.topic.startswith("__"):
+        return None
+    from lastword.records.internal import UndecodableError, decode, is_internal
+
+    try:
+        return decode(record.topic, record.key, record.value) if is_internal(record.topic) else None
+    except UndecodableError:
+        return None
+
+
+def record_json(
+    record: Record[bytes, bytes], serializers: tuple[str | None, str | None], decoded: InternalRecord | None
+) -> dict[str, Any]:
+    """Return the fields of a record in `lastword read --json`.
+
+    Args:
+        record: The record as stored.
+        serializers: The names of the topic's serializers of keys and of values; None if unknown.
+        decoded: The result of `decoded_record`.
+    """
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "timestamp_type": record.timestamp_type,
+        "key": field_json(record.key, serializers[0]),
+        "value": field_json(record.value, serializers[1]),
+        "headers": [[name_json(name), bytes_json(value)] for name, value in record.headers],
+        **({} if decoded is None else {"decoded": decoded.to_dict()}),
+    }

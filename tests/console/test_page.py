@@ -1,0 +1,590 @@
+"""Check the page by its requests: its numbers, who may read it, and what it reads. It changes nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.console.app import BUCKET_POLL_SECONDS, Access
+from lastword.console.reports import KEY_BYTES, VALUE_BYTES
+from lastword.console.watch import MOST_SAMPLES, Samples, Watch
+from lastword.files import OsFiles
+from lastword.files.interface import Handle
+from lastword.values import Progress
+from tests.console import samples
+from tests.console.http import PORT, Viewer, rows, running, stream, viewing
+from tests.fakes import RecordingFiles
+
+ROUTES = (
+    *("/", "/t/users", "/t/users/0/records", "/groups", "/transactions", "/quarantine"),
+    *("/static/console.css", "/static/console.js", "/api/overview", "/api/quarantine"),
+    *("/api/groups", "/api/groups?read=1", "/api/transactions", "/api/transactions?read=1"),
+    *("/api/t/users", "/api/t/users/count", "/api/t/users/plan", "/api/t/users/explain?key=user-003"),
+    *("/api/t/users/get?key=user-003", "/api/t/users/0/records", "/api/t/users/0/records?view=newest"),
+)
+LOOKS = tuple(
+    route
+    for route in ROUTES
+    if not route.startswith(("/api/t/users/", "/t/users/")) and "read=1" not in route
+)
+METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("console") / "data"
+    samples.make(path)
+    return path
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def same_as_json(viewer: Viewer, path: Path | str, capsys: Any) -> None:
+    """Compare the counted rows of each partition and segment with `ls --json`, and with --quick."""
+    exact = {(row["topic"], row["partition"]): row for row in rows(capsys, "ls", str(path), kind="partition")}
+    quick = rows(capsys, "ls", str(path), "--quick", kind="partition")
+    quickly = {(row["topic"], row["partition"]): row for row in quick}
+    for topic in viewer.get("/api/overview")["names"]:
+        for part in viewer.get(f"/api/t/{topic}")["partitions"]:
+            tp = topic, part["partition"]
+            expected = exact[tp] if part["exact"] else quickly[tp]
+            known = {name: part[name] for name in expected}
+            if part["garbage_bytes"] is None:
+                for name in ("live_bytes", "garbage_bytes", "records", "live_records", "tombstones"):
+                    assert known[name] is None
+                    known[name] = expected[name]
+                known["exact"] = expected["exact"]
+            assert known == expected
+            segments = rows(
+                capsys,
+                *("ls", str(path), topic, "-p", str(tp[1]), "--segments"),
+                *(() if part["exact"] else ("--quick",)),
+                kind="segment",
+            )
+            if part["garbage_bytes"] is not None:
+                assert part["segment_rows"] == segments
+            else:
+                sizes = [(row["base_offset"], row["size_bytes"]) for row in segments]
+                shown = [(row["base_offset"], row["size_bytes"]) for row in part["segment_rows"]]
+                assert shown == sizes
+
+
+def test_every_number_is_that_of_json_beside_a_writer_and_a_cleaner(tmp_path: Path, capsys: Any) -> None:
+    draw, path = random.Random(1), tmp_path / "data"
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        for name, policy in (("users", "compact"), ("events", "delete")):
+            logs.create_topic(
+                name,
+                2,
+                cleanup_policy=policy,
+                segment_bytes="4KiB",
+                key_serializer="str",
+                value_serializer="str",
+            )
+        with viewing(path) as viewer:
+            for step in range(12):
+                for name in ("users", "events"):
+                    logs[name].extend(
+                        (f"k{draw.randrange(30)}", "v" * draw.randrange(90))
+                        for _ in range(draw.randrange(60))
+                    )
+                if step % 4 == 2:
+                    logs.clean("users")
+                if step % 4 == 3:
+                    viewer.get("/api/t/users/count")
+                same_as_json(viewer, path, capsys)
+            viewer.get("/api/t/users/count")
+            assert all(part["exact"] for part in viewer.get("/api/t/users")["partitions"])
+            same_as_json(viewer, path, capsys)
+            (row,) = [row for row in viewer.get("/api/overview")["topics"] if row["topic"] == "users"]
+            (shown,) = rows(capsys, "ls", str(path), "users", "--by", "topic", kind="topic")
+            assert {name: row[name] for name in shown} == shown
+            logs["users"].append("k1", "newer")
+            stale = viewer.get("/api/t/users")["row"]
+            assert not stale["exact"] and stale["counted_ms"] <= stale["counted_ms"]
+
+
+def test_reports_are_the_rows_of_the_commands(sample: Path, capsys: Any) -> None:
+    path = str(sample)
+    with viewing(sample) as viewer:
+        records = viewer.get("/api/t/users/0/records?offset=900&limit=200")["records"]
+        printed = rows(capsys, "read", path, "users", "-p", "0", "--start", "900", "-n", "200", kind="record")
+        assert [{name: row[name] for name in printed[0]} for row in records] == printed
+        for view in ("newest", "changes"):
+            shown = viewer.get(f"/api/t/users/0/records?view={view}&limit=200")["records"]
+            printed = rows(capsys, "read", path, "users", "-p", "0", "--view", view, kind="record")
+            assert [{name: row[name] for name in printed[0]} for row in shown] == printed
+        last = viewer.get("/api/t/users/1/records?limit=7")["records"]
+        assert [row["offset"] for row in last] == [
+            row["offset"]
+            for row in rows(capsys, "read", path, "users", "-p", "1", "--last", "7", kind="record")
+        ]
+        before = viewer.get(f"/api/t/users/1/records?limit=7&before={last[0]['offset']}")["records"]
+        assert len(before) == 7 and before[-1]["offset"] < last[0]["offset"]
+        (found,) = viewer.get("/api/t/users/get?key=user-003")["records"]
+        (printed_one,) = rows(capsys, "get", path, "users", "user-003", kind="record")
+        assert {name: found[name] for name in printed_one} == printed_one
+        versions = viewer.get("/api/t/users/explain?key=user-003")["versions"]
+        printed = rows(capsys, "explain", path, "users", "--key", "user-003", kind="version")
+        assert versions and versions == [{name: row[name] for name in versions[0]} for row in printed]
+        plans = viewer.get("/api/t/users/plan")["plans"]
+        printed = rows(capsys, "clean", path, "users", "--dry-run", "--due", kind="plan")
+        assert [{name: row[name] for name in printed[0] if name != "now_ms"} for row in plans] == [
+            {name: value for name, value in row.items() if name != "now_ms"} for row in printed
+        ]
+        aging = ("age_ms", "lag_ms", "abort")
+        for name, kind in (("groups", "group"), ("transactions", "transaction")):
+            shown = viewer.get(f"/api/{name}?read=1")[name]
+            printed = rows(capsys, name, path, kind=kind)
+            assert len(printed) > 0
+            for mine, theirs in zip(shown, printed, strict=True):
+                assert {k: v for k, v in mine.items() if k not in aging} == {
+                    k: v for k, v in theirs.items() if k not in aging
+                }
+
+
+def test_the_server_cleans_and_the_page_shows_its_history(tmp_path: Path, capsys: Any) -> None:
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "users",
+            cleanup_policy="compact",
+            segment_bytes="4KiB",
+            lastword_strategy="kafka",
+            key_serializer="str",
+            value_serializer="str",
+        )
+        topic.extend((f"k{i % 9}", "v" * 50) for i in range(600))
+        with viewing(logs) as viewer:
+            assert viewer.get("/api/t/users")["cleanings"] == []
+            assert viewer.get("/api/overview")["mode"] == "a"
+            logs.background.scheduler.turn()
+            (done,) = viewer.get("/api/t/users")["cleanings"]
+            assert done["result"] == "ok" and done["round"]["freed_bytes"] > 0
+            assert done == {**logs.cleaner.history()[0].to_dict()}
+            assert len(viewer.get("/api/t/users")["samples"]) >= 2
+            topic.extend((f"k{i % 9}", "newer") for i in range(50))
+            (part,) = viewer.get("/api/t/users")["partitions"]
+            (exact,) = rows(capsys, "ls", str(tmp_path / "data"), kind="partition")
+            assert not part["exact"] and part["size_bytes"] == exact["size_bytes"]
+            viewer.get("/api/t/users/count")
+            (part,) = viewer.get("/api/t/users")["partitions"]
+            assert {name: part[name] for name in exact} == exact
+
+
+def test_only_what_changed_is_sent(sample: Path, tmp_path: Path) -> None:
+    shutil.copytree(sample, tmp_path / "data")
+    with (
+        viewing(tmp_path / "data") as viewer,
+        lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs,
+    ):
+        first = viewer.get("/api/overview")
+        again = viewer.get(f"/api/overview?since={first['version']}")
+        assert again["topics"] == [] and again["names"] is None and again["version"] == first["version"]
+        logs["events"].append("e", "more")
+        changed = viewer.get(f"/api/overview?since={first['version']}")
+        assert [row["topic"] for row in changed["topics"]] == ["events"]
+        logs.delete_topic("events")
+        assert "events" not in viewer.get(f"/api/overview?since={changed['version']}")["names"]
+        assert viewer.get("/api/t/events", 404)["error"]
+
+
+def test_a_log_in_a_bucket(capsys: Any) -> None:
+    url = "memory://console/log"
+    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "users", 2, cleanup_policy="compact", key_serializer="str", value_serializer="str"
+        )
+        topic.extend((f"k{i % 9}", "v") for i in range(100))
+        with lastword.open(url) as reading, viewing(reading) as viewer:
+            assert viewer.page._seconds == BUCKET_POLL_SECONDS
+            viewer.get("/api/t/users/count")
+            same_as_json(viewer, url, capsys)
+            topic.append("k1", "more")
+            viewer.get("/api/overview")
+            last = max(viewer.get(f"/api/t/users/{n}/records")["log_end"] for n in (0, 1))
+            assert last == max(end for _, end in topic.bounds().values())
+            assert viewer.get("/api/t/users/get?key=k1")["records"][0]["value"] == "more"
+
+
+def test_samples_are_bounded_and_span_the_whole_time() -> None:
+    kept = Samples()
+    for number in range(10_000):
+        kept.add(number, number, -1)
+    times = [at for at, _, _ in kept]
+    assert len(times) <= MOST_SAMPLES and times[0] == 0 and times[-1] == 9_999 and times == sorted(times)
+
+
+# ---------------------------------------------------------------- nothing is changed, little is read
+
+
+def test_no_request_changes_anything(sample: Path) -> None:
+    before = contents(sample)
+    with viewing(sample) as viewer:
+        for route in ROUTES:
+            assert viewer.client.get(route).status_code == 200, route
+            assert viewer.client.head(route).status_code == 200, route
+            for method in METHODS:
+                answer = viewer.client.request(method, route, content=b"x")
+                assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD", (method, route)
+    assert contents(sample) == before
+
+
+class ReadFiles(OsFiles):
+    """Files that count the bytes which are read of segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_bytes_of_logs = 0
+
+    def open_read(self, path: Any) -> Handle:
+        handle = super().open_read(path)
+        if str(path).endswith(".log"):
+            pread = handle.pread
+
+            def counted(*arguments: Any) -> bytes:
+                data = pread(*arguments)
+                self.read_bytes_of_logs += len(data)
+                return data
+
+            handle.pread = counted  # type: ignore[method-assign]
+        return handle
+
+
+def test_looking_reads_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "users",
+            cleanup_policy="compact",
+            segment_bytes="256KiB",
+            key_serializer="str",
+            value_serializer="str",
+        )
+        topic.extend((f"k{i}", "v" * 1000) for i in range(3000))
+    files = ReadFiles()
+    with lastword.open(path, files=files) as logs, viewing(logs) as viewer:
+        for _ in range(3):
+            for route in LOOKS:
+                viewer.page._polled = -float("inf")
+                assert viewer.client.get(route).status_code == 200
+        looked = files.read_bytes_of_logs
+        assert looked < 64 << 10
+        viewer.get("/api/t/users/count")
+        assert files.read_bytes_of_logs - looked > 2 << 20
+        assert viewer.get("/api/t/users")["row"]["exact"]
+
+
+def test_an_idle_poll_costs_a_few_stats_for_each_partition(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        for name in range(10):
+            logs.create_topic(
+                f"t{name}", 10, cleanup_policy="compact", key_serializer="str", value_serializer="str"
+            )
+            logs[f"t{name}"].extend((f"k{i}", "v") for i in range(50))
+    files = RecordingFiles(OsFiles())
+    with lastword.open(path, files=files) as logs, viewing(logs) as viewer:
+        viewer.page.watch.poll()
+        viewer.page.watch.poll()
+        version, files.calls = viewer.page.watch.version, []
+        viewer.page.watch.poll()
+        assert viewer.page.watch.version == version
+        assert files.count("listdir") == 0 and files.count("pread") == 0 and files.count("open_read") == 0
+        assert len(files.calls) <= 6 * 100 + 20
+
+
+def test_fifty_viewers_are_one_poll_and_without_viewers_there_is_none(
+    sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lastword.open(sample) as logs, running(logs, 0.2, monkeypatch) as console:
+        viewers = [stream(console) for _ in range(50)]
+        for viewer in viewers:
+            received = b""
+            while b"data:" not in received:
+                received += viewer.recv(4096)
+        assert console._page is not None
+        watch, begun, at = console._page.watch, console._page.watch.polls, time.monotonic()
+        time.sleep(1.0)
+        assert 1 <= watch.polls - begun <= (time.monotonic() - at) / 0.2 + 1
+        for viewer in viewers:
+            viewer.close()
+        deadline = time.monotonic() + 10
+        while console._page.viewers and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        begun = watch.polls
+        time.sleep(0.7)
+        assert watch.polls == begun and console._page.viewers == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "lastword-console"]
+
+
+def test_a_long_read_shows_its_progress_and_ends_when_its_viewer_goes_away(
+    sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def count(self: Any, topic: str, partition: int | None, progress: Any) -> None:
+        try:
+            for done in range(1000):
+                progress(Progress.at("count", done, 1000, 1.0))
+                time.sleep(0.02)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Watch, "count", count)
+    with lastword.open(sample) as logs, running(logs, 0.2, monkeypatch) as console:
+        viewer, reader = stream(console), stream(console, "/api/t/users/count")
+        received = b""
+        while b'"total_bytes": 1000' not in received:
+            received += viewer.recv(4096)
+        assert not ended.is_set()
+        reader.close()
+        assert ended.wait(5)
+        while not received.rstrip().endswith(b'"read": null, "poll_seconds": 0.2}'):
+            received += viewer.recv(4096)
+        viewer.close()
+
+
+def wait_for_polls(watch: Watch, count: int) -> None:
+    begun, deadline = watch.polls, time.monotonic() + 20
+    while watch.polls < begun + count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_poll_that_fails_is_logged_once_and_polls_go_on(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(sample, path)
+    with lastword.open(path) as logs, running(logs, 0.05, monkeypatch) as console, stream(console) as viewer:
+        viewer.recv(4096)
+        assert console._page is not None
+        path.rename(tmp_path / "elsewhere")
+        wait_for_polls(console._page.watch, 3)
+        (tmp_path / "elsewhere").rename(path)
+        wait_for_polls(console._page.watch, 2)
+    warned = [record.getMessage() for record in caplog.records if record.name == "lastword.console"]
+    assert len(warned) == len(set(warned)) >= 1 and "data" in warned[0]
+
+
+def test_a_poll_takes_a_fiftieth_of_a_core(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with viewing(sample) as viewer:
+        viewer.get("/api/overview")
+        monkeypatch.setattr(time, "thread_time", iter([0.0, 0.3]).__next__)
+        viewer.get("/api/overview")
+        assert viewer.page._seconds == pytest.approx(15.0)
+
+
+# ---------------------------------------------------------------- who may read
+
+
+def test_token(sample: Path) -> None:
+    with viewing(sample, headers={}) as viewer:
+        get = viewer.client.get
+        assert (
+            get("/").status_code
+            == get("/api/overview").status_code
+            == get("/static/console.js").status_code
+            == 401
+        )
+        assert get("/?token=wrong").status_code == 401
+        answer = get("/t/users?token=secret&offset=3")
+        assert answer.status_code == 303 and answer.headers["location"] == "/t/users?offset=3"
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "secret" in cookie
+        assert get("/api/overview").status_code == 200  # the client keeps the cookie
+        assert "secret" not in get("/").text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": f"localhost:{PORT}"}, 200),
+        ({"host": f"127.0.0.1:{PORT}", "origin": f"http://127.0.0.1:{PORT}"}, 200),
+        ({"host": f"[::1]:{PORT}"}, 200),
+        ({"host": "evil.example"}, 421),
+        ({"host": f"evil.example:{PORT}"}, 421),
+        ({"host": f"127.0.0.1.evil.example:{PORT}"}, 421),
+        ({"host": "127.0.0.1:1"}, 421),
+        ({"host": ""}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": f"http://localhost:{PORT}"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+    ],
+)
+def test_host_and_origin(sample: Path, headers: dict[str, str], status: int) -> None:
+    with viewing(sample) as viewer:
+        assert viewer.client.get("/api/quarantine", headers=headers).status_code == status
+
+
+def test_users(sample: Path) -> None:
+    calls = []
+
+    def login(name: str, password: str) -> bool:
+        calls.append(name)
+        return (name, password) == ("ada", "a:b")
+
+    def basic(text: str) -> dict[str, str]:
+        return {"authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
+
+    with viewing(sample, Access(token="secret", login=login), {}) as viewer:
+        get = viewer.client.get
+        assert get("/").status_code == 401 and get("/").headers["www-authenticate"].startswith("Basic")
+        assert get("/?token=secret").status_code == 401
+        assert get("/", headers=basic("ada:wrong")).status_code == 401
+        assert get("/", headers={"authorization": "Basic !"}).status_code == 401
+        assert [get("/", headers=basic("ada:a:b")).status_code for _ in range(3)] == [200] * 3
+        assert calls == ["ada", "ada"]  # a password that was right is not computed again
+
+
+def test_headers_and_sizes(sample: Path) -> None:
+    with viewing(sample) as viewer:
+        parts = [viewer.client.get(path) for path in ("/", "/static/console.css", "/static/console.js")]
+        page = parts[0]
+        policy = page.headers["content-security-policy"]
+        assert (
+            "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        )
+        assert (
+            page.headers["x-content-type-options"] == "nosniff"
+            and page.headers["referrer-policy"] == "no-referrer"
+        )
+        assert page.headers["cache-control"] == "no-store"
+        assert (
+            "style=" not in page.text
+            and "onclick" not in page.text
+            and "http" not in page.text.replace("http-equiv", "")
+        )
+        assert sum(len(part.content) for part in parts) < 100_000
+        script = parts[2].text
+        assert not any(
+            word in script
+            for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
+        )
+
+
+# ---------------------------------------------------------------- hostile records and requests
+
+
+def test_hostile_records_are_text_and_cut(sample: Path) -> None:
+    with viewing(sample) as viewer:
+        answer = viewer.client.get("/api/t/hostile/0/records")
+        assert len(answer.content) < 64 << 10 and answer.headers["content-type"] == "application/json"
+        by_offset = {row["offset"]: row for row in answer.json()["records"]}
+        assert by_offset[0]["key_text"] == "<script>alert(1)</script>"
+        assert (
+            by_offset[1]["key_text"] == "\\x00\\x1b[31m\\u202e\\u2066end"
+            and by_offset[1]["key_text"].isprintable()
+        )
+        assert by_offset[2]["key_bytes"] == 1 << 20 and len(by_offset[2]["key_text"]) == KEY_BYTES + 1
+        assert (
+            by_offset[3]["value_bytes"] == (20 << 20) + 3
+            and len(by_offset[3]["value_text"]) == VALUE_BYTES + 1
+        )
+        large = viewer.client.get("/api/t/hostile/get?key=large")
+        assert len(large.content) < 16 << 10 and large.json()["records"][0]["value_bytes"] > 20 << 20
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/t/nothing", 404),
+        ("/api/t/users/9/records", 400),
+        ("/api/t/users/x/records", 400),
+        ("/api/t/users/0/records?offset=x", 400),
+        ("/api/t/users/0/records?view=oldest", 400),
+        ("/api/t/users/0/records?limit=-1", 400),
+        ("/api/t/users/0/records?offset=99999999999999999999", 200),
+        ("/api/t/users/0/records?before=99999999", 200),
+        ("/api/t/users/count?partition=9", 400),
+        ("/api/overview?since=%00", 400),
+        ("/api/t/..%2f..%2fetc/count", 404),
+        ("/api/t/users/explain?key=%ff%00", 200),
+        ("/static/..%2fapp.py", 404),
+        ("/static/console.html", 404),
+        ("/nothing", 404),
+    ],
+)
+def test_wrong_requests(sample: Path, path: str, status: int) -> None:
+    with viewing(sample) as viewer:
+        answer = viewer.client.get(path)
+        assert answer.status_code == status, answer.text
+        assert "Traceback" not in answer.text
+
+
+def test_garbage_on_the_socket_is_survived(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(5)
+    with lastword.open(sample) as logs, running(logs, 0.2, monkeypatch) as console:
+        host = f"Host: 127.0.0.1:{console._port}"
+        good = f"GET /api/quarantine HTTP/1.1\r\n{host}\r\nAuthorization: Bearer secret\r\n"
+        frames = [
+            *(bytes(draw.randrange(256) for _ in range(draw.randrange(1, 300))) for _ in range(30)),
+            *(good.replace("GET", "GET" * n).encode() + b"\r\n" for n in (2, 9000)),
+            good.encode() + b"X: " + b"y" * (1 << 20),
+            good.encode() + b"Content-Length: 99999999999999\r\n\r\n",
+            good.encode() + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+            good.encode() + b"Host: evil.example\r\n\r\n",
+            good.replace("1.1", "9.9").encode() + b"\r\n",
+        ]
+        for frame in frames:
+            with socket.create_connection(("127.0.0.1", console._port), timeout=5) as connection:
+                try:
+                    connection.sendall(frame)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
+                except OSError:
+                    pass
+        with socket.create_connection(("127.0.0.1", console._port), timeout=5) as connection:
+            connection.sendall(good.encode() + b"Connection: close\r\n\r\n")
+            answer = b""
+            while data := connection.recv(65536):
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_a_directory_that_goes_away_is_an_error_with_a_remedy(sample: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(sample, path)
+    with viewing(path) as viewer:
+        viewer.get("/api/overview")
+        path.rename(tmp_path / "elsewhere")
+        gone = viewer.get("/api/overview", 503)
+        assert "data" in gone["error"]
+        (tmp_path / "elsewhere").rename(path)
+        assert viewer.get("/api/overview")["totals"]["topics"] == 7
+
+
+def test_a_damaged_partition_is_named_and_the_others_are_shown(sample: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(sample, path)
+    (path / "events-1" / "00000000000000000000.log").unlink()
+    (path / "events-1" / "00000000000000000000.log").mkdir()
+    with viewing(path) as viewer:
+        damaged = [(row["topic"], row["partition"]) for row in viewer.get("/api/quarantine")["partitions"]]
+        assert ("events", 1) in damaged and ("payments", 0) in damaged
+        assert viewer.get("/api/overview")["totals"]["partitions"] == 10
+        assert len(viewer.get("/api/t/events")["partitions"]) == 3
