@@ -216,7 +216,7 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
         import obstore
         import obstore.store
     except ImportError:
-        raise MissingError.package("object storage", "obstore", "obstore>=0.12,<0.13") from None
+        raise MissingError.package("object storage", "obstore", "obstore>=0.12.1,<0.13") from None
     rest = f"{bucket}/{prefix}" if prefix else bucket
     cache, bounds = _cache(given), _bounds(given)
     opener = _Opener(scheme, bucket, given, bounds.retries)
