@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lastword.accounts.ledger import Ledger
 from lastword.cleaner.policy import quarantine
 from lastword.errors import CertificateError, CorruptBatchError, DiskFullError, StorageError
 from lastword.files import OsFiles
 from lastword.kernels import table as fields
 from lastword.resolve import hash_map
 from lastword.resolve.survivors import KeptChunk, Survivors
-from tests.build import HOUR, LogBuilder
+from tests.build import HOUR, SALT, LogBuilder
 from tests.fakes.recording import RecordingFiles
 from tests.support.cleaning import by_hash
 
@@ -121,6 +123,51 @@ def test_the_files_are_those_of_two_readings(
         assert not [name for name in log.tree() if name.endswith(".data")]
         for each in (log, plain, exact):
             each.delete("n1-0").batch([(f"k{n}", "newest") for n in range(20)]).roll()
+        log.wait(2 * HOUR)
+
+
+def ledger_of(log: LogBuilder) -> Ledger:
+    return Ledger.open(log.files, log.directory, log.log.segments, map_bytes=8 * MIB, salt=lambda: SALT)
+
+
+def known(log: LogBuilder, ledger: Ledger) -> dict[str, Any]:
+    """Return what a garbage index holds."""
+    offset_map = ledger.tracking.running._scan.map
+    assert offset_map is not None
+    keys = {record.key for record in log.records() if record.key is not None}
+    where = {"topic": "users", "partition": 0, "drive": "", "total_bytes": 0, "log_start": 0}
+    return {
+        "facts": ledger.facts(),
+        "account": ledger.account(log.config, **where),
+        "dead": ledger.resolution().dead.offsets().tolist(),
+        "newest": {key: (offset_map.newest(key), offset_map.copies(key)) for key in keys},
+        "tombstones": [column.tolist() for column in astuple(ledger.tracking.running.tombstones())],
+        "clocks": [column.tolist() for column in ledger.deletes.running()],
+        "checkpoint": ledger.first_dirty_for_kafka(),
+        "largest": ledger.tracking.running.largest_bytes,
+    }
+
+
+@pytest.mark.parametrize("codec", [0, 3, 4])
+def test_the_garbage_index_is_that_of_the_exact_map(
+    tmp_path: Path, codec: int, kept: list[tuple[KeptChunk, bool]]
+) -> None:
+    """The first whole cleaning by accounts reads once; later cleanings go on with what it has saved."""
+    log = written(tmp_path / "log", codec=codec).close()
+    exact = copied(log, tmp_path / "exact")
+    for number in range(3):
+        indexes = []
+        for each, wanted in ((log, True), (exact, False)):
+            ledger = ledger_of(each)
+            with by_hash(wanted):
+                done = each.clean(strategy="generational", ledger=ledger, map_bytes=8 * MIB)
+            indexes.append(known(each, ledger))
+            assert done.complete and ledger.save()
+        assert indexes[0] == indexes[1] and logs(log) == logs(exact)
+        assert bool(kept) == (number == 0), "accounts decide the later ones"
+        kept.clear()
+        for each in (log, exact):
+            each.delete("n1-0").batch([(f"k{n}", "newest") for n in range(20)]).roll().close()
         log.wait(2 * HOUR)
 
 

@@ -8,6 +8,10 @@ Two keys with one 64-bit hash would be taken for one. The certificate of the rew
 such a pair (`kernels.hash_map` has the reason). A scan whose result is not certified takes the exact map, and
 so does a log that this scan cannot read: the exact map reads oldest first, and reports damage in that order.
 
+For the garbage index the scan can list the newest records in the arena of an offset map (`KeyList`): they are
+all records with a key that the rewrite leaves. A log with tombstones and aborted records is left to the exact
+map, then: an aborted record is a copy of its key, and need not be older than the tombstone.
+
 A part of a segment begins at a batch that its index names. An index is not trusted: the batches of a part
 must end where the next part begins, down to the first byte of the segment.
 """
@@ -17,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Protocol
 
@@ -45,6 +49,7 @@ from lastword.resolve.facts import (
     TransactionOutcomes,
     check_order,
     digest_seed_of,
+    horizons_of,
     outcomes_of,
 )
 from lastword.resolve.offset_map import MAX_LOAD
@@ -85,6 +90,31 @@ class PartSource(SegmentSource, Protocol):
     def cuts(self, part_bytes: int) -> list[int]:
         """Return positions from 0 to the end of the file, of batches about `part_bytes` apart."""
         ...
+
+
+@dataclass(slots=True)
+class KeyList:
+    """The newest records of a log, for the offset map of a garbage index.
+
+    Attributes:
+        arena: uint8, of the memory of the whole map: the entries of an offset map, each with one copy. A
+            tombstone with older records has MAX_COPIES.
+        end: Where the entries end; -1: they do not fit beside the map of hashes.
+        keys: Their number.
+        page_ids: The bitmap pages of all records, ascending.
+        horizons: Batches with a delete horizon, ascending: (base offset, last offset, horizon).
+        largest_bytes: The size of the largest record.
+    """
+
+    arena: NDArray[np.uint8]
+    end: int = loops.ARENA_START
+    keys: int = 0
+    page_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    horizons: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    largest_bytes: int = 0
+
+
+_NO_ARENA = np.empty(0, np.uint8)
 
 
 class _Buffers:
@@ -175,6 +205,7 @@ class HashResolver:
 
     Args:
         survivors: Get what the rewrite needs of chunks with dead records; None: nothing is kept.
+        key_list: Gets the newest records; the sizes of all records are then counted, too. None: no list.
 
     Attributes:
         counts: Of each segment.
@@ -191,6 +222,7 @@ class HashResolver:
         progress: Callable[[int, int], None] | None = None,
         threads: int = 1,
         survivors: Survivors | None = None,
+        key_list: KeyList | None = None,
     ) -> None:
         check_order(sources)
         self._sources = sources
@@ -200,6 +232,8 @@ class HashResolver:
         self._progress = progress
         self._threads = threads
         self._survivors = survivors
+        self._list = key_list
+        self._arena = _NO_ARENA if key_list is None else key_list.arena
         self.digest_seed = digest_seed_of(salt)
         self.counts = SegmentCounts()
         self.counts.add(sources)
@@ -208,9 +242,12 @@ class HashResolver:
         self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
         self._words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
         self.state = np.zeros(loops.STATE_FIELDS, np.int64)
+        self.state[loops.ARENA_END] = hash_loops.NO_ARENA if key_list is None else key_list.end
         self.entries = np.empty(0, np.uint64)
         self._peak_bytes = 0
         self._bitmaps: list[DeadBitmaps] = []  # of the chunks, newest first
+        self._page_ids: list[NDArray[np.int64]] = []  # of the chunks, for the list
+        self._horizons: list[NDArray[np.int64]] = []
         self._walked = False
 
     @property
@@ -231,6 +268,8 @@ class HashResolver:
                 done += part.chunk.size_bytes
                 if self._progress is not None:
                     self._progress(done, total)
+        if self._list is not None:
+            self._complete(self._list)
         return Resolution(
             segments=self.counts.facts(),
             dead=union(self._bitmaps),
@@ -296,6 +335,7 @@ class HashResolver:
         self.state[loops.NEXT] = left
         while True:
             status = hash_loops.settle_keys(
+                chunk.uncompressed,
                 part.filler.arrays,
                 part.segment,
                 self.entries,
@@ -304,20 +344,46 @@ class HashResolver:
                 ids,
                 bits,
                 self.counts.arrays,
+                self._arena,
             )
             if status == kernels.OK:
                 break
             if status != kernels.FULL:
                 raise HashesUnsure("two keys have one hash")
             self._grow()
+        if self._list is not None:
+            sizes = part.filler.arrays.spans[key_batch.SIZE, :left] & key_batch.SIZE_MASK
+            self.counts.add_weight(part.segment, int(sizes.sum()))
+            self._list.largest_bytes = max(self._list.largest_bytes, int(sizes.max(initial=0)))
+            self._page_ids.append(ids)
+            self._horizons.append(horizons_of(chunk))
         dead = int(self.counts.stats[part.segment, loops.DEAD_RECORDS]) - before
         if not dead:
             return
         self._bitmaps.append(DeadBitmaps(ids, np.arange(ids.size, dtype=np.int32), bits))
         if self._survivors is not None and dead >= _FEWEST_DEAD * left and not chunk.attributes & CONTROL_BIT:
-            self._survivors.keep(
-                part.segment, chunk, part.filler.arrays, left, self._map_bytes - self.entries.nbytes
-            )
+            self._survivors.keep(part.segment, chunk, part.filler.arrays, left, self._room_beside())
+
+    def _complete(self, key_list: KeyList) -> None:
+        """Complete the list, or leave the log to the exact map."""
+        stats = self.counts.stats
+        if stats[:, loops.TOMBSTONES].any():
+            if stats[:, loops.ABORTED_RECORDS].any() or self.state[loops.ARENA_END] < 0:
+                raise HashesUnsure("tombstones with aborted records, or with more keys than fit the memory")
+            hash_loops.note_older_copies(self._arena, self.state, self.entries, self._words)
+        key_list.end, key_list.keys = int(self.state[loops.ARENA_END]), self.distinct_keys
+        if self._page_ids:
+            key_list.page_ids = np.unique(np.concatenate(self._page_ids))
+            key_list.horizons = np.concatenate(self._horizons[::-1])
+
+    def _room_beside(self) -> int:
+        """Return the bytes that survivors may take beside the map, and a list of as many keys as fit it."""
+        full = int(self.state[loops.MAX_ENTRIES]) / max(self.distinct_keys, 1)
+        return self._map_bytes - self.entries.nbytes - int(self._listed_bytes * full)
+
+    @property
+    def _listed_bytes(self) -> int:
+        return max(int(self.state[loops.ARENA_END]), 0)
 
     @property
     def _most_slots(self) -> int:
@@ -327,6 +393,11 @@ class HashResolver:
     def _grow(self) -> None:
         slots = self.entries.size // hash_loops.ENTRY_WORDS
         free = self._most_slots - slots
+        listed = self._listed_bytes // ENTRY_BYTES
+        if free - listed < _LEAST_GROWTH * slots:
+            self.state[loops.ARENA_END] = hash_loops.NO_ARENA
+            listed = 0
+        free -= listed
         kept = self._survivors
         if kept is not None and ENTRY_BYTES * (free - 2 * slots) < kept.memory_bytes:
             kept.release()
@@ -341,4 +412,6 @@ class HashResolver:
         self.entries = np.empty(hash_loops.ENTRY_WORDS * slots, np.uint64)  # not `zeros`: no huge pages
         self.entries[:] = 0
         self.state[loops.MAX_ENTRIES] = int(slots * MAX_LOAD)
+        room = min(self._map_bytes - self.entries.nbytes, self._arena.size - kernels.SLACK)
+        self.state[loops.ARENA_LIMIT] = room
         self._peak_bytes = max(self._peak_bytes, old_bytes + self.entries.nbytes)
