@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,10 @@ def known(log: LogBuilder, ledger: Ledger) -> dict[str, Any]:
     keys = {record.key for record in log.records() if record.key is not None}
     where = {"topic": "users", "partition": 0, "drive": "", "total_bytes": 0, "log_start": 0}
     return {
-        "facts": ledger.facts(),
+        "facts": [
+            replace(facts, last_of_producers=tuple(sorted(facts.last_of_producers)))
+            for facts in ledger.facts()
+        ],
         "account": ledger.account(log.config, **where),
         "dead": ledger.resolution().dead.offsets().tolist(),
         "newest": {key: (offset_map.newest(key), offset_map.copies(key)) for key in keys},

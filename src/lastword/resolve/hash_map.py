@@ -97,9 +97,9 @@ class KeyList:
     """The newest records of a log, for the offset map of a garbage index.
 
     Attributes:
-        arena: uint8, of the memory of the whole map: the entries of an offset map, each with one copy. A
+        arena: uint8, of the size of the whole map: the entries of an offset map, each with one copy. A
             tombstone with older records has MAX_COPIES.
-        end: Where the entries end; -1: they do not fit beside the map of hashes.
+        end: Where the entries end; -1: they do not fit beside the map of hashes, and `arena` is empty.
         keys: Their number.
         page_ids: The bitmap pages of all records, ascending.
         horizons: Batches with a delete horizon, ascending: (base offset, last offset, horizon).
@@ -233,7 +233,6 @@ class HashResolver:
         self._threads = threads
         self._survivors = survivors
         self._list = key_list
-        self._arena = _NO_ARENA if key_list is None else key_list.arena
         self.digest_seed = digest_seed_of(salt)
         self.counts = SegmentCounts()
         self.counts.add(sources)
@@ -344,7 +343,7 @@ class HashResolver:
                 ids,
                 bits,
                 self.counts.arrays,
-                self._arena,
+                _NO_ARENA if self._list is None else self._list.arena,
             )
             if status == kernels.OK:
                 break
@@ -352,6 +351,8 @@ class HashResolver:
                 raise HashesUnsure("two keys have one hash")
             self._grow()
         if self._list is not None:
+            if self.state[loops.ARENA_END] < 0:
+                self._drop_entries(self._list)
             sizes = part.filler.arrays.spans[key_batch.SIZE, :left] & key_batch.SIZE_MASK
             self.counts.add_weight(part.segment, int(sizes.sum()))
             self._list.largest_bytes = max(self._list.largest_bytes, int(sizes.max(initial=0)))
@@ -370,11 +371,15 @@ class HashResolver:
         if stats[:, loops.TOMBSTONES].any():
             if stats[:, loops.ABORTED_RECORDS].any() or self.state[loops.ARENA_END] < 0:
                 raise HashesUnsure("tombstones with aborted records, or with more keys than fit the memory")
-            hash_loops.note_older_copies(self._arena, self.state, self.entries, self._words)
+            hash_loops.note_older_copies(key_list.arena, self.state, self.entries, self._words)
         key_list.end, key_list.keys = int(self.state[loops.ARENA_END]), self.distinct_keys
         if self._page_ids:
             key_list.page_ids = np.unique(np.concatenate(self._page_ids))
             key_list.horizons = np.concatenate(self._horizons[::-1])
+
+    def _drop_entries(self, key_list: KeyList) -> None:
+        """Drop the entries of a list that does not fit the memory."""
+        self.state[loops.ARENA_END], key_list.arena = hash_loops.NO_ARENA, _NO_ARENA
 
     def _room_beside(self) -> int:
         """Return the bytes that survivors may take beside the map, and a list of as many keys as fit it."""
@@ -395,8 +400,9 @@ class HashResolver:
         free = self._most_slots - slots
         listed = self._listed_bytes // ENTRY_BYTES
         if free - listed < _LEAST_GROWTH * slots:
-            self.state[loops.ARENA_END] = hash_loops.NO_ARENA
             listed = 0
+            if self._list is not None:
+                self._drop_entries(self._list)
         free -= listed
         kept = self._survivors
         if kept is not None and ENTRY_BYTES * (free - 2 * slots) < kept.memory_bytes:
@@ -412,6 +418,7 @@ class HashResolver:
         self.entries = np.empty(hash_loops.ENTRY_WORDS * slots, np.uint64)  # not `zeros`: no huge pages
         self.entries[:] = 0
         self.state[loops.MAX_ENTRIES] = int(slots * MAX_LOAD)
-        room = min(self._map_bytes - self.entries.nbytes, self._arena.size - kernels.SLACK)
-        self.state[loops.ARENA_LIMIT] = room
+        if self._list is not None:
+            room = min(self._map_bytes - self.entries.nbytes, self._list.arena.size - kernels.SLACK)
+            self.state[loops.ARENA_LIMIT] = room
         self._peak_bytes = max(self._peak_bytes, old_bytes + self.entries.nbytes)

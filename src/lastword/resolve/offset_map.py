@@ -289,14 +289,15 @@ class OffsetMap:
         self._rebuild(slots)
         return True
 
-    def use_listed(self, end: int, used: int) -> bool:
-        """Use the `used` entries that were written to the arena up to `end`; return False if they do not fit.
+    def use_listed(self, arena: NDArray[np.uint8], end: int, used: int) -> bool:
+        """Use an arena of `map_bytes` with `used` entries up to `end`; return False if they do not fit.
 
         Their slots are made when they are needed: a map that is only saved needs none.
         """
         slots = min(self._slots_for(used), (self.map_bytes - end) // SLOT_BYTES)
         if used > int(slots * MAX_LOAD):
             return False
+        self.arena = arena
         self.state[loops.ARENA_END], self.state[loops.USED] = end, used
         self._unplaced = slots
         return True

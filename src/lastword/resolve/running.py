@@ -237,9 +237,9 @@ class RunningResolution:
     ) -> bool:
         """Add all segments of a log, newest first and read once, by a map of hashes (`resolve.hash_map`).
 
-        For a rewrite of all garbage that certifies each output. `certified` must follow, or this object must
-        not be used any more. In between, the copies of keys are not counted: only whether a tombstone has
-        older ones.
+        For a rewrite of all garbage that certifies each output. Then the caller unsets `by_hash`; if the
+        rewrite does not end, this object must not be used any more. A key has one copy, but MAX_COPIES if its
+        newest record is a tombstone and there are older ones.
 
         Args:
             sources: The segments, each a `hash_map.PartSource`.
@@ -255,8 +255,7 @@ class RunningResolution:
             MapFull: There are too many tombstones to list.
         """
         started, scan = time.perf_counter(), self._scan
-        offset_map = scan.make_map(1, 24.0)
-        listed = KeyList(offset_map.arena)
+        listed = KeyList(np.empty(scan.map_bytes & ~7, np.uint8))
         found = resolve_by_hashes(
             sources,
             place,
@@ -269,11 +268,11 @@ class RunningResolution:
             key_list=listed,
         )
         if found is None:
-            scan.map = None
             return False
         resolver, resolution, self.survivors = found
+        offset_map = scan.make_map(1, 24.0)
         self._take_over(resolver, resolution.dead, listed)
-        self.lacks_keys = listed.end < 0 or not offset_map.use_listed(listed.end, listed.keys)
+        self.lacks_keys = listed.end < 0 or not offset_map.use_listed(listed.arena, listed.end, listed.keys)
         offset_map.peak_bytes = resolution.map_bytes_used + max(listed.end, 0)
         self.by_hash = True
         self.seconds += time.perf_counter() - started
@@ -292,12 +291,6 @@ class RunningResolution:
         scan.store.page_segments[: ids.size] = np.maximum(owners, 0)
         self._horizons = Horizons(listed.horizons)
         self.limit = int(scan.counts.ends[-1])
-
-    def certified(self) -> None:
-        """Take over the result of `add_whole`: all its garbage was certified and replaced."""
-        self.by_hash = False
-        if self._scan.map is not None:
-            self._scan.map.arena[self._live_tombstones()[0] + COPIES_AT] = 1
 
     def _check_tombstones(self) -> None:
         """Raise MapFull if there are too many tombstones to list.
