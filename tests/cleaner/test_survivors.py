@@ -30,9 +30,15 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(hash_map, "PART_BYTES", 3000)
-    monkeypatch.setattr(hash_map, "_FEWEST_DEAD", 0)
+    few_dead(monkeypatch, 0)
     with by_hash():
         yield
+
+
+def few_dead(patch: pytest.MonkeyPatch, share: float) -> None:
+    """Let the survivors of chunks be kept from this share of dead records on."""
+    for name in ("_FEWEST_DEAD", "_FEWEST_DEAD_CODED"):
+        patch.setattr(hash_map, name, share)
 
 
 def written(root: Path, files: Any = None, codec: int = 0, seed: int = 1) -> LogBuilder:
@@ -113,7 +119,7 @@ def test_the_files_are_those_of_two_readings(
         where = {in_file for _, in_file in kept}
         assert where == {True} if place == "file" else False in where
         with monkeypatch.context() as patch:
-            patch.setattr(hash_map, "_FEWEST_DEAD", 2)
+            few_dead(patch, 2)
             kept.clear()
             plain.clean(**more)
             assert not kept

@@ -70,7 +70,8 @@ _MOST_RECORDS = 1 << 21  # of a chunk: of any batch that is not very odd
 _LEAST_SLOTS = 64
 _RECORDS_OF_A_KEY = 4
 _LEAST_GROWTH = 1.2
-_FEWEST_DEAD = 1 / 8  # share of dead records from which on it pays to copy the survivors of a chunk
+_FEWEST_DEAD = 1 / 2  # share of dead records from which on it pays to copy the survivors of a chunk
+_FEWEST_DEAD_CODED = 1 / 8  # the same where a second reading decompresses again
 _FIRST_ROWS = 1024
 _FIRST_RECORDS = 1 << 14
 
@@ -362,7 +363,8 @@ class HashResolver:
         if not dead:
             return
         self._bitmaps.append(DeadBitmaps(ids, np.arange(ids.size, dtype=np.int32), bits))
-        if self._survivors is not None and dead >= _FEWEST_DEAD * left and not chunk.attributes & CONTROL_BIT:
+        fewest = left * (_FEWEST_DEAD_CODED if chunk.attributes & CODEC_MASK else _FEWEST_DEAD)
+        if self._survivors is not None and dead >= fewest and not chunk.attributes & CONTROL_BIT:
             self._survivors.keep(part.segment, chunk, part.filler.arrays, left, self._room_beside())
 
     def _complete(self, key_list: KeyList) -> None:
