@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
     from lastword.resolve.facts import TransactionOutcomes
     from lastword.resolve.running import RunningResolution
-    from lastword.resolve.survivors import Survivors
     from lastword.resolve.whole import ScratchPlace
 
 
@@ -168,11 +167,6 @@ class Ledger:
     def by_hash(self) -> bool:
         """Return whether a map of hashes made the accounts, and the cleaning is not `certified` yet."""
         return self.tracking.running.by_hash
-
-    @property
-    def survivors(self) -> Survivors | None:
-        """Return what the rewrite need not read again, if the accounts are `by_hash`; to be closed."""
-        return self.tracking.running.survivors
 
     @property
     def transactions_from(self) -> int:
@@ -293,8 +287,8 @@ class Ledger:
             chunk_bytes: Bytes to read per chunk.
             threads: As for `resolve`.
             sample: False: keys that do not fit the memory leave empty accounts, not accounts of a sample.
-            place: A rewrite of all garbage follows, so a map of hashes may decide about a log without
-                accounts (`by_hash`), with this place for survivors. None: the exact map decides.
+            place: For survivors: a rewrite of all garbage follows, so a map of hashes may make the accounts of
+                a log that has none (`by_hash`). None: the exact map does.
         """
         if not sample and not self.exact and not self.entries:
             return 0
@@ -310,7 +304,7 @@ class Ledger:
             self._accrue(now_ms)
             return 0
         known, old = len(self.entries), [*self._aged, *self.entries]
-        if known or not self.tracking.may_use_hashes(new):
+        if known or not self.exact:
             place = None
         portions = _portions(new) if place is None else deque([new])
         left_bytes = sum(segment.size for segment in new)
@@ -437,10 +431,7 @@ class Ledger:
         return [Watched(segment, self.tracking.running, dead) for segment in segments]
 
     def certified(self) -> None:
-        """Keep accounts that are `by_hash`: all garbage was certified and published, and `swapped`.
-
-        Each key has one record now. If there was no room for the keys, the accounts stay empty.
-        """
+        """Keep accounts that are `by_hash`, without all keys empty ones: all garbage was published."""
         if self.tracking.running.lacks_keys:
             self.reset(KEYS_DO_NOT_FIT)
             return

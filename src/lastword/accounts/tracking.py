@@ -409,12 +409,6 @@ class Tracking:
             self.transactions_from = noted.first if first < 0 else min(first, noted.first)
         return TakenSegments(read, why)
 
-    def may_use_hashes(self, segments: Sequence[Segment]) -> bool:
-        """Return whether a map of hashes may decide about these segments, which are a whole log."""
-        from lastword.resolve.whole import may_use_hashes
-
-        return self.exact and may_use_hashes(segments, self.map_bytes, self.scratch)
-
     def _meets_first_tombstone(self) -> bool:
         """Return whether there is a tombstone, for the first time."""
         if self.counts_copies or not self.exact:
@@ -580,10 +574,7 @@ class _ReadOnce(Segment):
 
 
 class NotedOutcomes:
-    """Outcomes, and the position of the first batch whose outcome was read (`first`; -1: none).
-
-    Batches of no transaction are not noted.
-    """
+    """Outcomes, and the offset of the first batch of a transaction that was looked up (`first`; -1: none)."""
 
     def __init__(self, outcomes: TransactionOutcomes) -> None:
         self._outcomes = outcomes

@@ -8,9 +8,9 @@ Two keys with one 64-bit hash would be taken for one. The certificate of the rew
 such a pair (`kernels.hash_map` has the reason). A scan whose result is not certified takes the exact map, and
 so does a log that this scan cannot read: the exact map reads oldest first, and reports damage in that order.
 
-For the garbage index the scan can list the newest records in the arena of an offset map (`KeyList`): they are
-all records with a key that the rewrite leaves. A log with tombstones and aborted records is left to the exact
-map, then: an aborted record is a copy of its key, and need not be older than the tombstone.
+For a garbage index the scan lists the newest records in the arena of an offset map: after the rewrite there
+are no other records with a key. A log with tombstones and aborted records is then left to the
+exact map: an aborted record is a copy of its key, and need not be older than the tombstone.
 
 A part of a segment begins at a batch that its index names. An index is not trusted: the batches of a part
 must end where the next part begins, down to the first byte of the segment.
@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Protocol
 
@@ -91,28 +91,6 @@ class PartSource(SegmentSource, Protocol):
     def cuts(self, part_bytes: int) -> list[int]:
         """Return positions from 0 to the end of the file, of batches about `part_bytes` apart."""
         ...
-
-
-@dataclass(slots=True)
-class KeyList:
-    """The newest records of a log, for the offset map of a garbage index.
-
-    Attributes:
-        arena: uint8, of the size of the whole map: the entries of an offset map, each with one copy. A
-            tombstone with older records has MAX_COPIES.
-        end: Where the entries end; -1: they do not fit beside the map of hashes, and `arena` is empty.
-        keys: Their number.
-        page_ids: The bitmap pages of all records, ascending.
-        horizons: Batches with a delete horizon, ascending: (base offset, last offset, horizon).
-        largest_bytes: The size of the largest record.
-    """
-
-    arena: NDArray[np.uint8]
-    end: int = loops.ARENA_START
-    keys: int = 0
-    page_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    horizons: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
-    largest_bytes: int = 0
 
 
 _NO_ARENA = np.empty(0, np.uint8)
@@ -206,11 +184,16 @@ class HashResolver:
 
     Args:
         survivors: Get what the rewrite needs of chunks with dead records; None: nothing is kept.
-        key_list: Gets the newest records; the sizes of all records are then counted, too. None: no list.
+        lists_keys: List the newest records, and what else a garbage index has.
 
     Attributes:
         counts: Of each segment.
         entries: The map.
+        arena: With `lists_keys` the entries of an offset map, each with one copy; a tombstone with older
+            records has MAX_COPIES. The next three are then those of all records.
+        page_ids: Pages of the bitmaps, some more than once.
+        horizons: Delete horizons by chunk, the newest first (`facts.horizons_of`).
+        largest_bytes: Size of the largest record.
     """
 
     def __init__(
@@ -223,7 +206,7 @@ class HashResolver:
         progress: Callable[[int, int], None] | None = None,
         threads: int = 1,
         survivors: Survivors | None = None,
-        key_list: KeyList | None = None,
+        lists_keys: bool = False,
     ) -> None:
         check_order(sources)
         self._sources = sources
@@ -233,7 +216,7 @@ class HashResolver:
         self._progress = progress
         self._threads = threads
         self._survivors = survivors
-        self._list = key_list
+        self._lists_keys = lists_keys
         self.digest_seed = digest_seed_of(salt)
         self.counts = SegmentCounts()
         self.counts.add(sources)
@@ -242,12 +225,14 @@ class HashResolver:
         self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
         self._words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
         self.state = np.zeros(loops.STATE_FIELDS, np.int64)
-        self.state[loops.ARENA_END] = hash_loops.NO_ARENA if key_list is None else key_list.end
+        self.state[loops.ARENA_END] = loops.ARENA_START if lists_keys else hash_loops.NO_ARENA
+        self.arena = np.empty(map_bytes & ~7, np.uint8) if lists_keys else _NO_ARENA
+        self.page_ids = [np.empty(0, np.int64)]
+        self.horizons = [np.empty((0, 3), np.int64)]
+        self.largest_bytes = 0
         self.entries = np.empty(0, np.uint64)
         self._peak_bytes = 0
         self._bitmaps: list[DeadBitmaps] = []  # of the chunks, newest first
-        self._page_ids: list[NDArray[np.int64]] = []  # of the chunks, for the list
-        self._horizons: list[NDArray[np.int64]] = []
         self._walked = False
 
     @property
@@ -268,8 +253,10 @@ class HashResolver:
                 done += part.chunk.size_bytes
                 if self._progress is not None:
                     self._progress(done, total)
-        if self._list is not None:
-            self._complete(self._list)
+        if self._lists_keys and self.counts.stats[:, loops.TOMBSTONES].any():
+            if self.counts.stats[:, loops.ABORTED_RECORDS].any() or self.arena_end < 0:
+                raise HashesUnsure("tombstones with aborted records, or with more keys than fit the memory")
+            hash_loops.note_older_copies(self.arena, self.state, self.entries, self._words)
         return Resolution(
             segments=self.counts.facts(),
             dead=union(self._bitmaps),
@@ -344,21 +331,21 @@ class HashResolver:
                 ids,
                 bits,
                 self.counts.arrays,
-                _NO_ARENA if self._list is None else self._list.arena,
+                self.arena,
             )
             if status == kernels.OK:
                 break
             if status != kernels.FULL:
                 raise HashesUnsure("two keys have one hash")
             self._grow()
-        if self._list is not None:
-            if self.state[loops.ARENA_END] < 0:
-                self._drop_entries(self._list)
+        if self._lists_keys:
+            if self.arena_end < 0:
+                self.arena = _NO_ARENA
             sizes = part.filler.arrays.spans[key_batch.SIZE, :left] & key_batch.SIZE_MASK
             self.counts.add_weight(part.segment, int(sizes.sum()))
-            self._list.largest_bytes = max(self._list.largest_bytes, int(sizes.max(initial=0)))
-            self._page_ids.append(ids)
-            self._horizons.append(horizons_of(chunk))
+            self.largest_bytes = max(self.largest_bytes, int(sizes.max(initial=0)))
+            self.page_ids.append(ids)
+            self.horizons.append(horizons_of(chunk))
         dead = int(self.counts.stats[part.segment, loops.DEAD_RECORDS]) - before
         if not dead:
             return
@@ -367,30 +354,15 @@ class HashResolver:
         if self._survivors is not None and dead >= fewest and not chunk.attributes & CONTROL_BIT:
             self._survivors.keep(part.segment, chunk, part.filler.arrays, left, self._room_beside())
 
-    def _complete(self, key_list: KeyList) -> None:
-        """Complete the list, or leave the log to the exact map."""
-        stats = self.counts.stats
-        if stats[:, loops.TOMBSTONES].any():
-            if stats[:, loops.ABORTED_RECORDS].any() or self.state[loops.ARENA_END] < 0:
-                raise HashesUnsure("tombstones with aborted records, or with more keys than fit the memory")
-            hash_loops.note_older_copies(key_list.arena, self.state, self.entries, self._words)
-        key_list.end, key_list.keys = int(self.state[loops.ARENA_END]), self.distinct_keys
-        if self._page_ids:
-            key_list.page_ids = np.unique(np.concatenate(self._page_ids))
-            key_list.horizons = np.concatenate(self._horizons[::-1])
-
-    def _drop_entries(self, key_list: KeyList) -> None:
-        """Drop the entries of a list that does not fit the memory."""
-        self.state[loops.ARENA_END], key_list.arena = hash_loops.NO_ARENA, _NO_ARENA
+    @property
+    def arena_end(self) -> int:
+        """Return where the listed entries end; below 0: none are listed, or they do not fit the memory."""
+        return int(self.state[loops.ARENA_END])
 
     def _room_beside(self) -> int:
         """Return the bytes that survivors may take beside the map, and a list of as many keys as fit it."""
         full = int(self.state[loops.MAX_ENTRIES]) / max(self.distinct_keys, 1)
-        return self._map_bytes - self.entries.nbytes - int(self._listed_bytes * full)
-
-    @property
-    def _listed_bytes(self) -> int:
-        return max(int(self.state[loops.ARENA_END]), 0)
+        return self._map_bytes - self.entries.nbytes - int(max(self.arena_end, 0) * full)
 
     @property
     def _most_slots(self) -> int:
@@ -400,11 +372,10 @@ class HashResolver:
     def _grow(self) -> None:
         slots = self.entries.size // hash_loops.ENTRY_WORDS
         free = self._most_slots - slots
-        listed = self._listed_bytes // ENTRY_BYTES
+        listed = max(self.arena_end, 0) // ENTRY_BYTES
         if free - listed < _LEAST_GROWTH * slots:
+            self.state[loops.ARENA_END], self.arena = hash_loops.NO_ARENA, _NO_ARENA
             listed = 0
-            if self._list is not None:
-                self._drop_entries(self._list)
         free -= listed
         kept = self._survivors
         if kept is not None and ENTRY_BYTES * (free - 2 * slots) < kept.memory_bytes:
@@ -420,7 +391,6 @@ class HashResolver:
         self.entries = np.empty(hash_loops.ENTRY_WORDS * slots, np.uint64)  # not `zeros`: no huge pages
         self.entries[:] = 0
         self.state[loops.MAX_ENTRIES] = int(slots * MAX_LOAD)
-        if self._list is not None:
-            room = min(self._map_bytes - self.entries.nbytes, self._list.arena.size - kernels.SLACK)
-            self.state[loops.ARENA_LIMIT] = room
+        room = self._map_bytes - self.entries.nbytes
+        self.state[loops.ARENA_LIMIT] = min(room, self.arena.size - kernels.SLACK)
         self._peak_bytes = max(self._peak_bytes, old_bytes + self.entries.nbytes)

@@ -33,7 +33,7 @@ from lastword.resolve.facts import (
     digest_seed_of,
     horizons_of,
 )
-from lastword.resolve.hash_map import HashResolver, KeyList
+from lastword.resolve.hash_map import HashResolver
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import KeyScan, max_records_of
 from lastword.resolve.survivors import Survivors
@@ -239,23 +239,12 @@ class RunningResolution:
 
         For a rewrite of all garbage that certifies each output. Then the caller unsets `by_hash`; if the
         rewrite does not end, this object must not be used any more. A key has one copy, but MAX_COPIES if its
-        newest record is a tombstone and there are older ones.
+        newest record is a tombstone and there are older ones. `place` is for survivors.
 
-        Args:
-            sources: The segments, each a `hash_map.PartSource`.
-            place: For survivors that do not fit the memory.
-            outcomes: As for `resolve`.
-            progress: As for `add_segments`.
-            threads: As for `resolve`.
-
-        Returns:
-            False: the exact map must decide, and nothing was added.
-
-        Raises:
-            MapFull: There are too many tombstones to list.
+        Returns False if the exact map must decide; nothing was added, then. Raises MapFull if there are too
+        many tombstones to list.
         """
         started, scan = time.perf_counter(), self._scan
-        listed = KeyList(np.empty(scan.map_bytes & ~7, np.uint8))
         found = resolve_by_hashes(
             sources,
             place,
@@ -265,32 +254,36 @@ class RunningResolution:
             outcomes=outcomes,
             progress=progress,
             threads=threads,
-            key_list=listed,
+            lists_keys=True,
         )
         if found is None:
             return False
         resolver, resolution, self.survivors = found
-        offset_map = scan.make_map(1, 24.0)
-        self._take_over(resolver, resolution.dead, listed)
-        self.lacks_keys = listed.end < 0 or not offset_map.use_listed(listed.arena, listed.end, listed.keys)
-        offset_map.peak_bytes = resolution.map_bytes_used + max(listed.end, 0)
+        self._take_over(resolver, resolution)
+        self.limit = max(sources[-1].next_offset, int(scan.counts.ends[-1]))
         self.by_hash = True
         self.seconds += time.perf_counter() - started
-        self._check_tombstones()
+        try:
+            self._check_tombstones()
+        except MapFull:
+            if self.survivors is not None:
+                self.survivors.close()
+            raise
         return True
 
-    def _take_over(self, resolver: HashResolver, dead: DeadBitmaps, listed: KeyList) -> None:
-        """Take over the counts, bits and horizons of a log from its newest record to its oldest."""
-        scan = self._scan
-        scan.counts, scan.largest_bytes = resolver.counts, listed.largest_bytes
-        scan.state[map_loops.PROBES] = resolver.state[map_loops.PROBES]
-        ids, slots = listed.page_ids, np.full(listed.page_ids.size, -1, np.int32)
+    def _take_over(self, resolver: HashResolver, resolution: Resolution) -> None:
+        scan, dead, end = self._scan, resolution.dead, resolver.arena_end
+        offset_map = scan.make_map(1, 24.0)
+        self.lacks_keys = end < 0 or not offset_map.use_listed(resolver.arena, end, resolver.distinct_keys)
+        offset_map.peak_bytes = resolution.map_bytes_used + max(end, 0)
+        scan.counts, scan.largest_bytes = resolver.counts, resolver.largest_bytes
+        ids = np.unique(np.concatenate(resolver.page_ids))
+        slots = np.full(ids.size, -1, np.int32)
         slots[np.searchsorted(ids, dead.page_ids)] = dead.page_slots
         scan.store = PageStore(scan.state, DeadBitmaps(ids, slots, dead.page_bits))
         owners = np.searchsorted(scan.counts.bases, ids << PAGE_BITS, side="right") - 1
         scan.store.page_segments[: ids.size] = np.maximum(owners, 0)
-        self._horizons = Horizons(listed.horizons)
-        self.limit = int(scan.counts.ends[-1])
+        self._horizons = Horizons(np.concatenate(resolver.horizons[::-1]))
 
     def _check_tombstones(self) -> None:
         """Raise MapFull if there are too many tombstones to list.

@@ -201,13 +201,8 @@ def resolve_by_hashes(
 ) -> tuple[HashResolver, Resolution, Survivors | None] | None:
     """Resolve a log by a map of hashes; None if the exact map must decide.
 
-    Args:
-        sources: The segments, each a `hash_map.PartSource`.
-        place: For survivors that do not fit the memory; None: none are kept.
-        arguments: The other arguments of a `HashResolver`.
-
-    Returns:
-        The resolver that has run, its result, and the survivors, to be closed.
+    Each source is a `hash_map.PartSource`; `place` is for survivors, which are not kept without it. Returns
+    the resolver that has run, its result, and the survivors, to be closed.
     """
     survivors = None
     if place is not None:

@@ -227,6 +227,8 @@ class KeptAccounts:
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult | Plan:
         """Scan new segments, choose what to rewrite, and group it."""
+        from lastword.resolve.whole import may_use_hashes
+
         ledger = self.ledger
         started = context.clock.monotonic()
         read_bytes = 0
@@ -235,11 +237,13 @@ class KeptAccounts:
             scanning = replace(context, threads=threads)
             # A cleaning of all garbage needs no sample to choose by.
             sample = self._runs is not None or self._space_target is not None or context.dry
-            by_hash = self._by_hash and not sample
+            tracking, sources = ledger.tracking, below(segments, plan.limit)
+            whole = self._by_hash and not sample
+            by_hash = whole and may_use_hashes(sources, tracking.map_bytes, tracking.scratch)
             read_bytes = refresh(
                 log, segments, ledger, plan, scanning, steps.mapped, sample=sample, by_hash=by_hash
             )
-            self._survivors = ledger.survivors
+            self._survivors = tracking.running.survivors
             if self._survivors is not None and ledger.deletes.due.size:  # they still have due tombstones
                 self._survivors.close()
                 self._survivors = None
