@@ -9,8 +9,8 @@ such a pair (`kernels.hash_map` has the reason). A scan whose result is not cert
 so does a log that this scan cannot read: the exact map reads oldest first, and reports damage in that order.
 
 For a garbage index the scan lists the newest records in the arena of an offset map: after the rewrite there
-are no other records with a key. A log with tombstones and aborted records is then left to the
-exact map: an aborted record is a copy of its key, and need not be older than the tombstone.
+are no other records with a key. A log with tombstones and aborted records is then left to the exact map: an
+aborted record is a copy of its key, and need not be older than the tombstone.
 
 A part of a segment begins at a batch that its index names. An index is not trusted: the batches of a part
 must end where the next part begins, down to the first byte of the segment.

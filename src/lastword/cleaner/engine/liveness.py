@@ -238,8 +238,8 @@ class KeptAccounts:
             # A cleaning of all garbage needs no sample to choose by.
             sample = self._runs is not None or self._space_target is not None or context.dry
             tracking, sources = ledger.tracking, below(segments, plan.limit)
-            whole = self._by_hash and not sample
-            by_hash = whole and may_use_hashes(sources, tracking.map_bytes, tracking.scratch)
+            is_whole = self._by_hash and not sample
+            by_hash = is_whole and may_use_hashes(sources, tracking.map_bytes, tracking.scratch)
             read_bytes = refresh(
                 log, segments, ledger, plan, scanning, steps.mapped, sample=sample, by_hash=by_hash
             )
