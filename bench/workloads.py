@@ -262,12 +262,23 @@ def rewrite(run: Run) -> Iterator[Measured]:
 def clean(run: Run) -> Iterator[Measured]:
     """Clean one partition: every checksum, the exact map, the rewrite, the certificate, the swap, the syncs.
 
-    Rival: Kafka's own cleaner class on the same bytes, without throttle; its map pass neither verifies
-    checksums nor syncs.
+    By strategy `kafka`, then by the default strategy, which writes the garbage index, too. Rival: Kafka's own
+    cleaner class on the same bytes, without throttle; its map pass neither verifies checksums nor syncs.
     """
     names = [f"{name}-{codec}" for name in "abc" for codec in CODECS] + ["u-none"]
     for name in run.chosen(*names):
         yield from (line for line in _cleanings(run, name) if line.workload == "clean")
+        data = run.data(name)
+        request = CleanRequest(0, strategy="generational", map_bytes=MAP_BYTES)
+        times, rounds = _our_cleanings(run, data, request)
+        assert {done.records_kept for done in rounds if done} <= {data.distinct}
+        yield compared(
+            "clean",
+            f"data set {name}, default strategy",
+            rate(data.records, [t.cpu for t in times]),
+            rate(data.records, [t.cpu_seconds for t in _kafka_cleanings(run, data)]),
+            "Kafka's Cleaner",
+        )
 
 
 @workload("clean-map")
@@ -484,30 +495,7 @@ def _cleanings(run: Run, name: str) -> list[Measured]:
 
 def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[Measured]:
     data = run.data(name)
-    partition = run.scratch / "ours" / data.partitions[0].name
-    times: list[Times] = []
-    rounds: list[CleanRound | None] = []
-
-    def clean(log: PartitionLog) -> None:
-        rounds.append(
-            clean_partition(
-                log,
-                CONFIG,
-                CleanRequest(0, map_bytes=map_bytes),
-                CleanContext(DEFAULT, log.clock),
-                record_first_dirty=lambda offset: None,
-            )
-        )
-
-    for _ in range(run.repetitions + 1):
-        shutil.rmtree(partition.parent, ignore_errors=True)
-        link_partition(data.partitions[0], partition)
-        log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
-        log.sync()  # earlier writes do not count as the cleaner's syncs
-        times.append(timed(partial(clean, log)))
-        log.close()
-    shutil.rmtree(partition.parent)
-    times, rounds = times[1:], rounds[1:]  # the first is cold, like Kafka's first
+    times, rounds = _our_cleanings(run, data, CleanRequest(0, map_bytes=map_bytes))
     theirs = _kafka_cleanings(run, data, map_bytes)
     kept = {done.records_kept for done in rounds if done} or {data.distinct}
     assert kept == {data.distinct} == {t.kept for t in theirs}, (name, kept, data.distinct, theirs)
@@ -571,6 +559,24 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
             )
         )
     return lines
+
+
+def _our_cleanings(
+    run: Run, data: kafka.Generated, request: CleanRequest
+) -> tuple[list[Times], list[CleanRound | None]]:
+    """Return the times and reports of warm repetitions of our cleaner; each begins without accounts."""
+    partition = run.scratch / "ours" / data.partitions[0].name
+    times: list[Times] = []
+    rounds: list[CleanRound | None] = []
+    for _ in range(run.repetitions + 1):
+        shutil.rmtree(partition.parent, ignore_errors=True)
+        link_partition(data.partitions[0], partition)
+        log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
+        log.sync()  # earlier writes do not count as the cleaner's syncs
+        times.append(timed(partial(_cleaned, log, request, CleanContext(DEFAULT, log.clock), rounds)))
+        log.close()
+    shutil.rmtree(partition.parent)
+    return times[1:], rounds[1:]  # the first is cold, like Kafka's first
 
 
 def _share(phases: Phases) -> float:

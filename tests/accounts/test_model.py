@@ -19,6 +19,7 @@ from lastword.files import DEFAULT
 from lastword.records.batch import BatchBuilder
 from lastword.resolve import resolve
 from tests.cleaner.test_accounted import HOUR, NOW, Log
+from tests.support.cleaning import by_hash as hashes_decide
 from tests.support.cleaning import clean
 from tests.support.exhaustive import stride
 from tests.transactions import end_transaction
@@ -145,7 +146,10 @@ def _round(model, rng, strategy):
         log.ledger.fit(log.log.segments)
         return
     if rng.random() < model.whole_share:
-        log.clean()
+        if model.by_hash and rng.random() < 0.5:  # without accounts a map of hashes makes them
+            log.ledger.reset("the model forgot them")
+        with hashes_decide(model.by_hash):
+            log.clean()
         model.check_accounts("all garbage")
         return
     run = None
@@ -163,14 +167,15 @@ def _round(model, rng, strategy):
     model.check_accounts(run)
 
 
-def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
+def live(tmp_path, seed, steps=60, map_bytes=1 << 20, by_hash=False):
     rng = random.Random(seed)
     log = Log(tmp_path, CONFIG, map_bytes=map_bytes)
     model = Model(log)
+    model.by_hash = by_hash
     keys = rng.choice([4, 12, 40])
     transactional = rng.random() < 0.5
     if rng.random() < 0.5:
-        model.whole_share = 0.0  # garbage stays for long
+        model.whole_share = 0.7 if by_hash else 0.0  # garbage stays for long
     deletes_from = rng.choice([0, steps // 4, steps // 2])  # the first tombstone may come after rewrites
     try:
         for number in range(steps):
@@ -234,6 +239,12 @@ def test_a_life(tmp_path, seed):
 @pytest.mark.parametrize("seed", [*range(100, 118, stride(6)), 171, 185, 197, 211])
 def test_lives(tmp_path, seed):
     live(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300, 340, stride(5)))
+def test_lives_of_accounts_that_a_map_of_hashes_makes(tmp_path, seed):
+    live(tmp_path, seed, steps=40, by_hash=True)
 
 
 @pytest.mark.slow

@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lastword.accounts.ledger import Ledger
 from lastword.cleaner.policy import quarantine
 from lastword.errors import CertificateError, CorruptBatchError, DiskFullError, StorageError
 from lastword.files import OsFiles
 from lastword.kernels import table as fields
 from lastword.resolve import hash_map
 from lastword.resolve.survivors import KeptChunk, Survivors
-from tests.build import HOUR, LogBuilder
+from tests.build import HOUR, SALT, LogBuilder
 from tests.fakes.recording import RecordingFiles
 from tests.support.cleaning import by_hash
 
@@ -28,9 +30,15 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(hash_map, "PART_BYTES", 3000)
-    monkeypatch.setattr(hash_map, "_FEWEST_DEAD", 0)
+    few_dead(monkeypatch, 0)
     with by_hash():
         yield
+
+
+def few_dead(patch: pytest.MonkeyPatch, share: float) -> None:
+    """Let the survivors of chunks be kept from this share of dead records on."""
+    for name in ("_FEWEST_DEAD", "_FEWEST_DEAD_CODED"):
+        patch.setattr(hash_map, name, share)
 
 
 def written(root: Path, files: Any = None, codec: int = 0, seed: int = 1) -> LogBuilder:
@@ -111,7 +119,7 @@ def test_the_files_are_those_of_two_readings(
         where = {in_file for _, in_file in kept}
         assert where == {True} if place == "file" else False in where
         with monkeypatch.context() as patch:
-            patch.setattr(hash_map, "_FEWEST_DEAD", 2)
+            few_dead(patch, 2)
             kept.clear()
             plain.clean(**more)
             assert not kept
@@ -121,6 +129,54 @@ def test_the_files_are_those_of_two_readings(
         assert not [name for name in log.tree() if name.endswith(".data")]
         for each in (log, plain, exact):
             each.delete("n1-0").batch([(f"k{n}", "newest") for n in range(20)]).roll()
+        log.wait(2 * HOUR)
+
+
+def ledger_of(log: LogBuilder) -> Ledger:
+    return Ledger.open(log.files, log.directory, log.log.segments, map_bytes=8 * MIB, salt=lambda: SALT)
+
+
+def known(log: LogBuilder, ledger: Ledger) -> dict[str, Any]:
+    """Return what a garbage index holds."""
+    offset_map = ledger.tracking.running._scan.map
+    assert offset_map is not None
+    keys = {record.key for record in log.records() if record.key is not None}
+    where = {"topic": "users", "partition": 0, "drive": "", "total_bytes": 0, "log_start": 0}
+    return {
+        "facts": [
+            replace(facts, last_of_producers=tuple(sorted(facts.last_of_producers)))
+            for facts in ledger.facts()
+        ],
+        "account": ledger.account(log.config, **where),
+        "dead": ledger.resolution().dead.offsets().tolist(),
+        "newest": {key: (offset_map.newest(key), offset_map.copies(key)) for key in keys},
+        "tombstones": [column.tolist() for column in astuple(ledger.tracking.running.tombstones())],
+        "clocks": [column.tolist() for column in ledger.deletes.running()],
+        "checkpoint": ledger.first_dirty_for_kafka(),
+        "largest": ledger.tracking.running.largest_bytes,
+    }
+
+
+@pytest.mark.parametrize("codec", [0, 3, 4])
+def test_the_garbage_index_is_that_of_the_exact_map(
+    tmp_path: Path, codec: int, kept: list[tuple[KeptChunk, bool]]
+) -> None:
+    """The first whole cleaning by accounts reads once; later cleanings go on with what it has saved."""
+    log = written(tmp_path / "log", codec=codec).close()
+    exact = copied(log, tmp_path / "exact")
+    for number in range(3):
+        indexes = []
+        for each, wanted in ((log, True), (exact, False)):
+            ledger = ledger_of(each)
+            with by_hash(wanted):
+                done = each.clean(strategy="generational", ledger=ledger, map_bytes=8 * MIB)
+            indexes.append(known(each, ledger))
+            assert done.complete and ledger.save()
+        assert indexes[0] == indexes[1] and logs(log) == logs(exact)
+        assert bool(kept) == (number == 0), "accounts decide the later ones"
+        kept.clear()
+        for each in (log, exact):
+            each.delete("n1-0").batch([(f"k{n}", "newest") for n in range(20)]).roll().close()
         log.wait(2 * HOUR)
 
 

@@ -491,10 +491,14 @@ def cleans_twice(p: Process) -> None:
 
 
 def cleans_by_accounts(p: Process) -> None:
-    """Clean by garbage accounts, which are saved after a cleaning and loaded by the next one."""
+    """Clean by garbage accounts, which are saved after a cleaning and loaded by the next one.
+
+    A map of hashes makes the first ones, as for a large log.
+    """
     p.open().create()
     _garbage(p)
-    p.put([(b"c", None)], ack="disk").clean("generational")
+    with by_hash():
+        p.put([(b"c", None)], ack="disk").clean("generational", map_bytes=1 << 20)
     p.wait(2 * HOUR).put([(b"a", b"6")]).clean("generational")
 
 

@@ -24,10 +24,9 @@ _CONTEXT = {field.name for field in fields(CleanContext)}
 
 @contextmanager
 def by_hash(wanted: bool = True) -> Iterator[None]:
-    """Let a map of hashes resolve small logs, too, if `wanted`. It needs a memory of 1 MiB or more."""
+    """Let a map of hashes resolve all logs, small ones too, if `wanted`, else none. It needs 1 MiB."""
     limit = whole.HASHES_FROM_BYTES
-    if wanted:
-        whole.HASHES_FROM_BYTES = 0
+    whole.HASHES_FROM_BYTES = 0 if wanted else 1 << 62
     try:
         yield
     finally:

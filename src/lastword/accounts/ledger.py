@@ -30,7 +30,14 @@ import numpy as np
 from lastword.accounts import PartitionAccount, snapshot
 from lastword.accounts.estimates import Survivorship, dead_bytes, indexed_bytes, segment_accounts
 from lastword.accounts.tombstones import Clocks, Deletes
-from lastword.accounts.tracking import SegmentEntry, Tracking, begin_ages, keep_ages, private_path
+from lastword.accounts.tracking import (
+    KEYS_DO_NOT_FIT,
+    SegmentEntry,
+    Tracking,
+    begin_ages,
+    keep_ages,
+    private_path,
+)
 from lastword.errors import CorruptFileError
 from lastword.files import Files
 from lastword.partition.leases import NO_FLOOR
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
     from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
     from lastword.resolve.facts import TransactionOutcomes
     from lastword.resolve.running import RunningResolution
+    from lastword.resolve.whole import ScratchPlace
 
 
 Saved = Literal["nothing", "clocks", "whole"]
@@ -156,6 +164,11 @@ class Ledger:
         return self.tracking.counts_copies
 
     @property
+    def by_hash(self) -> bool:
+        """Return whether a map of hashes made the accounts, and the cleaning is not `certified` yet."""
+        return self.tracking.running.by_hash
+
+    @property
     def transactions_from(self) -> int:
         """Return the offset of the first transactional batch; -1: the log has none."""
         return self.tracking.transactions_from
@@ -257,6 +270,7 @@ class Ledger:
         chunk_bytes: int = SCAN_BYTES,
         threads: int = 1,
         sample: bool = True,
+        place: ScratchPlace | None = None,
     ) -> int:
         """Scan the segments between the ledger's limit and `limit`; return the bytes read. Call `fit` first.
 
@@ -273,6 +287,8 @@ class Ledger:
             chunk_bytes: Bytes to read per chunk.
             threads: As for `resolve`.
             sample: False: keys that do not fit the memory leave empty accounts, not accounts of a sample.
+            place: For survivors: a rewrite of all garbage follows, so a map of hashes may make the accounts
+                of a log that has none (`by_hash`). None: the exact map does.
         """
         if not sample and not self.exact and not self.entries:
             return 0
@@ -288,7 +304,9 @@ class Ledger:
             self._accrue(now_ms)
             return 0
         known, old = len(self.entries), [*self._aged, *self.entries]
-        portions = _portions(new)
+        if known or not self.exact:
+            place = None
+        portions = _portions(new) if place is None else deque([new])
         left_bytes = sum(segment.size for segment in new)
         read_bytes, because = 0, ""
 
@@ -308,6 +326,7 @@ class Ledger:
                 chunk_bytes,
                 threads,
                 more=[segment for later in portions for segment in later],
+                place=place,
             )
             self.invalid = False
             read_bytes += taken.read_bytes
@@ -316,7 +335,7 @@ class Ledger:
             if taken.reset_because:
                 saved_clocks, self.deletes = self.deletes.saved_clocks, Deletes(self.tracking)
                 self.deletes.saved_clocks = saved_clocks
-                known, because = 0, taken.reset_because
+                known, because, place = 0, taken.reset_because, None
                 self.saved = "nothing"
                 self.rebuilt_because = because
                 if not sample and not self.exact:
@@ -407,9 +426,16 @@ class Ledger:
         If copies count, each chunk that is read reports its dropped records; `swapped` or `give_up` must
         follow.
         """
-        if not self.exact or not self.counts_copies:
+        if not self.exact or not self.counts_copies or self.by_hash:
             return list(segments)
         return [Watched(segment, self.tracking.running, dead) for segment in segments]
+
+    def certified(self) -> None:
+        """Keep accounts that are `by_hash`, without all keys empty ones: all garbage was published."""
+        if self.tracking.running.lacks_keys:
+            self.reset(KEYS_DO_NOT_FIT)
+            return
+        self.tracking.running.by_hash = self.tracking.uncounted = False
 
     def give_up(self) -> None:
         """Drop the reports of a rewrite that was not published: its sources stay."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lastword.resolve import Resolution, SegmentFacts
     from lastword.resolve.facts import TransactionOutcomes
     from lastword.resolve.running import RunningResolution
+    from lastword.resolve.whole import ScratchPlace
 
 
 _TAIL_BYTES = 512
@@ -186,6 +187,7 @@ _SAMPLE_RATIO = 1 / 8
 _SAMPLE_BYTES = 8 * MIB
 """A sample takes this part of the map's memory, but not less than this many bytes."""
 KEYS_DO_NOT_FIT = "its keys do not fit the memory"
+HASHES_UNSURE = "a map of hashes does not decide about its keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +378,7 @@ class Tracking:
         threads: int,
         *,
         more: Sequence[Segment],
+        place: ScratchPlace | None = None,
     ) -> TakenSegments:
         """Add the segments `new`.
 
@@ -390,11 +393,12 @@ class Tracking:
             chunk_bytes: Bytes to read per chunk.
             threads: As for `resolve`.
             more: Segments that will be added next.
+            place: `new` is a whole log: let a map of hashes decide, with this place for survivors.
         """
         noted = NotedOutcomes(outcomes) if outcomes is not None else None
-        read, why = self._scan(new, write_clock, noted, progress, chunk_bytes, threads, more), ""
+        read, why = self._scan(new, write_clock, noted, progress, chunk_bytes, threads, more, place), ""
         if len(self.entries) == 0:
-            why = KEYS_DO_NOT_FIT
+            why = KEYS_DO_NOT_FIT if place is None else HASHES_UNSURE
         elif self._meets_first_tombstone() and self.uncounted:
             why = "the log has its first tombstone, and copies of keys had not been counted"
             first = self.transactions_from
@@ -421,6 +425,7 @@ class Tracking:
         chunk_bytes: int,
         threads: int,
         more: Sequence[Segment],
+        place: ScratchPlace | None,
     ) -> int:
         """Scan the segments; return the bytes read. Without an entry afterwards, the keys did not fit."""
         from lastword.resolve.running import MapFull
@@ -445,8 +450,14 @@ class Tracking:
             )
 
         try:
-            if self.exact:
+            if place is not None:
+                if not self.running.add_whole(
+                    new, place, outcomes=outcomes, progress=report_progress, threads=threads
+                ):
+                    return done
+            elif self.exact:
                 absorb(new, more)
+            if self.exact:
                 self.uncounted |= self.running.forgot_copies
                 self.entries += [SegmentEntry.of(segment, write_clock) for segment in new]
                 return sum(segment.size for segment in new)
@@ -563,7 +574,7 @@ class _ReadOnce(Segment):
 
 
 class NotedOutcomes:
-    """Outcomes, and the position of the first batch whose outcome was read (`first`; -1: none)."""
+    """Outcomes, and the offset of the first batch of a transaction that was looked up (`first`; -1: none)."""
 
     def __init__(self, outcomes: TransactionOutcomes) -> None:
         self._outcomes = outcomes
@@ -577,6 +588,7 @@ class NotedOutcomes:
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
         """Return the outcomes of these batches."""
-        first = int(base_offsets[0])
-        self.first = first if self.first < 0 else min(self.first, first)
+        if attributes.any():
+            first = int(base_offsets[0])
+            self.first = first if self.first < 0 else min(self.first, first)
         return self._outcomes.of_batches(attributes, producer_ids, base_offsets, last_offsets)

@@ -41,11 +41,12 @@ Map and dead bitmaps
 occurs again, the map holds the offset that is superseded: that bit is set in the dead bitmap of its segment.
 Nothing after this scan reads a key.
 
-A whole cleaning by strategy `kafka`, of a log that is not small, reads the segments from the newest to the
-oldest instead, with a map of hashes (`resolve.hash_map`): a record whose key was met is dead. So the fate of
-a record is known when it is read, and what the rewrite needs of its chunk is copied there and then
-(`resolve.survivors`). The log is read and decompressed once. The rewrite is the same, to the byte, and reads
-chunks again that were not kept.
+A whole cleaning of a log that is not small, by strategy `kafka` or without a garbage index, reads the
+segments from the newest to the oldest instead, with a map of hashes (`resolve.hash_map`): a record whose key
+was met is dead. So the fate of a record is known when it is read, and what the rewrite needs of its chunk is
+copied there and then (`resolve.survivors`). The log is read and decompressed once. The rewrite is the same,
+to the byte, and reads chunks again that were not kept. The garbage index gets the keys of the newest records
+from this scan, and is kept if every group was certified and published.
 
 If the map is too small for all keys, the keys and offsets are divided by
 hash over a scratch file, and a map resolves one shard after another (`resolve.shards`); or the log is read in

@@ -2,9 +2,9 @@
 
 One scan over the segments, oldest first, fills an exact `OffsetMap` of a fixed size and sets a bit in
 `DeadBitmaps` for every superseded record. Rewriting, views, counts and reports only read those bits.
-`resolve` scans a whole log; a `RunningResolution` is kept and extended. `hash_map` scans from the newest
-record on, with a map without the bytes of keys, for cleanings that are certified; `survivors` keeps what
-their rewrite needs. The package uses `records.chunk` and the kernels. It contains
+`resolve` scans a whole log; a `RunningResolution` is kept and extended. `hash_map` scans a whole log from its
+newest record on, with a map without the bytes of keys, for cleanings that are certified; `survivors` keeps
+what their rewrite needs. The package uses `records.chunk` and the kernels. It contains
 no policy, and its only files are scratch files for keys. Start reading at `resolver.py`, then
 `kernels/key_batch.py` and `kernels/offset_map.py`.
 """

@@ -20,7 +20,7 @@ from lastword.partition.transactions import BatchOutcome
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
 from lastword.resolve.offset_map import ENTRY_BYTES
-from lastword.wire import CONTROL_BIT, INT64_MAX, TRANSACTIONAL_BIT
+from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT, INT64_MAX, TRANSACTIONAL_BIT
 
 LAST_HASH = (1 << 64) - 1
 _SAMPLE_BYTES = 1 << 18
@@ -311,6 +311,17 @@ def _refuse(chunk: Chunk, row: int, text: str) -> NoReturn:
         position=int(chunk.table[row, fields.FILE_POSITION]),
         offset=offset,
     )
+
+
+def horizons_of(chunk: Chunk) -> NDArray[np.int64]:
+    """Return (base offset, last offset, delete horizon) of the data batches that have one: int64[n, 3]."""
+    special = DELETE_HORIZON_BIT | CONTROL_BIT
+    rows = (chunk.table[:, fields.ATTRIBUTES] & special == DELETE_HORIZON_BIT) & (
+        chunk.table[:, fields.MAGIC] == 2
+    )
+    columns = [fields.BASE_OFFSET, fields.LAST_OFFSET, fields.BASE_TIMESTAMP]
+    horizons: NDArray[np.int64] = chunk.table[rows][:, columns]
+    return horizons
 
 
 def digest_seed_of(salt: bytes) -> int:

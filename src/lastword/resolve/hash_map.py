@@ -8,6 +8,10 @@ Two keys with one 64-bit hash would be taken for one. The certificate of the rew
 such a pair (`kernels.hash_map` has the reason). A scan whose result is not certified takes the exact map, and
 so does a log that this scan cannot read: the exact map reads oldest first, and reports damage in that order.
 
+For a garbage index the scan lists the newest records in the arena of an offset map: after the rewrite there
+are no other records with a key. A log with tombstones and aborted records is then left to the exact map: an
+aborted record is a copy of its key, and need not be older than the tombstone.
+
 A part of a segment begins at a batch that its index names. An index is not trusted: the batches of a part
 must end where the next part begins, down to the first byte of the segment.
 """
@@ -45,6 +49,7 @@ from lastword.resolve.facts import (
     TransactionOutcomes,
     check_order,
     digest_seed_of,
+    horizons_of,
     outcomes_of,
 )
 from lastword.resolve.offset_map import MAX_LOAD
@@ -65,7 +70,8 @@ _MOST_RECORDS = 1 << 21  # of a chunk: of any batch that is not very odd
 _LEAST_SLOTS = 64
 _RECORDS_OF_A_KEY = 4
 _LEAST_GROWTH = 1.2
-_FEWEST_DEAD = 1 / 8  # share of dead records from which on it pays to copy the survivors of a chunk
+_FEWEST_DEAD = 1 / 2  # share of dead records from which on it pays to copy the survivors of a chunk
+_FEWEST_DEAD_CODED = 1 / 8  # the same where a second reading decompresses again
 _FIRST_ROWS = 1024
 _FIRST_RECORDS = 1 << 14
 
@@ -85,6 +91,9 @@ class PartSource(SegmentSource, Protocol):
     def cuts(self, part_bytes: int) -> list[int]:
         """Return positions from 0 to the end of the file, of batches about `part_bytes` apart."""
         ...
+
+
+_NO_ARENA = np.empty(0, np.uint8)
 
 
 class _Buffers:
@@ -175,10 +184,16 @@ class HashResolver:
 
     Args:
         survivors: Get what the rewrite needs of chunks with dead records; None: nothing is kept.
+        lists_keys: List the newest records, and what else a garbage index has.
 
     Attributes:
         counts: Of each segment.
         entries: The map.
+        arena: With `lists_keys` the entries of an offset map, each with one copy; a tombstone with older
+            records has MAX_COPIES. The next three are then those of all records.
+        page_ids: Pages of the bitmaps, some more than once.
+        horizons: Delete horizons by chunk, the newest first (`facts.horizons_of`).
+        largest_bytes: Size of the largest record.
     """
 
     def __init__(
@@ -191,6 +206,7 @@ class HashResolver:
         progress: Callable[[int, int], None] | None = None,
         threads: int = 1,
         survivors: Survivors | None = None,
+        lists_keys: bool = False,
     ) -> None:
         check_order(sources)
         self._sources = sources
@@ -200,6 +216,7 @@ class HashResolver:
         self._progress = progress
         self._threads = threads
         self._survivors = survivors
+        self._lists_keys = lists_keys
         self.digest_seed = digest_seed_of(salt)
         self.counts = SegmentCounts()
         self.counts.add(sources)
@@ -208,6 +225,11 @@ class HashResolver:
         self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
         self._words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
         self.state = np.zeros(loops.STATE_FIELDS, np.int64)
+        self.state[loops.ARENA_END] = loops.ARENA_START if lists_keys else hash_loops.NO_ARENA
+        self.arena = np.empty(map_bytes & ~7, np.uint8) if lists_keys else _NO_ARENA
+        self.page_ids = [np.empty(0, np.int64)]
+        self.horizons = [np.empty((0, 3), np.int64)]
+        self.largest_bytes = 0
         self.entries = np.empty(0, np.uint64)
         self._peak_bytes = 0
         self._bitmaps: list[DeadBitmaps] = []  # of the chunks, newest first
@@ -231,6 +253,10 @@ class HashResolver:
                 done += part.chunk.size_bytes
                 if self._progress is not None:
                     self._progress(done, total)
+        if self._lists_keys and self.counts.stats[:, loops.TOMBSTONES].any():
+            if self.counts.stats[:, loops.ABORTED_RECORDS].any() or self.arena_end < 0:
+                raise HashesUnsure("tombstones with aborted records, or with more keys than fit the memory")
+            hash_loops.note_older_copies(self.arena, self.state, self.entries, self._words)
         return Resolution(
             segments=self.counts.facts(),
             dead=union(self._bitmaps),
@@ -296,6 +322,7 @@ class HashResolver:
         self.state[loops.NEXT] = left
         while True:
             status = hash_loops.settle_keys(
+                chunk.uncompressed,
                 part.filler.arrays,
                 part.segment,
                 self.entries,
@@ -304,20 +331,38 @@ class HashResolver:
                 ids,
                 bits,
                 self.counts.arrays,
+                self.arena,
             )
             if status == kernels.OK:
                 break
             if status != kernels.FULL:
                 raise HashesUnsure("two keys have one hash")
             self._grow()
+        if self._lists_keys:
+            if self.arena_end < 0:
+                self.arena = _NO_ARENA
+            sizes = part.filler.arrays.spans[key_batch.SIZE, :left] & key_batch.SIZE_MASK
+            self.counts.add_weight(part.segment, int(sizes.sum()))
+            self.largest_bytes = max(self.largest_bytes, int(sizes.max(initial=0)))
+            self.page_ids.append(ids)
+            self.horizons.append(horizons_of(chunk))
         dead = int(self.counts.stats[part.segment, loops.DEAD_RECORDS]) - before
         if not dead:
             return
         self._bitmaps.append(DeadBitmaps(ids, np.arange(ids.size, dtype=np.int32), bits))
-        if self._survivors is not None and dead >= _FEWEST_DEAD * left and not chunk.attributes & CONTROL_BIT:
-            self._survivors.keep(
-                part.segment, chunk, part.filler.arrays, left, self._map_bytes - self.entries.nbytes
-            )
+        fewest = left * (_FEWEST_DEAD_CODED if chunk.attributes & CODEC_MASK else _FEWEST_DEAD)
+        if self._survivors is not None and dead >= fewest and not chunk.attributes & CONTROL_BIT:
+            self._survivors.keep(part.segment, chunk, part.filler.arrays, left, self._room_beside())
+
+    @property
+    def arena_end(self) -> int:
+        """Return where the listed entries end; below 0: none are listed, or they do not fit the memory."""
+        return int(self.state[loops.ARENA_END])
+
+    def _room_beside(self) -> int:
+        """Return the bytes that survivors may take beside the map, and a list of as many keys as fit it."""
+        full = int(self.state[loops.MAX_ENTRIES]) / max(self.distinct_keys, 1)
+        return self._map_bytes - self.entries.nbytes - int(max(self.arena_end, 0) * full)
 
     @property
     def _most_slots(self) -> int:
@@ -327,6 +372,11 @@ class HashResolver:
     def _grow(self) -> None:
         slots = self.entries.size // hash_loops.ENTRY_WORDS
         free = self._most_slots - slots
+        listed = max(self.arena_end, 0) // ENTRY_BYTES
+        if free - listed < _LEAST_GROWTH * slots:
+            self.state[loops.ARENA_END], self.arena = hash_loops.NO_ARENA, _NO_ARENA
+            listed = 0
+        free -= listed
         kept = self._survivors
         if kept is not None and ENTRY_BYTES * (free - 2 * slots) < kept.memory_bytes:
             kept.release()
@@ -341,4 +391,6 @@ class HashResolver:
         self.entries = np.empty(hash_loops.ENTRY_WORDS * slots, np.uint64)  # not `zeros`: no huge pages
         self.entries[:] = 0
         self.state[loops.MAX_ENTRIES] = int(slots * MAX_LOAD)
+        room = self._map_bytes - self.entries.nbytes
+        self.state[loops.ARENA_LIMIT] = min(room, self.arena.size - kernels.SLACK)
         self._peak_bytes = max(self._peak_bytes, old_bytes + self.entries.nbytes)

@@ -90,6 +90,7 @@ class OffsetMap:
         self.words[key_batch.SEED0], self.words[key_batch.SEED1] = seeds(salt, b"lastword map")
         self.words[key_batch.DIGEST0], self.words[key_batch.DIGEST1] = digest_seeds(digest_seed)
         self.passes = 0
+        self._unplaced = 0  # slots to make and fill before their first use
         self.peak_used = 0
         self.peak_bytes = 0
         slots = int(self._room(loops.FIXED_BYTES + key_bytes) / MAX_LOAD)
@@ -99,6 +100,7 @@ class OffsetMap:
     @property
     def arrays(self) -> loops.KeyMap:
         """Return the map for kernels; valid until arena or slots are replaced."""
+        self._place()
         return loops.KeyMap(self.arena, self.slots, self.state, self.words)
 
     # ---------------------------------------------------------------- content
@@ -116,12 +118,12 @@ class OffsetMap:
     @property
     def bytes_used(self) -> int:
         """Return the bytes of arena and slots; the memory after the arena's end was never touched."""
-        return self.arena_bytes + self.slots.nbytes
+        return self.arena_bytes + self._slots_bytes
 
     @property
     def anonymous_bytes(self) -> int:
         """Return the memory that no file backs."""
-        return self.slots.nbytes + (self.arena_bytes if self.spill is None else 0)
+        return self._slots_bytes + (self.arena_bytes if self.spill is None else 0)
 
     @property
     def used_ratio(self) -> float:
@@ -194,7 +196,7 @@ class OffsetMap:
         """Release slots that a map of this many keys does not need."""
         self.note_peak()
         if self._used < MIN_LOAD * self.slots.size and self.slots.size > 64:
-            self._rebuild(max(int(self._used / MAX_LOAD * 1.06) + 8, _MIN_SLOTS))
+            self._rebuild(self._slots_for(self._used))
 
     def shrink(self) -> None:
         """Release the room of a small arena, until `expand`.
@@ -250,6 +252,7 @@ class OffsetMap:
 
     def _entries_of(self, kind: int) -> Iterator[NDArray[np.int64]]:
         """Yield the positions of the entries of a kind, some at a time."""
+        self._place()
         for start in range(0, self.slots.size, _SLOTS_PER_STEP):
             slots = self.slots[start : start + _SLOTS_PER_STEP]
             at = (slots[slots != 0] & _ENTRY_MASK).astype(np.int64)
@@ -262,7 +265,7 @@ class OffsetMap:
         size, that array becomes the arena. Raises ValueError if the bytes are not exactly `used` entries,
         end to end.
         """
-        slots = max(int(used / MAX_LOAD * 1.06) + 8, _MIN_SLOTS)
+        slots = self._slots_for(used)
         self.state[loops.ARENA_END] = arena.size
         while self.spill is not None and self.arena.size < arena.size + kernels.SLACK:
             self.arena = self.spill(2 * self.arena.size)
@@ -286,9 +289,30 @@ class OffsetMap:
         self._rebuild(slots)
         return True
 
+    def use_listed(self, arena: NDArray[np.uint8], end: int, used: int) -> bool:
+        """Use an arena of `map_bytes` with `used` entries up to `end`; return False if they do not fit.
+
+        Their slots are made when they are needed: a map that is only saved needs none.
+        """
+        slots = min(self._slots_for(used), (self.map_bytes - end) // SLOT_BYTES)
+        if used > int(slots * MAX_LOAD):
+            return False
+        self.arena = arena
+        self.state[loops.ARENA_END], self.state[loops.USED] = end, used
+        self._unplaced = slots
+        return True
+
     def capacity(self) -> int:
         """Return the number of keys that fit, if all have the average size of the present keys."""
         return int(self._room(self._entry_bytes()))
+
+    @staticmethod
+    def _slots_for(used: int) -> int:
+        return max(int(used / MAX_LOAD * 1.06) + 8, _MIN_SLOTS)
+
+    @property
+    def _slots_bytes(self) -> int:
+        return max(self.slots.nbytes, self._unplaced * SLOT_BYTES)
 
     @property
     def _used(self) -> int:
@@ -331,7 +355,12 @@ class OffsetMap:
         limit = self.map_bytes - self.slots.nbytes if self.spill is None else self.arena.size - kernels.SLACK
         self.state[loops.ARENA_LIMIT] = min(limit, self.arena.size - kernels.SLACK)
 
+    def _place(self) -> None:
+        if self._unplaced:
+            self._rebuild(self._unplaced)
+
     def _rebuild(self, slots: int) -> None:
+        self._unplaced = 0
         self._place_slots(slots)
         homes = np.empty((2, 64), np.int64)
         if loops.rebuild_slots(self.arrays, homes) != kernels.OK:

@@ -16,6 +16,7 @@ from lastword.kernels import offset_map as map_loops
 from lastword.kernels import table as fields
 from lastword.kernels.key_batch import TOMBSTONE
 from lastword.kernels.offset_map import COPIES_AT, NO_OFFSET, CountArrays
+from lastword.kernels.pages import PAGE_BITS
 from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
 from lastword.resolve.facts import (
@@ -30,10 +31,13 @@ from lastword.resolve.facts import (
     TransactionOutcomes,
     check_order,
     digest_seed_of,
+    horizons_of,
 )
+from lastword.resolve.hash_map import HashResolver
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import KeyScan, max_records_of
-from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT
+from lastword.resolve.survivors import Survivors
+from lastword.resolve.whole import ScratchPlace, resolve_by_hashes
 
 _FEW = 1024
 
@@ -65,14 +69,10 @@ class Horizons:
 
     def add(self, chunk: Chunk) -> None:
         """Add the batches of a chunk above all others."""
-        special = DELETE_HORIZON_BIT | CONTROL_BIT
-        rows = (chunk.table[:, fields.ATTRIBUTES] & special == DELETE_HORIZON_BIT) & (
-            chunk.table[:, fields.MAGIC] == 2
-        )
-        if rows.any():
-            columns = [fields.BASE_OFFSET, fields.LAST_OFFSET, fields.BASE_TIMESTAMP]
-            self._rows.append(chunk.table[rows][:, columns])
-            self._count += len(self._rows[-1])
+        rows = horizons_of(chunk)
+        if rows.size:
+            self._rows.append(rows)
+            self._count += len(rows)
 
     def table(self) -> NDArray[np.int64]:
         """Return the rows as one array."""
@@ -116,6 +116,10 @@ class RunningResolution:
     (`forgot_copies`), copies are not counted for keys that only aborted transactions wrote. After an error of
     `add_segments` the object must not be used again.
 
+    `by_hash`: the segments were added by `add_whole`, and nothing has certified the result. `survivors` is
+    then what a rewrite need not read again, to be closed by the caller. `lacks_keys`: there was no room for
+    the keys; the object can be used for one rewrite of all garbage.
+
     Args:
         map_bytes: Budget of the map; memory is allocated as keys arrive.
         salt: Secret random bytes, new for each map.
@@ -147,6 +151,8 @@ class RunningResolution:
         self._horizons = Horizons()
         self._removals: tuple[int, int] | None = None  # range of offsets given to `count_removals`
         self.forgot_copies = False
+        self.by_hash = self.lacks_keys = False
+        self.survivors: Survivors | None = None
 
     @property
     def largest_bytes(self) -> int:
@@ -219,6 +225,65 @@ class RunningResolution:
         if self._horizons.crowded:
             self._horizons.keep(self._live_tombstones()[1])
         self.seconds += time.perf_counter() - started
+
+    def add_whole(
+        self,
+        sources: Sequence[SegmentSource],
+        place: ScratchPlace,
+        *,
+        outcomes: TransactionOutcomes | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        threads: int = 1,
+    ) -> bool:
+        """Add all segments of a log, newest first and read once, by a map of hashes (`resolve.hash_map`).
+
+        For a rewrite of all garbage that certifies each output. Then the caller unsets `by_hash`; if the
+        rewrite does not end, this object must not be used any more. A key has one copy, but MAX_COPIES if its
+        newest record is a tombstone and there are older ones. `place` is for survivors.
+
+        Returns False if the exact map must decide; nothing was added, then. Raises MapFull if there are too
+        many tombstones to list.
+        """
+        started, scan = time.perf_counter(), self._scan
+        found = resolve_by_hashes(
+            sources,
+            place,
+            map_bytes=scan.map_bytes,
+            salt=scan.salt,
+            rules=Rules(decided=True, drop_keyless=True),
+            outcomes=outcomes,
+            progress=progress,
+            threads=threads,
+            lists_keys=True,
+        )
+        if found is None:
+            return False
+        resolver, resolution, self.survivors = found
+        self._take_over(resolver, resolution)
+        self.limit = max(sources[-1].next_offset, int(scan.counts.ends[-1]))
+        self.by_hash = True
+        self.seconds += time.perf_counter() - started
+        try:
+            self._check_tombstones()
+        except MapFull:
+            if self.survivors is not None:
+                self.survivors.close()
+            raise
+        return True
+
+    def _take_over(self, resolver: HashResolver, resolution: Resolution) -> None:
+        scan, dead, end = self._scan, resolution.dead, resolver.arena_end
+        offset_map = scan.make_map(1, 24.0)
+        self.lacks_keys = end < 0 or not offset_map.use_listed(resolver.arena, end, resolver.distinct_keys)
+        offset_map.peak_bytes = resolution.map_bytes_used + max(end, 0)
+        scan.counts, scan.largest_bytes = resolver.counts, resolver.largest_bytes
+        ids = np.unique(np.concatenate(resolver.page_ids))
+        slots = np.full(ids.size, -1, np.int32)
+        slots[np.searchsorted(ids, dead.page_ids)] = dead.page_slots
+        scan.store = PageStore(scan.state, DeadBitmaps(ids, slots, dead.page_bits))
+        owners = np.searchsorted(scan.counts.bases, ids << PAGE_BITS, side="right") - 1
+        scan.store.page_segments[: ids.size] = np.maximum(owners, 0)
+        self._horizons = Horizons(np.concatenate(resolver.horizons[::-1]))
 
     def _check_tombstones(self) -> None:
         """Raise MapFull if there are too many tombstones to list.

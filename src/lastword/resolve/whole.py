@@ -190,6 +190,36 @@ def resolve(
     return LogResolver(sources, place, progress, None, **arguments).run()
 
 
+def may_use_hashes(sources: Sequence[SegmentSource], map_bytes: int, scratch: str | None) -> bool:
+    """Return whether a log is large enough for a map of hashes, and its memory, too."""
+    size_bytes = sum(source.size for source in sources)
+    return size_bytes >= HASHES_FROM_BYTES and map_bytes >= LEAST_MAP_BYTES and not scratch
+
+
+def resolve_by_hashes(
+    sources: Sequence[SegmentSource], place: ScratchPlace | None, **arguments: Any
+) -> tuple[HashResolver, Resolution, Survivors | None] | None:
+    """Resolve a log by a map of hashes; None if the exact map must decide.
+
+    Each source is a `hash_map.PartSource`; `place` is for survivors, which are not kept without it. Returns
+    the resolver that has run, its result, and the survivors, to be closed.
+    """
+    survivors = None
+    if place is not None:
+        outputs = 2 * max((source.size for source in sources), default=0)  # one, and the next one
+        survivors = Survivors(place.open, lambda: place.free_bytes() // 2 - outputs)
+    try:
+        resolver = HashResolver(cast("Sequence[PartSource]", sources), survivors=survivors, **arguments)
+        return resolver, resolver.run(), survivors
+    except BaseException as error:
+        if survivors is not None:
+            survivors.close()
+        if not isinstance(error, HashesUnsure | DataError):  # damage is reported oldest first
+            raise
+        LOGGER.info("no map of hashes: %s", error)
+        return None
+
+
 class _Divide(Exception):
     """The log is to be resolved in shards."""
 
@@ -282,30 +312,16 @@ class LogResolver:
 
     def _by_hashes(self) -> Resolution | None:
         """Return the result of a map of hashes; None if the exact map must decide."""
-        if self.source_bytes < HASHES_FROM_BYTES or self._map_bytes < LEAST_MAP_BYTES or self._scratch:
+        if not may_use_hashes(self._sources, self._map_bytes, self._scratch):
             return None
-        place = self._place
-        survivors = None
-        if place is not None:
-            outputs = 2 * max((source.size for source in self._sources), default=0)  # one, and the next one
-            survivors = Survivors(place.open, lambda: place.free_bytes() // 2 - outputs)
         arguments = {name: value for name, value in self._arguments.items() if name != "old_due"}
-        sources = cast("Sequence[PartSource]", self._sources)
-        try:
-            resolution = HashResolver(sources, survivors=survivors, **arguments).run()
-        except (HashesUnsure, DataError) as unsure:  # damage is reported oldest first
-            LOGGER.info("no map of hashes: %s", unsure)
-        except BaseException:
-            if survivors is not None:
-                survivors.close()
-            raise
-        else:
-            self.used_hashes, self.survivors = True, survivors
-            return resolution
-        if survivors is not None:
-            survivors.close()
-        self._give_up()
-        return None
+        found = resolve_by_hashes(self._sources, self._place, **arguments)
+        if found is None:
+            self._give_up()
+            return None
+        _, resolution, self.survivors = found
+        self.used_hashes = True
+        return resolution
 
     def _in_passes(self, *, may_divide: bool = False) -> Resolution:
         resolver = Resolver(self._sources, **self._arguments)

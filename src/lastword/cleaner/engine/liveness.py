@@ -171,6 +171,8 @@ class KeptAccounts:
             space target; None: all garbage.
         alpha: Weight of the survivorship that this cleaning observes.
         refresh: False: the accounts are up to date.
+        by_hash: As for `FullScan`: a map of hashes may decide about a log without accounts, if all its
+            garbage is rewritten. The accounts stay empty unless the cleaning ends.
     """
 
     def __init__(
@@ -182,8 +184,10 @@ class KeptAccounts:
         space_target: float | None = None,
         alpha: float = DEFAULT_SURVIVORSHIP_ALPHA,
         refresh: bool = True,
+        by_hash: bool = False,
     ) -> None:
         self.ledger = ledger
+        self._by_hash = by_hash
         self.refreshes = refresh
         self._runs = runs
         self._config = config
@@ -192,6 +196,8 @@ class KeptAccounts:
         self._full: FullScan | None = None
         self._plan: Plan | None = None
         self._rewrites = False
+        self._unpublished = 0
+        self._survivors: Survivors | None = None
         self._facts: Sequence[SegmentFacts] = ()
 
     def __enter__(self) -> Self:
@@ -200,8 +206,12 @@ class KeptAccounts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._survivors is not None:
+            self._survivors.close()
         if isinstance(error, CertificateError):
             self.ledger.discard()
+        if self.ledger.by_hash:
+            self.ledger.reset("a cleaning by a map of hashes did not end")
         if self._rewrites:
             self.ledger.give_up()
 
@@ -217,6 +227,8 @@ class KeptAccounts:
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult | Plan:
         """Scan new segments, choose what to rewrite, and group it."""
+        from lastword.resolve.whole import may_use_hashes
+
         ledger = self.ledger
         started = context.clock.monotonic()
         read_bytes = 0
@@ -225,7 +237,16 @@ class KeptAccounts:
             scanning = replace(context, threads=threads)
             # A cleaning of all garbage needs no sample to choose by.
             sample = self._runs is not None or self._space_target is not None or context.dry
-            read_bytes = refresh(log, segments, ledger, plan, scanning, steps.mapped, sample=sample)
+            tracking, sources = ledger.tracking, below(segments, plan.limit)
+            is_whole = self._by_hash and not sample
+            by_hash = is_whole and may_use_hashes(sources, tracking.map_bytes, tracking.scratch)
+            read_bytes = refresh(
+                log, segments, ledger, plan, scanning, steps.mapped, sample=sample, by_hash=by_hash
+            )
+            self._survivors = tracking.running.survivors
+            if self._survivors is not None and ledger.deletes.due.size:  # they still have due tombstones
+                self._survivors.close()
+                self._survivors = None
         self._plan = plan
         reasons: tuple[Reason, ...] = ()
         if self._runs is None and self._space_target is not None:
@@ -269,6 +290,7 @@ class KeptAccounts:
         if not context.dry:
             sources = ledger.sources(sources, resolution.dead)
         self._facts = resolution.segments
+        self._unpublished = len(groups)
         return ScanResult(
             sources,
             resolution,
@@ -279,6 +301,8 @@ class KeptAccounts:
             threads_for(rewrite_bytes, context.threads),
             overlap=not any(isinstance(source, Watched) for source in sources),
             reasons=reasons,
+            by_hash=ledger.by_hash,
+            survivors=self._survivors,
         )
 
     def highest_due(self, group: SegmentGroup) -> int:
@@ -294,6 +318,7 @@ class KeptAccounts:
         first, last = group.sources[0].base_offset, group.sources[-1].base_offset
         self.ledger.swapped(first, last, published, self._alpha)
         self.ledger.invalid = False
+        self._unpublished -= 1
 
     def first_dirty(self) -> int:
         """Return the checkpoint to record when every group is published."""
@@ -304,6 +329,8 @@ class KeptAccounts:
     def waiting(self) -> TombstonesWaiting | None:
         """Return the tombstones that are left; None: as the rewrite counted them."""
         plan, ledger = self._plan, self.ledger
+        if ledger.by_hash and not self._unpublished:
+            ledger.certified()
         if not ledger.exact or plan is None:
             return None
         # Starts the clocks of those that were freed just now.
@@ -366,10 +393,12 @@ def refresh(
     progress: Callable[[int, int], None] | None = None,
     *,
     sample: bool = True,
+    by_hash: bool = False,
 ) -> int:
     """Scan the segments that fell below the plan's limit since the last scan; mark due tombstones.
 
-    The ledger fits the log (`Ledger.fit`). `sample`: as for `Ledger.add_segments`.
+    The ledger fits the log (`Ledger.fit`). `sample`: as for `Ledger.add_segments`. `by_hash`: a rewrite of
+    all garbage follows, so a map of hashes may decide about a log without accounts.
 
     Returns:
         The bytes that were read.
@@ -392,6 +421,7 @@ def refresh(
             bytes_above=above,
             threads=context.threads,
             sample=sample,
+            place=scratch_place(log.directory, context) if by_hash else None,
         )
     ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=floor)
     return read_bytes

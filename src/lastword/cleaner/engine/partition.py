@@ -65,28 +65,28 @@ def clean_partition(
         if plan.action != "clean":
             return None
         sink = Publisher(log, plan, record_first_dirty)
-        if request.strategy != "generational":
+        kept: Ledger | None = None
+        if request.strategy == "generational":
+            if ledger is None:
+                kept = opened(log, context, plan.map_bytes)
+            else:
+                kept = ledger
+                kept.fit(log.segments)
+
+        def liveness(*, by_hash: bool) -> Liveness:
+            if kept is None:
+                return FullScan(by_hash=by_hash)
+            target = space_target if request.due else None
+            return KeptAccounts(kept, config, runs=runs, space_target=target, alpha=alpha, by_hash=by_hash)
+
+        try:
             try:
-                return clean(log, plan, FullScan(by_hash=True), sink, context)
+                return clean(log, plan, liveness(by_hash=True), sink, context)
             except HashesUnsure as unsure:
                 LOGGER.warning("%s is cleaned again by an exact map of its keys: %s", log.directory, unsure)
-            return clean(log, plan, FullScan(), sink, context)
-        if ledger is None:
-            kept = opened(log, context, plan.map_bytes)
-        else:
-            kept = ledger
-            kept.fit(log.segments)
-        liveness = KeptAccounts(
-            kept,
-            config,
-            runs=runs,
-            space_target=space_target if request.due else None,
-            alpha=alpha,
-        )
-        try:
-            return clean(log, plan, liveness, sink, context)
+            return clean(log, plan, liveness(by_hash=False), sink, context)
         finally:
-            if ledger is None:
+            if kept is not None and ledger is None:
                 with suppress(LastwordError):  # derived data: lost, it costs a scan
                     kept.save()
 
