@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from lastword.api.lookups import KeyLookups
 from lastword.api.open_dirs import Ack, OpenDirs
 from lastword.api.record import Absent, Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import TopicSchema
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from lastword.partition.appending import AppendedBatch, Batch
     from lastword.partition.view import PartitionView
     from lastword.records.record import Header
+    from lastword.tools.erasure import Erasure
 
     class AppendOptions(TypedDict, total=False):
         """The options of `Topic.append`."""
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
         expect: int | Absent | None
 
 
-class Topic(ProcessBound, Generic[K, V]):
+class Topic(ProcessBound, KeyLookups[K, V]):
     """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`. Safe from any thread.
 
     Attributes:
@@ -604,75 +606,6 @@ class Topic(ProcessBound, Generic[K, V]):
             check=lambda: self.check_serializers(schema.saved),
         )
 
-    # -------------------------------------------------------------- newest values by key
-
-    def get(self, key: K, default: Any = None, *, partition: int | None = None) -> Any:
-        """Return the newest value of a key, or `default` if it has none or was deleted.
-
-        A compacted topic has an index for it, in a bucket in memory: see `lastword.key.index`. A value that
-        expires counts until its tombstone is appended, as for `newest`.
-
-        Args:
-            key: The key.
-            default: Returned for a key without a value.
-            partition: Look in this partition alone. None: in that of the partitioner, then in the others.
-
-        Raises:
-            SerializerError: The topic's serializer refuses the key, or cannot read the value.
-            KeyRequiredError: The key is None.
-        """
-        from lastword.api.keys import find_one, key_bytes
-
-        found = find_one(self, key_bytes(self, key), partition)
-        if found is None or found[1].value is None:
-            return default
-        return self._schema.value.decode(found[1].value, "value")
-
-    def get_record(self, key: K, *, partition: int | None = None) -> Record[K, V] | None:
-        """Return the newest record of a key, or None if it has no value or was deleted; as `get`."""
-        from lastword.api.keys import find_one, key_bytes
-        from lastword.api.reader import decoded
-
-        found = find_one(self, key_bytes(self, key), partition)
-        if found is None:
-            return None
-        return decoded(found[1], self.name, found[0], self._schema.key, self._schema.value)
-
-    def get_many(self, keys: Iterable[K], *, partition: int | None = None) -> dict[K, V]:
-        """Return the newest values of many keys, without the keys that have none.
-
-        One moment for all keys of a partition: its last stable offset, taken before the first lookup.
-        """
-        from lastword.api.keys import find, keys_by_bytes
-
-        named = keys_by_bytes(self, keys)
-        decode = self._schema.value.decode
-        return {
-            named[data]: decode(record.value, "value")
-            for _, records in find(self, named.keys(), partition)
-            for data, record in records.items()
-            if record.value is not None
-        }
-
-    def get_records(self, keys: Iterable[K], *, partition: int | None = None) -> dict[K, Record[K, V]]:
-        """Return the newest records of many keys, as `get_many`."""
-        from lastword.api.keys import find, keys_by_bytes
-        from lastword.api.reader import decoded
-
-        named = keys_by_bytes(self, keys)
-        serializers = self._schema.key, self._schema.value
-        return {
-            named[data]: decoded(record, self.name, number, *serializers)
-            for number, records in find(self, named.keys(), partition)
-            for data, record in records.items()
-        }
-
-    def __contains__(self, key: object) -> bool:
-        """Return whether a key has a value, as `get`. TypeError and its like as from `append`."""
-        from lastword.api.keys import find_one, key_bytes
-
-        return find_one(self, key_bytes(self, key), None) is not None
-
     def check_serializers(self, saved: tuple[str | None, str | None]) -> None:
         """Raise InvalidSettingError if the saved serializers are other ones than a reader or a state has."""
         if self.schema.saved != saved:
@@ -879,6 +812,53 @@ class Topic(ProcessBound, Generic[K, V]):
         The change applies immediately.
         """
         self.dirs.set_config(self.name, config)
+
+    def erase(
+        self,
+        keys: Iterable[K] = (),
+        *,
+        prefix: bytes | None = None,
+        partition: int | None = None,
+        now: bool = False,
+        dry_run: bool = False,
+        progress: ProgressLike | bool | None = None,
+    ) -> Erasure:
+        """Remove keys and all their values from every file of the topic, and search the files for them.
+
+        A tombstone is appended for each key, every segment with an older record of it is rewritten, derived
+        files are removed. The result is the certificate: `save` writes it. Repeat a call that failed: it does
+        what is left.
+
+        Args:
+            keys: Encoded by the topic's serializer.
+            prefix: Also every key whose bytes begin with it.
+            partition: None: every partition.
+            now: Remove the tombstones, too, although readers may not have seen them: a reader with a lease
+                below is refused when it advances. False: a tombstone holds its key until a cleaning after
+                `delete.retention.ms`.
+            dry_run: Change nothing, and count what would be removed.
+            progress: True, or a function of `Progress`.
+
+        Raises:
+            NoPolicyError: The topic is not compacted.
+            PartialFailure: Partitions failed: they are damaged, or a transaction is open there. It is raised
+                at the end, with the certificate of the others.
+        """
+        from lastword.api.erasing import erase
+        from lastword.api.keys import key_bytes
+
+        wanted = {key_bytes(self, key) for key in keys}
+        work = partial(
+            erase,
+            topic=self.name,
+            keys=wanted,
+            prefix=prefix,
+            partition=partition,
+            now=now,
+            dry_run=dry_run,
+            progress=progress,
+        )
+        return work(self.dirs) if dry_run else self.dirs.transaction(work)
 
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
         """Raise the log start, under any cleanup.policy. Return the log start of each partition.

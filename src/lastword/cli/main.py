@@ -48,6 +48,7 @@ CHANGE = {
     "config": "topics",
     "append": "records",
     "clean": "clean",
+    "erase": "erase",
     "expire": "topics",
     "gc": "clean",
     "trim": "topics",

@@ -132,10 +132,10 @@ class Run:
         data = source.pread(BLOCK_BYTES, max(size_bytes - BLOCK_BYTES, 0))
         if len(data) != BLOCK_BYTES or not _crc_fits(data):
             raise damaged(name, "the checksum of the footer is wrong")
-        magic, self.tag, own_salt, self.entries, self.home, self.blocks, self.start, self.end = (
+        magic, self.tag, self.salt, self.entries, self.home, self.blocks, self.start, self.end = (
             _FOOTER.unpack_from(data)
         )
-        if magic != MAGIC or salt not in (None, own_salt) or (self.blocks + 1) * BLOCK_BYTES != size_bytes:
+        if magic != MAGIC or salt not in (None, self.salt) or (self.blocks + 1) * BLOCK_BYTES != size_bytes:
             raise damaged(name, "it is of another index, or of another version")
 
     @property

@@ -495,8 +495,8 @@ def _check(
             directory,
             name,
             stood,
-            f"another cleaner, which reads no leases, cleaned up to {elsewhere}, and tombstones below may be "
-            "gone, so its reader may keep deleted keys",
+            f"another cleaner, or an erasure, which reads no leases, cleaned up to {elsewhere}, and "
+            "tombstones below may be gone, so its reader may keep deleted keys",
             elsewhere,
         )
     if stood >= known.up_to:
@@ -519,7 +519,8 @@ def _elsewhere_up_to(files: Files, directory: str, before: LeaseFacts | None, kn
     if before is None:
         now = removal_log.first_dirty(files, directory)
         return max(known.elsewhere_up_to, 0 if known.is_ours(now) else now)
-    if known.elsewhere == before.elsewhere or before.cleaned_to == known.elsewhere_up_to:
+    met = known.elsewhere == before.elsewhere + 1 and before.cleaned_to == known.elsewhere_up_to
+    if known.elsewhere == before.elsewhere or met:
         return 0
     return known.elsewhere_up_to
 

@@ -524,10 +524,10 @@ class PartitionLog(Reads):
         with self.lock:
             return self._changed_log().remove_prefix(self.log_start)
 
-    def remove_deferred(self) -> int:
-        """Unlink the files of removed segments whose delay has passed; return how many."""
+    def remove_deferred(self, *, all: bool = False) -> int:
+        """Unlink the files of removed segments whose delay has passed, or all; return how many."""
         with self.lock:
-            return self._local.remove_deferred()
+            return self._local.remove_deferred(all=all)
 
     # -------------------------------------------------------------- cut the end
 

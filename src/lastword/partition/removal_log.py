@@ -8,7 +8,8 @@
     older_cuts, lowest_older_cut
                           the number of cuts before those in `cuts`, and the lowest of them
     elsewhere, elsewhere_up_to
-                          how often another cleaner, which reads no leases, had cleaned the log, and how far
+                          how often another cleaner, or an erasure of keys, which read no leases, had cleaned
+                          the log, and how far
     cleaned_to            the values that our last two cleanings left in the root's cleaner checkpoint
     cleaned_knowing       records below this offset made our cleanings remove older ones; 0: none was noted
 ```
@@ -184,6 +185,23 @@ def note_dropped(files: Files, directory: str, offset: int) -> RemovalLog:
         return replace(known, up_to=max(known.up_to, offset + 1), drops=known.drops + 1)
 
     return _note(files, directory, change)
+
+
+def note_erased(files: Files, directory: str, offset: int) -> RemovalLog:
+    """Note that a swap will drop the tombstone at `offset`, whatever leases are below it.
+
+    It counts as the work of a cleaner that reads no leases, so a reader below is refused when it advances.
+    """
+    known = load(files, directory)
+    up_to = max(known.up_to, offset + 1)
+    noted = replace(
+        known,
+        up_to=up_to,
+        drops=known.drops + 1,
+        elsewhere=known.elsewhere + 1,
+        elsewhere_up_to=max(known.elsewhere_up_to, offset + 1),
+    )
+    return _noted(files, directory, known, noted)
 
 
 def note_cut(files: Files, directory: str, offset: int) -> RemovalLog:

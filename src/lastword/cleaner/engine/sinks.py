@@ -47,6 +47,7 @@ class Publisher:
     Args:
         record_first_dirty: called with the new checkpoint, after the last swap is durable.
         published: base offsets of groups that were swapped in by a process that is gone.
+        holds_leases: a lease below a dropped tombstone stops the cleaning; False: its reader is refused.
     """
 
     verb = "clean"
@@ -57,11 +58,14 @@ class Publisher:
         plan: Plan,
         record_first_dirty: Callable[[int], None],
         published: Collection[int] = (),
+        *,
+        holds_leases: bool = True,
     ) -> None:
         self._log = log
         self._plan = plan
         self._record_first_dirty = record_first_dirty
         self._published = published
+        self._holds_leases = holds_leases
 
     def take(self, rewrite: RewriteInput, liveness: Liveness) -> CleanRound | None:
         """Rewrite each group and publish it."""
@@ -111,7 +115,10 @@ class Publisher:
                     if not done:  # before the first swap: each published file is covered by a note
                         limit, active_base = self._plan.limit, log.active.base_offset
                         removal_log.note_knowledge(log.files, log.directory, limit, active_base)
-                    lease_guard.check(log.files, log.directory, log.clock, group.dropped_tombstone)
+                    if self._holds_leases:
+                        lease_guard.check(log.files, log.directory, log.clock, group.dropped_tombstone)
+                    elif group.dropped_tombstone != lease_guard.NONE_DROPPED:
+                        removal_log.note_erased(log.files, log.directory, group.dropped_tombstone)
                     if group.output.base_offset not in self._published:
                         publish(group, partial(swap_group, log, group))
                     log.store.discard(group.output.directory)

@@ -1,0 +1,109 @@
+"""`KeyLookups`: the newest values of keys, as methods of a topic. `lastword.api.keys` finds them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic
+
+from lastword.api.record import K, Record, V
+
+if TYPE_CHECKING:
+    from lastword.api.open_dirs import OpenDirs
+    from lastword.api.schema import TopicSchema
+    from lastword.config import TopicConfig
+    from lastword.partition import PartitionLog
+    from lastword.partition.view import PartitionView
+
+
+class KeyLookups(Generic[K, V]):
+    """The part of a topic that looks up keys."""
+
+    name: str
+    dirs: OpenDirs
+    _schema: TopicSchema
+
+    @property
+    @abstractmethod
+    def schema(self) -> TopicSchema:
+        """Its serializers and partitions."""
+
+    @property
+    @abstractmethod
+    def config(self) -> TopicConfig:
+        """Its settings."""
+
+    @abstractmethod
+    def _partition_of(self, key: bytes) -> int:
+        """Return the partition that the partitioner assigns."""
+
+    @abstractmethod
+    def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
+        """Return the open log of a partition, or a view of it as it is now."""
+
+    def get(self, key: K, default: Any = None, *, partition: int | None = None) -> Any:
+        """Return the newest value of a key, or `default` if it has none or was deleted.
+
+        A compacted topic has an index for it, in a bucket in memory: see `lastword.key.index`. A value that
+        expires counts until its tombstone is appended, as for `newest`.
+
+        Args:
+            key: The key.
+            default: Returned for a key without a value.
+            partition: Look in this partition alone. None: in that of the partitioner, then in the others.
+
+        Raises:
+            SerializerError: The topic's serializer refuses the key, or cannot read the value.
+            KeyRequiredError: The key is None.
+        """
+        from lastword.api.keys import find_one, key_bytes
+
+        found = find_one(self, key_bytes(self, key), partition)
+        if found is None or found[1].value is None:
+            return default
+        return self._schema.value.decode(found[1].value, "value")
+
+    def get_record(self, key: K, *, partition: int | None = None) -> Record[K, V] | None:
+        """Return the newest record of a key, or None if it has no value or was deleted; as `get`."""
+        from lastword.api.keys import find_one, key_bytes
+        from lastword.api.reader import decoded
+
+        found = find_one(self, key_bytes(self, key), partition)
+        if found is None:
+            return None
+        return decoded(found[1], self.name, found[0], self._schema.key, self._schema.value)
+
+    def get_many(self, keys: Iterable[K], *, partition: int | None = None) -> dict[K, V]:
+        """Return the newest values of many keys, without the keys that have none.
+
+        One moment for all keys of a partition: its last stable offset, taken before the first lookup.
+        """
+        from lastword.api.keys import find, keys_by_bytes
+
+        named = keys_by_bytes(self, keys)
+        decode = self._schema.value.decode
+        return {
+            named[data]: decode(record.value, "value")
+            for _, records in find(self, named.keys(), partition)
+            for data, record in records.items()
+            if record.value is not None
+        }
+
+    def get_records(self, keys: Iterable[K], *, partition: int | None = None) -> dict[K, Record[K, V]]:
+        """Return the newest records of many keys, as `get_many`."""
+        from lastword.api.keys import find, keys_by_bytes
+        from lastword.api.reader import decoded
+
+        named = keys_by_bytes(self, keys)
+        serializers = self._schema.key, self._schema.value
+        return {
+            named[data]: decoded(record, self.name, number, *serializers)
+            for number, records in find(self, named.keys(), partition)
+            for data, record in records.items()
+        }
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether a key has a value, as `get`. TypeError and its like as from `append`."""
+        from lastword.api.keys import find_one, key_bytes
+
+        return find_one(self, key_bytes(self, key), None) is not None
