@@ -49,10 +49,10 @@ def contents(path: Path) -> Iterable[bytes]:
     while ".log" in path.name and at + 61 <= len(data):
         (size,) = struct.unpack_from(">i", data, at + 8)
         (attributes,) = struct.unpack_from(">h", data, at + 21)
-        if size <= 0:
+        if size <= 0 or data[at + 16] != 2:
             break
         records = data[at + 61 : at + 12 + size]
-        if attributes & 7 and records:
+        if attributes & 7 in CODECS and records:
             yield pa.input_stream(pa.py_buffer(records), compression=CODECS[attributes & 7]).read()
         at += 12 + size
 

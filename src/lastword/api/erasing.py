@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
 
 _BATCH_BYTES = 32 << 10
+_COLLECTIONS = 3
+"""Further collections of a bucket: objects are noted, then removed, then the list of the notes is."""
 
 
 def erase(
@@ -109,6 +111,27 @@ def erase(
     result = Erasure(topic, digests, salt.hex(), now, dry_run, began_ms, dirs.clock.now_ms(), tuple(done))
     PartialFailure.check([result], failed)
     return result
+
+
+def collected(dirs: OpenDirs, erasure: Erasure) -> Erasure:
+    """Remove objects of a bucket that hold erased records, as `now` or their retention allows.
+
+    In a directory there is nothing to do.
+    """
+    if not dirs.files.file_cost_bytes:
+        return erasure
+    done = dirs.collect(retention_ms=0 if erasure.now else None)
+    removed = done.removed_objects
+    for _ in range(_COLLECTIONS if erasure.now else 0):
+        if done.waiting_objects:  # a call has noted them, and the next one removes them
+            done = dirs.collect(retention_ms=0)
+            removed += done.removed_objects
+    return replace(
+        erasure,
+        removed_objects=removed,
+        waiting_objects=done.waiting_objects,
+        waiting_until_ms=done.next_due_ms if done.waiting_objects else -1,
+    )
 
 
 def _size(dirs: OpenDirs, topic: str, number: int) -> int:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from lastword.cleaner.policy.plan import Plan
     from lastword.config import Settings
     from lastword.resolve import Resolution, SegmentFacts
+    from lastword.tools.as_kafka import KafkaVerdict
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Counted, Explanation
     from lastword.tools.overwrites import OverwriteTrace
@@ -672,6 +673,23 @@ def _explanation(dirs: OpenDirs, topic: str, partition: int, plan: Plan, key: by
     if key is not None or not config.compacts:
         return explanation
     return replace(explanation, counted=_counted_bytes(dirs, view))
+
+
+def explain_as_kafka(
+    dirs: OpenDirs, chosen: Sequence[tuple[str, int]], failed: list[LastwordError]
+) -> Iterator[KafkaVerdict]:
+    """Yield what Kafka's cleaner would do with partitions; `failed` as for `explain_each`."""
+    from lastword.tools.as_kafka import verdict_of
+
+    def verdict(topic: str, partition: int) -> KafkaVerdict:
+        view, first_dirty = dirs.checked_view(topic, partition), dirs.first_dirty(topic, partition)
+        return verdict_of(view, dirs.config(topic), first_dirty, dirs.clock.now_ms())
+
+    for tp in chosen:
+        try:
+            yield read_again(partial(verdict, *tp))
+        except (DataError, StorageError) as error:
+            failed.append(error)
 
 
 def _counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:

@@ -844,7 +844,7 @@ class Topic(ProcessBound, KeyLookups[K, V]):
             PartialFailure: Partitions failed: they are damaged, or a transaction is open there. It is raised
                 at the end, with the certificate of the others.
         """
-        from lastword.api.erasing import erase
+        from lastword.api.erasing import collected, erase
         from lastword.api.keys import key_bytes
 
         wanted = {key_bytes(self, key) for key in keys}
@@ -858,7 +858,7 @@ class Topic(ProcessBound, KeyLookups[K, V]):
             dry_run=dry_run,
             progress=progress,
         )
-        return work(self.dirs) if dry_run else self.dirs.transaction(work)
+        return work(self.dirs) if dry_run else collected(self.dirs, self.dirs.transaction(work))
 
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
         """Raise the log start, under any cleanup.policy. Return the log start of each partition.

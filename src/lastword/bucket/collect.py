@@ -152,7 +152,7 @@ def _decide(
     pins = _live(loaded.manifest.pins, now_ms).values()
     uploads = _live(loaded.manifest.uploads, now_ms).values()
     uploading_since_ms = min((pin.since_ms - STORE_CLOCK_STEP_MS for pin in uploads), default=None)
-    removed, waiting, pinned, waiting_bytes = [], {}, 0, 0
+    removed, waiting, held, pinned = [], {}, {}, 0
     for facts in listed:
         if facts.key in named:
             continue
@@ -171,7 +171,8 @@ def _decide(
             removed.append(facts)
         else:
             waiting[facts.key] = since_ms
-            waiting_bytes += facts.size
+            if before.get(facts.key) != UNTIMED:  # else it is a list, which no reader needs
+                held[facts.key] = facts.size
             pinned += due
     sizes = {facts.key: facts.size for facts in listed}
     return _Decision(
@@ -181,12 +182,12 @@ def _decide(
         Collection(
             removed_objects=len(removed),
             removed_bytes=sum(facts.size for facts in removed),
-            waiting_objects=len(waiting),
-            waiting_bytes=waiting_bytes,
+            waiting_objects=len(held),
+            waiting_bytes=sum(held.values()),
             pinned_objects=pinned,
             named_objects=len(named),
             named_bytes=sum(sizes.get(key, 0) for key in named),
-            next_due_ms=min(waiting.values()) + retention_ms if waiting else -1,
+            next_due_ms=min(map(waiting.__getitem__, held)) + retention_ms if held else -1,
             dry_run=dry_run,
         ),
     )

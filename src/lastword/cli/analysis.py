@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import By
     from lastword.config import TopicConfig
     from lastword.partition.leases import LeaseFacts
+    from lastword.tools.as_kafka import KafkaVerdict
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation
     from lastword.tools.simulate import Simulation
@@ -50,6 +51,7 @@ lastword explain data users
 lastword explain data
 lastword explain data users --key bob
 lastword explain /srv/kafka users -p 3 --key bob --json
+lastword explain /srv/kafka users --as kafka
 """
 
 WEIGHED = 3  # rejected runs of segments that are shown without -v
@@ -66,20 +68,33 @@ def explain(
             metavar="K", help="show every record of this key, typed as `read` shows it, and its rule"
         ),
     ] = None,
+    cleaner: Annotated[
+        str | None,
+        typer.Option("--as", metavar="kafka", help="what Kafka's own cleaner would do now, and why not"),
+    ] = None,
     sets: WhatIf = None,
     more: MoreDirs = None,
 ) -> None:
     """Show why a log is cleaned or not, and why a record is kept.
 
-    With --key: every record of the key, and the rule that keeps or frees it.
+    With --key: every record of the key, and the rule that keeps or frees it. With --as kafka: the decision of
+    Kafka's cleaner, by the cluster's settings and its checkpoint, beside that of `lastword clean`.
     Changes nothing and takes no lock: it works on the directory of a running broker.
     """
-    from lastword.api.inspections import explain_each, explained
+    from lastword.api.inspections import explain_as_kafka, explain_each, explained
 
     target = Target.of(directory, topic, partition, more)
+    if cleaner not in (None, "kafka") or (cleaner is not None and key is not None):
+        raise UsageError(
+            "--as takes kafka, and no --key", remedy=target.command("explain", "TOPIC", "--as", "kafka")
+        )
     explanations: list[Explanation] = []
+    verdicts: list[KafkaVerdict] = []
     failed: list[LastwordError] = []
     with out.open(target, **what_if(sets)) as logs:
+        if cleaner is not None:
+            selected = logs.dirs.select(target.topic, target.partition)
+            verdicts += explain_as_kafka(logs.dirs, selected, failed)
         if key is None:
             selected = logs.dirs.select(target.topic, target.partition)
             explanations += explain_each(logs.dirs, selected, failed)
@@ -93,6 +108,8 @@ def explain(
             key = field_text(explanations[0].key, serializer, key_text)
         configs = [logs.dirs.config(explanation.topic) for explanation in explanations]
         held = held_texts(logs, target, {explanation.topic for explanation in explanations})
+    for verdict in verdicts:
+        _show_verdict_of_kafka(out, verdict)
     for explanation, config in zip(explanations, configs, strict=True):
         _show_explanation(out, explanation, config, target, key, assumed=bool(sets))
     for text in held:
@@ -106,6 +123,16 @@ def explain(
         versions=sum(len(explanation.versions) for explanation in explanations),
     )
     out.raise_all(failed)
+
+
+def _show_verdict_of_kafka(out: Session, verdict: KafkaVerdict) -> None:
+    out.row("kafka", verdict.to_dict())
+    out.line(str(verdict) if verdict.action == "clean" else out.paint(str(verdict), "yellow"))
+    for reason in verdict.reasons[1:]:
+        out.line(f"  {reason}")
+    if verdict.reasons[0].code != "no-policy":
+        shown = (f"{name} {value} ({source})" for name, (value, source) in verdict.settings.items())
+        out.line(f"  settings: {', '.join(shown)}")
 
 
 def _show_explanation(

@@ -12,6 +12,7 @@ from lastword.cli.output import attempted
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.cli.text import key_candidates, unescape
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
+from lastword.units import format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def erase(
         if certificate is not None:
             done.save(logs.dirs.local_files, certificate)
     _show(out, done, target)
+    _show_objects(out, done, target)
     wrote = "" if certificate is None else f"; certificate in {certificate}"
     out.summary(f"{done}{wrote}", ok=done.complete and not failed, **_totals(done))
     out.raise_all(failed)
@@ -153,6 +155,8 @@ def _totals(erasure: Erasure) -> dict[str, Any]:
         "tombstones": sum(part.tombstones for part in parts),
         "copies": sum(part.copies_found for part in parts),
         "others": sum(part.others_found for part in parts),
+        "removed_objects": erasure.removed_objects,
+        "waiting_objects": erasure.waiting_objects,
         "complete": erasure.complete,
     }
 
@@ -183,6 +187,17 @@ def _show(out: Session, erasure: Erasure, target: Target) -> None:
                 f"{name}: records of other keys hold such bytes in {places}, and stay; "
                 f"the first: {part.others[0]}"
             )
+
+
+def _show_objects(out: Session, erasure: Erasure, target: Target) -> None:
+    if erasure.waiting_objects:
+        waiting = plural(erasure.waiting_objects, "object")
+        until = format_time(erasure.waiting_until_ms)
+        again = target.command("erase", *target.words, "...", "--now")
+        out.warning(
+            f"{waiting} with older versions may hold the records until a `lastword gc` after {until}; to remove "
+            f"them now, although readers of older versions fail: {again}"
+        )
 
 
 def _check(out: Session, target: Target, path: str) -> int:

@@ -441,7 +441,9 @@ class Erasure(Value):
         began_ms: When it began, in milliseconds since 1970.
         ended_ms: When it ended.
         partitions: Each partition.
-        objects: In a bucket: what becomes of the objects that held the records; else empty.
+        removed_objects: In a bucket: objects with older versions of the files that were removed.
+        waiting_objects: Objects that no version needs, which hold the records until a `gc` may remove them.
+        waiting_until_ms: When a `gc` may remove the first of them; -1: there is none.
         not_covered: What the certificate does not promise.
     """
 
@@ -453,13 +455,16 @@ class Erasure(Value):
     began_ms: int
     ended_ms: int
     partitions: tuple[PartitionErasure, ...]
-    objects: str = ""
+    removed_objects: int = 0
+    waiting_objects: int = 0
+    waiting_until_ms: int = -1
     not_covered: tuple[str, ...] = NOT_COVERED
 
     @property
     def complete(self) -> bool:
-        """Return whether the search found no copy."""
-        return not self.dry_run and not any(partition.copies_found for partition in self.partitions)
+        """Return whether the search found no copy, and no object of a bucket waits for its removal."""
+        found = self.waiting_objects or any(partition.copies_found for partition in self.partitions)
+        return not self.dry_run and not found
 
     def __str__(self) -> str:
         records = sum(partition.records for partition in self.partitions)
