@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
     from lastword.tools.duplication import Duplication
+    from lastword.tools.erasure import CertificateCheck, Erasure
     from lastword.tools.explain import Explanation, Version
     from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
@@ -59,12 +60,14 @@ __all__ = [
     "AsyncState",
     "AsyncTopic",
     "Audit",
+    "CertificateCheck",
     "CleanRound",
     "Cleaner",
     "Collection",
     "CopyResult",
     "Deletion",
     "Duplication",
+    "Erasure",
     "Explanation",
     "Lease",
     "LeaseInfo",
@@ -127,6 +130,7 @@ _NAMES = {
     "tools.audit": ("Audit",),
     "tools.dump": ("dump",),
     "tools.duplication": ("Duplication",),
+    "tools.erasure": ("CertificateCheck", "Erasure"),
     "tools.explain": ("Explanation", "Version"),
     "tools.simulate": ("Simulation",),
     "tools.verify": ("Verification",),

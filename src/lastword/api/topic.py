@@ -11,6 +11,7 @@ power cut. There is no buffer, and nothing to flush.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from lastword.partition.appending import AppendedBatch, Batch
     from lastword.partition.view import PartitionView
     from lastword.records.record import Header
-    from lastword.tools.erasure import Erasure
+    from lastword.tools.erasure import CertificateCheck, Erasure
 
     class AppendOptions(TypedDict, total=False):
         """The options of `Topic.append`."""
@@ -859,6 +860,19 @@ class Topic(ProcessBound, KeyLookups[K, V]):
             progress=progress,
         )
         return work(self.dirs) if dry_run else collected(self.dirs, self.dirs.transaction(work))
+
+    def check_erasure(self, certificate: str | os.PathLike[str]) -> CertificateCheck:
+        """Check that a certificate is unchanged, and look for its keys in the topic as it is now.
+
+        Args:
+            certificate: A file that `Erasure.save` wrote.
+
+        Raises:
+            CorruptFileError: A byte of it has changed.
+        """
+        from lastword.api.erasing import check
+
+        return check(self.dirs, os.fspath(certificate))
 
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
         """Raise the log start, under any cleanup.policy. Return the log start of each partition.

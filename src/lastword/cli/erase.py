@@ -195,8 +195,8 @@ def _show_objects(out: Session, erasure: Erasure, target: Target) -> None:
         until = format_time(erasure.waiting_until_ms)
         again = target.command("erase", *target.words, "...", "--now")
         out.warning(
-            f"{waiting} with older versions may hold the records until a `lastword gc` after {until}; to remove "
-            f"them now, although readers of older versions fail: {again}"
+            f"{waiting} of older versions may hold the records until a `lastword gc` after {until}; to "
+            f"remove them now, although readers of these versions fail: {again}"
         )
 
 
