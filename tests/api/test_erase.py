@@ -382,7 +382,7 @@ def test_a_stop_at_every_change_and_a_repeated_call_end_the_same(tmp_path, clock
 def certified(tmp_path, logs):
     filled = Filled(logs)
     path = tmp_path / "certificate.json"
-    filled.topic.erase(filled.keys[:2], now=True).save(logs.dirs.local_files, str(path))
+    filled.topic.erase(filled.keys[:2], now=True).save(path)
     return filled, path
 
 
@@ -390,26 +390,26 @@ def test_a_certificate_names_no_key_and_every_changed_byte_is_found(certified, l
     filled, path = certified
     data = path.read_bytes()
     assert not any(key in data or key.hex().encode() in data for key in filled.keys)
-    result = erasing.check(logs.dirs, str(path))
+    result = filled.topic.check_erasure(path)
     assert (result.came_back, result.left, result.changed_segments) == ((), (), 0)
     for at in range(0, len(data), stride(101)):
         if data[at : at + 1].isspace():
             continue
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(CorruptFileError):
-            erasing.check(logs.dirs, str(path))
+            filled.topic.check_erasure(path)
 
 
 def test_a_key_that_came_back_is_found(certified, logs):
     filled, path = certified
     offset = filled.topic.append(filled.keys[1], b"again").offset
-    result = erasing.check(logs.dirs, str(path))
+    result = filled.topic.check_erasure(path)
     assert (result.came_back, result.left) == (((0, offset),), ())
     content = json.loads(path.read_text())
     content["partitions"][0]["end"] = offset + 1
     del content["checksum"]
     path.write_text(json.dumps({**content, "checksum": erasure._checksum(content)}))
-    result = erasing.check(logs.dirs, str(path))
+    result = filled.topic.check_erasure(path)
     assert (result.came_back, result.left) == ((), ((0, offset),))
 
 

@@ -66,6 +66,7 @@ def examples_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         logs.restore("users", to=root / "delivered.jsonl")
     shutil.copytree(root / "data", root / "backup")
     (root / "kraft" / "__cluster_metadata-0").mkdir(parents=True)
+    (root / "keys.txt").write_text("ada\nbob\n")
     (root / "server.properties").write_text("metadata.log.dir=kraft\n")
     with lastword.open(PLACES["s3://bucket/log"], "a", log_cleaner_enable=False) as logs:
         logs.create_topic("users", cleanup_policy="compact", **forms)

@@ -1,4 +1,4 @@
-"""Duplication, audit, verify, restore and expire on Spark: the results equal the library's."""
+"""Duplication, audit, verify, restore, erase and expire on Spark: the results equal the library's."""
 
 from __future__ import annotations
 
@@ -278,6 +278,26 @@ def test_what_can_be_told_of_a_call_before_spark_is_asked(root: Path) -> None:
         lastword.spark.restore(None, root, "t", to="s3://bucket/x")
     with pytest.raises(UsageError, match="delivered is None, no DataFrame"):
         lastword.spark.audit(None, root, "t", delivered=None)
+
+
+def test_erase(spark: Any, tmp_path: Path) -> None:
+    create(tmp_path, "u", 2)
+    for partition in range(2):
+        append(tmp_path, "u", partition, [numbered(100 * partition, 20, 5)])
+    with lastword.open(tmp_path) as logs:
+        every = {record.key for record in logs["u"].newest()}
+    gone = sorted(every)[:2]
+    keys = spark.createDataFrame([(key.decode(),) for key in [*gone, *gone]], "key string")
+    planned = lastword.spark.erase(spark, str(tmp_path), "u", keys, dry_run=True)
+    done = lastword.spark.erase(spark, str(tmp_path), "u", keys, now=True)
+    assert (len(done.keys), done.complete) == (2, True)
+    assert [part.records for part in done.partitions] == [part.records for part in planned.partitions]
+    with lastword.open(tmp_path) as logs:
+        assert {record.key for record in logs["u"].newest()} == every - set(gone)
+    with pytest.raises(UsageError, match="a key is null"):
+        lastword.spark.erase(spark, str(tmp_path), "u", spark.sql("select cast(null as binary) as key"))
+    with pytest.raises(UsageError, match="column `key` of binary or string"):
+        lastword.spark.erase(spark, str(tmp_path), "u", spark.sql("select 1 as key"))
 
 
 def test_expire(spark: Any, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def erase(
     with out.change(target) as logs, out.progress("erase") as progress:
         done, failed = _erased(out, logs, target, known, wanted, start, now=now, progress=progress)
         if certificate is not None:
-            done.save(logs.dirs.local_files, certificate)
+            done.save(certificate, files=logs.dirs.local_files)
     _show(out, done, target)
     _show_objects(out, done, target)
     wrote = "" if certificate is None else f"; certificate in {certificate}"

@@ -12,6 +12,7 @@ only when it is used.
     clean     a cleaning of each partition, built by tasks, published by the driver
     copy      topics in another log: files copied by tasks, published by the driver
     duplication  audit  verify  restore  expire   the library's verbs with a DataFrame as result
+    erase     keys of a DataFrame and their values, out of every file of a topic
 
 Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`, `clean.py`,
 `copy.py`, `bucket.py`. A task of `clean` runs `remote.py` or `sharded.py`, which use no PySpark.
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 from lastword.spark.bootstrap import need_pyspark, session, warn_of_other_python
 from lastword.spark.clean import clean, plan
 from lastword.spark.copy import copy
-from lastword.spark.inspect import audit, duplication, expire, lag, restore, verify
+from lastword.spark.inspect import audit, duplication, erase, expire, lag, restore, verify
 from lastword.spark.update import update_stream
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "clean",
     "copy",
     "duplication",
+    "erase",
     "expire",
     "lag",
     "plan",

@@ -1,15 +1,15 @@
-"""Verbs as DataFrames: `duplication`, `verify`, `restore`, `expire`, `audit` and `lag`.
+"""Verbs as DataFrames: `duplication`, `verify`, `restore`, `expire`, `audit` and `lag`; and `erase`.
 
 Where it runs. `duplication` gives each task a topic, `verify` a partition; they call the functions of `tools`
 and combine the results in the caller's process. `restore` and `audit` are DataFrames
 over the source: lazy, planned by Spark, and without a shuffle for the newest records of each log. `audit`
-groups these records with the delivered offsets by key. `expire` and `lag` run in the caller's process;
-`expire` reads no record, `lag` at most one of each partition.
+groups these records with the delivered offsets by key. `expire`, `erase` and `lag` run in the caller's
+process; `expire` reads no record, `lag` at most one of each partition.
 
 What travels. Names and numbers to tasks; counts and problems back; records only if
 the result consists of records.
 
-When tasks fail. Tasks change nothing, so a retry reads again.
+When tasks fail. Tasks change nothing, so a retry reads again. `erase` may be repeated.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.spark.options import StorageOptions
     from lastword.tools.duplication import Duplication
+    from lastword.tools.erasure import Erasure
     from lastword.tools.verify import Verification
 
 
@@ -319,6 +320,56 @@ def expire(
 
     with open_logs(path, storage, "a") as logs:
         return frame_of(spark, Deletion, logs.expire(topic, partition))
+
+
+# ---------------------------------------------------------------- erase
+
+
+def erase(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    topic: str,
+    keys: DataFrame,
+    *,
+    now: bool = False,
+    dry_run: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+) -> Erasure:
+    """Remove keys and all their values from every file of a topic: `Topic.erase`, in the caller's process.
+
+    Tasks compute the distinct keys, which the caller's process then holds in memory.
+
+    Args:
+        spark: The session.
+        path: The log.
+        topic: The topic.
+        keys: A column `key`, of binary or string: the keys as they are in the log.
+        now: As of `Topic.erase`.
+        dry_run: As of `Topic.erase`.
+        storage_options: For a bucket, as of `lastword.open`.
+
+    Returns:
+        The certificate. Its `save` writes it.
+
+    Raises:
+        UsageError: There is no column `key` of such a type, or a key is null.
+    """
+    path, storage = shared_log(path, storage_options)
+    from pyspark.sql.functions import col
+
+    kinds = {field.name: field.dataType.typeName() for field in keys.schema.fields}
+    if kinds.get("key") not in ("binary", "string"):
+        raise UsageError(
+            f"the keys need a column `key` of binary or string, not {kinds}",
+            remedy='keys.selectExpr("cast(id as string) as key")',
+        )
+    rows = keys.select(col("key").cast("binary").alias("key")).distinct().toLocalIterator()
+    wanted = {None if row.key is None else bytes(row.key) for row in rows}
+    if None in wanted:
+        raise UsageError("a key is null", remedy='keys.where("key is not null")')
+    with open_logs(path, storage, "r" if dry_run else "a") as logs:
+        source = logs.topic(topic, key_serializer="bytes", value_serializer="bytes")
+        return source.erase(wanted, now=now, dry_run=dry_run)
 
 
 # ---------------------------------------------------------------- lag

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from lastword.cleaner.engine.erasure import SpanSet, hits_of
 from lastword.errors import CorruptFileError, DataError
-from lastword.files import Files, Handle
+from lastword.files import DEFAULT, Files, Handle
 from lastword.ingest.staging import BATCHES
 from lastword.kernels import table as fields
 from lastword.keys.manifest import is_run
@@ -478,9 +478,9 @@ class Erasure(Value):
         fields_ = {"kind": KIND, "version": VERSION, "complete": self.complete, **self.to_dict()}
         return {**fields_, "checksum": _checksum(fields_)}
 
-    def save(self, files: Files, path: str) -> None:
-        """Write the certificate, durably."""
-        files.write_atomic(path, json.dumps(self.certificate(), indent=1).encode() + b"\n")
+    def save(self, path: str | os.PathLike[str], *, files: Files = DEFAULT) -> None:
+        """Write the certificate, durably. `files`: the storage of the path; the system's unless given."""
+        files.write_atomic(os.fspath(path), json.dumps(self.certificate(), indent=1).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
