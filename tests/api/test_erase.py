@@ -14,12 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import lastword
 from lastword.api import erasing
-from lastword.cleaner.engine.erasure import SpanSet
+from lastword.cleaner.engine.erasure import ErasedRecords, SpanSet
 from lastword.errors import (
     BusyError,
     CorruptFileError,
@@ -275,6 +276,14 @@ def test_a_garbage_index_and_a_key_index_are_removed_and_found_if_they_come_back
             logs.dirs.view("users", 0), wanted, lambda key, offset: False, log_dir.path, log_dir.files
         )
         assert {copy.file for copy in result.copies} == {str(path.relative_to(root)) for path in saved}
+
+
+def test_a_fault_of_the_erasure_itself_is_found(logs, monkeypatch):
+    filled = Filled(logs)
+    with monkeypatch.context() as patched:  # a rewrite that removes nothing
+        patched.setattr(erasing, "erase_records", lambda *_, **__: ErasedRecords(None, np.empty(0, np.int64)))
+        (part,) = filled.topic.erase(filled.keys[:1], now=True).partitions
+        assert {copy.text for copy in part.copies} == {"a record of the key", "a tombstone of the key"}
 
 
 def test_other_records_with_the_bytes_are_named_and_stay(logs):

@@ -9,6 +9,7 @@ is left. It does not look for the old values that are gone already.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -81,9 +82,10 @@ def erase(
     if not config.compacts:
         if config.policy is None:
             raise NoPolicyError.of(topic, dirs.paths[0], config.unread)
+        command = f"lastword config {_where(dirs, topic)} --set cleanup.policy=compact,delete"
         raise NoPolicyError(
             f"{topic} has cleanup.policy={config.policy_text}: a key cannot be erased from it",
-            remedy="set cleanup.policy=compact,delete, or remove old records of all keys: `lastword trim`",
+            remedy=f"`{command}`, then erase again",
         )
     chosen = dirs.select(topic, partition)
     wanted = set(keys)
@@ -134,6 +136,11 @@ def collected(dirs: OpenDirs, erasure: Erasure) -> Erasure:
     )
 
 
+def _where(dirs: OpenDirs, topic: str) -> str:
+    """Return directory and topic as words of a command line."""
+    return f"{shlex.quote(dirs.paths[0])} {topic}"
+
+
 def _size(dirs: OpenDirs, topic: str, number: int) -> int:
     with suppress(LastwordError):  # raised where the partition is erased
         return sum(segment.size for segment in dirs.view(topic, number).segments)
@@ -174,7 +181,7 @@ class _Erasing:
                     raise BusyError(
                         f"{log.name}: a transaction or commit at {log.cleanable_offset} is not decided; "
                         "nothing was erased there",
-                        remedy=f"`lastword transactions DIR {self._topic}` shows it; then erase again",
+                        remedy=f"`lastword transactions {_where(self._dirs, self._topic)}` shows an open one",
                         file=log.directory,
                         offset=log.cleanable_offset,
                     )
@@ -281,7 +288,7 @@ class _Erasing:
         index = dirs.key_index(log.topic, log.partition, log.directory)
         if index is not None:
             with index.lock:
-                index.drop()
+                index.remove()
         private = os.path.join(log.directory, names.PRIVATE)
         log.store.discard_outputs()
         for name in files.listdir(private) if files.exists(private) else ():

@@ -130,9 +130,9 @@ def _show_verdict_of_kafka(out: Session, verdict: KafkaVerdict) -> None:
     out.line(str(verdict) if verdict.action == "clean" else out.paint(str(verdict), "yellow"))
     for reason in verdict.reasons[1:]:
         out.line(f"  {reason}")
-    if verdict.reasons[0].code != "no-policy":
-        shown = (f"{name} {value} ({source})" for name, (value, source) in verdict.settings.items())
-        out.line(f"  settings: {', '.join(shown)}")
+    given = [f"{name}={value} ({by})" for name, (value, by) in verdict.settings.items() if by != "default"]
+    defaults = [f"{name}={value}" for name, (value, by) in verdict.settings.items() if by == "default"]
+    out.line(f"  settings: {'; '.join([*given, 'defaults: ' + ', '.join(defaults)])}")
 
 
 def _show_explanation(

@@ -88,11 +88,14 @@ def erase(
     if not texts and prefix is None:
         raise UsageError("erase needs a KEY", remedy=target.command("erase", *target.words, "KEY"))
     start = None if prefix is None else unescape(prefix)
+    options = [*(() if prefix is None else ("--prefix", prefix))]
+    options += () if keys_file is None else ("--keys-file", keys_file)
+    again = target.command("erase", *target.words, *(text for text in given if text is not None), *options)
     with out.open(target) as logs:
         wanted = _keys_of(logs, known, texts)
         planned = _erased(out, logs, target, known, wanted, start, now=now, dry_run=True)[0]
     if dry_run:
-        _show(out, planned, target)
+        _show(out, planned, again)
         out.summary(f"{planned}; nothing was changed", **_totals(planned))
         return 0
     records = sum(part.records for part in planned.partitions)
@@ -103,8 +106,8 @@ def erase(
         done, failed = _erased(out, logs, target, known, wanted, start, now=now, progress=progress)
         if certificate is not None:
             done.save(certificate, files=logs.dirs.local_files)
-    _show(out, done, target)
-    _show_objects(out, done, target)
+    _show(out, done, again)
+    _show_objects(out, done, again)
     wrote = "" if certificate is None else f"; certificate in {certificate}"
     out.summary(f"{done}{wrote}", ok=done.complete and not failed, **_totals(done))
     out.raise_all(failed)
@@ -116,7 +119,9 @@ def _lines(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
-        raise UsageError(f"--keys-file {path}: {error.strerror}", remedy="a file with a key a line") from None
+        raise UsageError(
+            f"--keys-file {path}: {error.strerror}", remedy="a file that has a key in each line"
+        ) from None
     return [line for line in lines if line]
 
 
@@ -161,7 +166,8 @@ def _totals(erasure: Erasure) -> dict[str, Any]:
     }
 
 
-def _show(out: Session, erasure: Erasure, target: Target) -> None:
+def _show(out: Session, erasure: Erasure, again: str) -> None:
+    """Show what was erased. `again`: the command without its options."""
     for part in erasure.partitions:
         name = f"{erasure.topic}-{part.partition}"
         out.row("erasure", {"topic": erasure.topic, **part.to_dict()})
@@ -175,8 +181,7 @@ def _show(out: Session, erasure: Erasure, target: Target) -> None:
         for kept in part.kept if out.verbose else part.kept[:SHOWN]:
             out.line(f"  {kept}")
         if part.kept:
-            again = target.command("erase", *target.words, "...", "--now")
-            out.say(f"{name}: to remove {plural(len(part.kept), 'tombstone')} as well: {again}")
+            out.say(f"{name}: to remove {plural(len(part.kept), 'tombstone')} as well: {again} --now")
         for lease in part.leases:
             out.warning(f"{name}: lease {lease} is below a removed tombstone: its reader is refused")
         for copy in part.copies if out.verbose else part.copies[:SHOWN]:
@@ -189,14 +194,13 @@ def _show(out: Session, erasure: Erasure, target: Target) -> None:
             )
 
 
-def _show_objects(out: Session, erasure: Erasure, target: Target) -> None:
+def _show_objects(out: Session, erasure: Erasure, again: str) -> None:
     if erasure.waiting_objects:
         waiting = plural(erasure.waiting_objects, "object")
         until = format_time(erasure.waiting_until_ms)
-        again = target.command("erase", *target.words, "...", "--now")
         out.warning(
             f"{waiting} of older versions may hold the records until a `lastword gc` after {until}; to "
-            f"remove them now, although readers of these versions fail: {again}"
+            f"remove them now, although readers of these versions fail: {again} --now"
         )
 
 

@@ -464,6 +464,10 @@ class KeyIndex:
     def drop(self) -> None:
         """Forget everything, and remove what is saved: it was wrong."""
         KEY_INDEX_DROPS.add(1, self._topic)
+        self.remove()
+
+    def remove(self) -> None:
+        """Forget everything, and remove what is saved; the next lookup makes the index again."""
         self._clear(os.urandom(SALT_BYTES))
         self._log = None
         if self._writes:

@@ -41,6 +41,7 @@ from lastword.errors import DataError, FileVanishedError
 from lastword.segment import names
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import Value
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from lastword.config import TopicConfig
@@ -151,6 +152,8 @@ def verdict_of(
 def _shown(config: TopicConfig, name: str) -> str:
     setting = TOPIC_SETTINGS[name]
     value = getattr(config, setting.keyword)
+    if value == INT64_MAX:
+        return "no limit"
     return "not set" if value is None else setting.show(value)
 
 
