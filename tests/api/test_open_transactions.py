@@ -44,7 +44,8 @@ def test_a_transaction_without_a_coordinator_is_listed_and_aborted(
         topic.append(b"n", b"6")
     with lastword.open(tmp_path) as logs:
         (found,) = logs.transactions()
-        assert found == lastword.OpenTransaction("t", 0, 1, 7, 0, began_ms, None, None)
+        size = sum(segment.size_bytes for segment in logs["t"].segments())
+        assert found == lastword.OpenTransaction("t", 0, 1, 7, 0, began_ms, None, None, size)
         assert logs.transactions("t", 0) == [found] and logs.abort(7, dry_run=True) == [found]
         with pytest.raises(UsageError, match="no open transaction of 8"):
             logs.abort(8, dry_run=True)

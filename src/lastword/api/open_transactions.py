@@ -44,6 +44,7 @@ class OpenTransaction(Value):
         timestamp: The time of its first batch, in ms.
         transactional_id: The transactional id; None if no coordinator has the producer.
         state: The state of the transactional id: a transaction that is not "Ongoing" there hangs.
+        held_bytes: Bytes of the segments from the one of `first_offset` on, which no cleaning takes.
     """
 
     topic: str
@@ -54,6 +55,7 @@ class OpenTransaction(Value):
     timestamp: int
     transactional_id: str | None
     state: str | None
+    held_bytes: int = 0
 
     def __str__(self) -> str:
         known = "" if self.transactional_id is None else f" (transactional id {self.transactional_id!r})"
@@ -97,6 +99,7 @@ def _transaction(view: PartitionView, producer: Producer, stored: _Stored | None
         producer.last_timestamp if header is None else header.base_timestamp,
         None if stored is None else stored.transactional_id,
         None if stored is None else TRANSACTION_STATES[stored.value.transaction_status],
+        sum(held.size for held in view.segments[max(number, 0) :]),
     )
 
 

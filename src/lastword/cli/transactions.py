@@ -11,7 +11,7 @@ import typer
 from lastword.cli.command import Session, Yes, command, confirm, now_ms
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.errors import LastwordError, UsageError
-from lastword.units import format_duration
+from lastword.units import format_bytes, format_duration
 from lastword.values import plural
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ def held_texts(logs: LogDir, target: Target, topics: Iterable[str], least_ms: in
         for transaction in found[:SHOWN]:
             age = format_duration(max(0, at_ms - transaction.timestamp))
             fix = target.command("transactions", topic, "--abort", str(transaction.producer_id))
-            texts.append(f"{transaction}, for {age}: nothing behind it is cleaned; if it hangs: {fix}")
+            held = f"{format_bytes(transaction.held_bytes)} in the segments from there on are not cleaned"
+            texts.append(f"{transaction}, for {age}: {held}; if it hangs: {fix}")
         if len(found) > SHOWN:
             all_of_them = target.command("transactions", topic)
             texts.append(f"{topic}: {len(found) - SHOWN} more open transactions: {all_of_them}")
