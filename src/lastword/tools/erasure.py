@@ -90,13 +90,15 @@ class Wanted:
         self.keys = keys
         self.salt = salt
         self.all_values = True
-        self._windows: dict[int, set[tuple[int, int, bytes]]] = {}  # window: (position in it, length, digest)
+        self._windows: set[tuple[int, int, int]] = set()  # a window, its position in the whole, the length
+        self._begins: set[int] = set()  # the first eight bytes
+        self._keys: set[bytes] = set()  # digests
         self._values: set[bytes] = set()
         self._longest = max((len(key) for key in keys.members), default=0)
-        self._sorted: NDArray[np.uint64] | None = None
+        self._is_ready = False
         for key in keys.members:
             if len(key) >= SHORTEST_KEY:
-                self._add(key, len(key) - _WINDOW)
+                self._keys.add(self._add(key, len(key) - _WINDOW))
 
     @property
     def values(self) -> int:
@@ -114,28 +116,50 @@ class Wanted:
         self._values.add(self._add(value, (len(value) - _WINDOW) // 2))
 
     def _add(self, data: bytes, at: int) -> bytes:
-        digest = digest_of(self.salt, data)
-        window = int.from_bytes(data[at : at + _WINDOW], "little")
-        self._windows.setdefault(window, set()).add((at, len(data), digest))
-        self._sorted = None
-        return digest
+        self._windows.add((int.from_bytes(data[at : at + _WINDOW], "little"), at, len(data)))
+        self._begins.add(int.from_bytes(data[:_WINDOW], "little"))
+        self._is_ready = False
+        return digest_of(self.salt, data)
+
+    def _make_ready(self) -> None:
+        """Make the arrays by which windows are looked up."""
+        windows = sorted(self._windows)
+        self._words = np.array([word for word, _, _ in windows], np.uint64)
+        self._at = np.array([at for _, at, _ in windows], np.int64)
+        self._length = np.array([length for _, _, length in windows], np.int64)
+        self._has_window, self._has_begin = np.zeros((2, 1 << _TABLE_BITS), np.bool_)
+        self._has_window[self._slots(self._words)] = True
+        self._has_begin[self._slots(np.array(list(self._begins), np.uint64))] = True
+        self._is_ready = True
 
     def find(self, data: Bytes) -> Iterator[tuple[int, int, bool]]:
         """Yield position, length and whether it is a value, for each key and value in `data`."""
-        if self._sorted is None:
-            self._sorted = np.array(sorted(self._windows), np.uint64)
-            self._table = np.zeros(1 << _TABLE_BITS, np.bool_)
-            self._table[self._slots(self._sorted)] = True
+        if not self._is_ready:
+            self._make_ready()
         for shift in range(min(_WINDOW, max(data.size - _WINDOW + 1, 0))):
             count = (data.size - shift) // _WINDOW
             words = data[shift : shift + count * _WINDOW].view("<u8")
-            rows = np.flatnonzero(self._table[self._slots(words)])
-            for row in rows[np.isin(words[rows], self._sorted)].tolist():
-                for at, length, digest in self._windows[int(words[row])]:
-                    start = shift + row * _WINDOW - at
-                    found = data[start : start + length].tobytes() if start >= 0 else b""
-                    if len(found) == length and digest_of(self.salt, found) == digest:
+            rows = np.flatnonzero(self._has_window[self._slots(words)])
+            if rows.size:
+                for start, length in self._candidates(data, words[rows], shift + rows * _WINDOW):
+                    digest = digest_of(self.salt, data[start : start + length].tobytes())
+                    if digest in self._values or digest in self._keys:
                         yield start, length, digest in self._values
+
+    def _candidates(
+        self, data: Bytes, words: NDArray[np.uint64], positions: NDArray[np.int64]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield start and length where a window matches, and the first eight bytes may."""
+        low, high = (np.searchsorted(self._words, words, side) for side in ("left", "right"))
+        for step in range(int((high - low).max())):
+            there = low + step < high
+            numbers = low[there] + step
+            starts, lengths = positions[there] - self._at[numbers], self._length[numbers]
+            inside = (starts >= 0) & (starts + lengths <= data.size)
+            starts, lengths = starts[inside], lengths[inside]
+            begins = data[starts[:, None] + np.arange(_WINDOW)].view("<u8").ravel()
+            fitting = self._has_begin[self._slots(begins)]
+            yield from zip(starts[fitting].tolist(), lengths[fitting].tolist(), strict=True)
 
     @staticmethod
     def _slots(words: NDArray[np.uint64]) -> NDArray[np.int64]:
