@@ -110,7 +110,9 @@ def erase(
         except (DataError, StorageError, BusyError) as error:
             failed.append(error)
     digests = tuple(digest_of(salt, key).hex() for key in one.keys.members)
-    result = Erasure(topic, digests, salt.hex(), now, dry_run, began_ms, dirs.clock.now_ms(), tuple(done))
+    times = began_ms, dirs.clock.now_ms()
+    errors = tuple(error.message for error in failed)
+    result = Erasure(topic, digests, salt.hex(), now, dry_run, *times, tuple(done), errors)
     PartialFailure.check([result], failed)
     return result
 

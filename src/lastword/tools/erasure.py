@@ -464,7 +464,8 @@ class Erasure(Value):
         dry_run: Nothing was changed: the records and tombstones are those that would be removed.
         began_ms: When it began, in milliseconds since 1970.
         ended_ms: When it ended.
-        partitions: Each partition.
+        partitions: Each partition that was erased and searched.
+        failed: The errors of the other partitions.
         removed_objects: In a bucket: objects with older versions of the files that were removed.
         waiting_objects: Objects that no version needs, which hold the records until a `gc` may remove them.
         waiting_until_ms: When a `gc` may remove the first of them; -1: there is none.
@@ -479,6 +480,7 @@ class Erasure(Value):
     began_ms: int
     ended_ms: int
     partitions: tuple[PartitionErasure, ...]
+    failed: tuple[str, ...] = ()
     removed_objects: int = 0
     waiting_objects: int = 0
     waiting_until_ms: int = -1
@@ -486,8 +488,12 @@ class Erasure(Value):
 
     @property
     def complete(self) -> bool:
-        """Return whether the search found no copy, and no object of a bucket waits for its removal."""
-        found = self.waiting_objects or any(partition.copies_found for partition in self.partitions)
+        """Return whether every partition was searched without a copy, and no object waits for its removal."""
+        found = (
+            self.failed
+            or self.waiting_objects
+            or any(partition.copies_found for partition in self.partitions)
+        )
         return not self.dry_run and not found
 
     def __str__(self) -> str:
