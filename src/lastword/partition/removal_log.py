@@ -192,16 +192,17 @@ def note_erased(files: Files, directory: str, offset: int) -> RemovalLog:
 
     It counts as the work of a cleaner that reads no leases, so a reader below is refused when it advances.
     """
-    known = load(files, directory)
-    up_to = max(known.up_to, offset + 1)
-    noted = replace(
-        known,
-        up_to=up_to,
-        drops=known.drops + 1,
-        elsewhere=known.elsewhere + 1,
-        elsewhere_up_to=max(known.elsewhere_up_to, offset + 1),
-    )
-    return _noted(files, directory, known, noted)
+
+    def change(known: RemovalLog) -> RemovalLog:
+        return replace(
+            known,
+            up_to=max(known.up_to, offset + 1),
+            drops=known.drops + 1,
+            elsewhere=known.elsewhere + 1,
+            elsewhere_up_to=max(known.elsewhere_up_to, offset + 1),
+        )
+
+    return _note(files, directory, change)
 
 
 def note_cut(files: Files, directory: str, offset: int) -> RemovalLog:
