@@ -329,7 +329,7 @@ def erase(
     spark: SparkSession,
     path: str | os.PathLike[str],
     topic: str,
-    keys: DataFrame,
+    frame: DataFrame,
     *,
     now: bool = False,
     dry_run: bool = False,
@@ -343,7 +343,7 @@ def erase(
         spark: The session.
         path: The log.
         topic: The topic.
-        keys: A column `key`, of binary or string: the keys as they are in the log.
+        frame: A column `key`, of binary or string: the keys as they are in the log.
         now: As of `Topic.erase`.
         dry_run: As of `Topic.erase`.
         storage_options: For a bucket, as of `lastword.open`.
@@ -357,13 +357,13 @@ def erase(
     path, storage = shared_log(path, storage_options)
     from pyspark.sql.functions import col
 
-    kinds = {field.name: field.dataType.typeName() for field in keys.schema.fields}
+    kinds = {field.name: field.dataType.typeName() for field in frame.schema.fields}
     if kinds.get("key") not in ("binary", "string"):
         raise UsageError(
             f"the keys need a column `key` of binary or string, not {kinds}",
             remedy='keys.selectExpr("cast(id as string) as key")',
         )
-    rows = keys.select(col("key").cast("binary").alias("key")).distinct().toLocalIterator()
+    rows = frame.select(col("key").cast("binary").alias("key")).distinct().toLocalIterator()
     wanted = {None if row.key is None else bytes(row.key) for row in rows}
     if None in wanted:
         raise UsageError("a key is null", remedy='keys.where("key is not null")')
