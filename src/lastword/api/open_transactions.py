@@ -99,7 +99,7 @@ def _transaction(view: PartitionView, producer: Producer, stored: _Stored | None
         producer.last_timestamp if header is None else header.base_timestamp,
         None if stored is None else stored.transactional_id,
         None if stored is None else TRANSACTION_STATES[stored.value.transaction_status],
-        sum(held.size for held in view.segments[max(number, 0) :]),
+        sum(held.size for held in view.segments if held.next_offset > first),
     )
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lastword.api.text import key_candidates, unescape
 from lastword.cli.command import Session, Yes, command, confirm
 from lastword.cli.output import attempted
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
-from lastword.cli.text import key_candidates, unescape
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_time
 from lastword.values import plural
