@@ -134,6 +134,7 @@ def clean(
     else:
         _check_policy(dirs, topic)
     compacted = [(name, number) for name, number in chosen if dirs.config(name).compacts]
+    dirs.load_key_indexes(compacted)
     results: list[CleanRound] = []
     failed: list[LastwordError] = []
     for tp in compacted:
@@ -183,6 +184,8 @@ def clean(
                 failed.append(result)
             elif result is not None:
                 results.append(result)
+    if stop is None or not stop():
+        dirs.grow_key_indexes(sizes)
     note = ""
     if failed and len(sizes) > 1:
         cleaned = {(result.topic, result.partition) for result in results}

@@ -510,7 +510,7 @@ class OpenDirs(ProcessBound):
 
         indexes = KeyIndexes(
             self.files,
-            writes=self.mode == "a" and not self.files.file_cost_bytes,  # in a bucket it stays in memory
+            writes=self.mode == "a" and self.holds_logs,
             most_bytes=lambda: self.settings.instance.log_cleaner_dedupe_buffer_size,
         )
         self.on_close(indexes.close)
@@ -522,6 +522,12 @@ class OpenDirs(ProcessBound):
         indexes = self.__dict__.get("key_indexes")
         if indexes is not None:
             indexes.save_large()
+
+    def load_key_indexes(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Load the saved key indexes that a cleaning keeps right. A directory needs no call."""
+
+    def grow_key_indexes(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Make the key index of each partition in which it pays. In a directory a lookup makes it."""
 
     def key_index(self, topic: str, partition: int, directory: str) -> KeyIndex | None:
         """Return the key index of a partition in one of the directories; None: there is none here."""
