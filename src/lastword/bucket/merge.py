@@ -75,7 +75,15 @@ def merged(
     for directory in {path.partition("/")[0] for path in ours if "/" in path}:
         if base.children(directory) and not theirs.children(directory):
             raise ChangedMeanwhile(f"{directory} was removed")
+        if _removes(base, ours, directory) and any(path.startswith(f"{directory}/") for path in changed):
+            raise ChangedMeanwhile(f"{directory} has more files now")
     return result
+
+
+def _removes(base: ManifestVersion, ours: Changes, directory: str) -> bool:
+    """Return whether our changes remove a partition: all that others add to it would stay."""
+    files = [name for name, entry in base.children(directory).items() if entry is not None]
+    return all(f"{directory}/{name}" in ours and ours[f"{directory}/{name}"] is None for name in files)
 
 
 def _both(
