@@ -55,6 +55,7 @@ class BucketDirs(OpenDirs):
     """
 
     holds_logs = False
+    saves_key_indexes = False  # a lookup is no commit
     most_commit_bytes = 1 << 30  # of the scratch directory, too
 
     def __init__(

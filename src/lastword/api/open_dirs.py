@@ -88,6 +88,7 @@ class OpenDirs(ProcessBound):
         topics_lock: Held while a topic is created or deleted: several directories share its settings. It is
             taken after the claims of partitions, and before the lock of a directory.
         holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
+        saves_key_indexes: In mode "a" an index of keys that a lookup makes is saved.
         commits: Held by a transaction (`api.transaction`) until its last marker is appended, and by a call
             that compares and sets. It is taken before the lock of a partition.
         moment: Held while the ends of several partitions are taken, and while a transaction appends its
@@ -98,6 +99,7 @@ class OpenDirs(ProcessBound):
     """
 
     holds_logs = True
+    saves_key_indexes = True
     most_commit_bytes: int | None = None
 
     def __init__(
@@ -510,7 +512,7 @@ class OpenDirs(ProcessBound):
 
         indexes = KeyIndexes(
             self.files,
-            writes=self.mode == "a" and self.holds_logs,
+            writes=self.mode == "a" and self.saves_key_indexes,
             most_bytes=lambda: self.settings.instance.log_cleaner_dedupe_buffer_size,
         )
         self.on_close(indexes.close)
