@@ -5,7 +5,7 @@ page of the site leads there. A link to another file of the repository becomes p
 has no copy of the source. The notebooks are executed, and become pages with their outputs and pictures.
 SITE_NOTEBOOKS names those to execute (`state,spark` if it is not set); the others are shown without outputs.
 
-The page of commands is made from the command line itself. The search ranks guides before private formats.
+The search ranks guides before private formats.
 
 In docs/reference/spark.md the functions of `lastword.spark` are replaced by their full names, because
 mkdocstrings finds modules of the same names first.
@@ -49,25 +49,11 @@ GUIDES = (
     "server",
     "testing",
     "operations",
+    "not-shrinking",
+    "full-drive",
     "bucket",
     "commands",
 )
-
-
-def commands_page() -> str:
-    """Return the page of commands: usage, options and examples of each, from the texts of `--help`."""
-    from lastword.cli.main import Grouped, command_tree
-
-    tree = command_tree()
-    root = tree.make_context("lastword", [], resilient_parsing=True, max_content_width=88)
-    lines = ["# Commands", "", "Made from `lastword COMMAND --help`. [Exit codes](exit-codes.md)", ""]
-    for title, names in Grouped.groups:
-        lines += [f"## {title}", ""]
-        for name in names:
-            command = tree.get_command(root, name)
-            inner = command.make_context(name, [], parent=root, resilient_parsing=True)
-            lines += [f"### {name}", "", "```text", command.get_help(inner).strip(), "```", ""]
-    return "\n".join(lines)
 
 
 def notebook_files(notebook: Path) -> dict[str, bytes]:
@@ -134,7 +120,6 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         pages = notebook_files(ROOT / source) if source in NOTEBOOKS else {page: (ROOT / source).read_bytes()}
         for path, content in pages.items():
             files.append(File.generated(config, path, content=content))
-    files.append(File.generated(config, "commands.md", content=commands_page()))
     return files
 
 

@@ -396,7 +396,8 @@ def _plain_type(annotation: Any) -> Any:
 
 
 Rows = list[tuple[str, str]]
-_RANGE = re.compile(r"\s*\[x>=\d+\]")
+RANGE = re.compile(r"\s*\[x>=\d+\]|; x>=\d+")
+"""The bound of a number in a help text, which an error names if it is not kept."""
 
 
 class Help(Unconverted, typer.core.TyperCommand):
@@ -421,7 +422,7 @@ class Help(Unconverted, typer.core.TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 rows = common if parameter.name in self.everywhere else own
-                rows.append((record[0], _RANGE.sub("", record[1])))
+                rows.append((record[0], RANGE.sub("", record[1])))
         sections = (("Arguments", arguments), ("Options", own), ("Options of every command", common))
         for title, rows in sections:
             if rows:
