@@ -60,7 +60,7 @@ KINDS = {
     r"(Mode|Literal\['r', 'a'\])": "mode",
     r"(PathLike|str \| os\.PathLike\[str\])": "path",
     r"ProgressLike( \| bool)?": "progress",
-    r"(SerializerLike|str)": "text",
+    r"(SerializerLike|Topics|str)": "text",
     r"(K|V|Any)": "any",
     r"(Bounds|str \| Position|int \| datetime \| Literal\['latest'\])": "position",
 }

@@ -178,14 +178,14 @@ class Session(Output):
 
     @contextmanager
     def change(self, target: Target) -> Iterator[LogDir]:
-        """Open an existing directory, and an existing topic in it, to change it.
+        """Open an existing directory, and existing topics in it, to change it.
 
-        If either is missing, nothing is changed. Signals are held until the directory is closed. At the end,
-        warn of what recovery cut off; with -v, list all repairs.
+        If one of them is missing, nothing is changed. Signals are held until the directory is closed. At the
+        end, warn of what recovery cut off; with -v, list all repairs.
         """
         with self.open(target) as read_only:
-            if target.topic is not None:
-                read_only.topic(target.topic)
+            for topic in target.topics:
+                read_only.topic(topic)
         with signals.held(), self.open(target, "a") as logs:
             try:
                 yield logs

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.api import inspections
-from lastword.api.inspections import TopicRow, Uncounted
+from lastword.api.inspections import UNKNOWN_COUNTS, TopicRow, Uncounted, count_cells
 from lastword.cli.command import Session, command
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicNames
 from lastword.cli.transactions import held_texts
 from lastword.errors import LastwordError, UsageError
-from lastword.units import format_bytes, format_time
+from lastword.units import format_bytes
 from lastword.values import plural
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 lastword ls data
 lastword ls data users --segments
+lastword ls data users events
 lastword ls data --by partition --sort garbage
 lastword ls data/users-0 --segments --json
 lastword ls data --quick
@@ -38,13 +39,13 @@ HANGS_MS = 900_000
 
 def register(app: typer.Typer) -> None:
     """Add the command `ls`."""
-    command(app, "ls", usage="DIR [TOPIC]", examples=EXAMPLES)(ls)
+    command(app, "ls", usage="DIR [TOPIC...]", examples=EXAMPLES)(ls)
 
 
 def ls(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     partition: Partition = None,
     by: Annotated[
         str | None, typer.Option(metavar="topic|partition|segment", help="the unit of a row")
@@ -72,14 +73,14 @@ def ls(
     for option, value, known in (("--by", by, BY), ("--sort", sort, SORTS)):
         if value is not None and value not in known:
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
-    target = Target.of(directory, topic, partition, more)
+    target = Target.of(directory, topics, partition, more)
     from lastword.api.cleaning import unread_topics
 
     failed: list[LastwordError] = []
     rows: list[Any] = []
     with out.open(target) as logs, out.progress("count") as progress:
         dirs = logs.dirs
-        chosen = dirs.select_by_topic(target.topic, target.partition)
+        chosen = dirs.select_by_topic(target.chosen, target.partition)
         by = (
             "segment" if segments else by or ("topic" if len(chosen) > 1 and not out.as_json else "partition")
         )
@@ -94,7 +95,7 @@ def ls(
                 rows += result if by == "segment" else [result]
         for path, why in logs.offline.items():
             out.warning(f"{path} is offline: {why.message}")
-        set_aside = [] if target.topic is not None else logs.set_aside
+        set_aside = [] if target.topics else logs.set_aside
         compacted = {name for name in chosen if dirs.config(name).compacts}
         unknown = {name for name in chosen if dirs.config(name).unread is not None}
         unread = unread_topics(dirs, chosen)
@@ -154,8 +155,11 @@ def _totals(
     known = [row for row in counted if row.topic in compacted]
     if known:
         garbage = sum(row.garbage_bytes for row in known)
-        about = _about(format_bytes(garbage), all(row.exact for row in known))
-        parts.append(f"{about} of it garbage" + ("" if len(counted) == len(rows) else ", as far as counted"))
+        about = "" if all(row.exact for row in known) else "~ "
+        parts.append(
+            f"{about}{format_bytes(garbage)} of it garbage"
+            + ("" if len(counted) == len(rows) else ", as far as counted")
+        )
     text = ", ".join(parts)
     for path in dict.fromkeys(log_dirs.values()):
         inside = [row for row in rows if log_dirs[row.topic, row.partition] == path]
@@ -181,20 +185,23 @@ def _topics(
 ) -> None:
     for row in rows:
         out.row("topic", asdict(row))
-    out.table(
-        ("TOPIC", "PARTITIONS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", "SEGMENTS", "POLICY"),
+    out.rows(
         [
-            (
-                row.topic,
-                str(row.partitions),
-                format_bytes(row.size_bytes),
-                *(_counts(row, compacted) if row.uncounted < row.partitions else ("?",) * 4),
-                str(row.segments),
-                _policy(row, unknown) + row.health,
-            )
+            {
+                "TOPIC": row.topic,
+                "PARTITIONS": str(row.partitions),
+                "SIZE": format_bytes(row.size_bytes),
+                **(
+                    count_cells(row, compacts=row.topic in compacted)
+                    if row.uncounted < row.partitions
+                    else UNKNOWN_COUNTS
+                ),
+                "SEGMENTS": str(row.segments),
+                "POLICY": (row.policy or ("unknown" if row.topic in unknown else "not set")) + row.health,
+            }
             for row in rows
         ],
-        "lrrrrrrrl",
+        ("TOPIC", "POLICY"),
         spare=("SEGMENTS", "LIVE", "NEWEST"),
     )
 
@@ -206,47 +213,18 @@ def _segments(
     log_dirs: dict[tuple[str, int], str],
     unknown: set[str],
 ) -> None:
+    cells = []
     for row in rows:
         out.row("segment", row.to_dict())
-    out.table(
-        (
-            "SEGMENT",
-            "OFFSETS",
-            "SIZE",
-            "LIVE",
-            "GARBAGE",
-            "RECORDS",
-            "LARGEST TIMESTAMP",
-            *_dir(log_dirs),
-            "",
-        ),
-        [
-            (
-                f"{row.topic}-{row.partition}/{row.base_offset}",
-                f"{row.base_offset}-{row.next_offset - 1}" if row.next_offset > row.base_offset else "-",
-                format_bytes(row.size_bytes),
-                *_bytes(row, compacted),
-                _about(str(row.records), row.exact),
-                format_time(row.largest_timestamp),
-                *_dir(log_dirs, row),
-                "active" if row.active else "",
-            )
-            for row in rows
-        ],
-        "lrrrrrlll",
-        spare=("LARGEST TIMESTAMP", "LIVE"),
-    )
+        shown = row.cells() | ({} if row.topic in compacted else {"LIVE": "-", "GARBAGE": "-"})
+        active = shown.pop("")
+        cells.append(shown | _dir(log_dirs, row) | {"": active})
+    out.rows(cells, ("SEGMENT", "LARGEST TIMESTAMP", "DIR", ""), spare=("LARGEST TIMESTAMP", "LIVE"))
 
 
-def _dir(log_dirs: dict[tuple[str, int], str], row: Any = None) -> tuple[str, ...]:
-    """Return the cell with the directory of a row, or its title; nothing if there is one directory."""
-    if not log_dirs:
-        return ()
-    return ("DIR",) if row is None else (log_dirs[row.topic, row.partition],)
-
-
-def _about(figure: str, exact: bool) -> str:
-    return figure if exact else f"~ {figure}"
+def _dir(log_dirs: dict[tuple[str, int], str], row: Any) -> dict[str, str]:
+    """Return the cell with the directory of a row; none if there is one directory."""
+    return {"DIR": log_dirs[row.topic, row.partition]} if log_dirs else {}
 
 
 def _partitions(
@@ -256,54 +234,18 @@ def _partitions(
     log_dirs: dict[tuple[str, int], str],
     unknown: set[str],
 ) -> None:
+    cells = []
     for row in rows:
         out.row("partition", row.to_dict())
-    indexed = [None if isinstance(row, Uncounted) else row.indexed_to for row in rows]
-    has_index = any(end is not None for end in indexed)
-    out.table(
-        (
-            *("PARTITION", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", "START", "END"),
-            *(("INDEXED",) if has_index else ()),
-            *("SEGMENTS", "POLICY"),
-            *_dir(log_dirs),
-        ),
-        [
-            (
-                f"{row.topic}-{row.partition}",
-                "?" if row.segments is None else format_bytes(row.size_bytes),
-                *_counts(row, compacted),
-                *("?" if fact is None else str(fact) for fact in (row.log_start, row.log_end)),
-                *(("-" if end is None else str(end),) if has_index else ()),
-                "?" if row.segments is None else str(row.segments),
-                _policy(row, unknown) + _health(row),
-                *_dir(log_dirs, row),
-            )
-            for row, end in zip(rows, indexed, strict=True)
-        ],
-        "lrrrrrrr" + "r" * has_index + "rll",
-        spare=("START", "SEGMENTS", *(("INDEXED",) if has_index else ()), "LIVE", "NEWEST", "END"),
+        shown = row.cells()
+        if row.topic in unknown:
+            shown["POLICY"] = shown["POLICY"].replace("not set", "unknown", 1)
+        cells.append(shown | _dir(log_dirs, row))
+    if all(row.get("INDEXED", "-") == "-" for row in cells):
+        for row_cells in cells:
+            row_cells.pop("INDEXED")
+    out.rows(
+        cells,
+        ("PARTITION", "POLICY", "DIR"),
+        spare=("START", "SEGMENTS", "INDEXED", "LIVE", "NEWEST", "END"),
     )
-
-
-def _bytes(row: Any, compacted: set[str]) -> tuple[str, str]:
-    """Return the cells LIVE and GARBAGE, which are defined for compacted topics only."""
-    if row.topic not in compacted:
-        return "-", "-"
-    return _about(format_bytes(row.live_bytes), row.exact), _about(format_bytes(row.garbage_bytes), row.exact)
-
-
-def _counts(row: Any, compacted: set[str]) -> tuple[str, ...]:
-    if isinstance(row, Uncounted):
-        return ("?",) * 4
-    records = _about(str(row.records), row.exact), _about(str(row.live_records), row.exact)
-    return (*_bytes(row, compacted), *records)
-
-
-def _policy(row: Any, unknown: set[str]) -> str:
-    return row.policy or ("unknown" if row.topic in unknown else "not set")
-
-
-def _health(row: PartitionInfo | Uncounted) -> str:
-    if row.quarantine is not None:
-        return " (quarantined)"
-    return f" ({row.problem})" if isinstance(row, Uncounted) else ""
