@@ -258,7 +258,7 @@ def _plain(value: Any) -> Any:
 
 def plural(number: int, noun: str) -> str:
     """Format a number and a noun: `1 record`, `2 records`, `2 batches`."""
-    ending = "es" if noun.endswith("ch") else "s"
+    ending = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
 
 

@@ -120,7 +120,7 @@ def clean(
         target.refuse_set("clean", sets)
     if every is not None:
         _refuse_with_every(target, dry_run, strategy)
-        keep_cleaning(out, target, _interval_ms(every), metrics, rate)
+        keep_cleaning(out, target, interval_ms(every), metrics, rate)
         return
     if metrics is not None:
         raise UsageError(
@@ -230,11 +230,12 @@ def _retry(out: Session, logs: LogDir, target: Target) -> None:
                 out.say(f"{topic.name}-{number} is sound and left quarantine")
 
 
-def _interval_ms(text: str) -> int:
-    interval_ms = parse_duration_ms(text)
-    if interval_ms < 1:
+def interval_ms(text: str) -> int:
+    """Return the interval of --every in milliseconds; UsageError if it is none."""
+    every_ms = parse_duration_ms(text)
+    if every_ms < 1:
         raise UsageError(f"--every {text} is not an interval", remedy="a time such as 15s or 5m")
-    return interval_ms
+    return every_ms
 
 
 def _refuse_with_every(target: Target, dry_run: bool, strategy: str | None) -> None:

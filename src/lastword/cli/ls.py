@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +15,14 @@ import typer
 
 from lastword.api import inspections
 from lastword.api.inspections import UNKNOWN_COUNTS, TopicRow, Uncounted, count_cells
-from lastword.cli.command import Session, command
+from lastword.cli import signals
+from lastword.cli.command import CONTEXT, Session, command
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicNames
 from lastword.cli.transactions import held_texts
+from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
-from lastword.units import format_bytes
+from lastword.objects import is_url
+from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ lastword ls data users events
 lastword ls data --by partition --sort garbage
 lastword ls data/users-0 --segments --json
 lastword ls data --quick
+lastword ls data --metrics 9464 --every 5m
 """
 
 BY = ("topic", "partition", "segment")
@@ -57,6 +64,17 @@ def ls(
     quick: Annotated[
         bool, typer.Option("--quick", help="use the garbage index where there is one; ~ marks estimates")
     ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="[HOST:]PORT",
+            help="keep running, and serve the figures to Prometheus; without HOST only to this machine",
+        ),
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="TIME", help="with --metrics: measure so often; 5m")
+    ] = None,
     more: MoreDirs = None,
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
@@ -67,6 +85,8 @@ def ls(
 
     Without --by: topics if the directory has several, else partitions; with --json always partitions. A
     narrow terminal omits columns; pipes and files get all columns.
+
+    With --metrics it takes no lock, and works beside a broker. Each closed segment is read once.
     """
     if by is not None and segments and by != "segment":
         raise UsageError("--segments means --by segment", remedy="give one of them")
@@ -74,6 +94,19 @@ def ls(
         if value is not None and value not in known:
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
     target = Target.of(directory, topics, partition, more)
+    if metrics is not None:
+        if by is not None or segments or quick or sort != "name":
+            raise UsageError(
+                "--metrics shows no table: --by, --segments, --sort and --quick have no effect",
+                remedy=target.command("ls", *target.words, "--metrics", metrics, "--every", every or "5m"),
+            )
+        serve_metrics(out, target, metrics, "5m" if every is None else every)
+        return
+    if every is not None:
+        raise UsageError(
+            "--every needs --metrics",
+            remedy=target.command("ls", *target.words, "--metrics", "9464", "--every", every),
+        )
     from lastword.api.cleaning import unread_topics
 
     failed: list[LastwordError] = []
@@ -137,6 +170,51 @@ def ls(
         **totals,
     )
     out.raise_all(failed)
+
+
+def serve_metrics(out: Session, target: Target, address: str, every: str) -> None:
+    """Measure all partitions at an interval, and serve the figures, until a signal ends the command.
+
+    SIGTERM ends it with exit code 0, SIGINT and SIGHUP with 130 and 129. A partition or a directory that
+    cannot be measured is a warning, once, and counted in the metrics.
+    """
+    from lastword.api.monitoring import Monitor
+    from lastword.cli.clean import exporter, interval_ms, parse_address
+
+    place, every_ms = parse_address(address), interval_ms(every)
+    if is_url(target.paths[0]):
+        raise UsageError(
+            "--metrics is for directories: a log in a bucket has the metrics of the processes that write it",
+            remedy=target.command("ls", *target.words, "--quick", "--json"),
+        )
+    clock = CONTEXT.clock or SystemClock()
+    passes, known = 0, dict[str, str]()
+    with signals.held(), out.open(target) as logs, exporter(*place) as url:
+        for name in target.topics:
+            logs.topic(name)
+        out.notice(
+            "metrics", {"address": url}, f"metrics on {url}; measured every {format_duration(every_ms)}"
+        )
+        monitor = Monitor(logs.dirs, target.chosen, target.partition)
+        while not signals.noted():
+            due = clock.monotonic() + every_ms / 1000
+            done = monitor.measure(signals.noted)
+            passes += 1
+            out.row("pass", {"timestamp": clock.now_ms(), **done.to_dict()})
+            out.line(
+                f"{format_time(clock.now_ms())}  {plural(done.partitions, 'partition')} in "
+                f"{format_duration(done.seconds * 1000)}, {format_bytes(done.read_bytes)} read"
+            )
+            for name, error in done.errors.items():
+                if known.get(name) != error:
+                    out.warning(error if name in error else f"{name}: {error}")
+            known = done.errors
+            out.stdout.flush()
+            with suppress(signals.Ended):
+                signals.interruptible(partial(clock.sleep, max(0.0, due - clock.monotonic())))
+    out.summary(plural(passes, "pass"), passes=passes, ok=not known)
+    if signals.first() == signal.SIGTERM:
+        signals.settle()  # the normal way to stop a service
 
 
 def _totals(
