@@ -33,7 +33,7 @@ service does.
 
 def cell(text: str) -> str:
     """Return text for a cell of a table."""
-    return " ".join(RANGE.sub("", text).split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(RANGE.sub("", text).split()).replace("<", "&lt;").replace("|", "&#124;")
 
 
 def rows(parameters: list[Any], context: Any) -> list[str]:
@@ -46,7 +46,8 @@ def rows(parameters: list[Any], context: Any) -> list[str]:
             typed, meaning = record
         else:
             continue
-        lines.append(f"| `{cell(typed)}` | {cell(meaning)} |")
+        code = f"<code>{cell(typed)}</code>" if "|" in typed else f"`{cell(typed)}`"
+        lines.append(f"| {code} | {cell(meaning)} |")
     return lines
 
 

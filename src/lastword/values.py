@@ -69,10 +69,9 @@ class Results(list[V]):
     def _repr_html_(self) -> str | None:
         if not self:
             return None
-        rows = [value.to_dict() for value in self]
-        return table_html(
-            type(self[0]).__name__, list(rows[0]), [list(map(_cell, row.values())) for row in rows]
-        )
+        rows = [value.cells() or value.to_dict() for value in self]
+        title = self[0].totals(self) if self[0].cells() else type(self[0]).__name__
+        return table_html(title, list(rows[0]), [list(map(_cell, row.values())) for row in rows])
 
 
 def draft_of(kind: type[T]) -> type[T]:

@@ -37,7 +37,8 @@ def test_many_results_are_a_table_with_totals(tmp_path: Path) -> None:
         assert all(len(repr(table).splitlines()) == len(table) + 2 for table in tables)
         rounds = logs.clean()
         assert repr(rounds).splitlines() == [str(result) for result in rounds]  # a sentence each
-        assert "<th>free_bytes</th>" in str(plans._repr_html_())  # type: ignore[attr-defined]  # for notebooks
+        html = str(plans._repr_html_())  # type: ignore[attr-defined]  # for notebooks
+        assert "<th>FREES</th>" in html and "<caption>would read 420 B" in html
 
 
 def test_a_long_table_is_cut_and_its_totals_are_of_all(tmp_path: Path) -> None:
