@@ -37,13 +37,13 @@ from lastword.partition.counts import PlainCount, count_plain
 from lastword.partition.reads import read_again
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
-from lastword.units import format_bytes
+from lastword.units import format_bytes, format_time
 from lastword.values import Meter, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
     from lastword.accounts import PartitionAccount
     from lastword.accounts.ledger import Ledger
-    from lastword.api.open_dirs import By, OpenDirs
+    from lastword.api.open_dirs import By, OpenDirs, Topics
     from lastword.cleaner.policy.plan import Plan
     from lastword.config import Settings
     from lastword.resolve import Resolution, SegmentFacts
@@ -99,6 +99,26 @@ class PartitionInfo(Value):
     quarantine: str | None
     indexed_to: int | None
 
+    text_columns = ("PARTITION", "POLICY", "DIR")
+
+    def cells(self) -> dict[str, str]:
+        """Return a row of the table of partitions."""
+        return {
+            "PARTITION": f"{self.topic}-{self.partition}",
+            "SIZE": format_bytes(self.size_bytes),
+            **count_cells(self, compacts="compact" in (self.policy or "")),
+            "START": str(self.log_start),
+            "END": str(self.log_end),
+            "INDEXED": "-" if self.indexed_to is None else str(self.indexed_to),
+            "SEGMENTS": str(self.segments),
+            "POLICY": (self.policy or "not set") + (" (quarantined)" if self.quarantine is not None else ""),
+        }
+
+    @classmethod
+    def totals(cls, values: Sequence[PartitionInfo]) -> str:
+        """Return the number of partitions, their size and the garbage in it."""
+        return f"{plural(len(values), 'partition')}, {_sizes_text(values)}"
+
     def __str__(self) -> str:
         return (
             f"{self.topic}-{self.partition}: {plural(self.records, 'record')} in "
@@ -134,11 +154,35 @@ class SegmentInfo(Value):
     largest_timestamp: int
     active: bool
 
+    text_columns = ("SEGMENT", "LARGEST TIMESTAMP", "DIR", "")
+
+    def cells(self) -> dict[str, str]:
+        """Return a row of the table of segments."""
+        figures = count_cells(self)
+        return {
+            "SEGMENT": f"{self.topic}-{self.partition}/{self.base_offset}",
+            "OFFSETS": f"{self.base_offset}-{self.next_offset - 1}"
+            if self.next_offset > self.base_offset
+            else "-",
+            "SIZE": format_bytes(self.size_bytes),
+            **{title: figures[title] for title in ("LIVE", "GARBAGE", "RECORDS")},
+            "LARGEST TIMESTAMP": format_time(self.largest_timestamp),
+            "": "active" if self.active else "",
+        }
+
+    @classmethod
+    def totals(cls, values: Sequence[SegmentInfo]) -> str:
+        """Return the number of segments, their size and the garbage in it."""
+        return f"{plural(len(values), 'segment')}, {_sizes_text(values)}"
+
     def __str__(self) -> str:
         return (
             f"{self.topic}-{self.partition}/{self.base_offset:020d}: {plural(self.records, 'record')}, "
             f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
         )
+
+
+UNKNOWN_COUNTS = dict.fromkeys(("LIVE", "GARBAGE", "RECORDS", "NEWEST"), "?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +232,20 @@ class Uncounted:
             quarantine=None if noted is None else noted.reason,
             problem=row.problem if noted is None else "quarantined",
         )
+
+    def cells(self) -> dict[str, str]:
+        """Return the cells of a `PartitionInfo`, with `?` where a fact is not known."""
+        start, end = ("?" if fact is None else str(fact) for fact in (self.log_start, self.log_end))
+        return {
+            "PARTITION": f"{self.topic}-{self.partition}",
+            "SIZE": "?" if self.segments is None else format_bytes(self.size_bytes),
+            **UNKNOWN_COUNTS,
+            "START": start,
+            "END": end,
+            "INDEXED": "-",
+            "SEGMENTS": "?" if self.segments is None else str(self.segments),
+            "POLICY": f"{self.policy or 'not set'} ({self.problem})",
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a `PartitionInfo`; unknown fields are null."""
@@ -249,6 +307,26 @@ class TopicRow:
         marks = [(self.quarantined, "quarantined"), (self.unreadable, "unreadable"), (damaged, "damaged")]
         named = [f"{number} {mark}" for number, mark in marks if number > 0]
         return f" ({', '.join(named)})" if named else ""
+
+
+def count_cells(row: Any, *, compacts: bool = True) -> dict[str, str]:
+    """Return the cells of a row with counts; live bytes and garbage are defined for compacted topics only."""
+    about = "" if row.exact else "~ "
+    live = about + format_bytes(row.live_bytes) if compacts else "-"
+    garbage = about + format_bytes(row.garbage_bytes) if compacts else "-"
+    newest = getattr(row, "live_records", 0)
+    return {
+        "LIVE": live,
+        "GARBAGE": garbage,
+        "RECORDS": f"{about}{row.records}",
+        "NEWEST": f"{about}{newest}",
+    }
+
+
+def _sizes_text(rows: Sequence[PartitionInfo] | Sequence[SegmentInfo]) -> str:
+    about = "" if all(row.exact for row in rows) else "~ "
+    garbage = format_bytes(sum(row.garbage_bytes for row in rows))
+    return f"{format_bytes(sum(row.size_bytes for row in rows))}, {about}{garbage} of it garbage"
 
 
 Row = TypeVar("Row")
@@ -542,7 +620,7 @@ def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
 
 def duplication(
     dirs: OpenDirs,
-    topic: str | None,
+    topic: Topics,
     partition: int | None,
     *,
     by: str,
@@ -738,7 +816,7 @@ def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | No
 
 def simulations(
     dirs: OpenDirs,
-    topic: str | None,
+    topic: Topics,
     partition: int | None,
     strategy: str | None,
     progress: ProgressLike | bool | None,

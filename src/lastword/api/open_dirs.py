@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cached_property
 from types import FrameType
@@ -60,6 +60,8 @@ PathLike = str | os.PathLike[str]
 Mode = Literal["r", "a"]
 By = Literal["topic", "partition", "segment"]
 Ack = Literal["os", "disk", "store"]
+Topics = str | Sequence[str] | None
+"""The topics of a verb: one, several, or None: all."""
 ACKS = ("os", "disk")  # of a directory
 SAVED_DEFAULTS = {
     "lastword.key.serializer": "bytes",
@@ -67,6 +69,13 @@ SAVED_DEFAULTS = {
     "lastword.partitioner": "murmur2",
 }
 """The values that apply if a topic has saved none. A new topic saves them."""
+
+
+def named_topics(topics: str | Sequence[str]) -> list[str]:
+    """Return the names that a verb was given, each once."""
+    if isinstance(topics, Sequence) and not isinstance(topics, (str, bytes)):
+        return list(dict.fromkeys(topics))
+    return [topics]
 
 
 def caller() -> str:
@@ -377,12 +386,18 @@ class OpenDirs(ProcessBound):
         named = ", ".join(topics[:10]) + (", ..." if len(topics) > 10 else "")
         raise UsageError(f"{where} has {len(topics)} topics", remedy=f"name one of them: {named}")
 
-    def select(self, topic: str | None, partition: int | None) -> list[tuple[str, int]]:
+    def select(self, topic: Topics, partition: int | None) -> list[tuple[str, int]]:
         """Return the partitions that the first two arguments of a verb name; UsageError if one is unknown."""
         if topic is None:
             if partition is not None:
                 raise UsageError("partition= needs a topic", remedy="give both")
             return [(name, number) for name, numbers in self.topics().items() for number in numbers]
+        chosen = named_topics(topic)
+        if partition is not None and len(chosen) != 1:
+            raise UsageError("partition= needs one topic", remedy="name one topic, or omit the partition")
+        return [tp for name in chosen for tp in self._select_in(name, partition)]
+
+    def _select_in(self, topic: str, partition: int | None) -> list[tuple[str, int]]:
         numbers = self.partitions(topic)
         if partition is not None and as_int(partition) not in numbers:
             raise UsageError(
@@ -391,7 +406,7 @@ class OpenDirs(ProcessBound):
             )
         return [(topic, number) for number in numbers if partition is None or number == partition]
 
-    def select_by_topic(self, topic: str | None, partition: int | None) -> dict[str, list[int]]:
+    def select_by_topic(self, topic: Topics, partition: int | None) -> dict[str, list[int]]:
         """Return the partitions of `select`, grouped by topic."""
         selected: dict[str, list[int]] = {}
         for name, number in self.select(topic, partition):
