@@ -38,8 +38,8 @@ def _rows(keys: int) -> Iterator[tuple[bytes, bytes]]:
 def get(run: Run) -> Iterator[Measured]:
     """Look up keys in a cleaned log: one by one, many in a call, and the first one of a new process.
 
-    Rivals: SQLite (a table without row ids, WAL), and LMDB where it is installed, which hold the newest
-    values alone, and no history.
+    Rivals: SQLite (a table without row ids, WAL), and LMDB and RocksDB (rocksdict) where they are installed.
+    They hold the newest values alone, and no history.
     """
     keys = max(1000, run.records // UPDATES)
     path = run.scratch / "get"
@@ -58,6 +58,8 @@ def get(run: Run) -> Iterator[Measured]:
     rivals = {"SQLite": _sqlite(run.scratch / "get.db", newest)}
     with suppress(ImportError):
         rivals["LMDB"] = _lmdb(run.scratch / "get.lmdb", newest)
+    with suppress(ImportError):
+        rivals["RocksDB"] = _rocksdb(run.scratch / "get.rocks", newest)
     with lastword.open(path) as logs:
         topic = logs.topic("t")
         assert topic.get(_key(1)) == newest[_key(1)]
@@ -162,6 +164,33 @@ def _sqlite(path: Path, newest: dict[bytes, bytes]) -> Rival:
         "assert rows.execute('select value from newest where key = ?', (b'key-%020d' % 7,)).fetchone()\n"
     )
     return find, find_many, code
+
+
+def _rocksdb(path: Path, newest: dict[bytes, bytes]) -> Rival:
+    import rocksdict  # a rival that need not be installed
+
+    shutil.rmtree(path, ignore_errors=True)
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    store = rocksdict.Rdict(str(path), options)
+    for start in range(0, len(rows := sorted(newest.items())), 10_000):
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in rows[start : start + 10_000]:
+            batch.put(key, value)
+        store.write(batch)
+    store.flush()
+    store.compact_range(None, None)
+
+    def find_many(keys: list[bytes]) -> Any:
+        return dict(zip(keys, store.get(keys), strict=True))
+
+    code = (
+        "import rocksdict\n"
+        f"store = rocksdict.Rdict({str(path)!r}, rocksdict.Options(raw_mode=True),\n"
+        "    access_type=rocksdict.AccessType.read_only())\n"
+        "assert store.get(b'key-%020d' % 7)\n"
+    )
+    return store.get, find_many, code
 
 
 def _lmdb(path: Path, newest: dict[bytes, bytes]) -> Rival:

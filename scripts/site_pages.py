@@ -5,7 +5,10 @@ page of the site leads there. A link to another file of the repository becomes p
 has no copy of the source. The notebooks are executed, and become pages with their outputs and pictures.
 SITE_NOTEBOOKS names those to execute (`state,spark` if it is not set); the others are shown without outputs.
 
-The page of commands is made from the command line itself. The search ranks guides before private formats.
+With the address of the repository (pyproject.toml, or SITE_REPOSITORY) each page has links to it, and to edit
+its source.
+
+The search ranks guides before private formats.
 
 In docs/reference/spark.md the functions of `lastword.spark` are replaced by their full names, because
 mkdocstrings finds modules of the same names first.
@@ -20,6 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,25 +53,11 @@ GUIDES = (
     "server",
     "testing",
     "operations",
+    "not-shrinking",
+    "full-drive",
     "bucket",
     "commands",
 )
-
-
-def commands_page() -> str:
-    """Return the page of commands: usage, options and examples of each, from the texts of `--help`."""
-    from lastword.cli.main import Grouped, command_tree
-
-    tree = command_tree()
-    root = tree.make_context("lastword", [], resilient_parsing=True, max_content_width=88)
-    lines = ["# Commands", "", "Made from `lastword COMMAND --help`. [Exit codes](exit-codes.md)", ""]
-    for title, names in Grouped.groups:
-        lines += [f"## {title}", ""]
-        for name in names:
-            command = tree.get_command(root, name)
-            inner = command.make_context(name, [], parent=root, resilient_parsing=True)
-            lines += [f"### {name}", "", "```text", command.get_help(inner).strip(), "```", ""]
-    return "\n".join(lines)
 
 
 def notebook_files(notebook: Path) -> dict[str, bytes]:
@@ -116,7 +106,7 @@ def adapted(text: str, page: str) -> str:
     def replace(match: re.Match[str]) -> str:
         mark, label, link = match.groups()
         path, hash_mark, anchor = link.partition("#")
-        if "://" in link or not path:
+        if "://" in link or not path or (mark and source in NOTEBOOKS):  # its pictures are beside the page
             return match[0]
         target = page_of(os.path.normpath(os.path.join(os.path.dirname(source), path)))
         if target is None:
@@ -124,6 +114,30 @@ def adapted(text: str, page: str) -> str:
         return f"{mark}[{label}]({os.path.relpath(target, os.path.dirname(page) or '.')}{hash_mark}{anchor})"
 
     return changed(text, replace)
+
+
+def repository() -> str:
+    """Return the address of the repository; empty if there is none yet."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return os.environ.get("SITE_REPOSITORY", project["tool"]["lastword"]["repository"])
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Set the link to the repository in the head of each page."""
+    if address := repository():
+        config.repo_url, config.repo_name = address, address.partition("://")[2].partition("/")[2]
+    return config
+
+
+SHIM = "https://unpkg.com/iframe-worker/shim"
+"""What the theme loads for the search from a disk."""
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    """Replace a script of another host by our own."""
+    return output.replace(
+        SHIM, os.path.relpath("offline-search.js", os.path.dirname(page.file.dest_uri) or ".")
+    )
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -134,13 +148,17 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         pages = notebook_files(ROOT / source) if source in NOTEBOOKS else {page: (ROOT / source).read_bytes()}
         for path, content in pages.items():
             files.append(File.generated(config, path, content=content))
-    files.append(File.generated(config, "commands.md", content=commands_page()))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Adapt the links of each page, and set its rank in a search."""
     name = page.file.src_uri.removesuffix(".md")
-    boost = 4 if name in GUIDES else 0.2 if name.startswith("formats") or name == "changelog" else 1
+    if config.repo_url:
+        page.edit_url = (
+            f"{config.repo_url}/edit/main/{SOURCES.get(page.file.src_uri, f'docs/{page.file.src_uri}')}"
+        )
+    low = {"formats": 0.2, "changelog": 0.2, "reference": 0.3}
+    boost = 4 if name in GUIDES else low.get(name.partition("/")[0], 1)
     page.meta["search"] = {"boost": boost}
     return FUNCTION.sub(full_name, adapted(markdown, page.file.src_uri))

@@ -20,7 +20,7 @@ from lastword.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
-    from lastword.api.aio import AsyncLogDir, AsyncReader, AsyncState, AsyncTopic, aopen
+    from lastword.api.aio import AsyncLogDir, AsyncReader, AsyncState, AsyncTopic, AsyncTransaction, aopen
     from lastword.api.cleaner import Cleaner
     from lastword.api.copying import CopyResult, copy
     from lastword.api.inspections import PartitionInfo, SegmentInfo
@@ -59,6 +59,7 @@ __all__ = [
     "AsyncReader",
     "AsyncState",
     "AsyncTopic",
+    "AsyncTransaction",
     "Audit",
     "CertificateCheck",
     "CleanRound",
@@ -104,7 +105,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "api.aio": ("AsyncLogDir", "AsyncReader", "AsyncState", "AsyncTopic", "aopen"),
+    "api.aio": ("AsyncLogDir", "AsyncReader", "AsyncState", "AsyncTopic", "AsyncTransaction", "aopen"),
     "api.cleaner": ("Cleaner",),
     "api.copying": ("CopyResult", "copy"),
     "api.inspections": ("PartitionInfo", "SegmentInfo"),

@@ -188,6 +188,20 @@ CERTIFICATE_FAILURES = Counter(
     "certificate_failures_total", "Rewrites that failed their certificate", ("dir",)
 )
 
+MONITOR_LAST_PASS = Gauge(
+    "monitor_last_pass_timestamp_seconds",
+    "Time when `lastword ls --metrics` last ended a pass over a directory, in seconds since 1970",
+    ("dir",),
+)
+MONITOR_PASS_SECONDS = Gauge("monitor_pass_duration_seconds", "Duration of that pass", ("dir",))
+MONITOR_READ_BYTES = Counter("monitor_read_bytes_total", "Bytes of records read by its passes", ("dir",))
+MONITOR_FAILED = Gauge(
+    "monitor_failed_partitions", "Partitions that its last pass could not measure", ("dir",)
+)
+MONITOR_ERRORS = Counter(
+    "monitor_errors_total", "Partitions and directories that its passes could not measure", ("dir",)
+)
+
 SERVER_REQUESTS = Counter(
     "server_requests_total", "Requests of Kafka clients, by the first error of the answer", ("api", "error")
 )

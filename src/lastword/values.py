@@ -1,4 +1,4 @@
-"""The base classes of results and handles, and the progress of long calls.
+"""The base classes of results and handles, their tables of text, and the progress of long calls.
 
 A value is a frozen dataclass that also inherits `Value`: it has a `to_dict()` with the fields of `--json`,
 and a table for notebooks. The names of its fields are Python attributes, JSON fields and columns. Units are
@@ -8,13 +8,15 @@ part of the name (`_bytes`, `_ms`, `_ratio`).
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TextIO, TypeVar
 
 from lastword.errors import UsageError
 
@@ -23,9 +25,20 @@ T = TypeVar("T")
 
 
 class Value:
-    """Mixin for frozen dataclasses: a dict for JSON, a table for notebooks."""
+    """Mixin for frozen dataclasses: a dict for JSON, a table for notebooks, a row of a table of text."""
 
     __slots__ = ()
+    text_columns: ClassVar[tuple[str, ...]] = ("PARTITION",)
+    """The columns of `cells` that are aligned left; the others are numbers."""
+
+    def cells(self) -> dict[str, str]:
+        """Return the row of the value in a table of many, as cells by column; none: it has no table."""
+        return {}
+
+    @classmethod
+    def totals(cls, values: Sequence[Self]) -> str:
+        """Return the line below a table of values."""
+        return plural(len(values), "row")
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to a dict of plain values: nested values become dicts, tuples become lists."""
@@ -36,19 +49,29 @@ class Value:
         return table_html(type(self).__name__, ("field", "value"), rows)
 
 
+MOST_ROWS = 40
+"""Rows of a table that Python's prompt shows; the totals are those of all."""
+
+
 class Results(list[V]):
-    """A list of values that Python's prompt shows as a table, one line for each value."""
+    """A list of values that Python's prompt shows as a table with totals, or as a line for each value."""
 
     def __repr__(self) -> str:
-        return "\n".join(map(str, self)) or "[]"
+        if not self or not self[0].cells():
+            return "\n".join(map(str, self)) or "[]"
+        shown = [value.cells() for value in self[:MOST_ROWS]]
+        width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
+        lines = table_of(shown, self[0].text_columns, width=width)
+        if len(self) > MOST_ROWS:
+            lines.append(f"... {len(self) - MOST_ROWS} more")
+        return "\n".join([*lines, self[0].totals(self)])
 
     def _repr_html_(self) -> str | None:
         if not self:
             return None
-        rows = [value.to_dict() for value in self]
-        return table_html(
-            type(self[0]).__name__, list(rows[0]), [list(map(_cell, row.values())) for row in rows]
-        )
+        rows = [value.cells() or value.to_dict() for value in self]
+        title = self[0].totals(self) if self[0].cells() else type(self[0]).__name__
+        return table_html(title, list(rows[0]), [list(map(_cell, row.values())) for row in rows])
 
 
 def draft_of(kind: type[T]) -> type[T]:
@@ -103,6 +126,108 @@ class Progress(Value):
 ProgressLike = Callable[[Progress], None]
 
 
+# ---------------------------------------------------------------- tables of text
+
+
+PLAIN = "\x1b[0m"
+_COLOR = re.compile("(\x1b\\[[0-9;]*m)")
+
+
+def table_of(
+    rows: Sequence[Mapping[str, str]],
+    text_columns: Sequence[str],
+    *,
+    width: int | None = None,
+    spare: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines of a table whose rows are cells by column; see `table`."""
+    header = list(rows[0])
+    right = "".join("l" if title in text_columns else "r" for title in header)
+    return table(header, [list(row.values()) for row in rows], right, width=width, spare=spare)
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: str = "",
+    *,
+    width: int | None = None,
+    spare: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines of one table.
+
+    Args:
+        header: Titles of the columns.
+        rows: Cells of text, one per title.
+        right: For each column `r` (aligned right) or `l`.
+        width: Fit the lines to this width; None means no limit.
+        spare: Titles of columns to omit, in this order, until the lines fit. After that, columns of text
+            are cut, the widest first.
+    """
+    columns = list(range(len(header)))
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in columns]
+    if width is not None:
+        for title in spare:
+            if title in header and _width(widths, columns) > width:
+                columns.remove(header.index(title))
+        _shrink(widths, [c for c in columns if right[c : c + 1] != "r"], columns, header, width)
+    lines = []
+    for row in (header, *rows):
+        cells = []
+        for column in columns:
+            cell = cut(row[column], widths[column])
+            on_the_right = right[column : column + 1] == "r"
+            cells.append(cell.rjust(widths[column]) if on_the_right else cell.ljust(widths[column]))
+        line = "  ".join(cells).rstrip()
+        lines.append(line if width is None else cut(line, width))
+    return lines
+
+
+def _width(widths: Sequence[int], columns: Sequence[int]) -> int:
+    return sum(widths[column] for column in columns) + 2 * (len(columns) - 1)
+
+
+def _shrink(
+    widths: list[int], texts: Sequence[int], columns: Sequence[int], header: Sequence[str], width: int
+) -> None:
+    """Narrow columns of text, the widest first, to no less than their titles or 12 characters."""
+    while (over := _width(widths, columns) - width) > 0:
+        can = [column for column in texts if widths[column] > max(12, len(header[column]))]
+        if not can:
+            return
+        widest = max(can, key=lambda column: widths[column])
+        others = [widths[column] for column in can if widths[column] < widths[widest]]
+        floor = max(12, len(header[widest]), max(others, default=0))
+        widths[widest] = max(floor, widths[widest] - over)
+
+
+def cut(line: str, width: int) -> str:
+    """Cut a line to `width` visible characters; colour codes have no width, and an open colour is closed."""
+    if len(_COLOR.sub("", line)) <= width:
+        return line
+    kept, left, end = [], max(0, width - 1), ""
+    for part in _COLOR.split(line):  # text, colour, text, ...
+        if _COLOR.fullmatch(part):
+            kept.append(part)
+            end = PLAIN
+            continue
+        kept.append(part[:left])
+        left -= len(kept[-1])
+        if not left:
+            break
+    return "".join(kept) + "…" + end
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Return the width of the terminal behind `stream`; the variable COLUMNS overrides it."""
+    with suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", "0"))) > 0:
+            return columns
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
+
+
 def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Format an HTML table, with every text escaped."""
     import html  # rarely used: a notebook shows a result
@@ -132,7 +257,7 @@ def _plain(value: Any) -> Any:
 
 def plural(number: int, noun: str) -> str:
     """Format a number and a noun: `1 record`, `2 records`, `2 batches`."""
-    ending = "es" if noun.endswith("ch") else "s"
+    ending = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
 
 

@@ -391,3 +391,36 @@ def test_a_state(tmp_path: Path) -> None:
             len(carts.state)
 
     run(main)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_a_transaction(tmp_path: Path, in_bucket: bool) -> None:
+    """Its calls come in the order in which they were started; a block that raises writes nothing."""
+    if in_bucket:
+        pytest.importorskip("obstore")
+    path = f"memory://aio{tmp_path}" if in_bucket else tmp_path
+
+    async def main() -> None:
+        async with lastword.aopen(path, "a", log_cleaner_enable=False) as logs:
+            audit = await logs.create_topic("audit", **TEXT)
+            async with logs.transaction() as tx:
+                carts = await tx.state("carts")
+                carts["ada"] = ["book"]
+                await asyncio.gather(*(tx.append("audit", "ada", str(number)) for number in range(20)))
+                await tx.delete("audit", "bob")
+                await tx.position("input", {0: 7})
+                assert await tx.get("audit", "ada") == "19"
+                assert [record async for record in audit.read()] == []
+            values = [record.value async for record in audit.read()]
+            assert values == [*map(str, range(20)), None]
+            assert await (await logs.state("carts")).get("ada") == ["book"]
+            assert logs.logs.position("input") == {0: 7}
+            with pytest.raises(ZeroDivisionError):
+                async with logs.transaction(max_bytes="1MiB") as tx:
+                    await tx.append("audit", "ada", "never")
+                    1 / 0  # noqa: B018
+            with pytest.raises(UsageError, match="not open"):
+                await tx.append("audit", "ada", "later")
+            assert len([record async for record in audit.read()]) == 21
+
+    run(main)

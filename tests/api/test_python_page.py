@@ -24,7 +24,7 @@ def test_the_guide_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     session = {}
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE, re.M | re.S)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for block in blocks:
         exec(block, session)
         expected = re.findall(r"print\(.*\)\s+# (.*)$", block, re.M)

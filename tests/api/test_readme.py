@@ -27,6 +27,11 @@ BUCKET_BLOCKS = blocks_of("docs/bucket.md")
 TASK_BLOCKS = [*blocks_of("docs/cleaning.md"), *blocks_of("docs/kafka.md"), *blocks_of("docs/server.md")]
 
 
+def test_the_page_is_short():
+    """What takes more room is on a page of its own."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+
+
 def of_spark(block):
     return "spark" in block
 
@@ -62,7 +67,7 @@ def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
         for block in [*(block for block in BLOCKS if not of_spark(block)), *TASK_BLOCKS]
         if not any(name in block for name in needs)
     ]
-    assert len(blocks) == 6
+    assert len(blocks) == 5
     for block in blocks:
         exec(block, session)
     with lastword.open("data") as logs:

@@ -50,8 +50,23 @@ from lastword.errors import (
     UncertainRequestError,
     UploadsGoneError,
 )
-from lastword.files import Handle
+from lastword.files import FileFacts, Handle
+from lastword.keys import manifest as saved
+from lastword.keys.run import (
+    PLAIN,
+    SALT_BYTES,
+    Memory,
+    Run,
+    RunWriter,
+    digest_function,
+    entry_of,
+    home_blocks,
+)
+from lastword.partition import cut, removal_log
+from lastword.partition.directory_segments import topic_facts
+from lastword.partition.segment_store import SegmentSet
 from lastword.segment import names
+from lastword.segment.stored import SegmentId
 from tests.bucket.turns import Process, Turns, patched
 from tests.fakes import objects
 from tests.fakes.objects import POSSIBLE, FakeStore, Fault, Request, Stopped, Weakness
@@ -344,6 +359,111 @@ def count_up(files: BucketFiles, topic: str) -> int:
     return number
 
 
+# ---------------------------------------------------------------- the saved key index
+
+
+class _Segment(NamedTuple):
+    base_offset: int
+    id: SegmentId
+
+    @property
+    def size(self) -> int:
+        return self.id.size
+
+
+class View:
+    """What a key index uses of a partition's view, over the text files."""
+
+    def __init__(self, files: BucketFiles, partition: int) -> None:
+        self.files, self.topic, self.partition = files, TOPIC, partition
+        self.directory = f"{ROOT}/{directory_of(partition)}"
+        self.topic_facts: FileFacts | None = topic_facts(files, self.directory)
+        bases = logs_of(files, directory_of(partition))
+        facts = [files.stat(f"{self.directory}/{log_name(base)}") for base in bases]
+        listed = zip(bases, facts, strict=True)
+        self.segments = [_Segment(base, SegmentId(f.inode, f.size)) for base, f in listed if f is not None]
+        self.segment_set = SegmentSet(self.segments)  # type: ignore[arg-type]
+        self.stable_offset = self.log_end = bases[-1]
+
+    def records(self, start: int = 0) -> list[Record]:
+        """Return the records of the segments from an offset on."""
+        data = [
+            self.files.read_bytes(f"{self.directory}/{log_name(segment.base_offset)}")
+            for segment in self.segments
+            if segment.base_offset >= start
+        ]
+        return [record for part in data for record in decoded(part)]
+
+    def index(self) -> tuple[int, list[Run], Callable[[bytes], bytes]]:
+        """Return end, runs and digest of the saved index that fits; 0 and no run: there is none."""
+        found = saved.load(self.files, self.directory)
+        if found is None or not found.fits(self):  # type: ignore[arg-type]
+            return 0, [], digest_function(bytes(SALT_BYTES))
+        runs = saved.open_runs(self.files, self.directory, found)
+        return found.end, runs, digest_function(found.salt)
+
+    def get(self, start: int, world: World) -> dict[int, Record]:
+        """Return the newest record of each key from the log start on, by the index and what is above it."""
+        end, runs, digest = self.index()
+        world.counts["gets by an index"] += bool(runs)
+        world.counts["gets above an index"] += 0 < end < self.log_end
+        newest = {record.key: record for record in self.records(end)}
+        for key in range(KEYS):
+            words = (run.find(digest(b"%d" % key)) for run in runs)
+            word = next((word for word in words if word is not None), None)
+            if key not in newest and word is not None and word >> 1 >= start:
+                newest[key] = Record(word >> 1, key, -1, word & 1)
+        return {key: record for key, record in newest.items() if not record.tombstone}
+
+
+def save_keys(files: BucketFiles, partition: int, rng: random.Random) -> None:
+    """Save a key index of the whole log, unless one is there that fits, as a cleaning does."""
+    if not files.is_dir(f"{ROOT}/{directory_of(partition)}"):
+        return
+    view = View(files, partition)
+    if not view.log_end or view.index()[0] == view.log_end:
+        return
+    salt = rng.randbytes(SALT_BYTES)
+    newest = {record.key: record for record in view.records()}
+    entries = {
+        digest_function(salt)(b"%d" % key): row.offset << 1 | row.tombstone for key, row in newest.items()
+    }
+    memory = Memory()
+    writer = RunWriter(memory, home_blocks(len(entries)), salt, rng.getrandbits(32), PLAIN)
+    writer.put_sorted(sorted(entry_of(digest, word) for digest, word in entries.items()))
+    writer.finish(0, view.log_end)
+    path = saved.path_of(view.directory, f"{names.KEY_RUN}{rng.getrandbits(64):016x}")
+    private(files, directory_of(partition), path.rpartition("/")[2], bytes(memory.data))
+    run = Run(memory, len(memory.data), salt, path)
+    cuts = removal_log.load(files, view.directory).cut_count
+    index = saved.Manifest.of(view, cuts, salt, [run])  # type: ignore[arg-type]
+    if index is not None:
+        saved.save(files, view.directory, index)
+        saved.remove_others(files, view.directory, [name for name, _ in index.runs])
+
+
+def cut_end(files: BucketFiles, partition: int, share: float) -> int:
+    """Take the segments from an offset on away, and begin an empty one there; return the offset, or -1."""
+    directory = directory_of(partition)
+    if not files.is_dir(f"{ROOT}/{directory}"):
+        return -1
+    bases = logs_of(files, directory)
+    base = bases[round(share * (len(bases) - 1))]
+    if base == bases[-1]:
+        return -1
+    removal_log.note_cut(files, f"{ROOT}/{directory}", base)
+    cut.forget_accounts(files, f"{ROOT}/{directory}")
+    for gone in bases:
+        if gone >= base:
+            files.unlink(f"{ROOT}/{directory}/{log_name(gone)}")
+    create(files, f"{directory}/{log_name(base)}", b"")
+    for name in (names.RECOVERY_POINTS, names.LOG_STARTS, names.FIRST_DIRTY):
+        known = lines(read(files, name)).get(partition) if files.exists(f"{ROOT}/{name}") else None
+        if known is not None:
+            set_line(files, name, partition, min(known, base))
+    return base
+
+
 # ---------------------------------------------------------------- the judge
 
 
@@ -393,6 +513,9 @@ class Judge:
         """The acknowledged numbers in the settings of two topics."""
         self.dropped = False  # a process asked for the removal of a partition
         self.released = False  # a process asked for the release of a lease
+        self.cuts = False  # a process asked for a cut
+        self.cut: set[tuple[int, bytes]] = set()
+        """The partitions and incarnations that were cut."""
         self._layers: dict[str, Layer] = {}
         self._segments: dict[Entry, tuple[Record, ...]] = {}
 
@@ -547,6 +670,10 @@ class Judge:
             earlier = None
         start = version.starts.get(partition, 0)
         end = 0
+        if earlier is not None and state.end < earlier.end and self.cuts:
+            self.cut.add((partition, state.incarnation))
+            self.ever[partition, state.incarnation] = {}
+            earlier = None
         if earlier is not None:
             assert before is not None
             end = earlier.end
@@ -565,12 +692,15 @@ class Judge:
                     raise Violation("offsets", f"{directory}: {record} is new below the log end {end}")
                 continue
             home = self.homes.get(record.id)
+            if home == (partition, state.incarnation, record.offset) and home[:2] in self.cut:
+                home = None
             if home is not None and not self._sent_again(record.id, home, partition, state.incarnation):
                 raise Violation("twice", f"{directory}: {record} is also at {home}")
             ever[record.offset] = record.id
             self.homes[record.id] = (partition, state.incarnation, record.offset)
             self.appearances.setdefault(record.id, len(self.versions))
-        if any(offset not in ever for offset in range(end, state.end)):
+        is_cut = (partition, state.incarnation) in self.cut
+        if not is_cut and any(offset not in ever for offset in range(end, state.end)):
             raise Violation("lost record", f"{directory}: a hole between {end} and {state.end}")
 
     def _sent_again(
@@ -620,6 +750,8 @@ class Judge:
                 self.world.counts[f"{batch.outcome} append, {'in' if present else 'not in'} the log"] += 1
                 continue
             for partition, (incarnation, first) in batch.placed.items():
+                if (partition, incarnation) in self.cut:
+                    continue
                 ever = self.ever.get((partition, incarnation), {})
                 for offset, number in enumerate(ids[partition], first):
                     if ever.get(offset) != number:
@@ -697,6 +829,7 @@ class World(objects.Bucket):
         self.turns = Turns(rng, self.clock, rng.choice((0.15, 0.4)), rng.choice((20, 2000)))
         self.delay_ms = lambda request: int(rng.random() ** 3 * 200 * rng.choice((20, 2000)))
         self.only = only
+        self.saves_keys = seed % 4 == 1 or "getter" in only
         if not (rng.random() < 0.2 if empty is None else empty):
             self._begin_with(start_of_sizes())
 
@@ -750,6 +883,7 @@ class World(objects.Bucket):
         ):
             if rng.random() < chance:
                 kinds.append(kind)
+        kinds += ["cutter"] * (self.seed % 52 == 1) + ["cleaner", "getter"] * self.saves_keys
         return kinds + ["setter", "setter"] * (self.seed % 5 == 0)
 
     def choose_fault(self, request: Request) -> Fault | None:
@@ -962,8 +1096,14 @@ def _clean(actor: Actor) -> None:
     rng = actor.rng
     partition, upto, tombstones = _partition(actor), rng.choice((0.5, 1.0)), rng.random() < 0.7
 
+    def work(files: BucketFiles) -> bool:
+        is_changed = clean(files, partition, upto, tombstones)
+        if actor.world.saves_keys:
+            save_keys(files, partition, rng)
+        return is_changed
+
     def step() -> None:
-        if actor.transaction(lambda files: clean(files, partition, upto, tombstones)):
+        if actor.transaction(work):
             actor.world.counts["cleanings"] += 1
 
     actor.attempt(step)
@@ -996,6 +1136,13 @@ def _drop(actor: Actor) -> None:
     actor.world.judge.dropped = True
     if actor.attempt(lambda: actor.transaction(lambda files: drop(files, 1))) == "done":
         actor.world.counts["drops"] += 1
+
+
+def _cut(actor: Actor) -> None:
+    partition, share = _partition(actor), actor.rng.random()
+    actor.world.judge.cuts = True
+    if actor.attempt(lambda: actor.transaction(lambda files: cut_end(files, partition, share))) == "done":
+        actor.world.counts["cuts"] += 1
 
 
 def _set(actor: Actor) -> None:
@@ -1033,18 +1180,51 @@ def _read_version(actor: Actor, version: Version, *, pinned_until_ms: int = 0) -
             try:
                 data = files.read_bytes(f"{ROOT}/{directory}/{log_name(base)}")
             except FileVanishedError as error:
-                now_ms = world.clock.now_ms()
-                superseded_ms = version.superseded_ms
-                young = superseded_ms is None or (
-                    now_ms - superseded_ms < world.retention_ms - CLOCK_ERROR_MS
-                )
-                if young or now_ms < pinned_until_ms:
-                    raise Violation("read", f"{actor.process.name}: {error}") from error
-                world.counts["reads of versions that were too old"] += 1
+                _check_age(actor, version, error, pinned_until_ms=pinned_until_ms)
                 return
             if data != encoded(records):
                 raise Violation("read", f"{actor.process.name}: {directory}/{base} has {data!r}")
     world.counts["versions read"] += 1
+
+
+def _get(actor: Actor) -> None:
+    """Look up all keys in the newest version by its saved indexes, perhaps some time after it was loaded."""
+    world = actor.world
+
+    def step() -> None:
+        loaded = actor.bucket.load()
+        if loaded.version is None:
+            return
+        version, files = world.judge.by_nonce[loaded.manifest.nonce], actor.bucket.files(loaded.snapshot)
+        if actor.rng.random() < 0.3:
+            world.turns.sleep(actor.process, 30_000, actor.rng.randint(5, 30))
+        for partition, state in version.partitions.items():
+            start = version.starts.get(partition, 0)
+            newest = {
+                key: r.offset for key, r in state.newest.items() if r.offset >= start and not r.tombstone
+            }
+            try:
+                found = View(files, partition).get(start, world)
+            except FileVanishedError as error:
+                _check_age(actor, version, error)
+                return
+            if {key: record.offset for key, record in found.items()} != newest:
+                raise Violation(
+                    "get", f"{actor.process.name}: {directory_of(partition)}: {found}, not {newest}"
+                )
+        world.counts["gets"] += 1
+
+    actor.attempt(step)
+
+
+def _check_age(actor: Actor, version: Version, error: FileVanishedError, *, pinned_until_ms: int = 0) -> None:
+    """Raise Violation if an object of a version is gone that must be there still."""
+    world, superseded_ms = actor.world, version.superseded_ms
+    now_ms = world.clock.now_ms()
+    young = superseded_ms is None or now_ms - superseded_ms < world.retention_ms - CLOCK_ERROR_MS
+    if young or now_ms < pinned_until_ms:
+        raise Violation("read", f"{actor.process.name}: {error}") from error
+    world.counts["reads of versions that were too old"] += 1
 
 
 def _read(actor: Actor) -> None:
@@ -1088,6 +1268,8 @@ _SCRIPTS: dict[str, Callable[[World], Script]] = {
     "trimmer": lambda world: _steps(world, _trim, 1, 1),
     "lessee": lambda world: _steps(world, _lease, 1, 2),
     "dropper": lambda world: _steps(world, _drop, 1, 1),
+    "cutter": lambda world: _steps(world, _cut, 1, 2),
+    "getter": lambda world: _steps(world, _get, 2, 4),
     "setter": lambda world: _steps(world, _set, 1, 3),
     "collector": lambda world: _steps(world, _collect, 2, 3),
     "reader": lambda world: _steps(world, _read, 1, 2),

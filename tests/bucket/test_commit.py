@@ -206,6 +206,20 @@ def test_settings_of_different_topics_hold_together_and_those_of_the_same_topic_
             merged(base, ours, _version(now), lambda entry: entry.data)
 
 
+@pytest.mark.parametrize("name", [names.SUMMARY, names.KEYS, f"{names.KEY_RUN}0"])
+def test_a_file_that_is_made_in_a_partition_while_it_is_removed(name: str) -> None:
+    """The rest of a partition would be a directory without an id."""
+    partition = {"t-0/partition.metadata": _inline(b"id"), f"t-0/{10:020}.log": _inline(b"")}
+    base = _version(partition)
+    removed: Changes = dict.fromkeys(partition)
+    made: Changes = {f"t-0/{names.PRIVATE}/{name}": _inline(b"{}")}
+    for ours, theirs in ((removed, {**partition, **made}), (made, {})):
+        with pytest.raises(ChangedMeanwhile):
+            merged(base, ours, _version(theirs), lambda entry: entry.data)
+    trimmed: Changes = {f"t-0/{names.PRIVATE}/{names.LOG_START_NOTE}": _inline(b"{}")}
+    assert merged(base, trimmed, _version({**partition, **made}), lambda entry: entry.data) == trimmed
+
+
 def test_a_line_of_a_partition_that_was_removed_meanwhile() -> None:
     """A log start that would outlive its topic would hide the records of the next topic of this name."""
     inline, version = _inline, _version

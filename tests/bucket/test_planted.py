@@ -16,7 +16,9 @@ from lastword.bucket.manifest import MANIFEST, Entry, Manifest
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.scratch import LocalFile
 from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedError, UncertainRequestError
+from lastword.keys import manifest as keys
 from lastword.objects import ObjectVersion, StoredObject
+from lastword.partition.removal_log import EVERYTHING, RemovalLog
 from lastword.segment import names
 from tests.bucket import histories
 from tests.bucket.histories import HOUR_MS, Violation, World
@@ -111,7 +113,7 @@ def test_a_refusal_that_is_trusted(monkeypatch: Patch) -> None:
             return real(bucket, base, manifest)
 
     monkeypatch.setattr(Bucket, "swap", swap)
-    caught("twice")
+    caught("twice", first=100)
 
 
 def test_versions_with_the_same_bytes(monkeypatch: Patch) -> None:
@@ -220,7 +222,7 @@ def test_a_merge_that_ignores_leases(monkeypatch: Patch) -> None:
         return names.LEASE in name or real(name, entry, last_log)
 
     monkeypatch.setattr(merge, "_of_append", of_append)
-    caught("lease")
+    caught("lease", first=110)
 
 
 # ---------------------------------------------------------------- collections
@@ -228,7 +230,7 @@ def test_a_merge_that_ignores_leases(monkeypatch: Patch) -> None:
 
 def test_a_removal_by_the_clock_of_the_machine(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Bucket, "store_now_ms", lambda bucket: bucket.clock.now_ms())
-    caught("retention", "pin", first=250)
+    caught("retention", "pin", first=610)
 
 
 def test_a_time_from_before_the_version(monkeypatch: Patch) -> None:
@@ -247,7 +249,7 @@ def test_a_time_from_before_the_version(monkeypatch: Patch) -> None:
             return collect.collect(bucket, **given)
 
     monkeypatch.setattr(histories, "collect", collect_by_an_earlier_time)
-    caught("retention", "pin", first=500)
+    caught("retention", "pin", first=740)
 
 
 def test_a_collection_without_a_number(monkeypatch: Patch) -> None:
@@ -257,7 +259,7 @@ def test_a_collection_without_a_number(monkeypatch: Patch) -> None:
         return replace(manifest, **changes)
 
     monkeypatch.setattr(collect, "replace", without_number)
-    caught("missing object", first=250)
+    caught("missing object", first=420)
 
 
 def test_a_collection_that_ignores_uploads_under_way(monkeypatch: Patch) -> None:
@@ -333,7 +335,7 @@ def test_a_copy_of_an_older_version_that_is_kept(monkeypatch: Patch) -> None:
         return copy
 
     monkeypatch.setattr(KeptCopy, "take", take)
-    caught("checkpoint", "lost record", "offsets", first=150)
+    caught("checkpoint", "lost record", "offsets", first=240)
 
 
 def test_a_copy_that_is_kept_although_another_commit_was_merged(monkeypatch: Patch) -> None:
@@ -343,7 +345,7 @@ def test_a_copy_that_is_kept_although_another_commit_was_merged(monkeypatch: Pat
         return newest
 
     monkeypatch.setattr(commit._Commit, "rebased", rebased)
-    caught("checkpoint", "lost record", "lost lease", "offsets")
+    caught("checkpoint", "lost record", "lost lease", "offsets", first=260)
 
 
 def test_an_open_file_whose_changes_after_a_commit_are_not_stored(monkeypatch: Patch) -> None:
@@ -413,3 +415,47 @@ def during(monkeypatch: Patch, calling: list[Bucket]) -> None:
             calling.remove(bucket)
 
     monkeypatch.setattr(Bucket, "commit_entries", commit_entries)
+
+
+# ---------------------------------------------------------------- saved key indexes
+
+GETTERS = ["writer", "writer", "cleaner", "cleaner", "getter", "getter"]
+
+
+def test_an_index_of_another_incarnation(monkeypatch: Patch) -> None:
+    """A cleaner saves an index while the partition is removed and made again."""
+    monkeypatch.setattr(keys.Manifest, "fits", lambda index, view: index.end <= view.log_end)
+    caught("get", only=[*GETTERS, "dropper", "dropper"], first=100)
+
+
+def test_an_index_with_an_entry_above_a_cut(monkeypatch: Patch) -> None:
+    """A cleaner saves an index while the log is cut, and the log grows again."""
+    monkeypatch.setattr(keys.Witness, "testifies", lambda *_: True)
+    monkeypatch.setattr(RemovalLog, "cut_since", lambda *_: EVERYTHING)
+    caught("get", only=[*GETTERS, "cutter", "cutter"])
+
+
+def test_an_index_that_hides_what_is_above_it(monkeypatch: Patch) -> None:
+    real = histories.View.records
+    monkeypatch.setattr(histories.View, "records", lambda view, start=0: [] if start else real(view))
+    caught("get", only=GETTERS)
+
+
+def test_an_index_without_its_run(monkeypatch: Patch) -> None:
+    real = keys.remove_others
+    monkeypatch.setattr(keys, "remove_others", lambda files, directory, kept: real(files, directory, ()))
+    caught("read", only=GETTERS)
+
+
+def test_a_collection_of_runs_in_use(monkeypatch: Patch) -> None:
+    real = collect._decide
+
+    def decide(loaded: Loaded, *given: Any, **named: Any) -> Any:
+        snapshot = commit.ManifestVersion(loaded.manifest, loaded.snapshot.layers[:0:-1])
+        runs = {entry.object for path, entry in snapshot.files() if names.KEY_RUN in path}
+        kept = {key for key in snapshot.objects() if key not in runs}
+        monkeypatch.setattr(snapshot, "objects", lambda: kept)
+        return real(replace(loaded, snapshot=snapshot), *given, **named)
+
+    monkeypatch.setattr(collect, "_decide", decide)
+    caught("missing object", only=[*GETTERS, "collector", "collector"], retention_ms=0)

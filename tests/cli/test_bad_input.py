@@ -49,7 +49,7 @@ CASES = [
     ("dots, read", ["read", "data", ".."], "InvalidTopicError", 2, "'..'"),
     ("unknown topic", ["append", "data", "user", "a", "1"], "UnknownTopicError", 2, "nearest: 'users'"),
     ("unknown option", ["read", *USERS, "--limt", "1"], "UsageError", 2, "nearest: --limit"),
-    ("unknown command", ["raed", "data"], "UsageError", 2, "nearest: read"),
+    ("unknown command", ["raed", "data"], "UsageError", 2, "did you mean `read`?"),
     ("unknown setting", ["config", *USERS, "--set", "cleanup.polcy=x"], "UnknownSettingError", 2, "policy"),
     ("an argument", ["create", "data", "x", "--set", "partitions=3"], "UnknownSettingError", 2, "partitions"),
     ("exist_ok", ["create", *USERS, "--set", "exist_ok=yes"], "UnknownSettingError", 2, "exist_ok"),

@@ -76,7 +76,17 @@ def test_help_of_a_command(capsys):
     assert main.run(["clean", "--help"]) == 0
     assert capsys.readouterr().out == shown and "--dry-run" in shown
     assert main.run(["help"]) == 0 and "verify" in capsys.readouterr().out
-    assert main.run(["help", "claen"]) == 2 and "nearest: clean" in capsys.readouterr().err
+    assert main.run(["help", "claen"]) == 2 and "did you mean `clean`?" in capsys.readouterr().err
+
+
+def test_a_suggestion_is_a_command_and_no_command_is_suggested_away():
+    commands = main.command_tree().list_commands(None)
+    for name, calls in main.OTHER_NAMES.items():
+        assert name not in commands and name == name.lower()
+        for call in calls:
+            command, *options = call.split()
+            assert command == "--version" or command in commands, name
+            assert set(options) <= set(main._options(command)), name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Check `lastword clean --every` as a process: its output, metrics over HTTP, and two ways to end it."""
+"""Check `lastword clean --every` and `ls --metrics` as processes: output, metrics, and two ways to end."""
 
 import json
 import os
@@ -41,11 +41,11 @@ def data(tmp_path):
 
 
 @contextmanager
-def running(*arguments):
+def running(*arguments, command="clean"):
     # The complaints are written to a file: a full pipe that is never read would stop the process.
     with tempfile.TemporaryFile("w+") as complaints:
         process = subprocess.Popen(
-            [sys.executable, "-m", "lastword", "clean", *map(str, arguments)],
+            [sys.executable, "-m", "lastword", command, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=complaints,
             text=True,
@@ -110,6 +110,32 @@ def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
     with lastword.open(data) as logs:
         assert {record.key for record in logs.topic("users").read()} == {b"k0", b"k1", b"k2", b"k3"}
         assert logs.verify().ok
+
+
+def test_figures_beside_a_process_with_the_lock(data):
+    with (
+        lastword.open(data, "a", log_cleaner_enable=False) as logs,
+        running(data, "--metrics", 0, "--every", "100ms", "--json", command="ls") as process,
+    ):
+        first, second = lines(process, lambda rows: len(rows) == 2)
+        assert first["partitions"] == 3 and first["read_bytes"] > 0 == second["read_bytes"]
+        address = json.loads(said(process).splitlines()[0])["address"]
+        broken = next(iter(sorted((data / "others-0").glob("*.log"))))
+        broken.write_bytes(broken.read_bytes()[:-1])
+        rows = lines(process, lambda rows: rows and (rows[-1]["errors"] or len(rows) == 50))
+        assert rows[-1]["partitions"] == 2 and list(rows[-1]["errors"]) == ["others-0"]
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            text = answer.read().decode()
+        size = sum(segment.size_bytes for segment in logs["users"].segments())
+        assert f'lastword_log_size_bytes{{partition="0",topic="users"}} {float(size)}' in text
+        assert re.search(r'^lastword_log_garbage_bytes\{exact="true",.*topic="users"\} [1-9]', text, re.M)
+        assert f'lastword_monitor_failed_partitions{{dir="{data}"}} 1.0' in text
+        assert 'lastword_log_size_bytes{partition="0",topic="others"}' not in text
+        process.send_signal(signal.SIGTERM)
+        rest = [json.loads(line) for line in process.stdout]
+        assert process.wait(30) == 0 and rest[-1]["type"] == "summary" and not rest[-1]["ok"]
+        warnings = [line for line in said(process).splitlines() if '"warning"' in line]
+        assert len(warnings) == 1, "an error that stays is shown once"
 
 
 def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import pwd
 import re
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
 import lastword
 from lastword import metrics
@@ -29,6 +32,7 @@ WINDOW = DEPLOY / "lastword-window"
 SERVICES = [path for path in sorted(DEPLOY.glob("*.service")) if path.stem != WINDOW.name]
 UNITS = sorted([*DEPLOY.glob("*.service"), *DEPLOY.glob("*.timer")])
 ALERTS = (DEPLOY / "alerts.yml").read_text(encoding="utf-8")
+DASHBOARD = (DEPLOY / "grafana.json").read_text(encoding="utf-8")
 
 
 def test_metrics_that_the_page_and_the_alerts_name_exist():
@@ -37,13 +41,69 @@ def test_metrics_that_the_page_and_the_alerts_name_exist():
     alerted = set(re.findall(r"\blastword_[a-z_]+\b", ALERTS))
     assert named <= known and alerted <= named
     rows = re.findall(r"^\| `(lastword_[a-z_]+)`", PAGE, re.MULTILINE)
-    assert "rules for the first eight rows" in PAGE and set(rows[:8]) <= alerted
-    assert alerted.isdisjoint(rows[8:])
+    assert "rules for the first ten rows" in PAGE and set(rows[:10]) <= alerted
+    assert alerted.isdisjoint(rows[10:])
     labels = {metrics.PREFIX + metric.name: metric.labels for metric in metrics.metrics()}
     for rule in ALERTS.split("- alert: ")[1:]:
         (name, *_) = re.findall(r"\blastword_[a-z_]+\b", rule)
         for label in re.findall(r"\$labels\.(\w+)", rule):
             assert label in labels[name], rule
+
+
+def queries():
+    """Yield (place, PromQL) of the dashboard and of the alert rules."""
+    for panel in json.loads(DASHBOARD)["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    for variable in json.loads(DASHBOARD)["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()
+            yield variable["name"], f"sum by ({label}) ({metric})"
+    for group in yaml.safe_load(ALERTS)["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+
+
+@pytest.fixture(scope="module")
+def scraped():
+    """Return the labels of each sample of a real scrape, by its name; a metric without a value has one."""
+    registry = CollectorRegistry()
+    metrics.register(registry)
+    made = []
+    for metric in metrics.metrics():
+        if not metric.samples():
+            labels = ("x",) * len(metric.labels)
+            metric.observe(0.1, *labels) if metric.kind == "histogram" else metric.add(0, *labels)
+            made.append((metric, labels))
+    lines = generate_latest(registry).decode().splitlines()
+    for metric, labels in made:
+        metric.remove(*labels)
+    samples = [re.match(r"(lastword_\w+)(?:\{(.*)\})? ", line) for line in lines]
+    return {
+        sample[1]: set(re.findall(r'(\w+)="', sample[2] or "")) for sample in samples if sample is not None
+    }
+
+
+@pytest.mark.parametrize(("place", "query"), [*queries()])
+def test_a_query_names_metrics_and_labels_of_a_scrape(place, query, scraped):
+    names = re.findall(r"lastword_\w+", query)
+    assert names, place
+    known = set.union(*(scraped[name] for name in names))
+    used = re.findall(r"(\w+)(?:=|!=|=~|!~)\"", query)
+    used += re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", query)))
+    assert set(used) <= known, place
+    assert query.count("(") == query.count(")") and query.count("{") == query.count("}")
+    counters = [name for name in names if name.endswith(("_total", "_bucket"))]
+    assert all(re.search(rf"(rate|increase)\({name}", query) for name in counters), (
+        "a counter alone says little"
+    )
+
+
+def test_the_figures_beside_a_broker_are_on_the_dashboard():
+    """What `lastword ls --metrics` sets, without a cleaner or a server."""
+    shown = {name for _, query in queries() for name in re.findall(r"lastword_(log_\w+|monitor_\w+)", query)}
+    assert {"log_size_bytes", "log_live_bytes", "log_garbage_bytes", "log_end_offset"} <= shown
+    assert {"monitor_last_pass_timestamp_seconds", "monitor_failed_partitions"} <= shown
 
 
 def test_exit_codes_of_the_page():
@@ -66,7 +126,8 @@ def test_a_unit_calls_a_command_that_exists(path, capsys):
     assert service["User"] != "root" and service["KillSignal"] == "SIGTERM"
     command = shlex.split(service["ExecStart"])
     assert Path(command[0]).name == "lastword"
-    assert service["ReadWritePaths"] in command
+    paths = service.get("ReadWritePaths") or service["ReadOnlyPaths"]
+    assert paths in command and ("ls" in command) == ("ReadOnlyPaths" in service)
     _parses(command[1:], capsys)
 
 

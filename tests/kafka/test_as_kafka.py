@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.api.inspections import explain_as_kafka
+from lastword.api.explaining import explain_as_kafka
 from lastword.clock import ManualClock
 from lastword.tools.as_kafka import KafkaVerdict
 from tests.kafka.conftest import VERSIONS, jars_of

@@ -1,6 +1,9 @@
 """Runs: what is written is found, merges keep the newest, damage is refused."""
 
 import random
+import struct
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -8,6 +11,8 @@ import pytest
 from lastword.errors import CorruptFileError
 from lastword.keys import bulk, run
 from lastword.keys.run import BLOCK_BYTES, BLOCK_ENTRIES, Memory, Run, RunWriter, entry_of
+from lastword.segment.indexes import OffsetIndex
+from lastword.segment.stored import SegmentId
 
 SALT = b"0123456789abcdef"
 
@@ -126,3 +131,48 @@ def test_blocks_that_were_exchanged_are_damage():
         made_run.find(bytes(16))
     with pytest.raises(CorruptFileError, match="another index"):
         Run(memory, len(memory.data), bytes(16))
+
+
+class FakeSegment(NamedTuple):
+    base_offset: int
+    offset_index: OffsetIndex
+    id: SegmentId
+
+
+def placed_view(log_start):
+    """Return a log of two segments, whose offset indexes have a batch of 10 records every 5,000 bytes."""
+    data = b"".join(struct.pack(">ii", 10 * n + 9, 5000 * n) for n in range(1, 10))
+    segments = [
+        FakeSegment(base, OffsetIndex(data, base, 50_000), SegmentId(base + 1, 9)) for base in (0, 100)
+    ]
+    return SimpleNamespace(segments=segments, log_start=log_start, log_end=200)
+
+
+@pytest.mark.parametrize("log_start, most", [(0, 9), (37, 9), (150, 9), (0, 1)])
+def test_a_run_with_places_has_the_same_entries_and_their_positions(log_start, most):
+    chosen = random.Random(log_start)
+    entries = {chosen.randbytes(16): n << 1 | (n % 7 == 0) for n in range(200)}
+    memory, places = Memory(), bulk.Places(placed_view(log_start), most)
+    bulk.merge(memory, [made(entries, end=200)], SALT, is_whole=False, places=places)
+    placed = Run(memory, len(memory.data), SALT)
+    placed.check()
+    assert places.numbers == (1, 101)[:most] and placed.base == log_start
+    for digest, word in entries.items():
+        offset = word >> 1
+        assert placed.find(digest) == (word if offset >= log_start else None)
+        if offset >= log_start:
+            batch = offset % 100 // 10  # the one before has an entry, but the first batch of a segment
+            assert placed.position == (5000 * max(batch - 1, 0) if offset < 100 * most else -1)
+    again = Memory()
+    bulk.merge(again, [placed], SALT, is_whole=True)
+    plain = Run(again, len(again.data), SALT)
+    live = {digest for digest, word in entries.items() if word >> 1 >= log_start and not word & 1}
+    assert plain.base == run.PLAIN and plain.entries == len(live)
+    assert all(plain.find(digest) == entries[digest] for digest in live)
+
+
+def test_offsets_that_span_too_much_have_no_places():
+    entries = {bytes(15) + b"\x01": 5 << 1}
+    memory, far = Memory(), made(entries, end=run.PLACED_OFFSETS)
+    bulk.merge(memory, [far], SALT, is_whole=True, places=bulk.Places(placed_view(0), 9))
+    assert Run(memory, len(memory.data), SALT).base == run.PLAIN

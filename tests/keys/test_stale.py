@@ -1,6 +1,7 @@
 """A saved index that is not of its log is not used. Without a check the answer would be wrong."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -217,3 +218,12 @@ def test_flipped_bits_of_an_index(place, name, step):
         size = next(private.glob(name)).stat().st_size
         if at >= size - step:
             break
+
+
+def test_an_index_of_an_older_version_is_made_again(place):
+    file = place / "data" / "t-0" / "lastword" / "keys"
+    fields = manifest.FORM.decode(file.read_bytes(), str(file))
+    older = replace(manifest.FORM, version=1, oldest=0)
+    file.write_bytes(older.encode({**fields, "runs": [name for name, *_ in fields["runs"]]}))
+    assert answers(place) == (b"old", b"old")
+    assert file.read_bytes().startswith(b"lastword keys 2 ")

@@ -14,7 +14,7 @@ import lastword
 from lastword.api.logs import LogDir
 from lastword.api.record import Record
 from lastword.config import Settings
-from lastword.errors import LastwordError, OffsetOutOfRangeError, PartialFailure
+from lastword.errors import LastwordError, LeaseRefusedError, OffsetOutOfRangeError, PartialFailure
 from lastword.partition import scan
 from tests.crash.memory import ROOT
 from tests.readers.history import TOPIC, History, small_indexes
@@ -242,6 +242,55 @@ def follow(journey: Journey) -> None:
                 window.check_one_topic(rows.get(number, []))
             return
     check_rows(journey, rows)
+
+
+_SLOW = (*[0] * 60, 15)
+"""How often a watch lets the writer go on at a record: seldom, and then for longer than a cleaning."""
+
+
+def watch(journey: Journey) -> None:
+    """Watch changes after the present values: no gap, no repeat, the newest of each key, deletions too."""
+    rng = journey.rng
+    keys = [b"k%d" % n for n in rng.sample(range(9), 5)] if rng.random() < 0.5 else None
+    rows: dict[int, list[Row]] = {}
+    begins: dict[int, int] = {}
+    with journey.open() as logs:
+        try:
+            with logs.topic(TOPIC).watch(keys, start="newest", timeout=rng.choice((0.02, 0.3))) as changes:
+                for record in changes:
+                    for _ in range(rng.choice(_SLOW)):
+                        journey.pause()
+                    present = {range_.partition for range_ in changes._ranges}
+                    for number, position in changes.position.items():
+                        if number not in present:  # from here on it has given changes
+                            begins.setdefault(number, min(position, _offset_in(record, number, position)))
+                    rows.setdefault(record.partition, []).append(row(record))
+                ends = changes.position
+        except LeaseRefusedError:
+            journey.notes.append("lapsed")
+            return
+    journey.notes.append("watched")
+    for number, window in journey.windows().items():
+        shown, end = rows.get(number, []), ends[number]
+        window.check_one_topic(shown)
+        offsets = [row.offset for row in shown]
+        if offsets != sorted(set(offsets)):
+            raise Violation("goes back", f"{offsets}")
+        for each in shown:
+            window.check_row(each)
+        if not window.is_one_line:
+            continue
+        newest = {each.key: each for each in shown if each.key is not None}
+        values = {key: each.offset for key, each in newest.items() if each.value is not None}
+        window.check_moment(values, tombstones=False, keys=keys, end=end)
+        begin = begins.get(number, end)
+        own = [o for o, r in window.survivors().items() if keys is None or r.key in keys]
+        window.check_complete(set(offsets), end - 1, start=begin, end=end, wanted=own)
+
+
+def _offset_in(record: Any, number: int, position: int) -> int:
+    """Return the offset of a record of this partition, else the position there."""
+    return record.offset if record.partition == number else position
 
 
 def follow_from(journey: Journey) -> None:
@@ -573,6 +622,9 @@ KINDS: dict[str, tuple[Callable[[Journey], None], int]] = {
     "stream": (spark_stream, 2),
 }
 """By name: the reader, and its weight in the random choice."""
+
+HOLDING = {"watch": watch}
+"""Readers that hold a lease, which a writer must see: only in its process."""
 
 _NAMES, _WEIGHTS = list(KINDS), [weight for _, weight in KINDS.values()]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -30,9 +30,12 @@ from tests.readers.history import (
     writer_of,
 )
 from tests.readers.judge import Violation, Window
-from tests.readers.readers import KINDS, PLAIN, Journey
+from tests.readers.readers import HOLDING, KINDS, PLAIN, Journey
 
-SHARED_KINDS = ("log", "newest", "keys", "get", "arrow", "follow", "position", "state", "time", "offsets")
+SHARED_KINDS = (
+    *("log", "newest", "keys", "get", "arrow", "follow", "position", "state", "time", "offsets"),
+    *HOLDING,
+)
 """The kinds of readers that share memory with a writer; the other kinds share only files."""
 
 
@@ -321,11 +324,13 @@ class SharedJourney(Journey):
 class SharedRun:
     """Random calls of a writer on a topic, beside `readers` threads."""
 
-    def __init__(self, seed: int, readers: int = 2) -> None:
+    def __init__(self, seed: int, readers: int = 2, kinds: Sequence[str] = SHARED_KINDS) -> None:
         self.seed = seed
         self.baton = Baton(random.Random(seed + 1))
         self.reads: list[tuple[str, int, int, Violation | None]] = []
+        self.notes: list[str] = []
         self._readers = readers
+        self._kinds = kinds
         self._finished = False
         self._seed = seed
 
@@ -366,17 +371,15 @@ class SharedRun:
 
     def _read(self, number: int) -> None:
         rng = random.Random(self._seed * 1_000_003 + number)
-        kinds = list(SHARED_KINDS)
-        if "delete" in self.writer.settings["cleanup_policy"]:
-            kinds.remove("state")  # a state of a writer is refused if retention would delete its keys
-        elif self._seed % 16 == 7:
-            kinds.remove("state")  # it would create the topic after a deletion
+        # A state of a writer is refused if retention would delete its keys, and would create a deleted topic.
+        no_state = "delete" in self.writer.settings["cleanup_policy"] or self._seed % 16 == 7
+        kinds = [kind for kind in self._kinds if not (no_state and kind == "state")]
         while not self.baton.over:
             kind = rng.choice(kinds)
             journey = SharedJourney(self, rng)
             violation: Violation | None = None
             try:
-                KINDS[kind][0](journey)
+                (HOLDING.get(kind) or KINDS[kind][0])(journey)
             except Violation as wrong:
                 violation = wrong
             except LastwordError as error:
@@ -385,11 +388,12 @@ class SharedRun:
                 except Violation as wrong:
                     violation = wrong
             self.reads.append((kind, journey.first, self.files.version, violation))
+            self.notes += journey.notes
 
 
-def run(seed: int) -> SharedRun:
+def run(seed: int, kinds: Sequence[str] = SHARED_KINDS) -> SharedRun:
     """Run a writer and its readers; the same seed gives the same run."""
-    return SharedRun(seed).run()
+    return SharedRun(seed, kinds=kinds).run()
 
 
 __all__ = ["ROOT", "SharedRun", "run"]

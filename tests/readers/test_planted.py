@@ -12,6 +12,7 @@ from lastword.api import cleaning, inspections, open_dirs
 from lastword.api.contents import Contents
 from lastword.api.reader import Reader
 from lastword.api.restore import SnapshotFile
+from lastword.api.watch import Watch
 from lastword.errors import FileVanishedError
 from lastword.keys import index
 from lastword.logdir import LogDirectory
@@ -230,3 +231,52 @@ def test_a_log_that_is_kept_after_its_topic_was_deleted(monkeypatch: Patch) -> N
     monkeypatch.setattr(LogDirectory, "view", view)
     violations = [violation for *_, violation in shared.run(39).reads if violation is not None]
     assert {violation.rule for violation in violations} & {"two topics", "missing"}
+
+
+# ---------------------------------------------------------------- watches
+
+
+def caught_in_memory(kind: str, *rules: str, seeds: Iterable[int]) -> None:
+    """As `caught`, for readers in the writer's process."""
+    met: set[str] = set()
+    for seed in seeds:
+        met |= {violation.rule for *_, violation in shared.run(seed, [kind]).reads if violation is not None}
+        if met & set(rules):
+            return
+    raise AssertionError(f"one of {rules} should have named it; violated: {sorted(met)}")
+
+
+def test_changes_that_begin_behind_the_present_values(monkeypatch: Patch) -> None:
+    real = Watch._check_cut
+
+    def check_cut(changes: Any, range_: Any) -> None:
+        real(changes, range_)
+        if not changes.__dict__.setdefault("planted", False) and range_.start + 2 < range_.end:
+            changes.planted = True
+            changes._position[range_.partition] = range_.start + 2
+            range_.start += 2
+
+    monkeypatch.setattr(Watch, "_check_cut", check_cut)
+    caught_in_memory("watch", "missing", "no moment", seeds=range(40))
+
+
+def test_changes_that_begin_before_the_end_of_the_present_values(monkeypatch: Patch) -> None:
+    real = Watch._check_cut
+
+    def check_cut(changes: Any, range_: Any) -> None:
+        real(changes, range_)
+        earlier = max(range_.start - 5, range_.view.log_start)
+        if not changes.__dict__.setdefault("planted", False) and earlier < range_.start:
+            changes.planted = True
+            changes._position[range_.partition] = range_.start = earlier
+
+    monkeypatch.setattr(Watch, "_check_cut", check_cut)
+    caught_in_memory("watch", "goes back", seeds=range(40))
+
+
+def test_a_watch_without_deletions(monkeypatch: Patch) -> None:
+    real = Watch._each
+    monkeypatch.setattr(
+        Watch, "_each", lambda changes: (record for record in real(changes) if not record.is_tombstone)
+    )
+    caught_in_memory("watch", "missing", "no moment", seeds=range(40))

@@ -1,4 +1,4 @@
-"""The README of the package: links that hold on a package index, and the table of extras."""
+"""The README of the package has links that hold on a package index; a page has the table of extras."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def packages_of(requirement: str) -> list[str]:
     return extras.split(",") if name == "lastword" else [name]
 
 
-def test_the_readme_lists_each_extra_with_its_packages() -> None:
+def test_a_page_lists_each_extra_with_its_packages() -> None:
     """`dev` is for contributors."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     table = page.partition("| extra | packages | size | for |\n")[2]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table.partition("\n\n")[0], re.M)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -60,7 +60,7 @@ KINDS = {
     r"(Mode|Literal\['r', 'a'\])": "mode",
     r"(PathLike|str \| os\.PathLike\[str\])": "path",
     r"ProgressLike( \| bool)?": "progress",
-    r"(SerializerLike|str)": "text",
+    r"(SerializerLike|Topics|str)": "text",
     r"(K|V|Any)": "any",
     r"(Bounds|str \| Position|int \| datetime \| Literal\['latest'\])": "position",
 }
@@ -428,7 +428,7 @@ def test_one_is_one_second_in_commands_and_on_spark(tmp_path: Path) -> None:
         spelled for _, option in commands() if option.metavar in ("TIME", "AGE") for spelled in option.opts
     }
     assert times == {"--timeout", "--every", "--max-age", "--retention", "--wait"}
-    assert clean_command._interval_ms("1") == 1000
+    assert clean_command.interval_ms("1") == 1000
     root = str(tmp_path / "d")
     LogBuilder(root).put("a", 1).open().close()
     assert run(["lease", root, "users", "copy", "--advance", "0", "--max-age", "1"]) == 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lastword.api.serializers import SerializerLike, Serializers
     from lastword.api.state import State
     from lastword.api.topic import AppendOptions, Topic
+    from lastword.api.transaction import StateChanges, Transaction
     from lastword.partition.log import PartitionLog
 
 T = TypeVar("T")
@@ -350,6 +351,54 @@ class AsyncState(Generic[K, V]):
         await self._logs.in_pool(self.state.sync)
 
 
+class AsyncTransaction:
+    """The asyncio twin of a `Transaction`: `async with logs.transaction() as tx`.
+
+    Its calls run one after the other, in the order in which they were started. The commit at the end of the
+    block runs in a thread. A task that is cancelled while it waits for the commit does not stop it.
+
+    Attributes:
+        transaction: The transaction.
+    """
+
+    def __init__(self, logs: AsyncLogDir, transaction: Transaction) -> None:
+        self._logs = logs
+        self.transaction = transaction
+
+    async def __aenter__(self) -> Self:
+        self.transaction.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        await asyncio.shield(self._logs.in_turn(self.transaction.__exit__, kind, error, trace))
+
+    async def append(self, topic: str, key: Any, value: Any, **options: Any) -> None:
+        """Append a record when the block ends, as `Transaction.append`."""
+        await self._logs.in_turn(self.transaction.append, topic, key, value, **options)
+
+    async def delete(self, topic: str, key: Any) -> None:
+        """Append a tombstone when the block ends."""
+        await self._logs.in_turn(self.transaction.delete, topic, key)
+
+    async def get(self, topic: str, key: Any, default: Any = None) -> Any:
+        """Return the newest value of a key with the changes of the block, as `Transaction.get`."""
+        return await self._logs.in_turn(self.transaction.get, topic, key, default)
+
+    async def state(self, name: str, **options: Any) -> StateChanges:
+        """Return a state to read and to change in this block, as `Transaction.state`.
+
+        Its calls take microseconds and are not awaited. With `memory="none"` they read the log: use
+        `AsyncLogDir.run`.
+        """
+        return await self._logs.in_turn(self.transaction.state, name, **options)
+
+    async def position(self, name: str, reached: Mapping[int, int] | int) -> None:
+        """Save how far an input is processed, as `Transaction.position`."""
+        await self._logs.in_turn(self.transaction.position, name, reached)
+
+
 class _Sync:
     """One sync of a partition that several appends wait for."""
 
@@ -469,6 +518,11 @@ class AsyncLogDir:
         """Open the state of a topic, as `LogDir.state`: `carts = await logs.state("carts")`."""
         self._require_open()
         return AsyncState(self, await self.run(self.logs.state, name, **options))
+
+    def transaction(self, **options: Any) -> AsyncTransaction:
+        """Change any keys, topics and positions as one, as `LogDir.transaction`."""
+        self._require_open()
+        return AsyncTransaction(self, self.logs.transaction(**options))
 
     async def run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Run a call of `logs` or of a topic in a thread: `await logs.run(logs.logs.clean, "users")`."""

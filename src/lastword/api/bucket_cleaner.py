@@ -62,7 +62,7 @@ class BucketWork:
 
     def __init__(self, dirs: BucketDirs, states: States) -> None:
         self.dirs = dirs
-        self.only: tuple[str, int | None] | None = None
+        self.only: frozenset[tuple[str, int | None]] | None = None
         self._states = states
         self._checked: dict[TopicPartition, _Checked] = {}
         self._warned: set[type[LastwordError]] = set()
@@ -177,10 +177,10 @@ class BucketWork:
             return False
 
     def _partitions(self) -> Iterator[TopicPartition]:
-        topic, partition = self.only or (None, None)
         for name, numbers in self.dirs.topics().items():
-            if topic in (None, name):
-                yield from (TopicPartition(name, n) for n in numbers if partition in (None, n))
+            for tp in (TopicPartition(name, number) for number in numbers):
+                if self.only is None or not self.only.isdisjoint([(name, None), tp]):
+                    yield tp
 
     def _extent(self, tp: TopicPartition, now: float) -> _Checked:
         """Return the size and the number of the segments in the newest version that was loaded."""

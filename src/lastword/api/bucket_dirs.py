@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
@@ -28,8 +28,10 @@ from lastword.clock import Clock
 from lastword.config import Settings, is_topic_file
 from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UsageError
 from lastword.files import DEFAULT, Files
+from lastword.keys.manifest import path_of as saved_keys
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.segment import names
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class BucketDirs(OpenDirs):
     """
 
     holds_logs = False
+    saves_key_indexes = False  # a lookup is no commit
     most_commit_bytes = 1 << 30  # of the scratch directory, too
 
     def __init__(
@@ -312,10 +315,38 @@ class BucketDirs(OpenDirs):
 
 
 class _PrivateDirs(OpenDirs):
-    """The directories of a private copy."""
+    """The directories of a private copy.
+
+    Its key indexes are those of cleanings, and are saved at closing. A cleaning loads the saved ones before
+    its swaps, after which they no longer fit.
+    """
 
     def key_index(self, topic: str, partition: int, directory: str) -> None:
         """As `OpenDirs.key_index`: an index would be stored with each commit."""
+
+    def load_key_indexes(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """As `OpenDirs.load_key_indexes`."""
+        for topic, number in partitions:
+            with suppress(LastwordError):  # the cleaning of the partition meets the error, too
+                directory = self.log_dir(topic, number).directory(topic, number)
+                if self.files.exists(saved_keys(directory)):
+                    index = self.key_indexes.of(topic, number, directory)
+                    with index.lock:
+                        index.load(self.log(topic, number))
+
+    def grow_key_indexes(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """As `OpenDirs.grow_key_indexes`."""
+        for topic, number in partitions:
+            if self.config(topic).lastword_key_index:
+                with suppress(LastwordError):  # derived data: the next cleaning tries again
+                    view, tp = self.view(topic, number), TopicPartition(topic, number)
+                    ledger = self.log_dir(topic, number).ledgers.held(tp)
+                    known = None if ledger is None or not ledger.exact else ledger.tracking.running
+                    if known is not None and (known.by_hash or known.lacks_keys or not known.limit):
+                        known = None  # without its keys
+                    index = self.key_indexes.of(topic, number, view.directory)
+                    if index.pays(view, None if known is None else known.distinct_keys):
+                        index.grow(self.log(topic, number), known)
 
 
 def in_private(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.open_dirs import OpenDirs
+from lastword.api.open_dirs import OpenDirs, Topics
 from lastword.api.reader import ranges
 from lastword.api.schema import TopicSchema
 from lastword.api.serializers import Serializer, field_bytes
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def verify(
     dirs: OpenDirs,
-    topic: str | None,
+    topic: Topics,
     partition: int | None,
     *,
     quick: bool,

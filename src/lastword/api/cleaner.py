@@ -10,7 +10,7 @@ Each `LogDir` has one `Background`, made when it is first needed. `Cleaner` is i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -64,19 +64,23 @@ class Background:
         )
 
     def run_for(
-        self, only: tuple[str, int | None] | None, backoff_ms: int, on_done: Callable[[Done], None]
+        self,
+        only: Collection[tuple[str, int | None]] | None,
+        backoff_ms: int,
+        on_done: Callable[[Done], None],
     ) -> None:
         """Start immediately, and call `on_done` with every result.
 
         Args:
-            only: The topic and partition (None: each) to clean; None: all topics.
+            only: The topics to clean, each with a partition (None: each of them); None: all topics.
             backoff_ms: Pause between two checks.
             on_done: Called with each result.
         """
         self.dirs.require_writable()
-        if only is not None and self.dirs.config(only[0]).policy is None:
-            raise NoPolicyError.of(only[0], self.dirs.paths[0], self.dirs.config(only[0]).unread)
-        self._work.only = only
+        for topic, _ in only or ():
+            if self.dirs.config(topic).policy is None:
+                raise NoPolicyError.of(topic, self.dirs.paths[0], self.dirs.config(topic).unread)
+        self._work.only = None if only is None else frozenset(only)
         self._work.forget()
         self.scheduler.backoff_ms = backoff_ms
         self.scheduler.on_done = on_done

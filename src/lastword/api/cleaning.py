@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from lastword.api.open_dirs import named_topics
 from lastword.cleaner.policy.choose import by_accounts
 from lastword.cleaner.policy.plan import CleanRequest, Plan, Reason
 from lastword.errors import (
@@ -32,7 +33,7 @@ from lastword.partition.reads import read_again
 from lastword.values import Meter, ProgressLike, plural
 
 if TYPE_CHECKING:
-    from lastword.api.open_dirs import OpenDirs
+    from lastword.api.open_dirs import OpenDirs, Topics
     from lastword.cleaner.drive import DriveCleaner, InlineExecutor
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.inspection import DrivePartition
@@ -52,7 +53,7 @@ SMALL_BYTES = 1 << 20
 
 def plan(
     dirs: OpenDirs,
-    topic: str | None,
+    topic: Topics,
     partition: int | None,
     *,
     due: bool,
@@ -118,7 +119,7 @@ def plan_chosen(
 
 def clean(
     dirs: OpenDirs,
-    topic: str | None,
+    topic: Topics,
     partition: int | None,
     *,
     due: bool,
@@ -131,9 +132,10 @@ def clean(
     chosen = dirs.select(topic, partition)
     if topic is None:
         _warn_unread(dirs)
-    else:
-        _check_policy(dirs, topic)
+    for name in () if topic is None else named_topics(topic):
+        _check_policy(dirs, name)
     compacted = [(name, number) for name, number in chosen if dirs.config(name).compacts]
+    dirs.load_key_indexes(compacted)
     results: list[CleanRound] = []
     failed: list[LastwordError] = []
     for tp in compacted:
@@ -183,6 +185,8 @@ def clean(
                 failed.append(result)
             elif result is not None:
                 results.append(result)
+    if stop is None or not stop():
+        dirs.grow_key_indexes(sizes)
     note = ""
     if failed and len(sizes) > 1:
         cleaned = {(result.topic, result.partition) for result in results}
@@ -479,7 +483,7 @@ def _warn_unread(dirs: OpenDirs) -> None:
         _log.warning("lastword: %s", sentence)
 
 
-def quarantined(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[QuarantinedError]:
+def quarantined(dirs: OpenDirs, topic: Topics, partition: int | None) -> list[QuarantinedError]:
     """Return the error of each chosen partition that is compacted and quarantined."""
     why = []
     for name, number in dirs.select(topic, partition):
@@ -530,7 +534,7 @@ def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
 
 
 def expire(
-    dirs: OpenDirs, topic: str | None, partition: int | None, stop: Callable[[], bool] | None = None
+    dirs: OpenDirs, topic: Topics, partition: int | None, stop: Callable[[], bool] | None = None
 ) -> list[Deletion]:
     """See `LogDir.expire`."""
     from lastword.retention import Deletion
@@ -540,8 +544,9 @@ def expire(
     chosen = dirs.select(topic, partition)
     if topic is None:
         _warn_unread(dirs)
-    elif dirs.config(topic).policy is None:
-        raise NoPolicyError.of(topic, dirs.paths[0], dirs.config(topic).unread)
+    for name in () if topic is None else named_topics(topic):
+        if dirs.config(name).policy is None:
+            raise NoPolicyError.of(name, dirs.paths[0], dirs.config(name).unread)
     known = [tp for tp in chosen if dirs.config(tp[0]).policy is not None]
     results: dict[TopicPartition, Deletion | LastwordError] = {}
     for log_dir, inside in _by_directory(dirs, known).items():
@@ -554,7 +559,7 @@ def expire(
     return PartialFailure.check(done, failed)
 
 
-def expire_outlook(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[Deletion]:
+def expire_outlook(dirs: OpenDirs, topic: Topics, partition: int | None) -> list[Deletion]:
     """Return for every partition the deletion that `expire` would make, also if it removes nothing.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The verbs that inspect a log: `describe`, `segments`, `duplication`, `explain` and `simulate`.
+"""The verbs that count and predict: `describe`, `segments`, `duplication` and `simulate`.
 
 They change nothing. `describe` and `segments` count live bytes and garbage. An exact count scans every record
 of a log once; the bits of the dead bitmaps are the garbage. If the garbage index covers the whole log
@@ -16,9 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lastword.accounts import has_accounts
-from lastword.api.schema import choose, partitioner_of
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.choose import by_accounts, corrected_first_dirty
+from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.errors import (
     DataError,
     FileVanishedError,
@@ -37,19 +36,17 @@ from lastword.partition.counts import PlainCount, count_plain
 from lastword.partition.reads import read_again
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
-from lastword.units import format_bytes
+from lastword.units import format_bytes, format_time
 from lastword.values import Meter, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
     from lastword.accounts import PartitionAccount
     from lastword.accounts.ledger import Ledger
-    from lastword.api.open_dirs import By, OpenDirs
-    from lastword.cleaner.policy.plan import Plan
+    from lastword.api.open_dirs import By, OpenDirs, Topics
     from lastword.config import Settings
     from lastword.resolve import Resolution, SegmentFacts
-    from lastword.tools.as_kafka import KafkaVerdict
     from lastword.tools.duplication import Duplication
-    from lastword.tools.explain import Counted, Explanation
+    from lastword.tools.explain import Counted
     from lastword.tools.overwrites import OverwriteTrace
     from lastword.tools.simulate import Simulated, Simulation
 
@@ -100,6 +97,26 @@ class PartitionInfo(Value):
     quarantine: str | None
     indexed_to: int | None
 
+    text_columns = ("PARTITION", "POLICY", "DIR")
+
+    def cells(self) -> dict[str, str]:
+        """Return a row of the table of partitions."""
+        return {
+            "PARTITION": f"{self.topic}-{self.partition}",
+            "SIZE": format_bytes(self.size_bytes),
+            **count_cells(self, compacts="compact" in (self.policy or "")),
+            "START": str(self.log_start),
+            "END": str(self.log_end),
+            "INDEXED": "-" if self.indexed_to is None else str(self.indexed_to),
+            "SEGMENTS": str(self.segments),
+            "POLICY": (self.policy or "not set") + (" (quarantined)" if self.quarantine is not None else ""),
+        }
+
+    @classmethod
+    def totals(cls, values: Sequence[PartitionInfo]) -> str:
+        """Return the number of partitions, their size and the garbage in it."""
+        return f"{plural(len(values), 'partition')}, {_sizes_text(values)}"
+
     def __str__(self) -> str:
         return (
             f"{self.topic}-{self.partition}: {plural(self.records, 'record')} in "
@@ -135,11 +152,35 @@ class SegmentInfo(Value):
     largest_timestamp: int
     active: bool
 
+    text_columns = ("SEGMENT", "LARGEST TIMESTAMP", "DIR", "")
+
+    def cells(self) -> dict[str, str]:
+        """Return a row of the table of segments."""
+        figures = count_cells(self)
+        return {
+            "SEGMENT": f"{self.topic}-{self.partition}/{self.base_offset}",
+            "OFFSETS": f"{self.base_offset}-{self.next_offset - 1}"
+            if self.next_offset > self.base_offset
+            else "-",
+            "SIZE": format_bytes(self.size_bytes),
+            **{title: figures[title] for title in ("LIVE", "GARBAGE", "RECORDS")},
+            "LARGEST TIMESTAMP": format_time(self.largest_timestamp),
+            "": "active" if self.active else "",
+        }
+
+    @classmethod
+    def totals(cls, values: Sequence[SegmentInfo]) -> str:
+        """Return the number of segments, their size and the garbage in it."""
+        return f"{plural(len(values), 'segment')}, {_sizes_text(values)}"
+
     def __str__(self) -> str:
         return (
             f"{self.topic}-{self.partition}/{self.base_offset:020d}: {plural(self.records, 'record')}, "
             f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
         )
+
+
+UNKNOWN_COUNTS = dict.fromkeys(("LIVE", "GARBAGE", "RECORDS", "NEWEST"), "?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +230,20 @@ class Uncounted:
             quarantine=None if noted is None else noted.reason,
             problem=row.problem if noted is None else "quarantined",
         )
+
+    def cells(self) -> dict[str, str]:
+        """Return the cells of a `PartitionInfo`, with `?` where a fact is not known."""
+        start, end = ("?" if fact is None else str(fact) for fact in (self.log_start, self.log_end))
+        return {
+            "PARTITION": f"{self.topic}-{self.partition}",
+            "SIZE": "?" if self.segments is None else format_bytes(self.size_bytes),
+            **UNKNOWN_COUNTS,
+            "START": start,
+            "END": end,
+            "INDEXED": "-",
+            "SEGMENTS": "?" if self.segments is None else str(self.segments),
+            "POLICY": f"{self.policy or 'not set'} ({self.problem})",
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a `PartitionInfo`; unknown fields are null."""
@@ -250,6 +305,26 @@ class TopicRow:
         marks = [(self.quarantined, "quarantined"), (self.unreadable, "unreadable"), (damaged, "damaged")]
         named = [f"{number} {mark}" for number, mark in marks if number > 0]
         return f" ({', '.join(named)})" if named else ""
+
+
+def count_cells(row: Any, *, compacts: bool = True) -> dict[str, str]:
+    """Return the cells of a row with counts; live bytes and garbage are defined for compacted topics only."""
+    about = "" if row.exact else "~ "
+    live = about + format_bytes(row.live_bytes) if compacts else "-"
+    garbage = about + format_bytes(row.garbage_bytes) if compacts else "-"
+    newest = getattr(row, "live_records", 0)
+    return {
+        "LIVE": live,
+        "GARBAGE": garbage,
+        "RECORDS": f"{about}{row.records}",
+        "NEWEST": f"{about}{newest}",
+    }
+
+
+def _sizes_text(rows: Sequence[PartitionInfo] | Sequence[SegmentInfo]) -> str:
+    about = "" if all(row.exact for row in rows) else "~ "
+    garbage = format_bytes(sum(row.garbage_bytes for row in rows))
+    return f"{format_bytes(sum(row.size_bytes for row in rows))}, {about}{garbage} of it garbage"
 
 
 Row = TypeVar("Row")
@@ -541,9 +616,27 @@ def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
 # ---------------------------------------------------------------- duplication
 
 
+def counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
+    """Return the bytes of a partition as `describe` counts them; None if they cannot all be read."""
+    from lastword.tools.explain import Counted
+
+    meter = Meter("count", None, sum(segment.size for segment in view.segments))
+    try:
+        rows = segment_infos(dirs, view, _count_segments(dirs, view, meter, False))
+    except FileVanishedError:
+        raise
+    except (DataError, StorageError):
+        return None
+    return Counted(
+        sum(segment.size_bytes for segment in rows),
+        sum(segment.garbage_bytes for segment in rows),
+        sum(segment.garbage_bytes for segment in rows if segment.active),
+    )
+
+
 def duplication(
     dirs: OpenDirs,
-    topic: str | None,
+    topic: Topics,
     partition: int | None,
     *,
     by: str,
@@ -599,164 +692,12 @@ def check_by(by: str) -> By:
     return cast("By", by)
 
 
-# ---------------------------------------------------------------- explain
-
-
-def explained(dirs: OpenDirs, topic: str, partition: int | None, key: bytes | None) -> Explanation:
-    """Explain one partition: the named partition, the only partition, or the partition that holds the key.
-
-    If the partition that the saved partitioner returns does not hold the key, the first partition with the
-    key is explained: another producer may use another partitioner.
-    """
-    if isinstance(partition, str | bytes) and key is None:
-        raise UsageError(
-            f"{topic} has no partition {partition!r}", remedy=f"to explain a key: explain(key={partition!r})"
-        )
-    numbers = [number for _, number in dirs.select(topic, partition)]
-    if len(numbers) == 1:
-        return _explain_partition(dirs, topic, numbers[0], key)
-    if key is None:
-        raise UsageError(
-            f"{topic} has {len(numbers)} partitions",
-            remedy=f"explain one of them: partition={numbers[0]}",
-        )
-    _, partition_of = partitioner_of(dirs.config(topic).lastword_partitioner or "murmur2")
-    expected = choose(partition_of, key, max(numbers) + 1)
-    numbers.sort(key=lambda number: number != expected)
-    first: Explanation | None = None
-    for number in numbers:
-        explanation = _explain_partition(dirs, topic, number, key)
-        if explanation.versions:
-            return explanation
-        first = first or explanation
-    assert first is not None
-    return first
-
-
-def explain_each(
-    dirs: OpenDirs, chosen: Sequence[tuple[str, int]], failed: list[LastwordError]
-) -> Iterator[Explanation]:
-    """Explain partitions one after another; the errors of unreadable partitions are added to `failed`.
-
-    Each drive is inspected once for all of its partitions, so the work is linear in the partitions.
-    """
-    plans = _plans(dirs, chosen)
-    for tp in chosen:
-        plan = plans[tp]
-        try:
-            if isinstance(plan, LastwordError):
-                raise plan
-            yield read_again(partial(_explanation, dirs, *tp, plan, None))
-        except (DataError, StorageError, UsageError) as error:
-            failed.append(error)
-
-
-def _explain_partition(dirs: OpenDirs, topic: str, partition: int, key: bytes | None) -> Explanation:
-    plan = _plans(dirs, [(topic, partition)])[topic, partition]
-    if isinstance(plan, LastwordError):
-        raise plan
-    return read_again(lambda: _explanation(dirs, topic, partition, plan, key))
-
-
-def _explanation(dirs: OpenDirs, topic: str, partition: int, plan: Plan, key: bytes | None) -> Explanation:
-    from lastword.tools.explain import explain
-
-    config, view = dirs.config(topic), dirs.checked_view(topic, partition)
-    explanation = explain(
-        view,
-        config,
-        plan,
-        key=key,
-        now_ms=dirs.clock.now_ms(),
-        due_ms=lambda offset: _due_ms(dirs, topic, partition, offset),
-    )
-    if key is not None or not config.compacts:
-        return explanation
-    return replace(explanation, counted=_counted_bytes(dirs, view))
-
-
-def explain_as_kafka(
-    dirs: OpenDirs, chosen: Sequence[tuple[str, int]], failed: list[LastwordError]
-) -> Iterator[KafkaVerdict]:
-    """Yield what Kafka's cleaner would do with partitions; `failed` as for `explain_each`."""
-    from lastword.tools.as_kafka import verdict_of
-
-    def verdict(topic: str, partition: int) -> KafkaVerdict:
-        view, first_dirty = dirs.checked_view(topic, partition), dirs.first_dirty(topic, partition)
-        return verdict_of(view, dirs.config(topic), first_dirty, dirs.clock.now_ms())
-
-    for tp in chosen:
-        try:
-            yield read_again(partial(verdict, *tp))
-        except (DataError, StorageError) as error:
-            failed.append(error)
-
-
-def _counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
-    """Return the bytes of a partition as `describe` counts them; None if they cannot all be read."""
-    from lastword.tools.explain import Counted
-
-    meter = Meter("count", None, sum(segment.size for segment in view.segments))
-    try:
-        rows = segment_infos(dirs, view, _count_segments(dirs, view, meter, False))
-    except FileVanishedError:
-        raise
-    except (DataError, StorageError):
-        return None
-    return Counted(
-        sum(segment.size_bytes for segment in rows),
-        sum(segment.garbage_bytes for segment in rows),
-        sum(segment.garbage_bytes for segment in rows if segment.active),
-    )
-
-
-def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Plan | LastwordError]:
-    """Return the cleaning that is due for each partition, or the error that prevents a plan.
-
-    By accounts, a partition is chosen among all partitions of its drive, because they share its space target.
-    So all of these are inspected, once.
-    """
-    from lastword.api.cleaning import plan_chosen, plan_due
-
-    plans: dict[tuple[str, int], Plan | LastwordError] = {}
-    accounted = {tp for tp in chosen if by_accounts(dirs.config(tp[0]))}
-    if accounted:
-        due, failed = plan_due(dirs, set(dirs.select(None, None)), None, only=accounted)
-        plans.update(((plan.topic, plan.partition), plan) for plan in due)
-        plans.update((tp, failed[TopicPartition(*tp)]) for tp in accounted if tp in failed)
-    for topic, partition in chosen:
-        if (topic, partition) not in plans:
-            try:
-                planned = plan_chosen(dirs, [(topic, partition)], due=True, strategy=None, progress=None)
-                plans[topic, partition] = next(plan for plan in planned if plan.action != "delete")
-            except (DataError, StorageError, UsageError) as error:
-                plans[topic, partition] = error
-    return plans
-
-
-def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | None:
-    """Return when a tombstone may be removed, by the garbage index in memory, else by the saved index."""
-    from lastword.accounts.ledger import Ledger
-
-    log_dir, view = dirs.log_dir(topic, partition), dirs.view(topic, partition)
-    retention_ms = dirs.config(topic).delete_retention_ms
-    log = dirs.owned_log(topic, partition)
-    if log is not None:
-        with log_dir.try_claim(topic, partition) as mine:
-            if mine:
-                with log_dir.ledgers.of(TopicPartition(topic, partition), log) as ledger:
-                    return ledger.deletes.due_ms(offset, retention_ms)
-    map_bytes = dirs.settings.instance.map_bytes
-    saved = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)
-    return saved.deletes.due_ms(offset, retention_ms)
-
-
 # ---------------------------------------------------------------- simulate
 
 
 def simulations(
     dirs: OpenDirs,
-    topic: str | None,
+    topic: Topics,
     partition: int | None,
     strategy: str | None,
     progress: ProgressLike | bool | None,

@@ -6,7 +6,7 @@ A lease needs no lock and no mode "a": a replica or a stream takes it beside the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from lastword.parse import Duration, as_int, parse_duration_ms
 from lastword.partition import leases
 from lastword.partition.leases import LeaseFacts
 from lastword.units import format_duration, format_time
-from lastword.values import ProcessBound, Value
+from lastword.values import ProcessBound, Value, plural
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
@@ -51,6 +51,25 @@ class LeaseInfo(Value):
     lapses_ms: int
     lapsed: bool
     cut_from: int | None = None
+
+    text_columns = ("PARTITION", "LEASE", "ADVANCED", "")
+
+    def cells(self) -> dict[str, str]:
+        """Return a row of the table of leases."""
+        return {
+            "PARTITION": f"{self.topic}-{self.partition}",
+            "LEASE": self.name,
+            "POSITION": str(self.position),
+            "BEHIND": plural(self.lag_offsets, "offset"),
+            "ADVANCED": format_time(self.advanced_ms),
+            "": f"{'lapsed' if self.lapsed else 'lapses'} {format_time(self.lapses_ms)}",
+        }
+
+    @classmethod
+    def totals(cls, values: Sequence[LeaseInfo]) -> str:
+        """Return the number of leases, and of the offsets that the slowest reader is behind."""
+        behind = max((info.lag_offsets for info in values if not info.lapsed), default=0)
+        return f"{plural(len(values), 'lease')}, the slowest {plural(behind, 'offset')} behind"
 
     def __str__(self) -> str:
         state = "lapsed" if self.lapsed else "lapses"

@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 from weakref import WeakValueDictionary
 
-from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
+from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike, Topics
 from lastword.api.record import K, V
 from lastword.api.serializers import SerializerLike, Serializers, given_serializers, saved_serializer
 from lastword.api.topic import Topic
@@ -437,23 +437,23 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         for error in delete_topics(self.dirs, [name]).values():
             raise error
 
-    def transactions(self, topic: str | None = None, partition: int | None = None) -> list[OpenTransaction]:
+    def transactions(self, topic: Topics = None, partition: int | None = None) -> list[OpenTransaction]:
         """Return the open transactions, with the transactional id and the age of each.
 
         Committed readers stay at the first offset of an open transaction, and nothing behind it is cleaned.
 
         Args:
-            topic: None: every topic.
+            topic: One or several. None: every topic.
             partition: None: every partition.
         """
         from lastword.api.open_transactions import open_transactions
 
-        return open_transactions(self.dirs, topic, partition)
+        return Results(open_transactions(self.dirs, topic, partition))
 
     def abort(
         self,
         transaction: int | str,
-        topic: str | None = None,
+        topic: Topics = None,
         partition: int | None = None,
         *,
         dry_run: bool = False,
@@ -466,7 +466,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
         Args:
             transaction: Its producer id, or its transactional id.
-            topic: None: in every partition in which the transaction is open.
+            topic: One or several. None: in every partition in which the transaction is open.
             partition: None: every partition of the topic.
             dry_run: Change nothing.
 
@@ -507,7 +507,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
     def plan(
         self,
-        topic: str | None = None,
+        topic: Topics = None,
         partition: int | None = None,
         *,
         due: bool = False,
@@ -518,6 +518,13 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
         The result has a `Plan` for each partition, and one more with the action `delete` where retention
         would remove segments.
+
+        Args:
+            topic: One or several. None: every topic.
+            partition: None: every partition.
+            due: Only what the settings make due.
+            strategy: As for `clean`.
+            progress: True, or a function of `Progress`.
 
         Raises:
             PartialFailure: Partitions are damaged. It is raised at the end, with the plans of the others in
@@ -531,7 +538,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
     def clean(
         self,
-        topic: str | None = None,
+        topic: Topics = None,
         partition: int | None = None,
         *,
         due: bool = False,
@@ -544,7 +551,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         A partition that is quarantined is skipped, unless its topic is named.
 
         Args:
-            topic: None: every topic that may be compacted.
+            topic: One or several. None: every topic that may be compacted.
             partition: None: every partition.
             due: Clean only what the settings make due, in as many cleanings as needed (`generational`:
                 until each drive is within its space target). Without it, the active segment is rolled and
@@ -570,7 +577,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
     def expire(
         self,
-        topic: str | None = None,
+        topic: Topics = None,
         partition: int | None = None,
         *,
         stop: Callable[[], bool] | None = None,
@@ -580,7 +587,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         Returns a `Deletion` for each partition that lost segments. A quarantine does not prevent retention.
 
         Args:
-            topic: None: every topic.
+            topic: One or several. None: every topic.
             partition: None: every partition.
             stop: Called before each partition; True ends the call.
 
@@ -663,7 +670,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         Raises:
             UsageError: There are several topics or partitions; the message names them.
         """
-        from lastword.api.inspections import explained
+        from lastword.api.explaining import explained
 
         topic = self.dirs.only_topic(topic)
         serializer = saved_serializer(self.dirs.config(topic).lastword_key_serializer)
@@ -672,7 +679,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
     def simulate(
         self,
-        topic: str | None = None,
+        topic: Topics = None,
         partition: int | None = None,
         *,
         strategy: str | None = None,
@@ -685,7 +692,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         nothing.
 
         Args:
-            topic: None: every topic.
+            topic: One or several. None: every topic.
             partition: None: every partition.
             strategy: `generational`, `kafka`, or `broker` for Kafka's own cleaner.
             progress: True, or a function of `Progress`.
@@ -703,7 +710,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
 
     def duplication(
         self,
-        topic: str | None = None,
+        topic: Topics = None,
         partition: int | None = None,
         *,
         by: By = "partition",
@@ -714,7 +721,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         Exact, in the memory of a key map. Takes no lock and changes nothing.
 
         Args:
-            topic: None: every topic.
+            topic: One or several. None: every topic.
             partition: None: every partition.
             by: The unit of a row: "topic", "partition" or "segment".
             progress: True, or a function of `Progress`.
@@ -725,11 +732,11 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """
         from lastword.api.inspections import duplication
 
-        return duplication(self.dirs, topic, partition, by=by, progress=progress)
+        return Results(duplication(self.dirs, topic, partition, by=by, progress=progress))
 
     def verify(
         self,
-        topic: str | None = None,
+        topic: Topics = None,
         partition: int | None = None,
         *,
         quick: bool = False,
@@ -739,7 +746,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """Check every checksum, index, checkpoint and invariant. Changes nothing.
 
         Args:
-            topic: None: every topic.
+            topic: One or several. None: every topic.
             partition: None: every partition.
             quick: Skip the records.
             md5: Also find different keys of one partition with the same MD5, which Kafka's cleaner treats as

@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cached_property
 from types import FrameType
@@ -60,6 +60,8 @@ PathLike = str | os.PathLike[str]
 Mode = Literal["r", "a"]
 By = Literal["topic", "partition", "segment"]
 Ack = Literal["os", "disk", "store"]
+Topics = str | Sequence[str] | None
+"""The topics of a verb: one, several, or None: all."""
 ACKS = ("os", "disk")  # of a directory
 SAVED_DEFAULTS = {
     "lastword.key.serializer": "bytes",
@@ -67,6 +69,13 @@ SAVED_DEFAULTS = {
     "lastword.partitioner": "murmur2",
 }
 """The values that apply if a topic has saved none. A new topic saves them."""
+
+
+def named_topics(topics: str | Sequence[str]) -> list[str]:
+    """Return the names that a verb was given, each once."""
+    if isinstance(topics, Sequence) and not isinstance(topics, (str, bytes)):
+        return list(dict.fromkeys(topics))
+    return [topics]
 
 
 def caller() -> str:
@@ -88,6 +97,7 @@ class OpenDirs(ProcessBound):
         topics_lock: Held while a topic is created or deleted: several directories share its settings. It is
             taken after the claims of partitions, and before the lock of a directory.
         holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
+        saves_key_indexes: In mode "a" an index of keys that a lookup makes is saved.
         commits: Held by a transaction (`api.transaction`) until its last marker is appended, and by a call
             that compares and sets. It is taken before the lock of a partition.
         moment: Held while the ends of several partitions are taken, and while a transaction appends its
@@ -98,6 +108,7 @@ class OpenDirs(ProcessBound):
     """
 
     holds_logs = True
+    saves_key_indexes = True
     most_commit_bytes: int | None = None
 
     def __init__(
@@ -375,12 +386,18 @@ class OpenDirs(ProcessBound):
         named = ", ".join(topics[:10]) + (", ..." if len(topics) > 10 else "")
         raise UsageError(f"{where} has {len(topics)} topics", remedy=f"name one of them: {named}")
 
-    def select(self, topic: str | None, partition: int | None) -> list[tuple[str, int]]:
+    def select(self, topic: Topics, partition: int | None) -> list[tuple[str, int]]:
         """Return the partitions that the first two arguments of a verb name; UsageError if one is unknown."""
         if topic is None:
             if partition is not None:
                 raise UsageError("partition= needs a topic", remedy="give both")
             return [(name, number) for name, numbers in self.topics().items() for number in numbers]
+        chosen = named_topics(topic)
+        if partition is not None and len(chosen) != 1:
+            raise UsageError("partition= needs one topic", remedy="name one topic, or omit the partition")
+        return [tp for name in chosen for tp in self._select_in(name, partition)]
+
+    def _select_in(self, topic: str, partition: int | None) -> list[tuple[str, int]]:
         numbers = self.partitions(topic)
         if partition is not None and as_int(partition) not in numbers:
             raise UsageError(
@@ -389,7 +406,7 @@ class OpenDirs(ProcessBound):
             )
         return [(topic, number) for number in numbers if partition is None or number == partition]
 
-    def select_by_topic(self, topic: str | None, partition: int | None) -> dict[str, list[int]]:
+    def select_by_topic(self, topic: Topics, partition: int | None) -> dict[str, list[int]]:
         """Return the partitions of `select`, grouped by topic."""
         selected: dict[str, list[int]] = {}
         for name, number in self.select(topic, partition):
@@ -510,7 +527,7 @@ class OpenDirs(ProcessBound):
 
         indexes = KeyIndexes(
             self.files,
-            writes=self.mode == "a" and not self.files.file_cost_bytes,  # in a bucket it stays in memory
+            writes=self.mode == "a" and self.saves_key_indexes,
             most_bytes=lambda: self.settings.instance.log_cleaner_dedupe_buffer_size,
         )
         self.on_close(indexes.close)
@@ -522,6 +539,12 @@ class OpenDirs(ProcessBound):
         indexes = self.__dict__.get("key_indexes")
         if indexes is not None:
             indexes.save_large()
+
+    def load_key_indexes(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Load the saved key indexes that a cleaning keeps right. A directory needs no call."""
+
+    def grow_key_indexes(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Make the key index of each partition in which it pays. In a directory a lookup makes it."""
 
     def key_index(self, topic: str, partition: int, directory: str) -> KeyIndex | None:
         """Return the key index of a partition in one of the directories; None: there is none here."""

@@ -11,7 +11,7 @@ cannot commit the rest. A transaction whose commit is decided is not aborted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,10 @@ from lastword.records.batch import BatchBuilder, BatchHeader
 from lastword.records.formats import check_crc, read_records
 from lastword.records.internal import TRANSACTION_STATES
 from lastword.records.record import marker_record
-from lastword.values import Value
+from lastword.values import Value, plural
 
 if TYPE_CHECKING:
-    from lastword.api.open_dirs import OpenDirs
+    from lastword.api.open_dirs import OpenDirs, Topics
     from lastword.partition.producer_state import Producer
     from lastword.partition.view import PartitionView
 
@@ -57,6 +57,25 @@ class OpenTransaction(Value):
     state: str | None
     held_bytes: int = 0
 
+    text_columns = ("PARTITION", "TRANSACTIONAL ID", "STATE", "AGE")
+
+    def cells(self) -> dict[str, str]:
+        """Return a row of the table of open transactions."""
+        return {
+            "PARTITION": f"{self.topic}-{self.partition}",
+            "FROM": str(self.first_offset),
+            "PRODUCER": str(self.producer_id),
+            "EPOCH": str(self.epoch),
+            "TRANSACTIONAL ID": self.transactional_id or "-",
+            "STATE": self.state or "-",
+        }
+
+    @classmethod
+    def totals(cls, values: Sequence[OpenTransaction]) -> str:
+        """Return the number of partitions with open transactions, and of their producers."""
+        producers = len({transaction.producer_id for transaction in values})
+        return f"{plural(len(values), 'open transaction')} of {plural(producers, 'producer')}"
+
     def __str__(self) -> str:
         known = "" if self.transactional_id is None else f" (transactional id {self.transactional_id!r})"
         return (
@@ -75,7 +94,7 @@ class _Stored:
     value: Any
 
 
-def open_transactions(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[OpenTransaction]:
+def open_transactions(dirs: OpenDirs, topic: Topics, partition: int | None) -> list[OpenTransaction]:
     """See `LogDir.transactions`."""
     found = [
         (view, producer)
@@ -145,13 +164,14 @@ def _stored(partition: int, key: bytes, value: bytes) -> _Stored | None:
 
 
 def abort(
-    dirs: OpenDirs, topic: str | None, partition: int | None, producer: int | str, *, dry_run: bool = False
+    dirs: OpenDirs, topic: Topics, partition: int | None, producer: int | str, *, dry_run: bool = False
 ) -> list[OpenTransaction]:
     """See `LogDir.abort`."""
     found = open_transactions(dirs, None, None)
     chosen = [t for t in found if producer in (t.producer_id, t.transactional_id)]
     if topic is not None:
-        chosen = [t for t in chosen if t.topic == topic and partition in (None, t.partition)]
+        inside = dirs.select(topic, partition)
+        chosen = [t for t in chosen if (t.topic, t.partition) in inside]
     if not chosen:
         raise UsageError(
             f"no open transaction of {producer!r}", remedy="see the open ones: `lastword transactions DIR`"

@@ -183,7 +183,7 @@ class DirectoryWork:
     """The compacted partitions of the log directories in `dir_set`.
 
     Attributes:
-        only: A topic and a partition (None: each) to which everything is limited; None: all.
+        only: Topics with a partition (None: each) to which everything is limited; None: all.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class DirectoryWork:
         self._dir_set = dir_set
         self._states = states
         self.clock = clock
-        self.only: tuple[str, int | None] | None = None
+        self.only: frozenset[tuple[str, int | None]] | None = None
         self._due: dict[str, tuple[float, list[CleaningTask]]] = {}
         self._warned: set[str] = set()
         self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}
@@ -298,7 +298,7 @@ class DirectoryWork:
         return log, log.change_mark, config, _dead_bytes(log_dir.ledgers.cached_stats.get(tp))
 
     def _wanted(self, tp: TopicPartition) -> bool:
-        return self.only is None or self.only in ((tp.topic, None), (tp.topic, tp.partition))
+        return self.only is None or not self.only.isdisjoint([(tp.topic, None), tp])
 
     def _by_accounts(
         self,

@@ -702,7 +702,7 @@ def _inline_bytes(path: str) -> int:
     """Return the size up to which a file is in the map itself."""
     if path in CHECKPOINTS:
         return CHECKPOINT_BYTES
-    return SUMMARY_BYTES if path.endswith(f"/{names.SUMMARY}") else INLINE_BYTES
+    return SUMMARY_BYTES if path.endswith((f"/{names.SUMMARY}", f"/{names.KEYS}")) else INLINE_BYTES
 
 
 def _placed(entries: dict[str, Entry | None], path: str, entry: Entry) -> Callable[[str, int], None]:

@@ -37,7 +37,8 @@ HISTORY = 64
 INLINE_BYTES = 1024
 """A file of at most this size is stored in the map itself."""
 SUMMARY_BYTES = 8 << 10
-"""A summary of a garbage index of at most this size is in the map, too: a plan reads all of them."""
+"""A summary of a garbage index of at most this size is in the map, too: a plan reads all of them. So is the
+manifest of a key index: a lookup reads it first."""
 CHECKPOINT_BYTES = 16 << 10
 """So is a checkpoint of the root of at most this size, a line for each of about 700 partitions: else each
 append would write an object for it, and the next one read it."""

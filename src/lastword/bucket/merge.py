@@ -14,8 +14,9 @@ together. A change of the settings of a topic and its removal do not: they would
 
 The files of a divided cleaning change nothing of the log: they hold together with every other change.
 
-The checkpoints of the root have a line for each partition, and are merged line by line. A garbage index that
-both wrote is removed: it is derived, and is counted again.
+The checkpoints of the root have a line for each partition, and are merged line by line. A garbage index or a
+key index that both wrote is removed: it is derived, and is made again. One that only one of them wrote is in
+the version: a reader compares it with the log.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from lastword.segment import names
 
 CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY)
 _OF_REWRITES = (names.LOG_STARTS, names.FIRST_DIRTY)
-_DERIVED = (names.ACCOUNTS, names.SURVIVORSHIP, names.SUMMARY)
+_DERIVED = (names.ACCOUNTS, names.SURVIVORSHIP, names.SUMMARY, names.KEYS)
 _OF_APPENDS = (names.PRODUCERS, names.SYNCED)
 _JOBS = (f"{names.PRIVATE}/{names.JOB_PREFIX}", f"{names.PRIVATE}/{names.PLAN_PREFIX}")
 """The files of a divided cleaning, which are no part of the log."""
@@ -74,7 +75,15 @@ def merged(
     for directory in {path.partition("/")[0] for path in ours if "/" in path}:
         if base.children(directory) and not theirs.children(directory):
             raise ChangedMeanwhile(f"{directory} was removed")
+        if _removes(base, ours, directory) and any(path.startswith(f"{directory}/") for path in changed):
+            raise ChangedMeanwhile(f"{directory} has more files now")
     return result
+
+
+def _removes(base: ManifestVersion, ours: Changes, directory: str) -> bool:
+    """Return whether our changes remove a partition: all that others add to it would stay."""
+    files = [name for name, entry in base.children(directory).items() if entry is not None]
+    return all(f"{directory}/{name}" in ours and ours[f"{directory}/{name}"] is None for name in files)
 
 
 def _both(
@@ -84,7 +93,7 @@ def _both(
     name = path.rpartition("/")[2]
     if path in CHECKPOINTS:
         return _merged_lines(path, base.entry(path), entry, theirs.entry(path), read)
-    if name in _DERIVED:
+    if _is_derived(name):
         return None
     raise ChangedMeanwhile(f"both changed {path}")
 
@@ -125,11 +134,17 @@ def _of_append(name: str, entry: Entry | None, last_log: str) -> bool:
     `last_log` is the log of the segment that was active: empty, or a later append goes on in it.
     """
     if name.startswith(f"{names.PRIVATE}/"):
-        return name.rpartition("/")[2] in (*_OF_APPENDS, *_DERIVED)
+        name = name.rpartition("/")[2]
+        return name in _OF_APPENDS or _is_derived(name)
     if name == names.LEADER_EPOCHS or name.endswith(names.SNAPSHOT):
         return True
     base, dot, _ = name.partition(".")
     return bool(dot) and entry is not None and base >= last_log.partition(".")[0]
+
+
+def _is_derived(name: str) -> bool:
+    """Return whether a private file is made from the log: a garbage index, or a key index."""
+    return name in _DERIVED or name.startswith(names.KEY_RUN)
 
 
 def _merged_lines(

@@ -32,8 +32,9 @@ _NO_JITTER = Random(0)  # nothing is drawn
 _SEGMENT = (names.LOG, names.INDEX, names.TIME_INDEX)
 _FILES = (names.LEADER_EPOCHS, names.PARTITION_METADATA, names.PRIVATE)
 _EXTENSIONS = (*names.SEGMENT_EXTENSIONS, names.SNAPSHOT)
+_PREFIXES = (names.KEY_RUN, names.LEASE)
 _PRIVATE = (
-    *(names.ACCOUNTS, names.DROPPED_TOMBSTONES, names.LOG_START_NOTE, names.PRODUCERS),
+    *(names.ACCOUNTS, names.DROPPED_TOMBSTONES, names.KEYS, names.LOG_START_NOTE, names.PRODUCERS),
     *(names.QUARANTINE, names.SUMMARY, names.SURVIVORSHIP, names.SYNCED),
 )
 
@@ -81,7 +82,7 @@ class PartitionEnd(NamedTuple):
             != names.segment_file(recovery_point, names.LOG)
             or any(producer.transaction_start is not None for producer in decode(snapshot.data, directory))
             or any(name[20:] not in _EXTENSIONS and name not in _FILES for name in children)
-            or any(name not in _PRIVATE and not name.startswith(names.LEASE) for name in private)
+            or any(name not in _PRIVATE and not name.startswith(_PREFIXES) for name in private)
         ):
             raise OpenLogNeeded
         return cls(directory, recovery_point, epoch, segment, snapshot, mark)

@@ -50,12 +50,14 @@ class DrivePartition:
         log_dir: The directory that holds it.
         ledgers: The ledgers to use: those of the directory, or for a dry run others.
         views: The views of a dry run; all its steps use the same view of a partition.
+        closed_only: Count the segments that are closed already: another process writes the active one.
     """
 
     tp: TopicPartition
     log_dir: LogDirectory
     ledgers: Ledgers
     views: dict[TopicPartition, PartitionView] | None = None
+    closed_only: bool = False
 
     @classmethod
     def of(cls, tp: TopicPartition, log_dir: LogDirectory) -> DrivePartition:
@@ -78,7 +80,8 @@ class DrivePartition:
     def request(self, strategy: str = "generational", *, due: bool = True) -> CleanRequest:
         """Return a request for this partition with the memory that the settings allow."""
         map_bytes = self.log_dir.settings.instance.map_bytes
-        return CleanRequest(self.log_dir.first_dirty(*self.tp), due, strategy, map_bytes)
+        first_dirty = self.log_dir.first_dirty(*self.tp)
+        return CleanRequest(first_dirty, due, strategy, map_bytes, self.closed_only)
 
 
 def dry_partitions(partitions: Sequence[DrivePartition]) -> list[DrivePartition]:
@@ -295,8 +298,11 @@ def scan_plan(partition: DrivePartition, now_ms: int) -> tuple[PartitionLog | Pa
     return log, limit_plan(partition, log, now_ms, dead_bytes)
 
 
-def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: CleanContext) -> None:
+def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: CleanContext) -> int:
     """Scan the new segments of a partition, whose claim the caller holds, and cache the statistics.
+
+    Returns:
+        The bytes that were read.
 
     Raises:
         Stopped: `context.stop` returned true. The result of the scan so far is kept.
@@ -322,6 +328,7 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
     if partition.ledgers.saves and isinstance(stats.files, tuple):
         summary = Summary(digest_of(stats.files), stats.account, stats.tombstones, time, stats.largest_bytes)
         save_summary(partition.log_dir.files, log.directory, summary)
+    return read_bytes
 
 
 def saved_statement(view: PartitionView, config: TopicConfig) -> tuple[PartitionAccount, bool] | None:

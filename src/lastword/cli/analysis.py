@@ -20,6 +20,7 @@ from lastword.cli.target import (
     Sets,
     Target,
     TopicName,
+    TopicNames,
     WhatIf,
     settings_of,
     what_if,
@@ -27,14 +28,12 @@ from lastword.cli.target import (
 from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, NoPolicyError, StorageError, UsageError
 from lastword.units import format_bytes, format_duration, format_time
-from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import By
     from lastword.config import TopicConfig
     from lastword.partition.leases import LeaseFacts
     from lastword.tools.as_kafka import KafkaVerdict
-    from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation
     from lastword.tools.simulate import Simulation
 
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the commands `explain`, `duplication` and `simulate`."""
     command(app, "explain", usage="DIR [TOPIC]", examples=EXPLAIN_EXAMPLES)(explain)
-    command(app, "duplication", usage="DIR [TOPIC]", examples=DUPLICATION_EXAMPLES)(duplication)
-    command(app, "simulate", usage="DIR [TOPIC]", examples=SIMULATE_EXAMPLES)(simulate)
+    command(app, "duplication", usage="DIR [TOPIC...]", examples=DUPLICATION_EXAMPLES)(duplication)
+    command(app, "simulate", usage="DIR [TOPIC...]", examples=SIMULATE_EXAMPLES)(simulate)
 
 
 EXPLAIN_EXAMPLES = """
@@ -81,7 +80,7 @@ def explain(
     Kafka's cleaner, by the cluster's settings and its checkpoint, beside that of `lastword clean`.
     Changes nothing and takes no lock: it works on the directory of a running broker.
     """
-    from lastword.api.inspections import explain_as_kafka, explain_each, explained
+    from lastword.api.explaining import explain_as_kafka, explain_each, explained
 
     target = Target.of(directory, topic, partition, more)
     if cleaner not in (None, "kafka") or (cleaner is not None and key is not None):
@@ -240,7 +239,7 @@ lastword duplication data users --by topic
 def duplication(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     partition: Partition = None,
     by: Annotated[
         str, typer.Option(metavar="topic|partition|segment", help="one row for each")
@@ -252,50 +251,30 @@ def duplication(
     BYTES is the size of superseded records; garbage in `lastword ls` also includes records of aborted
     transactions. SPLIT counts keys that are in several partitions.
     """
+    from lastword.tools.duplication import Duplication
+
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
-    target = Target.of(directory, topic, partition, more)
+    target = Target.of(directory, topics, partition, more)
     with out.open(target) as logs, out.progress("duplication") as progress:
         rows, failed = attempted(
-            lambda: logs.duplication(target.topic, target.partition, by=cast("By", by), progress=progress),
+            lambda: logs.duplication(target.chosen, target.partition, by=cast("By", by), progress=progress),
             DataError,
             StorageError,
         )
     for row in rows:
         out.row("duplication", row.to_dict())
-    out.table(
-        (by.upper(), "RECORDS", "KEYS", "SUPERSEDED", "BYTES", "TOMBSTONES", "KEYLESS", "SPLIT"),
-        [_cells(row) for row in rows],
-        "lrrrrrrr",
-        spare=("KEYLESS", "TOMBSTONES", "SPLIT"),
+    out.rows(
+        [row.cells() for row in rows], Duplication.text_columns, spare=("KEYLESS", "TOMBSTONES", "SPLIT")
     )
-    records = sum(row.records for row in rows)
-    superseded = sum(row.superseded_records for row in rows)
-    superseded_bytes = sum(row.superseded_bytes for row in rows)
-    share = f"{100 * superseded / records:.0f} %" if records else "0 %"
-    text = f"{plural(records, 'record')}, {share} of them superseded: {format_bytes(superseded_bytes)}"
+    sums = ("records", "superseded_records", "superseded_bytes")
     out.summary(
-        text if rows else None if failed else "no topics",
+        Duplication.totals(rows) if rows else None if failed else "no topics",
         ok=not failed,
         rows=len(rows),
-        records=records,
-        superseded_records=superseded,
-        superseded_bytes=superseded_bytes,
+        **{name: sum(getattr(row, name) for row in rows) for name in sums},
     )
     out.raise_all(failed[:1])
-
-
-def _cells(row: Duplication) -> tuple[str, ...]:
-    return (
-        row.name,
-        str(row.records),
-        str(row.distinct_keys),
-        str(row.superseded_records),
-        format_bytes(row.superseded_bytes),
-        str(row.tombstones),
-        str(row.keyless),
-        "-" if row.split_keys is None else str(row.split_keys),
-    )
 
 
 SIMULATE_EXAMPLES = """
@@ -320,7 +299,7 @@ _SIMULATION_COLUMNS = (
 def simulate(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     partition: Partition = None,
     sets: Sets = None,
     strategy: Annotated[
@@ -339,7 +318,7 @@ def simulate(
     """
     from lastword.files import DEFAULT
 
-    target = Target.of(directory, topic, partition, more)
+    target = Target.of(directory, topics, partition, more)
     config = settings_of(sets)
     if picture is not None and not picture.endswith(".svg"):
         raise UsageError(
@@ -353,7 +332,7 @@ def simulate(
     with out.open(target) as logs, out.progress("simulate") as progress:
         simulations, failed = attempted(
             lambda: logs.simulate(
-                target.topic, target.partition, strategy=strategy, progress=progress, **config
+                target.chosen, target.partition, strategy=strategy, progress=progress, **config
             ),
             DataError,
             StorageError,

@@ -12,7 +12,7 @@ from lastword.api.serializers import bytes_json
 from lastword.api.text import key_text
 from lastword.cli.command import Session, command
 from lastword.cli.remedies import PLACE
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, TopicNames
 from lastword.errors import LastwordError, PartialFailure, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes
@@ -32,14 +32,14 @@ lastword verify data/users-0 --json
 
 def register(app: typer.Typer) -> None:
     """Add the commands `verify` and `audit`."""
-    command(app, "verify", usage="DIR [TOPIC]", examples=VERIFY_EXAMPLES)(verify)
+    command(app, "verify", usage="DIR [TOPIC...]", examples=VERIFY_EXAMPLES)(verify)
     command(app, "audit", usage="DIR [TOPIC] OTHER", examples=AUDIT_EXAMPLES)(audit)
 
 
 def verify(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     partition: Partition = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="check headers, indexes and checkpoints, not records")
@@ -58,9 +58,9 @@ def verify(
     """
     from lastword.tools.findings import OPEN, RESTORE
 
-    target = Target.of(directory, topic, partition, more)
+    target = Target.of(directory, topics, partition, more)
     with out.open(target) as logs, out.progress("verify") as progress:
-        verification = logs.verify(target.topic, target.partition, quick=quick, md5=md5, progress=progress)
+        verification = logs.verify(target.chosen, target.partition, quick=quick, md5=md5, progress=progress)
     for problem in verification.problems:
         out.row("problem", {**problem.to_dict(), "remove": problem.remove})
         out.line(out.paint(str(problem), "yellow" if problem.repairable else "red"))
@@ -155,7 +155,7 @@ def audit(
     )
     only_word = target.topic if target.partition is None else None
     if delivered_by is None and only_word is not None and (is_url(only_word) or DEFAULT.exists(only_word)):
-        target, delivered_by = Target(target.paths, None, None), only_word
+        target, delivered_by = Target(target.paths, [], None), only_word
     if delivered_by is None:
         raise UsageError(
             "audit needs OTHER", remedy="OTHER: a file with columns key and offset, or a log directory"

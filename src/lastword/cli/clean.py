@@ -11,6 +11,7 @@ import signal
 import socketserver
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,9 +20,9 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.command import Session, command
-from lastword.cli.output import attempted
+from lastword.cli.output import attempted, by_topic
 from lastword.cli.remedies import no_policy_lines
-from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicName, what_if
+from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicNames, what_if
 from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
 from lastword.objects import is_url
@@ -38,17 +39,21 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands `clean` and `gc`."""
-    command(app, "clean", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(clean)
+    command(app, "clean", usage="DIR [TOPIC...]", examples=EXAMPLES, changes=True)(clean)
     command(app, "gc", usage="URL", examples=GC_EXAMPLES)(gc)
 
 
 MOST_LINES = 20
-"""More cleanings than these are shown by topic."""
+"""More cleanings or plans than these are shown by topic."""
+PLAN_SUMS = ("read_bytes", "write_bytes", "free_bytes")
+PLAN_COLUMNS = ("TOPIC", "PARTITION", "WHY")
+"""The columns of text in tables of plans."""
 
 EXAMPLES = """
 lastword clean data --dry-run
 lastword clean data --dry-run --set cleanup.policy=compact
 lastword clean data users
+lastword clean data users cities --dry-run
 lastword clean data --due --max-rate 80MiB
 lastword clean data --every 15s --metrics 9464
 lastword clean data users -p 0 --retry
@@ -58,7 +63,7 @@ lastword clean data users -p 0 --retry
 def clean(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     partition: Partition = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the plan; change nothing")] = False,
     sets: DryRunSets = None,
@@ -99,7 +104,7 @@ def clean(
     """
     from lastword.api.cleaning import quarantined, unread_topics
 
-    target = Target.of(directory, topic, partition, more)
+    target = Target.of(directory, topics, partition, more)
     rate = None if max_rate is None else parse_bytes(max_rate)
     if rate is not None and rate < 1:
         raise UsageError(
@@ -115,7 +120,7 @@ def clean(
         target.refuse_set("clean", sets)
     if every is not None:
         _refuse_with_every(target, dry_run, strategy)
-        keep_cleaning(out, target, _interval_ms(every), metrics, rate)
+        keep_cleaning(out, target, interval_ms(every), metrics, rate)
         return
     if metrics is not None:
         raise UsageError(
@@ -126,7 +131,7 @@ def clean(
         with out.open(target, **assumed) as logs, out.progress("plan") as progress:
             plans, unplanned = attempted(
                 lambda: logs.plan(
-                    target.topic, target.partition, due=due, strategy=strategy, progress=progress
+                    target.chosen, target.partition, due=due, strategy=strategy, progress=progress
                 ),
                 DataError,
                 StorageError,
@@ -145,10 +150,10 @@ def clean(
             logs.cleaner.set_budget(rate)
         if retry:
             _retry(out, logs, target)
-        set_aside = quarantined(logs.dirs, target.topic, target.partition)  # no cleaning includes these
+        set_aside = quarantined(logs.dirs, target.chosen, target.partition)  # no cleaning includes these
         results, failed = attempted(
             lambda: logs.clean(
-                target.topic,
+                target.chosen,
                 target.partition,
                 due=due,
                 strategy=strategy,
@@ -157,8 +162,8 @@ def clean(
             ),
             LastwordError,
         )
-        topics = [target.topic] if target.topic is not None else list(logs.dirs.topics())
-        held = held_texts(logs, target, [name for name in topics if logs.dirs.config(name).compacts])
+        named = target.topics or list(logs.dirs.topics())
+        held = held_texts(logs, target, [name for name in named if logs.dirs.config(name).compacts])
         messages = [error.message for error in failed]
         failed += [new for new in set_aside if not any(text.startswith(new.message) for text in messages)]
     brief = _brief(results) if len(results) > MOST_LINES and not out.verbose else None
@@ -176,6 +181,7 @@ def clean(
         for line in brief:
             out.line(line)
         out.say("-v shows each partition")
+    out.topic_totals(results, "read_bytes", "written_bytes", "freed_bytes")
     freed = sum(result.freed_bytes for result in results)
     read = sum(result.read_bytes for result in results)
     written = sum(result.written_bytes for result in results)
@@ -203,16 +209,12 @@ def clean(
 
 def _brief(results: list[CleanRound]) -> list[str]:
     """Return a line for each topic with the sums of its complete cleanings."""
-    by_topic: dict[str, list[CleanRound]] = {}
-    for result in results:
-        if result.complete:
-            by_topic.setdefault(result.topic, []).append(result)
     return [
         f"{topic}: {plural(len(rounds), 'partition')}, "
         f"{sum(result.records_read for result in rounds)} records -> "
         f"{sum(result.records_kept for result in rounds)}, "
         f"{format_freed('freed', sum(result.freed_bytes for result in rounds))}"
-        for topic, rounds in by_topic.items()
+        for topic, rounds in by_topic(result for result in results if result.complete).items()
     ]
 
 
@@ -222,17 +224,18 @@ def _retry(out: Session, logs: LogDir, target: Target) -> None:
     Raises:
         QuarantinedError: A partition is still damaged.
     """
-    for topic in logs.topics() if target.topic is None else [logs.topic(target.topic)]:
+    for topic in map(logs.topic, target.topics) if target.topics else logs.topics():
         for number in topic.bounds() if target.partition is None else [target.partition]:
             if logs.cleaner.retry(topic.name, number) is not None:
                 out.say(f"{topic.name}-{number} is sound and left quarantine")
 
 
-def _interval_ms(text: str) -> int:
-    interval_ms = parse_duration_ms(text)
-    if interval_ms < 1:
+def interval_ms(text: str) -> int:
+    """Return the interval of --every in milliseconds; UsageError if it is none."""
+    every_ms = parse_duration_ms(text)
+    if every_ms < 1:
         raise UsageError(f"--every {text} is not an interval", remedy="a time such as 15s or 5m")
-    return interval_ms
+    return every_ms
 
 
 def _refuse_with_every(target: Target, dry_run: bool, strategy: str | None) -> None:
@@ -242,81 +245,56 @@ def _refuse_with_every(target: Target, dry_run: bool, strategy: str | None) -> N
         raise UsageError(
             "--every uses the strategy of each topic's settings",
             remedy=target.command(
-                "config", target.topic or "TOPIC", "--set", f"lastword.strategy={strategy}"
+                "config", *(target.topics or ["TOPIC"]), "--set", f"lastword.strategy={strategy}"
             ),
         )
 
 
 def _show_plans(out: Session, plans: list[Plan], target: Target, unread: list[str], *, ok: bool) -> None:
-    from lastword.cleaner.policy.plan import KEYS_DO_NOT_FIT
+    from lastword.cleaner.policy.plan import KEYS_DO_NOT_FIT, Plan
 
     for plan in plans:
         out.row("plan", plan.to_dict())
-    out.table(
-        ("PARTITION", "SIZE", "READ", "WRITE", "FREES", "WHY"),
-        [
-            (
-                f"{plan.topic}-{plan.partition}",
-                format_bytes(plan.total_bytes),
-                *(
-                    (
-                        _size(plan, plan.read_bytes),
-                        _size(plan, plan.write_bytes),
-                        _size(plan, plan.free_bytes) if plan.free_bytes >= 0 else "-",
-                    )
-                    if plan.action == "clean"
-                    else ("-", "-", "-")
-                ),
-                _why(plan),
-            )
-            for plan in plans
-        ],
-        "lrrrrl",
-        spare=("READ", "WRITE"),
-    )
-    for line in no_policy_lines(target.paths, unread, (plan.topic for plan in plans if _has_no_policy(plan))):
+    out.topic_totals(plans, "total_bytes", *PLAN_SUMS)
+    if len(plans) > MOST_LINES and not out.verbose:
+        out.rows(_by_topic(plans), PLAN_COLUMNS)
+        out.say("-v shows each partition")
+    else:
+        out.rows([plan.cells() for plan in plans], PLAN_COLUMNS, spare=("READ", "WRITE"))
+    for line in no_policy_lines(target.paths, unread, (plan.topic for plan in plans if plan.lacks_policy)):
         out.say(line)
     chosen = [plan for plan in plans if plan.action == "clean"]
     for plan in chosen:
         for reason in plan.reasons:
             if reason.code in KEYS_DO_NOT_FIT:
                 out.say(f"{plan.topic}-{plan.partition}: {reason}")
-    read, write = sum(plan.read_bytes for plan in chosen), sum(plan.write_bytes for plan in chosen)
-    free = sum(plan.free_bytes for plan in chosen)
-    about = "" if all(plan.exact for plan in chosen) else "~ "
     out.summary(
-        f"would read {about}{format_bytes(read)}, write {about}{format_bytes(write)}, "
-        f"{format_freed('free', free, about)}; "
-        "nothing was changed",
+        f"{Plan.totals(plans)}; nothing was changed",
         ok=ok,
         plans=len(plans),
-        read_bytes=read,
-        write_bytes=write,
-        free_bytes=free,
+        **{name: sum(getattr(plan, name) for plan in chosen) for name in PLAN_SUMS},
     )
 
 
-def _size(plan: Plan, size_bytes: int) -> str:
-    return format_bytes(size_bytes) if plan.exact else f"~ {format_bytes(size_bytes)}"
-
-
-def _has_no_policy(plan: Plan) -> bool:
-    return bool(plan.reasons) and plan.reasons[0].text.startswith("cleanup.policy is not known")
-
-
-def _why(plan: Plan) -> str:
-    if plan.action == "clean":
-        share = f"frees {100 * plan.free_bytes // max(1, plan.total_bytes)} %"
-        if plan.free_bytes < 0:
-            share = format_freed("frees", plan.free_bytes)
-        return f"clean: {share}; rewrites {plan.segments} of {plural(plan.total_segments, 'segment')}"
-    if _has_no_policy(plan):
-        return "keep: no-policy, cleanup.policy is not set"
-    if plan.reasons and plan.reasons[0].text.startswith("nothing may be removed"):
-        return "keep: no-policy, its settings are unknown"
-    if plan.reasons and plan.reasons[0].code == "no-policy":
-        return f"keep: {plan.reasons[0].text}"
-    return f"keep: {'; '.join(str(reason) for reason in plan.reasons) or 'nothing to do'}"
+def _by_topic(plans: list[Plan]) -> list[dict[str, str]]:
+    """Return a row for each topic with the sums over its plans, and how many partitions are kept and why."""
+    rows = []
+    for topic, inside in by_topic(plans).items():
+        cleaned = [plan for plan in inside if plan.action == "clean"]
+        about = "" if all(plan.exact for plan in cleaned) else "~ "
+        sums = [about + format_bytes(sum(getattr(plan, name) for plan in cleaned)) for name in PLAN_SUMS]
+        kept = Counter(plan.reasons[0].code for plan in inside if plan.action == "keep" and plan.reasons)
+        why = [f"{count} kept: {code}" for code, count in kept.most_common()]
+        rows.append(
+            {
+                "TOPIC": topic,
+                "PARTITIONS": str(len(inside)),
+                "SIZE": format_bytes(sum(plan.total_bytes for plan in inside)),
+                **dict(zip(("READ", "WRITE", "FREES"), sums, strict=True)),
+                "WHY": "; ".join(([f"{len(cleaned)} cleaned"] if cleaned else []) + why),
+            }
+        )
+    return rows
 
 
 GC_EXAMPLES = """
@@ -489,8 +467,8 @@ def keep_cleaning(
             out.notice("metrics", {"address": url}, f"metrics on {url}")
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)
-        only = None if target.topic is None else (target.topic, target.partition)
-        for error in quarantined(logs.dirs, target.topic, target.partition):
+        only = [(topic, target.partition) for topic in target.topics] or None
+        for error in quarantined(logs.dirs, target.chosen, target.partition):
             out.warning(f"{error.message}; to have it cleaned again, {error.remedy}")
         logs.background.run_for(only, every_ms, ended.put)
         out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")

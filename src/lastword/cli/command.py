@@ -178,14 +178,14 @@ class Session(Output):
 
     @contextmanager
     def change(self, target: Target) -> Iterator[LogDir]:
-        """Open an existing directory, and an existing topic in it, to change it.
+        """Open an existing directory, and existing topics in it, to change it.
 
-        If either is missing, nothing is changed. Signals are held until the directory is closed. At the end,
-        warn of what recovery cut off; with -v, list all repairs.
+        If one of them is missing, nothing is changed. Signals are held until the directory is closed. At the
+        end, warn of what recovery cut off; with -v, list all repairs.
         """
         with self.open(target) as read_only:
-            if target.topic is not None:
-                read_only.topic(target.topic)
+            for topic in target.topics:
+                read_only.topic(topic)
         with signals.held(), self.open(target, "a") as logs:
             try:
                 yield logs
@@ -396,7 +396,8 @@ def _plain_type(annotation: Any) -> Any:
 
 
 Rows = list[tuple[str, str]]
-_RANGE = re.compile(r"\s*\[x>=\d+\]")
+RANGE = re.compile(r"\s*\[x>=\d+\]|; x>=\d+")
+"""The bound of a number in a help text, which an error names if it is not kept."""
 
 
 class Help(Unconverted, typer.core.TyperCommand):
@@ -421,7 +422,7 @@ class Help(Unconverted, typer.core.TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 rows = common if parameter.name in self.everywhere else own
-                rows.append((record[0], _RANGE.sub("", record[1])))
+                rows.append((record[0], RANGE.sub("", record[1])))
         sections = (("Arguments", arguments), ("Options", own), ("Options of every command", common))
         for title, rows in sections:
             if rows:

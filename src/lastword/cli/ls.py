@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.api import inspections
-from lastword.api.inspections import TopicRow, Uncounted
-from lastword.cli.command import Session, command
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.api.inspections import UNKNOWN_COUNTS, TopicRow, Uncounted, count_cells
+from lastword.cli import signals
+from lastword.cli.command import CONTEXT, Session, command
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicNames
 from lastword.cli.transactions import held_texts
+from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
-from lastword.units import format_bytes, format_time
+from lastword.objects import is_url
+from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
@@ -25,9 +31,11 @@ if TYPE_CHECKING:
 EXAMPLES = """
 lastword ls data
 lastword ls data users --segments
+lastword ls data users events
 lastword ls data --by partition --sort garbage
 lastword ls data/users-0 --segments --json
 lastword ls data --quick
+lastword ls data --metrics 9464 --every 5m
 """
 
 BY = ("topic", "partition", "segment")
@@ -38,13 +46,13 @@ HANGS_MS = 900_000
 
 def register(app: typer.Typer) -> None:
     """Add the command `ls`."""
-    command(app, "ls", usage="DIR [TOPIC]", examples=EXAMPLES)(ls)
+    command(app, "ls", usage="DIR [TOPIC...]", examples=EXAMPLES)(ls)
 
 
 def ls(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     partition: Partition = None,
     by: Annotated[
         str | None, typer.Option(metavar="topic|partition|segment", help="the unit of a row")
@@ -56,6 +64,17 @@ def ls(
     quick: Annotated[
         bool, typer.Option("--quick", help="use the garbage index where there is one; ~ marks estimates")
     ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="[HOST:]PORT",
+            help="keep running, and serve the figures to Prometheus; without HOST only to this machine",
+        ),
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="TIME", help="with --metrics: measure so often; 5m")
+    ] = None,
     more: MoreDirs = None,
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
@@ -66,20 +85,35 @@ def ls(
 
     Without --by: topics if the directory has several, else partitions; with --json always partitions. A
     narrow terminal omits columns; pipes and files get all columns.
+
+    With --metrics it takes no lock, and works beside a broker. Each closed segment is read once.
     """
     if by is not None and segments and by != "segment":
         raise UsageError("--segments means --by segment", remedy="give one of them")
     for option, value, known in (("--by", by, BY), ("--sort", sort, SORTS)):
         if value is not None and value not in known:
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
-    target = Target.of(directory, topic, partition, more)
+    target = Target.of(directory, topics, partition, more)
+    if metrics is not None:
+        if by is not None or segments or quick or sort != "name":
+            raise UsageError(
+                "--metrics shows no table: --by, --segments, --sort and --quick have no effect",
+                remedy=target.command("ls", *target.words, "--metrics", metrics, "--every", every or "5m"),
+            )
+        serve_metrics(out, target, metrics, "5m" if every is None else every)
+        return
+    if every is not None:
+        raise UsageError(
+            "--every needs --metrics",
+            remedy=target.command("ls", *target.words, "--metrics", "9464", "--every", every),
+        )
     from lastword.api.cleaning import unread_topics
 
     failed: list[LastwordError] = []
     rows: list[Any] = []
     with out.open(target) as logs, out.progress("count") as progress:
         dirs = logs.dirs
-        chosen = dirs.select_by_topic(target.topic, target.partition)
+        chosen = dirs.select_by_topic(target.chosen, target.partition)
         by = (
             "segment" if segments else by or ("topic" if len(chosen) > 1 and not out.as_json else "partition")
         )
@@ -94,7 +128,7 @@ def ls(
                 rows += result if by == "segment" else [result]
         for path, why in logs.offline.items():
             out.warning(f"{path} is offline: {why.message}")
-        set_aside = [] if target.topic is not None else logs.set_aside
+        set_aside = [] if target.topics else logs.set_aside
         compacted = {name for name in chosen if dirs.config(name).compacts}
         unknown = {name for name in chosen if dirs.config(name).unread is not None}
         unread = unread_topics(dirs, chosen)
@@ -138,6 +172,51 @@ def ls(
     out.raise_all(failed)
 
 
+def serve_metrics(out: Session, target: Target, address: str, every: str) -> None:
+    """Measure all partitions at an interval, and serve the figures, until a signal ends the command.
+
+    SIGTERM ends it with exit code 0, SIGINT and SIGHUP with 130 and 129. A partition or a directory that
+    cannot be measured is a warning, once, and counted in the metrics.
+    """
+    from lastword.api.monitoring import Monitor
+    from lastword.cli.clean import exporter, interval_ms, parse_address
+
+    place, every_ms = parse_address(address), interval_ms(every)
+    if is_url(target.paths[0]):
+        raise UsageError(
+            "--metrics is for directories: a log in a bucket has the metrics of the processes that write it",
+            remedy=target.command("ls", *target.words, "--quick", "--json"),
+        )
+    clock = CONTEXT.clock or SystemClock()
+    passes, known = 0, dict[str, str]()
+    with signals.held(), out.open(target) as logs, exporter(*place) as url:
+        for name in target.topics:
+            logs.topic(name)
+        out.notice(
+            "metrics", {"address": url}, f"metrics on {url}; measured every {format_duration(every_ms)}"
+        )
+        monitor = Monitor(logs.dirs, target.chosen, target.partition)
+        while not signals.noted():
+            due = clock.monotonic() + every_ms / 1000
+            done = monitor.measure(signals.noted)
+            passes += 1
+            out.row("pass", {"timestamp": clock.now_ms(), **done.to_dict()})
+            out.line(
+                f"{format_time(clock.now_ms())}  {plural(done.partitions, 'partition')} in "
+                f"{format_duration(done.seconds * 1000)}, {format_bytes(done.read_bytes)} read"
+            )
+            for name, error in done.errors.items():
+                if known.get(name) != error:
+                    out.warning(error if name in error else f"{name}: {error}")
+            known = done.errors
+            out.stdout.flush()
+            with suppress(signals.Ended):
+                signals.interruptible(partial(clock.sleep, max(0.0, due - clock.monotonic())))
+    out.summary(plural(passes, "pass"), passes=passes, ok=not known)
+    if signals.first() == signal.SIGTERM:
+        signals.settle()  # the normal way to stop a service
+
+
 def _totals(
     rows: list[Any], counted: list[Any], compacted: set[str], log_dirs: dict[tuple[str, int], str]
 ) -> str:
@@ -154,8 +233,11 @@ def _totals(
     known = [row for row in counted if row.topic in compacted]
     if known:
         garbage = sum(row.garbage_bytes for row in known)
-        about = _about(format_bytes(garbage), all(row.exact for row in known))
-        parts.append(f"{about} of it garbage" + ("" if len(counted) == len(rows) else ", as far as counted"))
+        about = "" if all(row.exact for row in known) else "~ "
+        parts.append(
+            f"{about}{format_bytes(garbage)} of it garbage"
+            + ("" if len(counted) == len(rows) else ", as far as counted")
+        )
     text = ", ".join(parts)
     for path in dict.fromkeys(log_dirs.values()):
         inside = [row for row in rows if log_dirs[row.topic, row.partition] == path]
@@ -181,20 +263,23 @@ def _topics(
 ) -> None:
     for row in rows:
         out.row("topic", asdict(row))
-    out.table(
-        ("TOPIC", "PARTITIONS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", "SEGMENTS", "POLICY"),
+    out.rows(
         [
-            (
-                row.topic,
-                str(row.partitions),
-                format_bytes(row.size_bytes),
-                *(_counts(row, compacted) if row.uncounted < row.partitions else ("?",) * 4),
-                str(row.segments),
-                _policy(row, unknown) + row.health,
-            )
+            {
+                "TOPIC": row.topic,
+                "PARTITIONS": str(row.partitions),
+                "SIZE": format_bytes(row.size_bytes),
+                **(
+                    count_cells(row, compacts=row.topic in compacted)
+                    if row.uncounted < row.partitions
+                    else UNKNOWN_COUNTS
+                ),
+                "SEGMENTS": str(row.segments),
+                "POLICY": (row.policy or ("unknown" if row.topic in unknown else "not set")) + row.health,
+            }
             for row in rows
         ],
-        "lrrrrrrrl",
+        ("TOPIC", "POLICY"),
         spare=("SEGMENTS", "LIVE", "NEWEST"),
     )
 
@@ -206,47 +291,18 @@ def _segments(
     log_dirs: dict[tuple[str, int], str],
     unknown: set[str],
 ) -> None:
+    cells = []
     for row in rows:
         out.row("segment", row.to_dict())
-    out.table(
-        (
-            "SEGMENT",
-            "OFFSETS",
-            "SIZE",
-            "LIVE",
-            "GARBAGE",
-            "RECORDS",
-            "LARGEST TIMESTAMP",
-            *_dir(log_dirs),
-            "",
-        ),
-        [
-            (
-                f"{row.topic}-{row.partition}/{row.base_offset}",
-                f"{row.base_offset}-{row.next_offset - 1}" if row.next_offset > row.base_offset else "-",
-                format_bytes(row.size_bytes),
-                *_bytes(row, compacted),
-                _about(str(row.records), row.exact),
-                format_time(row.largest_timestamp),
-                *_dir(log_dirs, row),
-                "active" if row.active else "",
-            )
-            for row in rows
-        ],
-        "lrrrrrlll",
-        spare=("LARGEST TIMESTAMP", "LIVE"),
-    )
+        shown = row.cells() | ({} if row.topic in compacted else {"LIVE": "-", "GARBAGE": "-"})
+        active = shown.pop("")
+        cells.append(shown | _dir(log_dirs, row) | {"": active})
+    out.rows(cells, ("SEGMENT", "LARGEST TIMESTAMP", "DIR", ""), spare=("LARGEST TIMESTAMP", "LIVE"))
 
 
-def _dir(log_dirs: dict[tuple[str, int], str], row: Any = None) -> tuple[str, ...]:
-    """Return the cell with the directory of a row, or its title; nothing if there is one directory."""
-    if not log_dirs:
-        return ()
-    return ("DIR",) if row is None else (log_dirs[row.topic, row.partition],)
-
-
-def _about(figure: str, exact: bool) -> str:
-    return figure if exact else f"~ {figure}"
+def _dir(log_dirs: dict[tuple[str, int], str], row: Any) -> dict[str, str]:
+    """Return the cell with the directory of a row; none if there is one directory."""
+    return {"DIR": log_dirs[row.topic, row.partition]} if log_dirs else {}
 
 
 def _partitions(
@@ -256,54 +312,18 @@ def _partitions(
     log_dirs: dict[tuple[str, int], str],
     unknown: set[str],
 ) -> None:
+    cells = []
     for row in rows:
         out.row("partition", row.to_dict())
-    indexed = [None if isinstance(row, Uncounted) else row.indexed_to for row in rows]
-    has_index = any(end is not None for end in indexed)
-    out.table(
-        (
-            *("PARTITION", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", "START", "END"),
-            *(("INDEXED",) if has_index else ()),
-            *("SEGMENTS", "POLICY"),
-            *_dir(log_dirs),
-        ),
-        [
-            (
-                f"{row.topic}-{row.partition}",
-                "?" if row.segments is None else format_bytes(row.size_bytes),
-                *_counts(row, compacted),
-                *("?" if fact is None else str(fact) for fact in (row.log_start, row.log_end)),
-                *(("-" if end is None else str(end),) if has_index else ()),
-                "?" if row.segments is None else str(row.segments),
-                _policy(row, unknown) + _health(row),
-                *_dir(log_dirs, row),
-            )
-            for row, end in zip(rows, indexed, strict=True)
-        ],
-        "lrrrrrrr" + "r" * has_index + "rll",
-        spare=("START", "SEGMENTS", *(("INDEXED",) if has_index else ()), "LIVE", "NEWEST", "END"),
+        shown = row.cells()
+        if row.topic in unknown:
+            shown["POLICY"] = shown["POLICY"].replace("not set", "unknown", 1)
+        cells.append(shown | _dir(log_dirs, row))
+    if all(row.get("INDEXED", "-") == "-" for row in cells):
+        for row_cells in cells:
+            row_cells.pop("INDEXED")
+    out.rows(
+        cells,
+        ("PARTITION", "POLICY", "DIR"),
+        spare=("START", "SEGMENTS", "INDEXED", "LIVE", "NEWEST", "END"),
     )
-
-
-def _bytes(row: Any, compacted: set[str]) -> tuple[str, str]:
-    """Return the cells LIVE and GARBAGE, which are defined for compacted topics only."""
-    if row.topic not in compacted:
-        return "-", "-"
-    return _about(format_bytes(row.live_bytes), row.exact), _about(format_bytes(row.garbage_bytes), row.exact)
-
-
-def _counts(row: Any, compacted: set[str]) -> tuple[str, ...]:
-    if isinstance(row, Uncounted):
-        return ("?",) * 4
-    records = _about(str(row.records), row.exact), _about(str(row.live_records), row.exact)
-    return (*_bytes(row, compacted), *records)
-
-
-def _policy(row: Any, unknown: set[str]) -> str:
-    return row.policy or ("unknown" if row.topic in unknown else "not set")
-
-
-def _health(row: PartitionInfo | Uncounted) -> str:
-    if row.quarantine is not None:
-        return " (quarantined)"
-    return f" ({row.problem})" if isinstance(row, Uncounted) else ""

@@ -199,22 +199,31 @@ _MOVABLE = (
     *("-h", "--help", "--json", "-q", "--quiet", "-v", "--verbose", "--progress", "--no-progress"),
 )
 OTHER_NAMES = {
-    **dict.fromkeys(("rm", "delete", "remove"), "drop"),
-    **dict.fromkeys(("cat", "consume", "get", "show", "tail", "head"), "read"),
-    **dict.fromkeys(("list", "describe", "info", "status", "topics", "du"), "ls"),
-    **dict.fromkeys(("put", "produce", "write"), "append"),
-    **dict.fromkeys(("compact", "vacuum"), "clean"),
-    **dict.fromkeys(("alter", "set", "settings"), "config"),
-    "cp": "copy",
-    "check": "verify",
-    "fsck": "verify",
-    "truncate": "trim",
-    "why": "explain",
-    "broker": "serve",
-    "server": "serve",
-    "version": "--version",
+    **dict.fromkeys(("rm", "remove"), ("drop",)),
+    **dict.fromkeys(("delete", "tombstone"), ("append --delete", "drop", "trim")),
+    **dict.fromkeys(("cat", "consume", "consumer", "show", "tail", "head"), ("read",)),
+    **dict.fromkeys(("lookup", "find", "query"), ("get",)),
+    **dict.fromkeys(("list", "describe", "info", "status", "stats", "topics", "topic", "du"), ("ls",)),
+    **dict.fromkeys(("put", "produce", "producer", "write", "upsert"), ("append",)),
+    **dict.fromkeys(("compact", "compaction", "vacuum", "optimize", "shrink"), ("clean",)),
+    **dict.fromkeys(("alter", "set", "settings", "configs", "configure"), ("config",)),
+    **dict.fromkeys(("cp", "backup", "mirror"), ("copy", "pull")),
+    **dict.fromkeys(("check", "fsck", "validate", "doctor"), ("verify",)),
+    **dict.fromkeys(("export", "snapshot"), ("restore",)),
+    **dict.fromkeys(("compare", "diff"), ("audit",)),
+    **dict.fromkeys(("truncate", "delete-records"), ("trim",)),
+    **dict.fromkeys(("retention", "purge"), ("expire",)),
+    **dict.fromkeys(("why", "analyze", "analyse"), ("explain",)),
+    **dict.fromkeys(("broker", "server", "start"), ("serve",)),
+    **dict.fromkeys(("transaction", "txn", "abort"), ("transactions",)),
+    **dict.fromkeys(("consumer-groups", "group", "lag"), ("groups",)),
+    **dict.fromkeys(("ui", "web", "dashboard"), ("console",)),
+    "leases": ("lease",),
+    **dict.fromkeys(("dump-log", "inspect"), ("dump",)),
+    "mkdir": ("create",),
+    "version": ("--version",),
 }
-"""Names that other programs have for our commands."""
+"""Names that other programs have for our commands, with the calls that take their place."""
 
 # Beginnings of the parser's messages, as all supported versions of its libraries write them.
 _EXTRA = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
@@ -244,9 +253,13 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
         near = nearest(option.lstrip("-"), known_options)  # without the dashes, which make all similar
         message = f"unknown option {option!r}" + (f"; nearest: {known_options[near]}" if near else "")
     elif "No such command" in message:
-        near = OTHER_NAMES.get(command) or nearest(command, command_tree().list_commands(None))
-        message = f"unknown command {command!r}" + (f"; nearest: {near}" if near else "")
-        return UsageError(message, remedy="lastword --help")
+        near = nearest(command, command_tree().list_commands(None))
+        meant = OTHER_NAMES.get(command.lower()) or ((near,) if near else ())
+        quoted = " or ".join(f"`{call}`" for call in meant)
+        return UsageError(
+            f"no command {command!r}" + (f"; did you mean {quoted}?" if quoted else ""),
+            remedy="lastword --help",
+        )
     elif extra := _EXTRA.search(message):
         message = f"{extra[1].split()[0]!r} is one argument too many"
     elif not_a_number := _NOT_A_NUMBER.search(message):

@@ -13,106 +13,29 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO, TypeVar
+from typing import Any, Protocol, TextIO, TypeVar
 
 from lastword.api.serializers import bytes_json
 from lastword.api.text import json_escaped
 from lastword.cli.remedies import remedy_of
 from lastword.errors import LastwordError, PartialFailure
-from lastword.values import Progress
+from lastword.values import Progress, cut, table, table_of, terminal_width
 
-_PLAIN = "\x1b[0m"
-_COLOR = re.compile("(\x1b\\[[0-9;]*m)")
+
+class OfTopic(Protocol):
+    """A result that has a topic."""
+
+    @property
+    def topic(self) -> str:
+        """The name."""
 
 
 T = TypeVar("T")
-
-
-def table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: str = "",
-    *,
-    width: int | None = None,
-    spare: Sequence[str] = (),
-) -> list[str]:
-    """Return the lines of one table.
-
-    Args:
-        header: Titles of the columns.
-        rows: Cells of text, one per title.
-        right: For each column `r` (aligned right) or `l`.
-        width: Fit the lines to this width; None means no limit.
-        spare: Titles of columns to omit, in this order, until the lines fit. After that, columns of text
-            are cut, the widest first.
-    """
-    columns = list(range(len(header)))
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in columns]
-    if width is not None:
-        for title in spare:
-            if _width(widths, columns) > width:
-                columns.remove(header.index(title))
-        _shrink(widths, [c for c in columns if right[c : c + 1] != "r"], columns, header, width)
-    lines = []
-    for row in (header, *rows):
-        cells = []
-        for column in columns:
-            cell = cut(row[column], widths[column])
-            on_the_right = right[column : column + 1] == "r"
-            cells.append(cell.rjust(widths[column]) if on_the_right else cell.ljust(widths[column]))
-        line = "  ".join(cells).rstrip()
-        lines.append(line if width is None else cut(line, width))
-    return lines
-
-
-def _width(widths: Sequence[int], columns: Sequence[int]) -> int:
-    return sum(widths[column] for column in columns) + 2 * (len(columns) - 1)
-
-
-def _shrink(
-    widths: list[int], texts: Sequence[int], columns: Sequence[int], header: Sequence[str], width: int
-) -> None:
-    """Narrow columns of text, the widest first, to no less than their titles or 12 characters."""
-    while (over := _width(widths, columns) - width) > 0:
-        can = [column for column in texts if widths[column] > max(12, len(header[column]))]
-        if not can:
-            return
-        widest = max(can, key=lambda column: widths[column])
-        others = [widths[column] for column in can if widths[column] < widths[widest]]
-        floor = max(12, len(header[widest]), max(others, default=0))
-        widths[widest] = max(floor, widths[widest] - over)
-
-
-def cut(line: str, width: int) -> str:
-    """Cut a line to `width` visible characters; colour codes have no width, and an open colour is closed."""
-    if len(_COLOR.sub("", line)) <= width:
-        return line
-    kept, left, end = [], max(0, width - 1), ""
-    for part in _COLOR.split(line):  # text, colour, text, ...
-        if _COLOR.fullmatch(part):
-            kept.append(part)
-            end = _PLAIN
-            continue
-        kept.append(part[:left])
-        left -= len(kept[-1])
-        if not left:
-            break
-    return "".join(kept) + "…" + end
-
-
-def terminal_width(stream: TextIO) -> int:
-    """Return the width of the terminal behind `stream`; the variable COLUMNS overrides it."""
-    with suppress(ValueError):
-        if (columns := int(os.environ.get("COLUMNS", "0"))) > 0:
-            return columns
-    with suppress(OSError, ValueError):
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    return 80
+R = TypeVar("R", bound=OfTopic)
 
 
 BAR_AFTER_SECONDS = 1.0
@@ -150,6 +73,14 @@ def split_failure(error: LastwordError) -> tuple[list[Any], list[LastwordError]]
     if isinstance(error, PartialFailure):
         return error.results, [error, *error.errors[1:]]
     return [], [error]
+
+
+def by_topic(results: Iterable[R]) -> dict[str, list[R]]:
+    """Return results of partitions by their topic."""
+    grouped: dict[str, list[R]] = {}
+    for result in results:
+        grouped.setdefault(result.topic, []).append(result)
+    return grouped
 
 
 class Output:
@@ -206,12 +137,28 @@ class Output:
             for text in table(header, rows, right, width=width, spare=spare):
                 self.line(text)
 
+    def rows(
+        self, rows: Sequence[Mapping[str, str]], text_columns: Sequence[str], spare: Sequence[str] = ()
+    ) -> None:
+        """Write a table of rows that have their cells by column, as `Value.cells` returns them."""
+        if rows and not self.as_json:
+            width = terminal_width(self.stdout) if self.on_terminal else None
+            for text in table_of(rows, text_columns, width=width, spare=spare):
+                self.line(text)
+
     def summary(self, text: str | None = None, *, ok: bool = True, **totals: Any) -> None:
         """Write the last line of a command (unless quiet), or the object of type `summary`."""
         if self.as_json:
             self.row("summary", {"ok": ok, **totals})
         elif text and not self.quiet:
             self.line(text)
+
+    def topic_totals(self, results: Sequence[OfTopic], *names: str) -> None:
+        """Write an object of type `topic` with sums for each topic, if there are several; only JSON."""
+        grouped = by_topic(results)
+        for topic, inside in grouped.items() if len(grouped) > 1 else ():
+            sums = {name: sum(getattr(result, name) for result in inside) for name in names}
+            self.row("topic", {"topic": topic, "partitions": len(inside), **sums})
 
     def paint(self, text: str, color: str) -> str:
         """Return text in a colour, if stdout has colours."""

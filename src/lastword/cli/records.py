@@ -567,7 +567,7 @@ def _log_above(url: str, out: Session) -> LogDir:
     above = url
     while is_url(above) and not above.endswith("/"):
         try:
-            return out.open(Target([above], None, None))
+            return out.open(Target([above], [], None))
         except NotALogDirError:
             above = above.rpartition("/")[0]
     raise NotALogDirError(f"{url} is not in a log", remedy="check the URL", file=url)

@@ -1,4 +1,4 @@
-"""Parse the target of a command, `DIR [TOPIC] [-p N]`, `--set name=value` and `--storage key=value`.
+"""Parse the target of a command, `DIR [TOPIC...] [-p N]`, `--set name=value` and `--storage key=value`.
 
 DIR may be the URL of a log in a bucket. The directory of one partition may replace DIR, TOPIC and -p.
 """
@@ -50,6 +50,10 @@ def _settings(ctx: typer.Context, incomplete: str) -> list[str]:
 TopicName = Annotated[
     str | None, typer.Argument(metavar="TOPIC", help="the name of a topic", autocompletion=_topics)
 ]
+TopicNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TOPIC", help="the names of topics; none: all", autocompletion=_topics),
+]
 Partition = Annotated[
     int | None, typer.Option("-p", "--partition", metavar="N", help="only this partition", min=0)
 ]
@@ -71,18 +75,30 @@ WhatIf = Annotated[list[str] | None, _set_option("assume this setting for every 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The directories to open, the topic and the partition that a command line names."""
+    """The directories to open, the topics and the partition that a command line names.
+
+    Attributes:
+        paths: The directories.
+        topics: The topics; none: all.
+        partition: The partition of the only topic; None: all.
+    """
 
     paths: list[str]
-    topic: str | None
+    topics: list[str]
     partition: int | None
 
     @classmethod
     def of(
-        cls, directory: str, topic: str | None, partition: int | None, more: list[str] | None = None
+        cls,
+        directory: str,
+        topic: str | list[str] | None,
+        partition: int | None,
+        more: list[str] | None = None,
     ) -> Target:
-        """Return the target of `DIR TOPIC -p N`, or of a partition's directory in place of all three."""
+        """Return the target of `DIR TOPIC... -p N`, or of a partition's directory in place of all three."""
         from lastword.segment import names
+
+        topics = [topic] if isinstance(topic, str) else list(dict.fromkeys(topic or ()))
 
         if not directory:
             raise UsageError("the directory's name is empty", remedy="give a log directory; . is this one")
@@ -91,7 +107,7 @@ class Target:
                 raise UsageError(
                     "a log in a bucket is one URL: --dir is for directories", remedy="omit --dir"
                 )
-            return cls([directory], _with_topic(directory, topic, partition), partition)._named()
+            return cls([directory], _of_one(directory, topics, partition), partition)._named()
         trimmed = directory.rstrip("/") or "/"
         real = os.path.realpath(trimmed)
         parsed = names.parse_partition_dir(os.path.basename(real))
@@ -99,14 +115,24 @@ class Target:
             # "." and links do not name the partition: the real path does.
             shown = trimmed if os.path.basename(trimmed) == os.path.basename(real) else real
             above = os.path.dirname(shown) or "."
-            if topic is None and partition in (None, parsed.partition):
-                return cls([above, *(more or ())], parsed.topic, parsed.partition)._named()
+            if not topics and partition in (None, parsed.partition):
+                return cls([above, *(more or ())], [parsed.topic], parsed.partition)._named()
             raise UsageError(
                 f"{directory} is already the directory of partition {parsed.topic}-{parsed.partition}",
                 remedy=f"omit TOPIC and -p, or give the log directory: {above}",
             )
-        topic = _with_topic(directory, topic, partition)
-        return cls([directory, *(more or ())], topic, partition)._named()
+        topics = _of_one(directory, topics, partition)
+        return cls([directory, *(more or ())], topics, partition)._named()
+
+    @property
+    def topic(self) -> str | None:
+        """The only topic; None: the command line names none, or several."""
+        return self.topics[0] if len(self.topics) == 1 else None
+
+    @property
+    def chosen(self) -> list[str] | None:
+        """The topics as the verbs take them; None: all."""
+        return self.topics or None
 
     def _named(self) -> Target:
         """Record the target for the commands in remedies; the first target counts."""
@@ -148,9 +174,8 @@ class Target:
 
     @property
     def words(self) -> list[str]:
-        """TOPIC and -p as typed."""
-        topic = [] if self.topic is None else [self.topic]
-        return topic if self.partition is None else [*topic, "-p", str(self.partition)]
+        """TOPIC... and -p as typed."""
+        return self.topics if self.partition is None else [*self.topics, "-p", str(self.partition)]
 
     def refuse_set(self, command: str, sets: list[str] | None) -> None:
         """Raise UsageError if there are `sets`, for a command that takes --set only with --dry-run."""
@@ -159,7 +184,7 @@ class Target:
             raise UsageError(
                 "--set is for --dry-run",
                 remedy=f"`{self.command(command, *self.words, '--dry-run', *settings)}` to see the effect, "
-                f"`{self.command('config', self.topic or 'TOPIC', *settings)}` to change the setting",
+                f"`{self.command('config', *(self.topics or ['TOPIC']), *settings)}` to change the setting",
             )
 
     def topic_for(self, command: str, *rest: str) -> str:
@@ -185,13 +210,15 @@ class Target:
                 raise NotALogDirError(f"{path} does not exist", remedy="check the path", file=path)
 
 
-def _with_topic(directory: str, topic: str | None, partition: int | None) -> str | None:
-    """Return the topic. UsageError: there is a partition, but no topic."""
-    if partition is not None and topic is None:
+def _of_one(directory: str, topics: list[str], partition: int | None) -> list[str]:
+    """Return the topics. UsageError: there is a partition, and not one topic."""
+    if partition is not None and len(topics) != 1:
+        which = "one" if topics else "the"
         raise UsageError(
-            "--partition needs a topic", remedy=f"give the topic: {directory} TOPIC -p {partition}"
+            f"--partition needs {'one' if topics else 'a'} topic",
+            remedy=f"give {which} topic: {directory} TOPIC -p {partition}",
         )
-    return topic
+    return topics
 
 
 def _is_partition_dir(directory: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,6 +20,7 @@ from lastword.cli.target import (
     Sets,
     Target,
     TopicName,
+    TopicNames,
     settings_of,
     what_if,
 )
@@ -33,20 +34,21 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.parse import parse_duration_ms, parse_when
-from lastword.units import format_bytes, format_time
+from lastword.units import format_bytes
 from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.lease import LeaseInfo
+    from lastword.api.logs import LogDir
     from lastword.retention import Deletion
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands `create`, `config`, `drop`, `expire`, `trim` and `lease`."""
     command(app, "create", usage="DIR TOPIC", examples=CREATE_EXAMPLES, changes=True)(create)
-    command(app, "config", usage="DIR [TOPIC]", examples=CONFIG_EXAMPLES, changes=True)(config)
-    command(app, "drop", usage="DIR TOPIC", examples=DROP_EXAMPLES, changes=True)(drop)
-    command(app, "expire", usage="DIR [TOPIC]", examples=EXPIRE_EXAMPLES, changes=True)(expire)
+    command(app, "config", usage="DIR [TOPIC...]", examples=CONFIG_EXAMPLES, changes=True)(config)
+    command(app, "drop", usage="DIR TOPIC...", examples=DROP_EXAMPLES, changes=True)(drop)
+    command(app, "expire", usage="DIR [TOPIC...]", examples=EXPIRE_EXAMPLES, changes=True)(expire)
     command(app, "trim", usage="DIR TOPIC --before OFFSET|TIME", examples=TRIM_EXAMPLES, changes=True)(trim)
     command(app, "lease", usage="DIR TOPIC [NAME]", examples=LEASE_EXAMPLES)(lease)
 
@@ -84,7 +86,7 @@ def create(
             yes,
             dry=False,
         )
-    target = Target([directory, *(more or ())], topic, None)
+    target = Target([directory, *(more or ())], [topic], None)
     PLACE.paths, PLACE.topic = target.paths, target.topic
     config: dict[str, Any] = dict(settings_of(settings))
     with signals.held(), out.open(target, "a") as logs:
@@ -112,13 +114,14 @@ lastword config data
 lastword config data users
 lastword config data users --set cleanup.policy=compact --set segment.bytes=64MiB
 lastword config data users --unset segment.bytes
+lastword config data users cities
 """
 
 
 def config(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     settings: Sets = None,
     unset: Annotated[
         list[str] | None, typer.Option(metavar="name", help="remove a setting: the default applies again")
@@ -131,43 +134,61 @@ def config(
     Without TOPIC: the settings of the directory, and the defaults for topics without their own. Changes are
     written to lastword.toml in the directory, those of a topic to lastword.topic-NAME.toml; comments stay.
     """
-    target = Target.of(directory, topic, None, more)
+    target = Target.of(directory, topics, None, more)
     changes = settings_of(settings)
     for name in unset or ():
         if name in changes:
             raise UsageError(f"--set and --unset of {name}", remedy="give one of them")
+    subjects: list[str | None] = [*target.topics] or [None]  # None: the directory and all topics
     if changes or unset:
-        if target.topic is None:
+        if not target.topics:
             _confirm_for_all(out, target, [*changes, *(unset or ())], yes)
+        done: list[str] = []
         with out.change(target) as logs:
-            absent = [name for name in unset or () if not logs.settings.is_set(name, target.topic)]
-            logs.set_config(target.topic, **changes, **dict.fromkeys(unset or ()))
-        done = {name: f"{name}={value}" for name, value in changes.items()}
-        done |= {name: f"{name} was not set" if name in absent else f"{name} unset" for name in unset or ()}
-        subjects: dict[str, list[str]] = {}
-        for name, text in done.items():
-            of_directory = target.topic is None and name.replace("_", ".") in INSTANCE_SETTINGS
-            subject = "the directory" if of_directory else target.topic or "all topics"
-            subjects.setdefault(subject, []).append(text)
+            for topic in subjects:
+                absent = [name for name in unset or () if not logs.settings.is_set(name, topic)]
+                logs.set_config(topic, **changes, **dict.fromkeys(unset or ()))
+                done += _changed(topic, changes, unset or [], absent)
         out.summary(
-            "; ".join(f"{subject}: {', '.join(texts)}" for subject, texts in subjects.items()),
-            topic=target.topic,
+            "; ".join(done),
+            **_subject(target),
             set=changes,
             unset=unset or [],
         )
         return
+    shown = 0
     with out.open(target) as logs:
-        if target.topic is not None:
-            logs.topic(target.topic)  # raises UnknownTopicError with the nearest name
-        rows = logs.settings.rows(target.topic)
-        values = logs.settings.values(target.topic)
-        if target.topic is None:
-            rows += [row for row in logs.settings.rows("") if row[0] not in values]
-            values = {**logs.settings.values(""), **values}
-    for name, _, source in rows:
-        out.row("setting", {"topic": target.topic, "name": name, "value": values[name], "source": source})
-    out.table(("SETTING", "VALUE", "SOURCE"), rows)
-    out.summary(settings=len(rows))
+        for topic in subjects:
+            if topic is not None:
+                logs.topic(topic)  # raises UnknownTopicError with the nearest name
+            rows, values = logs.settings.rows(topic), logs.settings.values(topic)
+            if topic is None:
+                rows += [row for row in logs.settings.rows("") if row[0] not in values]
+                values = {**logs.settings.values(""), **values}
+            for name, _, source in rows:
+                out.row("setting", {"topic": topic, "name": name, "value": values[name], "source": source})
+            if len(subjects) > 1:
+                out.line(f"{topic}:")
+            out.table(("SETTING", "VALUE", "SOURCE"), rows)
+            shown += len(rows)
+    out.summary(settings=shown)
+
+
+def _subject(target: Target) -> dict[str, Any]:
+    """Return the field `topic` of a summary, or `topics` if the command line names several."""
+    return {"topics": target.topics} if len(target.topics) > 1 else {"topic": target.topic}
+
+
+def _changed(topic: str | None, changes: dict[str, str], unset: list[str], absent: list[str]) -> list[str]:
+    """Return `TOPIC: name=value, ...` for what was changed, or the same of the directory and all topics."""
+    done = {name: f"{name}={value}" for name, value in changes.items()}
+    done |= {name: f"{name} was not set" if name in absent else f"{name} unset" for name in unset}
+    subjects: dict[str, list[str]] = {}
+    for name, text in done.items():
+        of_directory = topic is None and name.replace("_", ".") in INSTANCE_SETTINGS
+        subject = "the directory" if of_directory else topic or "all topics"
+        subjects.setdefault(subject, []).append(text)
+    return [f"{subject}: {', '.join(texts)}" for subject, texts in subjects.items()]
 
 
 # Settings whose default for all topics may remove records.
@@ -191,7 +212,7 @@ def _confirm_for_all(out: Session, target: Target, names: list[str], yes: bool) 
 
 
 DROP_EXAMPLES = """
-lastword drop data events --dry-run
+lastword drop data events users --dry-run
 lastword drop data events --yes
 """
 
@@ -199,49 +220,68 @@ lastword drop data events --yes
 def drop(
     out: Session,
     directory: LogDirectory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be deleted; change nothing")
     ] = False,
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
-    """Delete a topic, with its records and settings.
+    """Delete topics, with their records and settings.
 
     Damaged partitions are deleted, too. If a partition is a link, or belongs to another topic of that name,
     nothing is deleted.
     """
-    target = Target.of(directory, topic, None, more)
-    topic = target.topic_for("drop")
+    target = Target.of(directory, topics, None, more)
+    if len(target.topics) < 2:
+        target.topic_for("drop")
     if target.partition is not None:
         raise UsageError(
             f"{directory} is one partition, but drop deletes all partitions of the topic",
-            remedy=target.command("drop", topic),
+            remedy=target.command("drop", *target.topics),
         )
     with out.open(target) as logs:
-        partitions = logs.dirs.partitions(topic)
-        size_bytes, unreadable = 0, 0
-        for number, log_dir in partitions.items():
-            log_dir.check_deletable(topic, number)
-            try:
-                size_bytes += sum(segment.size for segment in log_dir.view(topic, number).segments)
-            except (DataError, StorageError):
-                unreadable += 1
-    damage = f" ({unreadable} damaged, not counted in the size)" if unreadable else ""
-    extent = f"{topic}: {plural(len(partitions), 'partition')}{damage}, {format_bytes(size_bytes)}"
-    totals: dict[str, Any] = {
-        "topic": topic,
-        "partitions": len(partitions),
-        "unreadable": unreadable,
-        "size_bytes": size_bytes,
-    }
+        extents = {topic: _extent(logs, topic) for topic in target.topics}
+    totals = {name: sum(getattr(extent, name) for extent in extents.values()) for name in _Extent._fields}
+    text = "; ".join(f"{topic}: {extent}" for topic, extent in extents.items())
+    if len(extents) > 1:
+        for topic, extent in extents.items():
+            out.row("topic", {"topic": topic, **extent._asdict()})
+        text += f"; {plural(len(extents), 'topic')}, {format_bytes(totals['size_bytes'])}"
+    fields = _subject(target) | totals
     if dry_run:
-        out.summary(f"would delete {extent}; nothing was changed", **totals)
+        out.summary(f"would delete {text}; nothing was changed", **fields)
         return
-    confirm(f"delete {extent} for good", yes)
+    confirm(f"delete {text} for good", yes)
     with out.change(target) as logs:
-        logs.delete_topic(topic)
-    out.summary(f"deleted {extent}", **totals)
+        for topic in extents:
+            logs.delete_topic(topic)
+    out.summary(f"deleted {text}", **fields)
+
+
+class _Extent(NamedTuple):
+    """What the deletion of a topic removes; damaged partitions are not counted in the size."""
+
+    partitions: int
+    unreadable: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        damage = f" ({self.unreadable} damaged, not counted in the size)" if self.unreadable else ""
+        return f"{plural(self.partitions, 'partition')}{damage}, {format_bytes(self.size_bytes)}"
+
+
+def _extent(logs: LogDir, topic: str) -> _Extent:
+    """Return what the deletion of a topic removes. Raises if a partition cannot be deleted."""
+    partitions = logs.dirs.partitions(topic)
+    size_bytes, unreadable = 0, 0
+    for number, log_dir in partitions.items():
+        log_dir.check_deletable(topic, number)
+        try:
+            size_bytes += sum(segment.size for segment in log_dir.view(topic, number).segments)
+        except (DataError, StorageError):
+            unreadable += 1
+    return _Extent(len(partitions), unreadable, size_bytes)
 
 
 EXPIRE_EXAMPLES = """
@@ -253,7 +293,7 @@ lastword expire data events
 def expire(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     partition: Partition = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be removed; change nothing")
@@ -267,14 +307,14 @@ def expire(
     """
     from lastword.api.cleaning import expire_outlook, unread_topics
 
-    target = Target.of(directory, topic, partition, more)
+    target = Target.of(directory, topics, partition, more)
     assumed = what_if(sets)
     if not dry_run:
         target.refuse_set("expire", sets)
     if dry_run:
         with out.open(target, **assumed) as logs:
             outlook, failed = attempted(
-                lambda: expire_outlook(logs.dirs, target.topic, target.partition), DataError, StorageError
+                lambda: expire_outlook(logs.dirs, target.chosen, target.partition), DataError, StorageError
             )
             unread = unread_topics(logs.dirs, dict.fromkeys(deletion.topic for deletion in outlook))
         _show_deletions(out, outlook, target, unread, ok=not failed)
@@ -282,11 +322,12 @@ def expire(
         return
     with out.change(target) as logs:
         done, failed = attempted(
-            lambda: logs.expire(target.topic, target.partition, stop=signals.noted), LastwordError
+            lambda: logs.expire(target.chosen, target.partition, stop=signals.noted), LastwordError
         )
     for deletion in done:
         out.row("deletion", deletion.to_dict())
         out.line(str(deletion))
+    out.topic_totals(done, "segments", "freed_bytes")
     freed = sum(deletion.freed_bytes for deletion in done)
     text: str | None = f"freed {format_bytes(freed)}"
     if not done:
@@ -539,18 +580,5 @@ def _show_leases(out: Session, infos: list[LeaseInfo]) -> None:
     now = now_ms()
     for info in infos:
         out.row("lease", info.to_dict())
-    out.table(
-        ("PARTITION", "LEASE", "POSITION", "BEHIND", "ADVANCED", ""),
-        [
-            (
-                f"{info.topic}-{info.partition}",
-                info.name,
-                str(info.position),
-                plural(info.lag_offsets, "offset"),
-                format_time(info.advanced_ms),
-                age_text(info, now),
-            )
-            for info in infos
-        ],
-        "llrrll",
-    )
+    rows = [info.cells() | {"": age_text(info, now)} for info in infos]
+    out.rows(rows, ("PARTITION", "LEASE", "ADVANCED", ""))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli.command import Session, Yes, command, confirm, now_ms
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, TopicNames
 from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, format_duration
 from lastword.values import plural
@@ -24,7 +24,7 @@ SHOWN = 3
 
 def register(app: typer.Typer) -> None:
     """Add the commands `transactions` and `groups`."""
-    command(app, "transactions", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(transactions)
+    command(app, "transactions", usage="DIR [TOPIC...]", examples=EXAMPLES, changes=True)(transactions)
     command(app, "groups", usage="DIR [TOPIC]", examples=GROUPS_EXAMPLES)(groups)
 
 
@@ -38,7 +38,7 @@ lastword transactions data orders --abort 4100 --yes
 def transactions(
     out: Session,
     directory: Directory,
-    topic: TopicName = None,
+    topics: TopicNames = None,
     partition: Partition = None,
     abort: Annotated[
         str | None,
@@ -56,19 +56,19 @@ def transactions(
     broker or `lastword serve` ends a transaction whose coordinator has it when its time is up; --abort ends
     one that hangs, with a marker in each partition. Its records are then never read.
     """
-    target = Target.of(directory, topic, partition, more)
+    target = Target.of(directory, topics, partition, more)
     if abort is None:
         if dry_run or yes:
             raise UsageError("--dry-run and --yes are for --abort", remedy="--abort ID names the transaction")
         with out.open(target) as logs:
-            found = logs.transactions(target.topic, target.partition)
+            found = logs.transactions(target.chosen, target.partition)
             at_ms = now_ms()
         _show(out, found, at_ms)
         out.summary(None if found else "no open transactions", transactions=len(found))
         return
     producer = int(abort) if abort.isdecimal() else abort
     with out.open(target) as logs:
-        chosen = logs.abort(producer, target.topic, target.partition, dry_run=True)
+        chosen = logs.abort(producer, target.chosen, target.partition, dry_run=True)
         at_ms = now_ms()
     _show(out, chosen, at_ms)
     extent = f"the transaction of {abort} in {plural(len(chosen), 'partition')}"
@@ -77,28 +77,19 @@ def transactions(
         return
     confirm(f"abort {extent}", yes)
     with out.change(target) as logs:
-        done = logs.abort(producer, target.topic, target.partition)
+        done = logs.abort(producer, target.chosen, target.partition)
     out.summary(f"aborted {extent}", transactions=len(done))
 
 
 def _show(out: Session, found: list[OpenTransaction], at_ms: int) -> None:
     for transaction in found:
         out.row("transaction", {**transaction.to_dict(), "age_ms": at_ms - transaction.timestamp})
-    out.table(
-        ("PARTITION", "FROM", "PRODUCER", "EPOCH", "TRANSACTIONAL ID", "STATE", "AGE"),
+    out.rows(
         [
-            (
-                f"{transaction.topic}-{transaction.partition}",
-                str(transaction.first_offset),
-                str(transaction.producer_id),
-                str(transaction.epoch),
-                transaction.transactional_id or "-",
-                transaction.state or "-",
-                format_duration(max(0, at_ms - transaction.timestamp)),
-            )
+            transaction.cells() | {"AGE": format_duration(max(0, at_ms - transaction.timestamp))}
             for transaction in found
         ],
-        "lrrrlll",
+        ("PARTITION", "TRANSACTIONAL ID", "STATE", "AGE"),
         spare=("EPOCH", "STATE"),
     )
 

@@ -197,7 +197,8 @@ class TopicConfig:
         True,
         "cost",
         "With cleanup.policy=compact: the first `get` of a process that may append makes an index of the "
-        "keys, about 28 bytes a key on disk, and further ones keep it. false: each `get` reads the log.",
+        "keys, about 28 bytes a key on disk, and further ones keep it; in a bucket a cleaning makes it where "
+        "it pays. false: each `get` reads the log.",
     )
     lastword_key_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
     lastword_value_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")

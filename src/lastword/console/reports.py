@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lastword.api.explaining import explained
 from lastword.api.groups import GROUPS_TOPIC, group_positions
-from lastword.api.inspections import SegmentInfo, Uncounted, explained
+from lastword.api.inspections import SegmentInfo, Uncounted
 from lastword.api.lease import listed
 from lastword.api.reader import last_starts
 from lastword.api.record import Record

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.kernels.blake2b import digest_spans, initial_state
-from lastword.keys.run import ENTRY_BYTES, Run, RunWriter, Sink, home_blocks
+from lastword.keys.run import ENTRY_BYTES, PLACED_OFFSETS, PLAIN, Run, RunWriter, Sink, home_blocks
 from lastword.partition import scan
 
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
+    from lastword.resolve.running import RunningResolution
 
 Entries = NDArray[np.uint8]
 """Entries as rows of 24 bytes."""
@@ -36,30 +37,54 @@ def collected(
 
     Each with the offset that it reaches.
     """
-    state = initial_state(salt)
     parts: list[Entries] = []
     held = 0
     for chunk, columns in scan.columns(view, start, end):
         keyed = columns.select(columns.key_length >= 0)
         if len(keyed):
-            entries = np.empty((len(keyed), ENTRY_BYTES), np.uint8)
-            digests = np.empty(2 * len(keyed), np.uint64)
-            scratch = np.empty(24, np.uint64)
-            source = chunk.uncompressed
-            status = digest_spans(source, keyed.key_position, keyed.key_length, state, scratch, digests)
-            if status != kernels.OK:
-                raise ValueError(f"a key is outside its chunk: {status}")
-            entries[:, :16] = digests.view(np.uint8).reshape(-1, 16)
-            words = (keyed.offset.astype(np.uint64) << np.uint64(1)) | (keyed.value_length < 0)
-            entries[:, 16:] = words.view(np.uint8).reshape(-1, 8)
-            parts.append(entries)
-            held += len(entries)
+            is_tombstone = keyed.value_length < 0
+            keys = chunk.uncompressed, keyed.offset, is_tombstone, keyed.key_position, keyed.key_length
+            parts.append(_entries(salt, *keys))
+            held += len(keyed)
         if held >= window:
             reached = int(columns.offset[-1]) + 1
             yield newest_first(parts), reached
             parts, held = [], 0
     if parts:
         yield newest_first(parts), end
+
+
+def of_map(running: RunningResolution, salt: bytes, window: int = WINDOW) -> Iterator[Entries]:
+    """Yield the entries of an exact resolution, sorted, those of about `window` keys at a time."""
+    parts: list[Entries] = []
+    held = 0
+    for records in running.newest_records():
+        parts.append(_entries(salt, *records))
+        held += len(parts[-1])
+        if held >= window:
+            yield distinct(parts)
+            parts, held = [], 0
+    yield distinct(parts or [np.empty((0, ENTRY_BYTES), np.uint8)])
+
+
+def _entries(
+    salt: bytes,
+    source: NDArray[np.uint8],
+    offset: NDArray[np.int64],
+    is_tombstone: NDArray[np.bool_],
+    key_position: NDArray[np.int64],
+    key_length: NDArray[np.int32],
+) -> Entries:
+    """Return the entries of records whose keys are in `source`, in their order."""
+    entries = np.empty((len(offset), ENTRY_BYTES), np.uint8)
+    digests, scratch = np.empty(2 * len(offset), np.uint64), np.empty(24, np.uint64)
+    status = digest_spans(source, key_position, key_length, initial_state(salt), scratch, digests)
+    if status != kernels.OK:
+        raise ValueError(f"a key is outside its chunk: {status}")
+    entries[:, :16] = digests.view(np.uint8).reshape(-1, 16)
+    words = (offset.astype(np.uint64) << np.uint64(1)) | is_tombstone
+    entries[:, 16:] = words.view(np.uint8).reshape(-1, 8)
+    return entries
 
 
 def newest_first(parts: Sequence[Entries]) -> Entries:
@@ -109,8 +134,58 @@ def write_run(sink: Sink, entries: Entries, salt: bytes, start: int, end: int) -
     return writer.finish(start, end)
 
 
+class Places:
+    """The positions of records in the segments of a view, by their offset indexes."""
+
+    def __init__(self, view: PartitionView, most_segments: int) -> None:
+        """Take the first `most_segments` segments."""
+        placed = view.segments[:most_segments]
+        self.base = view.log_start
+        self.numbers = tuple(segment.id.number for segment in placed)
+        ends = [segment.base_offset for segment in view.segments[1 : len(placed) + 1]]
+        self._segments = placed
+        self._bases = np.array([segment.base_offset for segment in placed], np.int64)
+        self._end = ends[-1] if len(ends) == len(placed) and ends else view.log_end
+
+    def pack(self, entries: Entries) -> Entries:
+        """Return entries with a place in each word. Those below the log start are left out."""
+        words = entries[:, 16:].copy().view(np.uint64).reshape(-1)
+        offsets = (words >> np.uint64(1)).astype(np.int64)
+        packed = np.ascontiguousarray(entries[offsets >= self.base])
+        words, offsets = words[offsets >= self.base], offsets[offsets >= self.base]
+        positions = np.full(len(offsets), -1, np.int64)
+        numbers = np.searchsorted(self._bases, offsets, "right") - 1
+        numbers[offsets >= self._end] = -1
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            here = numbers == number
+            positions[here] = self._positions(number, offsets[here])
+        places = (offsets - self.base).astype(np.uint64) << np.uint64(32)
+        places |= (positions + 1).astype(np.uint64) << np.uint64(1) | words & np.uint64(1)
+        packed[:, 16:] = places.view(np.uint8).reshape(-1, 8)
+        return packed
+
+    def _positions(self, number: int, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the position from which the record at each offset is read.
+
+        That of the last indexed batch below the offset, or of the next one if these are far apart: then each
+        batch is indexed.
+        """
+        segment = self._segments[number]
+        last_offsets, positions = segment.offset_index.arrays()
+        below = np.searchsorted(last_offsets, offsets - segment.base_offset, "left")
+        begins = np.concatenate((np.zeros(1, np.int64), positions))
+        following = np.concatenate((begins[1:], np.zeros(1, np.int64)))[below]
+        return np.where(following - begins[below] > scan.NEAR_BYTES // 2, following, begins[below])
+
+
 def merge(
-    sink: Sink, runs: Sequence[Run], salt: bytes, *, is_whole: bool, slice_entries: int = WINDOW
+    sink: Sink,
+    runs: Sequence[Run],
+    salt: bytes,
+    *,
+    is_whole: bool,
+    places: Places | None = None,
+    slice_entries: int = WINDOW,
 ) -> int:
     """Write the newest entry of each digest in neighbouring runs, which are given the newest first.
 
@@ -119,19 +194,24 @@ def merge(
         runs: The runs.
         salt: Of their digests.
         is_whole: No older run is left, so that tombstones hide nothing and are left out.
+        places: Gives the positions of the run; None: it has none.
         slice_entries: About as many entries are in memory at a time.
     """
     slices = max(1, -(-sum(run.entries for run in runs) // slice_entries))
     edges = [(number << 32) // slices for number in range(slices + 1)]
+    if places is not None and runs[0].end - places.base >= PLACED_OFFSETS:
+        places = None
     writer = None
     home = 0
     for low, high in pairwise(edges):
         entries = distinct([_slice(run, low, high) for run in runs])
         if is_whole:
             entries = entries[(entries[:, 16] & 1) == 0]
+        if places is not None:
+            entries = places.pack(entries)
         if writer is None:  # digests are uniform, so all slices have about as many entries
             home = home_blocks(int(len(entries) * slices * 1.01) if slices > 1 else len(entries))
-            writer = RunWriter(sink, home, salt, new_tag())
+            writer = RunWriter(sink, home, salt, new_tag(), PLAIN if places is None else places.base)
         if len(entries):
             write(writer, entries, home)
     assert writer is not None
@@ -149,6 +229,10 @@ def _slice(run: Run, low: int, high: int) -> Entries:
     )
     prefix = entries.view(np.uint64).reshape(-1, 3)[:, 0].byteswap() >> np.uint64(32)
     inside: Entries = entries[(prefix >= low) & (prefix < high)]
+    if run.base != PLAIN and len(inside):
+        words = inside[:, 16:].copy().view(np.uint64).reshape(-1)
+        words = (words >> np.uint64(32)) + np.uint64(run.base) << np.uint64(1) | words & np.uint64(1)
+        inside[:, 16:] = words.view(np.uint8).reshape(-1, 8)
     return inside
 
 

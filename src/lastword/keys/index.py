@@ -13,11 +13,12 @@ A state also shows the committed records from the last stable offset on, behind 
 them in, too: they are in a dict of their own until the last stable offset has passed them.
 
 Two kinds. In a directory that is open to append, runs are files, and the index is saved with each new run and
-at closing. It is noticed when the log is cut (`Tail.cuts`). Elsewhere nothing is written: runs of a writer
-are read, if they fit the log (`manifest`). All else is in memory, up to a limit; above, `follow` returns
-False, and the caller scans. There the log is a view, and whenever it shows other segments, the notes of cuts
-and the witness are compared again. The notes are read before the view, and again after it: a cut between
-both would otherwise be missed.
+at closing. It is noticed when the log is cut (`Tail.cuts`). So it is in the private copy of a cleaning in a
+bucket, where `pays` decides whether there is an index, and `grow` leaves one run with places. Elsewhere
+nothing is written: runs of a writer are read, if they fit the log (`manifest`). All else is in memory, up to
+a limit; above, `follow` returns False, and the caller scans. There the log is a view, and whenever it shows
+other segments, the notes of cuts and the witness are compared again. The notes are read before the view, and
+again after it: a cut between both would otherwise be missed.
 
 An index that proposes a record that is not there, or another key's, is behind the log or wrong. `Mismatch`
 says so: the caller lets the view catch up and tries again, then drops the index and scans.
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, cast
 
 from lastword.errors import (
     CorruptFileError,
+    DataError,
     DiskFullError,
     FileVanishedError,
     LastwordError,
@@ -44,6 +46,8 @@ from lastword.files import FileFacts, Files
 from lastword.keys import manifest as saved
 from lastword.keys.manifest import Manifest, Witness
 from lastword.keys.run import (
+    BLOCK_BYTES,
+    FILL,
     SALT_BYTES,
     Memory,
     Run,
@@ -60,9 +64,11 @@ from lastword.partition.reads import ATTEMPTS
 from lastword.segment import names
 
 if TYPE_CHECKING:
+    from lastword.keys.bulk import Places
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
     from lastword.records.record import RawRecord
+    from lastword.resolve.running import RunningResolution
 
 OVERLAY_ENTRIES = 50_000
 """An overlay of this size becomes a run. An entry takes about `ENTRY_MEMORY` bytes."""
@@ -73,6 +79,11 @@ MANY = 20_000
 """Kernels read more new records than this, and are loaded if they are not."""
 PLAIN_READS = 500
 """After this number of records that plain Python has read, kernels are loaded."""
+COST_RATIO = 2.0
+"""An index in a bucket is written if its bytes, times this, are at most those of the scan that it avoids."""
+ENTRY_COST_BYTES = BLOCK_BYTES / FILL
+MOST_PLACED = 256
+"""The manifest names at most this number of segments whose positions a run has: in a bucket it is small."""
 FEW = 16
 """At most this number of records is read one by one, and more in one call."""
 
@@ -124,6 +135,7 @@ class KeyIndex:
         self._clear_above()
         self._written: set[str] = set()  # names of runs that no manifest names yet
         self._witness: Witness | None = None
+        self._placed: tuple[int, ...] = ()
         self.end = self._saved_end = 0
 
     def _clear_above(self) -> None:
@@ -187,9 +199,7 @@ class KeyIndex:
             return False
         if log.grows:
             owned = cast("PartitionLog", log)
-            if self._log is not owned or self._cuts != owned.tail.cuts:
-                self._log, self._cuts = owned, owned.tail.cuts
-                self._load(owned.view())
+            self.load(owned)
             end = owned.stable_offset
         else:
             view = cast("PartitionView", log)
@@ -197,6 +207,12 @@ class KeyIndex:
                 self._adopt(view)
             end = min(view.stable_offset, view.log_end)
         return end <= self.end or self._read(log)
+
+    def load(self, log: PartitionLog) -> None:
+        """Begin with the saved index of an open log, unless the index has followed this log."""
+        if self._log is not log or self._cuts != log.tail.cuts:
+            self._log, self._cuts = log, log.tail.cuts
+            self._load(log.view())
 
     def _unread(self, view: PartitionView) -> tuple[int, int]:
         """Return the range of a view that is not in the index."""
@@ -239,7 +255,7 @@ class KeyIndex:
                         self._runs = saved.open_runs(self._files, self._directory, found)
                         self._salt, self._digest = found.salt, digest_function(found.salt)
                         self.end = self._saved_end = found.end
-                        self._witness = found.witness
+                        self._witness, self._placed = found.witness, found.placed
                 except FileVanishedError:
                     if self._manifest_facts() != self._loaded:
                         continue  # a writer has saved another one
@@ -340,6 +356,61 @@ class KeyIndex:
             if self._writes and log is not None and not log.is_closed and self.follow(log):
                 self._save_large(log, self._overlay_most // 2)
 
+    def grow(self, log: PartitionLog, running: RunningResolution | None) -> None:
+        """Take in the log, and make one run with places: for the private copy of a log in a bucket.
+
+        `close` saves the index.
+
+        Args:
+            log: The log.
+            running: The newest records below its limit, which are not read then; None: the log is read.
+        """
+        from lastword.keys import bulk
+
+        with self.lock:
+            self.load(log)
+            if running is not None:
+                self._take_map(running)
+            if self.follow(log):
+                if self._overlay:
+                    self._flush()
+                if self._runs:
+                    places = bulk.Places(log.view(), MOST_PLACED)
+                    self._runs = self._merged(self._runs, is_whole=True, places=places)
+                    self._placed = places.numbers
+
+    def _take_map(self, running: RunningResolution) -> None:
+        """Begin again with the records of a resolution."""
+        from lastword.keys import bulk
+
+        self._clear(os.urandom(SALT_BYTES))
+        for entries in bulk.of_map(running, self._salt):
+            with self._making() as (sink, made):
+                bulk.write_run(sink, entries, self._salt, 0, running.limit)
+            self._runs += made
+        self.end = running.limit
+
+    def pays(self, view: PartitionView, keys: int | None) -> bool:
+        """Return whether an index of the log costs less than a scan of what is not in the index.
+
+        Both are bytes, and files: `Files.derived_cost` segments cost as much as the file of the index, and
+        each further one as `Files.file_cost_bytes`. So does a lookup, which reads a block and a batch.
+
+        Args:
+            view: The log.
+            keys: Number of its keys; None: it is estimated from batches.
+        """
+        start, end = self._unread(view)
+        segments = view.segment_set.between(start, end)
+        one, more = view.files.file_cost_bytes, max(len(segments) - view.files.derived_cost, 0.0)
+        scan_bytes = sum(segment.size for segment in segments) + more * one
+        known = sum(run.entries for run in self._runs)
+        if scan_bytes < max(one, COST_RATIO * ENTRY_COST_BYTES * known):
+            return False
+        if keys is None:
+            keys = known + min(end - start, int(scan.estimated_records(segments)))
+        return COST_RATIO * ENTRY_COST_BYTES * keys <= scan_bytes
+
     def _save_large(self, log: PartitionLog | PartitionView, most: int) -> None:
         """Make a run of an overlay of `most` entries, and save all that is not saved."""
         if len(self._overlay) >= most:
@@ -394,11 +465,13 @@ class KeyIndex:
         if count > 1:
             self._runs[:count] = self._merged(self._runs[:count], is_whole=count == len(self._runs))
 
-    def _merged(self, runs: Sequence[Run], *, is_whole: bool = False) -> list[Run]:
+    def _merged(
+        self, runs: Sequence[Run], *, is_whole: bool = False, places: Places | None = None
+    ) -> list[Run]:
         from lastword.keys import bulk
 
         with self._making() as (sink, made):
-            bulk.merge(sink, runs, self._salt, is_whole=is_whole)
+            bulk.merge(sink, runs, self._salt, is_whole=is_whole, places=places)
         return made
 
     @contextmanager
@@ -432,17 +505,16 @@ class KeyIndex:
         if not runs or not self._writes:
             return
         files.fsync_dir(os.path.join(directory, names.PRIVATE))
-        file_names = [os.path.basename(run.name) for run in runs]
         with log.lock:  # so that no cut is between the comparison and the rename
             if log.is_closed or log.tail.cuts != self._cuts:
                 return
             notes = removal_log.load(files, directory)
-            manifest = Manifest.of(log.view(), runs[0].end, notes.cut_count, self._salt, file_names)
+            manifest = Manifest.of(log.view(), notes.cut_count, self._salt, runs, self._placed)
             if manifest is None:
                 return
             saved.save(files, directory, manifest)
-        self._saved_end = runs[0].end
-        saved.remove_others(files, directory, file_names)
+        self._saved_end = manifest.end
+        saved.remove_others(files, directory, [name for name, _ in manifest.runs])
 
     def close(self) -> None:
         """Save the overlay if it is worth a file. What cannot be saved is read again by the next process."""
@@ -453,7 +525,7 @@ class KeyIndex:
             grows = len(self._overlay) >= WORTH_SAVING
             if grows:
                 self._flush()
-            if grows or (self._runs and not self._is_saved(log)):
+            if grows or self._written or (self._runs and not self._is_saved(log)):
                 self._save(log)
 
     def _is_saved(self, log: PartitionLog) -> bool:
@@ -491,7 +563,8 @@ class KeyIndex:
                     if offset in offsets:
                         raise Mismatch  # two keys have one record
                     offsets[offset] = named[found_digest]
-        except (CorruptFileError, FileVanishedError):  # of a run
+        except (CorruptFileError, FileVanishedError) as error:  # of a run
+            self._lost(error)
             raise Mismatch from None
         found: dict[bytes, RawRecord] = {}
         try:
@@ -511,6 +584,7 @@ class KeyIndex:
 
         `to_end`: the newest of all that `follow` with `to_end` has taken in.
         """
+        position = -1
         try:
             digest = self._digest(key)
             word = self._overlay.get(digest)
@@ -518,22 +592,40 @@ class KeyIndex:
                 for run in self._runs:
                     word = run.find(digest)
                     if word is not None:
+                        position = run.position
                         break
-            if to_end and self._above:
-                word = max(self._above.get(digest, -1), -1 if word is None else word)
-                word = None if word < 0 else word
-            if word is None or word & 1 or word >> 1 < log.log_start:
-                return None
-            record = _read_one(log, word >> 1, self._may_load(1) or scan.kernels_loaded())
-        except (FileVanishedError, OffsetOutOfRangeError):
+        except (CorruptFileError, FileVanishedError) as error:
+            self._lost(error)
             raise Mismatch from None
-        except CorruptFileError as error:
-            if error.code != saved.FORM.code:
-                raise
+        if to_end and self._above:
+            word = max(self._above.get(digest, -1), -1 if word is None else word)
+            word = None if word < 0 else word
+        if word is None or word & 1 or word >> 1 < log.log_start:
+            return None
+        try:
+            record = None if position < 0 else self._read_placed(log, word >> 1, position)
+            if record is None:
+                record = _read_one(log, word >> 1, self._may_load(1) or scan.kernels_loaded())
+        except (FileVanishedError, OffsetOutOfRangeError):
             raise Mismatch from None
         if record is None or record.key != key or record.value is None:
             raise Mismatch
         return record
+
+    def _lost(self, error: LastwordError) -> None:
+        """Load the saved index again if a run is gone: a commit replaced it, and a collection removed it."""
+        if isinstance(error, FileVanishedError):
+            self._log = None
+
+    def _read_placed(self, log: PartitionLog | PartitionView, offset: int, position: int) -> RawRecord | None:
+        """Return the record at an offset by one request, if it is found near a position of its segment."""
+        holding = log.segment_set.holding(offset)
+        if holding is None or holding[0].id.number not in self._placed:
+            return None
+        segment, bound = holding
+        with suppress(DataError):
+            return scan.near(segment, position, offset, bound or log.log_end, self._topic)
+        return None
 
     def _words(self, digests: Collection[bytes]) -> dict[bytes, int]:
         """Return the newest word of each digest that has one."""

@@ -1,14 +1,15 @@
 """The manifest of a key index, `<partition>/lastword/keys`, and the proof that the index is of this log.
 
 ```
-<partition>/lastword/keys             framed JSON, version 1
+<partition>/lastword/keys             framed JSON, version 2
     topic, partition, inode, topic_file   the directory that it describes: its name, its inode, inode and time
                                           of partition.metadata
     salt, end                             of the digests; the index has the records below `end`
     cuts                                  notes of cuts in the removal log when the index was saved
     witness                               the last batch below `end`: base offset and inode of its segment,
                                           position, its header
-    runs                                  names of the files, the newest first
+    runs                                  the files, the newest first: name and numbers of the footer
+    placed                                in a bucket: numbers of the segments for which positions hold
 <partition>/lastword/keys-<16 hex>    a run (`run.py`)
 ```
 
@@ -32,6 +33,10 @@ below `end` since the save:
   one of a copy (a backup that is put back with `rsync`): the index is refused. A writer that has the index
   open saves it again at its end, with a witness of then, so its own cleanings do not end an index.
 
+In a bucket the segment of the witness decides alone, without a read: its number is that of its bytes, and a
+stored segment never grows. There a cleaning saves the index in its own commit (`KeyIndex.grow`), so that a
+version has an index of its segments. Two commits that both saved one leave none (`bucket.merge`).
+
 One change is not noticed: a program writes another log into the same file, with a batch of the same header at
 the same position, and our notes stay.
 """
@@ -46,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import CorruptFileError, FileVanishedError, LastwordError
 from lastword.files import Files
-from lastword.keys.run import SALT_BYTES, Run, digest_function
+from lastword.keys.run import SALT_BYTES, Run, RunFacts, digest_function
 from lastword.partition import cut, removal_log
 from lastword.segment import names
 from lastword.wire import HEADER_BYTES
@@ -64,8 +69,8 @@ class Witness:
     Attributes:
         base_offset: Base offset of its segment.
         inode: Inode of the segment.
-        position: Its position there.
-        header: Its header, as hexadecimal digits.
+        position: Its position there; in a bucket the size of the segment.
+        header: Its header, as hexadecimal digits; in a bucket "".
     """
 
     base_offset: int
@@ -77,6 +82,10 @@ class Witness:
     def of(cls, view: PartitionView, end: int) -> Witness | None:
         """Return the witness for an index of the log below `end`; None: there is no batch."""
         for segment in reversed(view.segment_set.below(end)):
+            if view.files.file_cost_bytes:
+                if segment.size:
+                    return cls(segment.base_offset, segment.id.number, segment.size, "")
+                continue
             for start in (segment.position_of(end - 1), 0):
                 last = None
                 for header in segment.headers(start):
@@ -92,6 +101,8 @@ class Witness:
         """Return whether the batch is in its place, so that the log was not cut below its end."""
         at = view.segment_set.index_of(self.base_offset)
         if at >= 0 and view.segments[at].id.number == self.inode:
+            if not self.header:
+                return view.segments[at].size == self.position
             data = view.segments[at].handle.pread(HEADER_BYTES, self.position)
             return data.hex() == self.header
         return False
@@ -109,18 +120,24 @@ class Manifest:
     end: int
     cuts: int
     witness: Witness
-    runs: tuple[str, ...]
+    runs: tuple[tuple[str, RunFacts], ...]
+    placed: tuple[int, ...] = ()
 
     @classmethod
     def of(
-        cls, view: PartitionView, end: int, cuts: int, salt: bytes, runs: Sequence[str]
+        cls, view: PartitionView, cuts: int, salt: bytes, runs: Sequence[Run], placed: tuple[int, ...] = ()
     ) -> Manifest | None:
-        """Return the manifest of an index of this log; None: the log has no batch below `end`."""
-        witness = Witness.of(view, end)
-        if witness is None:
+        """Return the manifest of an index of this log; None: the log has no batch below its end.
+
+        None also for a topic without an id in a bucket, where a directory has no inode: one of its name that
+        is made later would be taken for it.
+        """
+        end = runs[0].end
+        witness, (inode, topic_file) = Witness.of(view, end), incarnation(view)
+        if witness is None or (topic_file is None and view.files.file_cost_bytes):
             return None
-        inode, topic_file = incarnation(view)
-        return cls(view.topic, view.partition, inode, topic_file, salt, end, cuts, witness, tuple(runs))
+        named = tuple((os.path.basename(run.name), run.facts) for run in runs)
+        return cls(view.topic, view.partition, inode, topic_file, salt, end, cuts, witness, named, placed)
 
     def fits(self, view: PartitionView) -> bool:
         """Return whether the index is of this log, as the module explains."""
@@ -188,8 +205,8 @@ def parse(fields: dict[str, Any], path: str) -> Manifest:
     with FORM.reading(path):
         salt, topic_file = bytes.fromhex(fields["salt"]), fields["topic_file"]
         base, inode, position, header = fields["witness"]
-        runs = tuple(str(name) for name in fields["runs"])
-        if len(salt) != SALT_BYTES or not runs or not all(is_run(name) for name in runs):
+        runs = tuple((str(name), RunFacts(*map(int, facts))) for name, *facts in fields["runs"])
+        if len(salt) != SALT_BYTES or not runs or not all(is_run(name) for name, _ in runs):
             raise ValueError("salt or runs")
         return Manifest(
             str(fields["topic"]),
@@ -201,6 +218,7 @@ def parse(fields: dict[str, Any], path: str) -> Manifest:
             whole(fields["cuts"]),
             Witness(whole(base), whole(inode), whole(position), str(header)),
             runs,
+            tuple(whole(number) for number in fields["placed"]),
         )
 
 
@@ -225,23 +243,23 @@ def fields_of(manifest: Manifest) -> dict[str, Any]:
         **asdict(manifest),
         "salt": manifest.salt.hex(),
         "witness": list(astuple(manifest.witness)),
-        "runs": list(manifest.runs),
+        "runs": [[name, *facts] for name, facts in manifest.runs],
     }
 
 
 def open_runs(files: Files, directory: str, manifest: Manifest) -> list[Run]:
-    """Open the runs of a manifest, the newest first.
+    """Open the runs of a manifest, the newest first, without a read.
 
     Raises:
-        CorruptFileError: A footer is damaged, or the runs do not cover the offsets up to the end.
+        CorruptFileError: A run has another size, or the runs do not cover the offsets up to the end.
         FileVanishedError: A writer has replaced the index.
     """
     runs: list[Run] = []
     end = manifest.end
-    for name in manifest.runs:
+    for name, facts in manifest.runs:
         path = path_of(directory, name)
         handle = files.open_read(path)
-        run = Run(handle, handle.size(), manifest.salt, path)
+        run = Run(handle, handle.size(), manifest.salt, path, facts)
         if run.end != end:
             raise CorruptFileError(
                 f"it ends at offset {run.end}, the next run begins at {end}",
@@ -260,7 +278,8 @@ def check(files: Files, path: str) -> Manifest:
         facts = files.stat(path)
         manifest = parse(FORM.load(files, path) or {}, path)
         try:
-            open_runs(files, os.path.dirname(os.path.dirname(path)), manifest)
+            for run in open_runs(files, os.path.dirname(os.path.dirname(path)), manifest):
+                run.check_footer()
             return manifest
         except FileVanishedError as error:
             if files.stat(path) == facts:  # else a writer has replaced the index

@@ -2,13 +2,18 @@
 
 ```
 blocks   4096 bytes each
-    170 x 24 bytes    entries: digest of the key (16), then u64: offset * 2 + 1 if the record is a tombstone
+    170 x 24 bytes    entries: digest of the key (16), then a word, u64
     u32               tag of the run
     u32               number of the block, from 0
     u32               number of entries; the highest bit: entries that belong here follow in the next block
     u32               CRC-32C of all before
-footer   4096 bytes: magic, tag, salt, counts, offsets; zeros; CRC-32C
+footer   4096 bytes: magic, tag, salt, counts, offsets, base; zeros; CRC-32C
 ```
+
+A word is offset * 2, + 1 if the record is a tombstone. In a run with a `base` it is a *place*: the same bit,
+31 bits of position + 1, 32 bits of offset - base. A batch begins at this position of the segment that had the
+record when the run was written, and the record is in that batch or in one that follows soon; 0: not known. A
+run in a bucket has places, so that a lookup reads no index of a segment. `find` returns the first kind.
 
 A digest is as good as random, so its first 32 bits say in which of the `home` blocks its entry belongs: the
 file needs no index of its blocks, and opening it reads the footer alone. A block is filled to 150 of 170
@@ -23,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import google_crc32c
 
@@ -37,13 +42,18 @@ BLOCK_ENTRIES = 170
 FILL = 150
 """Entries of a block on average. 170 are exceeded in one block of twenty."""
 CONTINUES = 1 << 31
-MAGIC = b"lwkeys01"
+MAGIC = b"lwkeys02"
+PLAIN = -1
+"""The base of a run without places."""
+PLACED_OFFSETS = 1 << 32
+"""The offsets of a run with places are below its base and this number."""
 
 _ENTRIES_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 _TRAILER = struct.Struct("<III")
 _WORD = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
-_FOOTER = struct.Struct("<8sI16sQQQQQ")
+_POSITION = (1 << 31) - 1
+_FOOTER = struct.Struct("<8sI16sQQQQQq")
 
 Digest = Callable[[bytes], bytes]
 
@@ -62,6 +72,33 @@ def home_of(digest: bytes, home: int) -> int:
 def home_blocks(entries: int) -> int:
     """Return the number of blocks for about this many entries."""
     return max(1, -(-entries // FILL))
+
+
+class RunFacts(NamedTuple):
+    """The numbers of a footer.
+
+    Attributes:
+        tag: Number of the run, which each block repeats.
+        entries: Number of entries.
+        home: Number of the blocks in which entries belong.
+        blocks: Number of all blocks.
+        start: First offset of the range whose newest records it has.
+        end: End of that range.
+        base: What is subtracted from the offsets of its places; PLAIN: it has no places.
+    """
+
+    tag: int
+    entries: int
+    home: int
+    blocks: int
+    start: int
+    end: int
+    base: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return (self.blocks + 1) * BLOCK_BYTES
 
 
 class Source(Protocol):
@@ -108,35 +145,53 @@ class Run:
 
     Attributes:
         name: The name of its file; empty: it is in memory.
-        entries: Number of entries.
-        blocks: Number of blocks.
-        start, end: The range of offsets whose newest records it has.
+        salt: That of the index.
+        facts: The numbers of its footer; the next ones are the same.
+        position: The position of the entry that was found last; -1: not known.
     """
 
-    def __init__(self, source: Source, size_bytes: int, salt: bytes | None, name: str = "") -> None:
-        """Read the footer.
+    def __init__(
+        self,
+        source: Source,
+        size_bytes: int,
+        salt: bytes | None,
+        name: str = "",
+        facts: RunFacts | None = None,
+    ) -> None:
+        """Open a run.
 
         Args:
             source: The bytes.
             size_bytes: Their number.
             salt: That of the index; None: any.
             name: The path of the file.
+            facts: Those of the footer, which is not read then; None: the footer is read.
 
         Raises:
             CorruptFileError: The footer is damaged, or of another index.
         """
         self.name = name
         self.size_bytes = size_bytes
+        self.position = -1
         self._source = source
+        self.salt = b"" if salt is None else salt
         self._buffer = bytearray(BLOCK_BYTES)  # reads into new memory take twice as long
-        data = source.pread(BLOCK_BYTES, max(size_bytes - BLOCK_BYTES, 0))
+        self.facts = self._footer(any_salt=salt is None) if facts is None else facts
+        self.tag, self.entries, self.home, self.blocks, self.start, self.end, self.base = self.facts
+        if self.facts.size_bytes != size_bytes:
+            raise damaged(name, f"it has {size_bytes} bytes in place of {self.facts.size_bytes}")
+
+    def _footer(self, *, any_salt: bool = False) -> RunFacts:
+        """Read the footer, and its salt if it may be any."""
+        data = self._source.pread(BLOCK_BYTES, max(self.size_bytes - BLOCK_BYTES, 0))
         if len(data) != BLOCK_BYTES or not _crc_fits(data):
-            raise damaged(name, "the checksum of the footer is wrong")
-        magic, self.tag, self.salt, self.entries, self.home, self.blocks, self.start, self.end = (
-            _FOOTER.unpack_from(data)
-        )
-        if magic != MAGIC or salt not in (None, self.salt) or (self.blocks + 1) * BLOCK_BYTES != size_bytes:
-            raise damaged(name, "it is of another index, or of another version")
+            raise damaged(self.name, "the checksum of the footer is wrong")
+        magic, tag, salt, *rest = _FOOTER.unpack_from(data)
+        if any_salt:
+            self.salt = salt
+        if magic != MAGIC or self.salt != salt:
+            raise damaged(self.name, "it is of another index, or of another version")
+        return RunFacts(tag, *rest)
 
     @property
     def in_memory(self) -> bool:
@@ -154,7 +209,7 @@ class Run:
             data, end, continues = self._block(number)
             word = _word(data, digest, end)
             if word is not None or not continues:
-                return word
+                return word if word is None or self.base == PLAIN else self._placed(word)
             number += 1
 
     def find_sorted(self, digests: Iterable[bytes]) -> dict[bytes, int]:
@@ -174,11 +229,16 @@ class Run:
                 data, end, continues = block
                 word = _word(data, digest, end)
                 if word is not None:
-                    words[digest] = word
+                    words[digest] = word if self.base == PLAIN else self._placed(word)
                 if word is not None or not continues:
                     break
                 number += 1
         return words
+
+    def _placed(self, place: int) -> int:
+        """Return the word of a place, and keep its position."""
+        self.position = (place >> 1 & _POSITION) - 1
+        return ((place >> 32) + self.base) << 1 | place & 1
 
     def _block(self, number: int) -> tuple[bytes, int, bool]:
         """Return a block, the end of its entries, and whether they continue in the next block."""
@@ -211,6 +271,11 @@ class Run:
             if number > last and not continues:
                 return
 
+    def check_footer(self) -> None:
+        """Read the footer. CorruptFileError if it is damaged, or has other numbers than `facts`."""
+        if self._footer() != self.facts:
+            raise damaged(self.name, "the footer has other numbers than the manifest of the index")
+
     def check(self) -> None:
         """Read every block. CorruptFileError if one is damaged, or if the number of entries is another."""
         entries = sum(len(part) for part in self.span(0, self.blocks - 1)) // ENTRY_BYTES
@@ -221,11 +286,11 @@ class Run:
 class RunWriter:
     """Writes a run block by block. Entries come in the order of the blocks in which they belong."""
 
-    def __init__(self, sink: Sink, home: int, salt: bytes, tag: int) -> None:
+    def __init__(self, sink: Sink, home: int, salt: bytes, tag: int, base: int = PLAIN) -> None:
         self.entries = 0
         self.written = 0
         self._sink = sink
-        self._home, self._salt, self._tag = home, salt, tag
+        self._home, self._salt, self._tag, self._base = home, salt, tag, base
         self._pending = bytearray()
         self._number = 0
 
@@ -245,7 +310,7 @@ class RunWriter:
         """Write the rest and the footer; return the bytes of the run."""
         while self._number < self._home or self._pending:
             self._emit()
-        counts = self.entries, self._home, self._number, start, end
+        counts = self.entries, self._home, self._number, start, end, self._base
         self._append(_FOOTER.pack(MAGIC, self._tag, self._salt, *counts).ljust(BLOCK_BYTES - 4, b"\0"))
         return self.written
 

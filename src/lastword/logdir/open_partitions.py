@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lastword import metrics
 from lastword.clock import Clock
@@ -25,6 +25,9 @@ from lastword.partition.log import PartitionLog
 from lastword.partition.open import opening
 from lastword.partition.recovery import Recovery, Repaired
 from lastword.segment import names
+
+if TYPE_CHECKING:
+    from lastword.partition.view import PartitionView
 
 
 class DirRecovery(NamedTuple):
@@ -290,6 +293,39 @@ _CLEANINGS = (
 )
 
 
+def measure_log(
+    tp: TopicPartition, log: PartitionLog | PartitionView, files: Files, now_ms: int
+) -> tuple[int, bool]:
+    """Set the gauges of a log as it is now. Return its size in bytes, and whether it is in quarantine."""
+    labels, segments = (tp.topic, str(tp.partition)), log.segments
+    size_bytes = sum(segment.size for segment in segments)
+    metrics.LOG_SIZE_BYTES.set(size_bytes, *labels)
+    metrics.LOG_START_OFFSET.set(log.log_start, *labels)
+    metrics.LOG_END_OFFSET.set(log.log_end, *labels)
+    metrics.LOG_SEGMENTS.set(len(segments), *labels)
+    held = leases.load(files, log.directory, now_ms)
+    if held.live:
+        metrics.LEASE_LAG_OFFSETS.set(max(0, log.log_end - held.floor), *labels)
+    else:
+        metrics.LEASE_LAG_OFFSETS.remove(*labels)
+    return size_bytes, files.exists(os.path.join(log.directory, names.PRIVATE, names.QUARANTINE))
+
+
+def forget_gauges(gone: Iterable[TopicPartition]) -> None:
+    """Remove the gauges of partitions."""
+    for tp in gone:
+        for gauge in _PER_PARTITION:
+            gauge.remove(tp.topic, str(tp.partition))
+        forget_garbage(tp)
+
+
+def forget_garbage(tp: TopicPartition) -> None:
+    """Remove the gauges of a partition that only compacted topics have."""
+    for accounted in _ACCOUNTED:
+        for exact in ("true", "false"):
+            accounted.remove(tp.topic, str(tp.partition), exact)
+
+
 class LogGauges:
     """Gauges of one log directory: sizes and ends of the open logs, and quarantined partitions.
 
@@ -315,37 +351,18 @@ class LogGauges:
         logs = dict(self._logs())
         quarantined = quarantined_bytes = 0
         for tp, log in logs.items():
-            labels = tp.topic, str(tp.partition)
-            segments = log.segments
-            size_bytes = sum(segment.size for segment in segments)
-            metrics.LOG_SIZE_BYTES.set(size_bytes, *labels)
-            metrics.LOG_START_OFFSET.set(log.log_start, *labels)
-            metrics.LOG_END_OFFSET.set(log.log_end, *labels)
-            metrics.LOG_SEGMENTS.set(len(segments), *labels)
-            held = leases.load(self._files, log.directory, log.clock.now_ms())
-            if held.live:
-                metrics.LEASE_LAG_OFFSETS.set(max(0, log.log_end - held.floor), *labels)
-            else:
-                metrics.LEASE_LAG_OFFSETS.remove(*labels)
-            if self._files.exists(os.path.join(log.directory, names.PRIVATE, names.QUARANTINE)):
+            size_bytes, is_quarantined = measure_log(tp, log, self._files, log.clock.now_ms())
+            if is_quarantined:
                 quarantined += 1
                 quarantined_bytes += size_bytes
         metrics.QUARANTINED_BYTES.set(quarantined_bytes, real_path(self._root))
         metrics.QUARANTINED_PARTITIONS.set(quarantined, real_path(self._root))
-        self._forget(self._shown - logs.keys())
+        forget_gauges(self._shown - logs.keys())
         self._shown = set(logs)
 
     def close(self) -> None:
         """Remove the gauges."""
         metrics.unwatch(self)
-        self._forget(self._shown)
+        forget_gauges(self._shown)
         metrics.QUARANTINED_PARTITIONS.remove(real_path(self._root))
         metrics.QUARANTINED_BYTES.remove(real_path(self._root))
-
-    def _forget(self, gone: set[TopicPartition]) -> None:
-        for tp in gone:
-            for gauge in _PER_PARTITION:
-                gauge.remove(tp.topic, str(tp.partition))
-            for accounted in _ACCOUNTED:
-                for exact in ("true", "false"):
-                    accounted.remove(tp.topic, str(tp.partition), exact)

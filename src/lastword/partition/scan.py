@@ -43,6 +43,8 @@ import of NumPy is more than a half of that.
 PLAIN_BYTES_REQUESTED = 256 << 10
 """Most bytes of a short range in a bucket, where the kernels' reader has more requests in flight."""
 _SAMPLED_BATCHES = 32
+NEAR_BYTES = 256 << 10
+"""A record near a known position is searched for in this many bytes, which are one request in a bucket."""
 
 
 def records(
@@ -89,6 +91,33 @@ def single(log: PartitionLog | PartitionView, offset: int, *, committed: bool) -
     record, size = found
     READ_BYTES.add(size, log.topic)
     return record
+
+
+def near(segment: Segment, position: int, offset: int, end: int, topic: str) -> RawRecord | None:
+    """Return the record at an offset from a batch that begins at a position or behind it; None: not found.
+
+    None also for a record of a transaction. For a segment in a bucket: `NEAR_BYTES` are one request. Raises
+    CorruptBatchError and its like if there are other bytes.
+
+    Args:
+        segment: The segment.
+        position: Position of a batch.
+        offset: The offset.
+        end: The segment has records below this offset.
+        topic: For metrics.
+    """
+    segment.handle.pread(NEAR_BYTES, position)  # the handle keeps the bytes for the next reads
+    for header in segment.headers(position):
+        if header.last_offset < offset:
+            continue
+        if header.base_offset > offset or header.last_offset >= end or header.control or header.transactional:
+            return None
+        data = segment.read_batch(header)
+        READ_BYTES.add(header.size, topic)
+        check_crc(data, header, segment.file, position=0)
+        records = read_records(data, header, segment.file, position=0)
+        return next((record for record in records if record.offset == offset), None)
+    return None
 
 
 def columns(
@@ -138,10 +167,10 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
     if loaded or is_requested:
         return True
     most = PLAIN_RECORDS_NUMPY if _is_loaded("numpy") else PLAIN_RECORDS
-    return end - start <= most or _estimated_records(segments) <= most
+    return end - start <= most or estimated_records(segments) <= most
 
 
-def _estimated_records(segments: Sequence[Segment]) -> float:
+def estimated_records(segments: Sequence[Segment]) -> float:
     """Estimate the records of segments by the first batches of the largest one: cleaning leaves gaps."""
     count = size = 0
     with suppress(DataError, FileVanishedError):  # the read reports it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,24 @@ _FLAGS_AT = np.arange(8, 12)  # of an entry; the kind is in the last byte
 _SLOTS_PER_STEP = 1 << 18
 _SMALL_ARENA_BYTES = 1 << 20
 MIN_MAP_BYTES = 1024
+
+
+class NewestRecords(NamedTuple):
+    """The newest records of some keys.
+
+    Attributes:
+        keys: Bytes with the keys, with slack.
+        offset: Offset of each record: int64[n].
+        is_tombstone: Whether it has no value: bool[n].
+        key_position: Position of its key: int64[n].
+        key_length: Length of its key: int32[n].
+    """
+
+    keys: NDArray[np.uint8]
+    offset: NDArray[np.int64]
+    is_tombstone: NDArray[np.bool_]
+    key_position: NDArray[np.int64]
+    key_length: NDArray[np.int32]
 
 
 class OffsetMap:
@@ -230,6 +249,22 @@ class OffsetMap:
         self.note_peak()
         loops.drop_entries(self.arrays, pages, counts)
         self._rebuild(self.slots.size)
+
+    def newest_records(self) -> Iterator[NewestRecords]:
+        """Yield the newest record of each key, some keys at a time, in no order."""
+        self._place()
+        for number in range(0, self.slots.size, _SLOTS_PER_STEP):
+            slots = self.slots[number : number + _SLOTS_PER_STEP]
+            at = (slots[slots != 0] & _ENTRY_MASK).astype(np.int64)
+            kind = self.arena[at + _FLAGS_AT[-1]] & (loops.KIND >> 24)
+            at, kind = at[kind != loops.VACANT >> 24], kind[kind != loops.VACANT >> 24]
+            length = self.arena[at + loops.LENGTH_AT].astype(np.int32)
+            position = at + loops.FIXED_BYTES
+            long = length == loops.LONG_KEY
+            length[long] = self.arena[position[long][:, None] + np.arange(4)].view("<i4")[:, 0]
+            position[long] += 4
+            offset = self.arena[at[:, None] + np.arange(8)].view("<i8")[:, 0]
+            yield NewestRecords(self.arena, offset, kind & (key_batch.TOMBSTONE >> 24) != 0, position, length)
 
     def forget_vacant(self) -> bool:
         """Set the copies of vacant keys to zero, so that `drop` removes them; False if nothing changed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from lastword.resolve.facts import (
     horizons_of,
 )
 from lastword.resolve.hash_map import HashResolver
-from lastword.resolve.offset_map import spill_in
+from lastword.resolve.offset_map import NewestRecords, spill_in
 from lastword.resolve.resolver import KeyScan, max_records_of
 from lastword.resolve.survivors import Survivors
 from lastword.resolve.whole import ScratchPlace, resolve_by_hashes
@@ -347,6 +347,10 @@ class RunningResolution:
     def distinct_keys(self) -> int:
         """Return the keys in the map that have a record."""
         return 0 if self._scan.map is None else self._scan.map.distinct_keys
+
+    def newest_records(self) -> Iterator[NewestRecords]:
+        """Yield the newest record of each key below `limit`, some at a time, in no order. Only if `exact`."""
+        return iter(()) if self._scan.map is None else self._scan.map.newest_records()
 
     def shrink(self) -> None:
         """Release the room that few keys and pages do not need, until more segments are added."""

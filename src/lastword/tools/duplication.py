@@ -175,6 +175,30 @@ class Duplication(Value):
         partition = "" if self.partition is None else f"-{self.partition}"
         return f"{self.topic}{partition}" + ("" if self.segment is None else f"/{self.segment}")
 
+    text_columns = ("TOPIC", "PARTITION", "SEGMENT")
+
+    def cells(self) -> dict[str, str]:
+        """Return a row of the table; the first column is the unit that was counted."""
+        unit = "SEGMENT" if self.segment is not None else "TOPIC" if self.partition is None else "PARTITION"
+        return {
+            unit: self.name,
+            "RECORDS": str(self.records),
+            "KEYS": str(self.distinct_keys),
+            "SUPERSEDED": str(self.superseded_records),
+            "BYTES": format_bytes(self.superseded_bytes),
+            "TOMBSTONES": str(self.tombstones),
+            "KEYLESS": str(self.keyless),
+            "SPLIT": "-" if self.split_keys is None else str(self.split_keys),
+        }
+
+    @classmethod
+    def totals(cls, values: Sequence[Duplication]) -> str:
+        """Return the number of records, and how many of them are superseded."""
+        records = sum(row.records for row in values)
+        share = 100 * sum(row.superseded_records for row in values) / max(1, records)
+        size = format_bytes(sum(row.superseded_bytes for row in values))
+        return f"{plural(records, 'record')}, {share:.0f} % of them superseded: {size}"
+
     def __str__(self) -> str:
         size = format_bytes(self.superseded_bytes)
         return (

@@ -23,7 +23,7 @@ from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, CommitManifest
 from lastword.keys import manifest as keys
-from lastword.keys.run import Run
+from lastword.keys.run import PLAIN, Run
 from lastword.logdir.copies import COPIED
 from lastword.logdir.identity import MOVE_NOTE, PRODUCER_IDS, TRANSACTION
 from lastword.logdir.log_dir_set import read_partition_list
@@ -159,6 +159,7 @@ def _key_run(files: Files, path: str) -> Fields:
     yield "offsets", f"{run.start} to {run.end}"
     yield "entries", str(run.entries)
     yield "blocks", str(run.blocks)
+    yield "positions", "none" if run.base == PLAIN else f"of offsets from {run.base} on"
 
 
 def _journal(files: Files, path: str) -> Fields:

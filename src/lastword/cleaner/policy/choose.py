@@ -209,7 +209,7 @@ def choose_for(
         log_end=log.log_end,
         stable_offset=log.stable_offset,
         cleanable_offset=log.cleanable_offset,
-        may_roll=isinstance(log, PartitionView),
+        may_roll=isinstance(log, PartitionView) and not request.closed_only,
         producer_expiration_ms=log.producer_expiration_ms,
     )
     return choose(state, config, request, now_ms, quarantine=quarantine, dead_bytes=dead_bytes)

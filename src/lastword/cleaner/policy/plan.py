@@ -5,12 +5,13 @@ A dry run prints a plan, a cleaning carries it out, Spark sends it to tasks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.units import format_bytes, format_freed
-from lastword.values import Value
+from lastword.values import Value, plural
 
 DEFAULT_MAP_BYTES = 128 << 20
 
@@ -139,6 +140,55 @@ class Plan(Value):
             f"{name}: clean: {self.segments} of {self.total_segments} segments, "
             f"read {about}{format_bytes(self.read_bytes)}, write {about}{format_bytes(self.write_bytes)}, "
             f"{format_freed('free', self.free_bytes, about)}"
+        )
+
+    text_columns = ("PARTITION", "WHY")
+
+    def cells(self) -> dict[str, str]:
+        """Return a row of the table of a dry run."""
+        about = "" if self.exact else "~ "
+        cleans = self.action == "clean"
+        frees = self.action != "keep" and self.free_bytes >= 0
+        return {
+            "PARTITION": f"{self.topic}-{self.partition}",
+            "SIZE": format_bytes(self.total_bytes),
+            "READ": about + format_bytes(self.read_bytes) if cleans else "-",
+            "WRITE": about + format_bytes(self.write_bytes) if cleans else "-",
+            "FREES": about + format_bytes(self.free_bytes) if frees else "-",
+            "WHY": f"{self.action}: {self._why()}",
+        }
+
+    def _why(self) -> str:
+        if self.action == "clean":
+            share = f"frees {100 * self.free_bytes // max(1, self.total_bytes)} %"
+            if self.free_bytes < 0:
+                share = format_freed("frees", self.free_bytes)
+            return f"{share}; rewrites {self.segments} of {plural(self.total_segments, 'segment')}"
+        if self.lacks_policy:
+            return "no-policy, cleanup.policy is not set"
+        first = self.reasons[0] if self.reasons else Reason("", "nothing to do")
+        if first.text.startswith("nothing may be removed"):
+            return "no-policy, its settings are unknown"
+        if self.action == "delete" or first.code in ("", NO_POLICY):
+            return first.text
+        return "; ".join(map(str, self.reasons))
+
+    @property
+    def lacks_policy(self) -> bool:
+        """Whether the topic is kept because no source sets its cleanup.policy."""
+        return bool(self.reasons) and self.reasons[0].text.startswith("cleanup.policy is not known")
+
+    @classmethod
+    def totals(cls, values: Sequence[Plan]) -> str:
+        """Return what all the plans together would read, write and free."""
+        read, write, free = (
+            sum(getattr(plan, f"{verb}_bytes") for plan in values if plan.action != "keep")
+            for verb in ("read", "write", "free")
+        )
+        about = "" if all(plan.exact for plan in values if plan.action == "clean") else "~ "
+        return (
+            f"would read {about}{format_bytes(read)}, write {about}{format_bytes(write)}, "
+            f"{format_freed('free', free, about)}"
         )
 
     def kept(self, code: str, text: str) -> Plan:
