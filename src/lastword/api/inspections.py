@@ -613,9 +613,6 @@ def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
         )
 
 
-# ---------------------------------------------------------------- duplication
-
-
 def counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
     """Return the bytes of a partition as `describe` counts them; None if they cannot all be read."""
     from lastword.tools.explain import Counted
@@ -632,6 +629,9 @@ def counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
         sum(segment.garbage_bytes for segment in rows),
         sum(segment.garbage_bytes for segment in rows if segment.active),
     )
+
+
+# ---------------------------------------------------------------- duplication
 
 
 def duplication(
