@@ -134,6 +134,9 @@ class RecordingFiles(Files):
     def rename(self, source: Any, target: Any) -> None:
         self.do(Call("rename", str(source), str(target)), lambda: self.inner.rename(source, target))
 
+    def link(self, source: Any, target: Any) -> None:
+        self.do(Call("link", str(target), str(source)), lambda: self.inner.link(source, target))
+
     def unlink(self, path: Any, missing_ok: bool = False) -> None:
         there = self.inner.stat(path) is not None
         call = Call("unlink", str(path), changes=there)

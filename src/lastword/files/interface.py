@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, StorageError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -233,6 +233,15 @@ class Files(ABC):
     @abstractmethod
     def rename(self, source: Path, target: Path) -> None:
         """Rename atomically; replaces a file at `target`. Durable after `fsync_dir` of the parents."""
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, which must be absent. Durable after `fsync_dir` of the parent.
+
+        Raises:
+            FileTakenError: There is a file of this name.
+            StorageError: The storage has one name for each file.
+        """
+        raise StorageError(f"cannot link {source}: each file has one name here", file=os.fspath(source))
 
     @abstractmethod
     def unlink(self, path: Path, missing_ok: bool = False) -> None:

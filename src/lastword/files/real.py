@@ -612,6 +612,14 @@ class OsFiles(Files):
         except OSError as error:
             raise translate(error, source, f"rename to {os.fspath(target)}:") from error
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, which must be absent."""
+        target = self._check_change(target)
+        try:
+            os.link(source, target)
+        except OSError as error:
+            raise translate(error, target, "create") from error
+
     def unlink(self, path: Path, missing_ok: bool = False) -> None:
         """Remove a file."""
         path = self._check_change(path)
