@@ -68,6 +68,7 @@ from lastword.spark.bucket import files_at
 from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, EngineSchema, arrow_schema
 from lastword.spark.splits import MAX_RELOADS, LogPartition, parts_of
+from lastword.state.newest import from_accounts
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
 
     from lastword.resolve import Resolution
-    from lastword.resolve.facts import TransactionOutcomes
     from lastword.segment.segment import Segment
     from lastword.value_formats.interface import ValueFormat
 
@@ -501,7 +501,7 @@ def newest_chunks(
             memory, salt = map_bytes(os.path.dirname(task.directory), files), os.urandom(16)
             resolution = None
             if not tombstones and start <= view.log_start:
-                resolution = from_accounts(files, view, sources, outcomes, memory)
+                resolution = from_accounts(view, sources, outcomes, memory)
             if resolution is None:
                 resolution = resolve(
                     sources,
@@ -598,36 +598,6 @@ def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptio
             remedy="load it again; to use it more than once, cache it",
             file=task.directory,
         ) from error
-
-
-def from_accounts(
-    files: Files,
-    view: PartitionView,
-    sources: list[RangeSource],
-    outcomes: TransactionOutcomes | None,
-    memory_bytes: int,
-) -> Resolution | None:
-    """Use the saved garbage index of the partition instead of the first pass; None if it does not apply.
-
-    The index applies if it fits the log and does not extend beyond the end of the range. Only records above
-    its limit are scanned. The index counts a tombstone whose delete horizon has passed, and a record without
-    a key, as dead; `newest` shows neither. It also counts records of aborted transactions as dead. With
-    `outcomes` None those records must be shown, so the index of a log with transactions does not apply.
-    """
-    from lastword.accounts.ledger import Ledger
-    from lastword.resolve import MapFull
-
-    ledger = Ledger.open(files, view.directory, view.segments, map_bytes=memory_bytes)
-    if not ledger.exact or not 0 < ledger.limit <= sources[-1].next_offset:
-        return None
-    if outcomes is None and ledger.transactions_from >= 0:
-        return None
-    try:
-        above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
-        ledger.tracking.running.add_segments(above, outcomes=outcomes or Decisions())
-        return ledger.resolution()
-    except MapFull:
-        return None
 
 
 def _live_records(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -35,6 +35,8 @@ from lastword.segment.segment import Segment
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk, SkipRows
     from lastword.records.columns import RecordColumns
+    from lastword.resolve import Resolution
+    from lastword.resolve.facts import SegmentSource, TransactionOutcomes
 
 
 T = TypeVar("T")
@@ -316,15 +318,19 @@ def newest_parts(
     map_bytes: int,
     committed: bool = True,
     progress: BytesDone | None = None,
+    saved: bool = False,
 ) -> Generator[NewestRecords]:
     """Yield the newest records without an object per record where the range is long.
 
     Each item holds the columns of a chunk, which are valid until the next item, or a list of records. The
-    arguments are those of `newest`.
+    arguments are those of `newest`. `saved`: use a saved garbage index in place of the first pass, if it
+    applies; only for a range from the log start on, without tombstones.
     """
     return at_one_moment(
         range_,
-        lambda view, start, end: _newest_parts(view, start, end, tombstones, map_bytes, committed, progress),
+        lambda view, start, end: _newest_parts(
+            view, start, end, tombstones, map_bytes, committed, progress, saved
+        ),
     )
 
 
@@ -336,6 +342,7 @@ def _newest_parts(
     map_bytes: int,
     committed: bool,
     progress: BytesDone | None,
+    saved: bool,
 ) -> Iterator[NewestRecords]:
     if scan.is_short(view, start, end):
         short = scan.newest_records(view, start, end, tombstones=tombstones, committed=committed)
@@ -345,7 +352,16 @@ def _newest_parts(
 
     # A batch of Arrow for each chunk: larger chunks have fewer.
     for parts in _resolved(
-        view, start, end, tombstones, map_bytes, progress, _as_parts, committed, chunk_bytes=SCAN_BYTES
+        view,
+        start,
+        end,
+        tombstones,
+        map_bytes,
+        progress,
+        _as_parts,
+        committed,
+        chunk_bytes=SCAN_BYTES,
+        saved=saved,
     ):
         yield from parts
 
@@ -421,6 +437,7 @@ def _resolved(
     committed: bool = True,
     threads: int = 1,
     chunk_bytes: int = 1 << 20,
+    saved: bool = False,
 ) -> Iterator[T]:
     """Resolve a range, then read its live records, `chunk_bytes` at a time. The files are held open."""
     from lastword.records.columns import decode_live, raw_records
@@ -434,16 +451,19 @@ def _resolved(
             progress(min(done, total // 2), total)
 
     outcomes = Outcomes(view, end) if committed else Decisions()
-    dead = resolve(
-        parts,
-        map_bytes=map_bytes,
-        salt=os.urandom(16),
-        now_ms=None,
-        outcomes=outcomes,
-        progress=report_scan,
-        threads=threads if total >= 2 * _LARGE_BYTES else 1,
-        place=ScratchPlace.for_read(view.directory),
-    ).dead
+    resolution = from_accounts(view, parts, outcomes, map_bytes) if saved else None
+    if resolution is None:
+        resolution = resolve(
+            parts,
+            map_bytes=map_bytes,
+            salt=os.urandom(16),
+            now_ms=None,
+            outcomes=outcomes,
+            progress=report_scan,
+            threads=threads if total >= 2 * _LARGE_BYTES else 1,
+            place=ScratchPlace.for_read(view.directory),
+        )
+    dead = resolution.dead
     tail = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
     done = total // 2
     for part in parts:
@@ -487,6 +507,36 @@ def slices_of(view: PartitionView, start: int, end: int) -> tuple[list[SegmentSl
                 base_offset = max(base_offset, min(start, segment.first_offset_of(header)))
             parts.append(SegmentSlice(segment, base_offset, following, first, last))
     return parts, cut
+
+
+def from_accounts(
+    view: PartitionView,
+    sources: Sequence[SegmentSource],
+    outcomes: TransactionOutcomes | None,
+    map_bytes: int,
+) -> Resolution | None:
+    """Use the saved garbage index of a partition instead of the first pass; None if it does not apply.
+
+    The index applies if it fits the log and does not extend beyond the end of the range. Only records above
+    its limit are scanned. The index counts a tombstone whose delete horizon has passed, and a record without
+    a key, as dead; a read without tombstones shows neither. It also counts records of aborted transactions as
+    dead. With `outcomes` None those records must be shown, so the index of a log with transactions does not
+    apply.
+    """
+    from lastword.accounts.ledger import Ledger
+    from lastword.resolve import MapFull
+
+    ledger = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)
+    if not ledger.exact or not sources or not 0 < ledger.limit <= sources[-1].next_offset:
+        return None
+    if outcomes is None and ledger.transactions_from >= 0:
+        return None
+    try:
+        above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
+        ledger.tracking.running.add_segments(above, outcomes=outcomes or Decisions())
+        return ledger.resolution()
+    except MapFull:
+        return None
 
 
 def _records(columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]) -> list[RawRecord]:
