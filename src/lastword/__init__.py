@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
+    from lastword.lake.export import Exported
     from lastword.pulling.leader import PullResult
     from lastword.pulling.pulls import pull
     from lastword.retention import Deletion
@@ -70,6 +71,7 @@ __all__ = [
     "Duplication",
     "Erasure",
     "Explanation",
+    "Exported",
     "Lease",
     "LeaseInfo",
     "LogDir",
@@ -124,6 +126,7 @@ _NAMES = {
     "bucket.collect": ("Collection",),
     "cleaner.engine.report": ("CleanRound",),
     "cleaner.policy.plan": ("Plan",),
+    "lake.export": ("Exported",),
     "pulling.leader": ("PullResult",),
     "pulling.pulls": ("pull",),
     "retention": ("Deletion",),

@@ -40,6 +40,7 @@ PLACES = {
     "s3://bucket/log": "memory://examples/log",
     "s3://bucket/trial": "memory://examples/trial",
     "s3://bucket/backup": "memory://examples/backup",
+    "delta:s3://bucket/lake": "delta:memory://examples/lake",
     "/srv/kraft": "kraft",
     "/etc/kafka/server.properties": "server.properties",
 }

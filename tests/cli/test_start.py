@@ -144,7 +144,7 @@ def test_only_the_named_command_is_built(tmp_path):
     *light, everything = json.loads(done.stderr.splitlines()[-1])
     topics = [["topics"], ["config"]]
     assert light == [[[], []], topics, topics, topics]
-    assert everything[0] == list(MODULES_OF_COMMANDS) and len(everything[1]) == 28
+    assert everything[0] == list(MODULES_OF_COMMANDS) and len(everything[1]) == 29
 
 
 @pytest.mark.slow

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from lastword.api.lookups import KeyLookups
-from lastword.api.open_dirs import Ack, OpenDirs
+from lastword.api.open_dirs import Ack, OpenDirs, PathLike
 from lastword.api.record import Absent, Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import TopicSchema
+from lastword.api.topic_views import KeptView, TopicViews
 from lastword.config import (
     TopicConfig,
 )
@@ -31,11 +32,10 @@ from lastword.errors import (
     InvalidSettingError,
     LastwordError,
     PartialFailure,
-    UnknownTopicError,
     UsageError,
 )
 from lastword.metrics import count_append
-from lastword.parse import Duration, as_int
+from lastword.parse import Duration
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from lastword.api.reader import Bounds, Isolation, Reader, View
     from lastword.api.watch import Watch
     from lastword.config.keywords import TopicKeywords
+    from lastword.lake.export import Exported
     from lastword.partition import PartitionLog
     from lastword.partition.appending import AppendedBatch, Batch
-    from lastword.partition.view import PartitionView
     from lastword.records.record import Header
     from lastword.tools.erasure import CertificateCheck, Erasure
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         expect: int | Absent | None
 
 
-class Topic(ProcessBound, KeyLookups[K, V]):
+class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
     """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`. Safe from any thread.
 
     Attributes:
@@ -82,9 +82,7 @@ class Topic(ProcessBound, KeyLookups[K, V]):
         self._config = config
         self._logs: dict[int, PartitionLog] = {}
         """Logs of earlier appends. One that was closed or moved since refuses `append_single`."""
-        self._views: dict[int, tuple[PartitionView, tuple[tuple[str, object], ...], bool]] = {}
-        """Views of earlier calls in mode "r", each with the stamps of all that may make it old, and whether a
-        batch that is appended changes one for certain: see `_readable`."""
+        self._views: dict[int, KeptView] = {}
         self._in_one_directory = len(dirs.directories) == 1
 
     @property
@@ -607,6 +605,55 @@ class Topic(ProcessBound, KeyLookups[K, V]):
             check=lambda: self.check_serializers(schema.saved),
         )
 
+    def export(
+        self,
+        to: PathLike,
+        *,
+        value_format: str | None = None,
+        value_schema: Any = None,
+        format_options: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+        storage_options: Mapping[str, str] | None = None,
+        progress: ProgressLike | bool | None = None,
+    ) -> Exported:
+        """Bring a Delta table to the newest values of this topic. The first call makes the table.
+
+        A later call writes what has changed since, in one commit with the position; repeated, it adds
+        nothing.
+        Columns: key, value, partition, offset, timestamp. Readers need deletion vectors.
+
+        Args:
+            to: "delta:PATH" or "delta:URL".
+            value_format: "json", "avro", "confluent" or "protobuf"; None: as the topic's serializer says.
+            value_schema: The type of the column `value`: text ("city STRING, population BIGINT"), or a type
+                or schema of Arrow. None: that of the format's own schema.
+            format_options: Options of the format, such as avroSchema.
+            dry_run: Measure what would be written; write nothing.
+            storage_options: Of the table's store, as for `lastword.open`.
+            progress: True, or a function of `Progress`.
+
+        Raises:
+            TableRefusedError: Another program made the table or changed its rows, or its columns differ.
+            ValueFormatError: A value is not of the format.
+            UnconditionalStoreError: The table's store does not enforce conditions.
+            BusyError: Other commits to the table came first 16 times.
+        """
+        from lastword.api.export import export_topic
+
+        schema = self.schema
+        return export_topic(
+            self.dirs,
+            self.name,
+            (schema.key.name, schema.value.name),
+            to,
+            value_format=value_format,
+            value_schema=value_schema,
+            format_options=format_options,
+            dry_run=dry_run,
+            storage_options=storage_options,
+            progress=progress,
+        )
+
     def check_serializers(self, saved: tuple[str | None, str | None]) -> None:
         """Raise InvalidSettingError if the saved serializers are other ones than a reader or a state has."""
         if self.schema.saved != saved:
@@ -675,75 +722,6 @@ class Topic(ProcessBound, KeyLookups[K, V]):
         if partition is None and self.partitions > 1:
             raise UsageError(f"{self.name} has {self.partitions} partitions", remedy="give partition=")
         return 0 if partition is None else partition
-
-    def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
-        """Return the open log of a partition, or a view of it as it is now.
-
-        In mode "r" a view is kept until the names in the directory, the log end or the log start change.
-        `refreshes`: False shows it as of the last refresh: in a bucket, of the same version.
-        """
-        dirs = self.dirs
-        if partition not in self._schema.numbers or as_int(partition) is None:
-            return self._view(partition)
-        log = dirs.owned_log(self.name, partition)
-        if log is not None:
-            return log
-        kept = self._views.get(partition)
-        if kept is not None and not dirs.closed:
-            view, known, is_exact = kept
-            stamp = dirs.files.stamp
-            for path, before in known:
-                if stamp(path) != before:
-                    break
-            else:
-                if is_exact or view.is_current():
-                    return view
-        stamps = dirs.stamps()
-        if refreshes:
-            dirs.refresh()
-        log_dir = dirs.dir_set.log_dir(self.name, partition)
-        directory = None if log_dir is None else log_dir.directory(self.name, partition)
-        of_names = None if directory is None else (directory, dirs.files.stamp(directory))
-        version = None if directory is None else dirs.files.dir_version(directory)
-        view = self._view_now(partition)
-        # Names that have just changed may change again without another stamp.
-        if (
-            stamps is None
-            or of_names is None
-            or version is None
-            or not version.is_settled
-            or not view.segments
-        ):
-            return view
-        file = view.segments[-1].file
-        of_log = file, dirs.files.stamp(file)
-        facts = dirs.files.stat(file)
-        if facts is not None:
-            # A file with more bytes than batches (zeros that a broker fills) may get one at the same size.
-            is_exact = (facts.inode, facts.size) == view.segments[-1].id
-            self._views[partition] = view, (*stamps, of_names, of_log), is_exact
-        return view
-
-    def _view(self, partition: int) -> PartitionView:
-        """Return the view of a partition as of now."""
-        self.dirs.require_open()
-        self.dirs.refresh()
-        return self._view_now(partition)
-
-    def _view_now(self, partition: int) -> PartitionView:
-        """Return the view of a partition as of the last refresh; lists the topics only if it is missing."""
-        if as_int(partition) is None:
-            self._packer.assigner.checked(partition)
-        if partition in self.schema.numbers:
-            with suppress(UnknownTopicError, UsageError):
-                return self.dirs.log_dir(self.name, partition).view(self.name, partition)
-        views = self.dirs.views(self.name)
-        if partition not in views:
-            self._packer.assigner.checked(partition)
-            raise UsageError(
-                f"{self.name}-{partition} is not in this directory", remedy="read another partition"
-            )
-        return views[partition]
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Return the log start and log end of every partition, as of now."""

@@ -40,6 +40,7 @@ INSPECT = {
     "dump": "records",
     "audit": "checks",
     "restore": "records",
+    "export": "export",
     "groups": "transactions",
     "console": "serve",
 }
@@ -209,7 +210,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("alter", "set", "settings", "configs", "configure"), ("config",)),
     **dict.fromkeys(("cp", "backup", "mirror"), ("copy", "pull")),
     **dict.fromkeys(("check", "fsck", "validate", "doctor"), ("verify",)),
-    **dict.fromkeys(("export", "snapshot"), ("restore",)),
+    "snapshot": ("restore",),
     **dict.fromkeys(("compare", "diff"), ("audit",)),
     **dict.fromkeys(("truncate", "delete-records"), ("trim",)),
     **dict.fromkeys(("retention", "purge"), ("expire",)),

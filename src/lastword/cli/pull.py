@@ -39,7 +39,7 @@ def pull(
         list[str] | None,
         typer.Argument(metavar="TOPIC...", help="only these topics; else all that are public"),
     ] = None,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="a log directory; made if absent")] = ...,  # type: ignore[assignment]
+    to: Annotated[str, typer.Option("--to", metavar="TARGET", help="a log directory; made if absent")] = ...,  # type: ignore[assignment]
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="go on with new records until a signal")
     ] = False,

@@ -254,13 +254,13 @@ def settings_of(pairs: list[str] | None) -> dict[str, str]:
     return settings
 
 
-def storage_of(pairs: list[str] | None) -> dict[str, str]:
-    """Return the `key=value` pairs of --storage as a dict."""
+def storage_of(pairs: list[str] | None, example: str = "--storage region=eu-central-1") -> dict[str, str]:
+    """Return the `key=value` pairs of --storage, or of the option of `example`, as a dict."""
     options = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise UsageError("a --storage has no '='", remedy="--storage region=eu-central-1")
+            raise UsageError(f"a {example.partition(' ')[0]} has no '='", remedy=example)
         options[name.strip()] = value
     return options
 

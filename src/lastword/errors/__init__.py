@@ -16,6 +16,7 @@
     │   ├── RecordTooLargeError      larger than max.message.bytes
     │   ├── LeaseRefusedError        tombstones above the reader's position may be removed
     │   ├── SnapshotRefusedError     a restored file from which a state would be wrong
+    │   ├── TableRefusedError        a lake table that an export cannot continue
     │   ├── SequenceGapError         a producer's sequences must increase without a gap
     │   ├── ProducerFencedError      a newer epoch of this producer id has already written
     │   │   └── CoordinatorFencedError  a marker from a transaction coordinator that was replaced
@@ -382,6 +383,10 @@ class LeaseRefusedError(UsageError):
 
 class SnapshotRefusedError(UsageError):
     """A state that starts from this restored file would be wrong."""
+
+
+class TableRefusedError(UsageError):
+    """An export cannot continue this table: another program made or changed it, or its columns differ."""
 
 
 class SequenceGapError(UsageError):

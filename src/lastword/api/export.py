@@ -1,0 +1,303 @@
+"""`Topic.export`: bring a table of a lake to the newest values of a topic; `lastword.lake` has the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lastword.api.arrow import ArrowForm
+from lastword.api.reader import one_of, ranges
+from lastword.arrow import pa
+from lastword.errors import InvalidSettingError, TableRefusedError, UsageError, ValueFormatError
+from lastword.lake.directory import DirectoryStore
+from lastword.lake.export import Exported, LivePartition, Moment, delta_schema, export
+from lastword.lake.table import Table
+from lastword.objects import ObjectStore, is_url, open_store, probe
+from lastword.parse import check_path
+from lastword.partition import removal_log
+from lastword.state.newest import newest_parts
+from lastword.value_formats import FORMATS, format_of
+from lastword.value_formats.ddl import parse_ddl
+from lastword.values import Meter, ProgressLike
+from lastword.wire import INT64_MAX
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lastword.api.open_dirs import OpenDirs
+    from lastword.partition.moment import Range
+    from lastword.partition.removal_log import RemovalLog
+    from lastword.partition.view import PartitionView
+    from lastword.state.newest import NewestRecords
+    from lastword.value_formats.interface import ValueFormat
+
+KIND = "delta:"
+_EXAMPLE = "give a type in DDL, such as: city STRING, population BIGINT"
+_OWN_OPTIONS = ("cache", "cache_bytes", "max_retries", "retry_timeout", "commit_attempts")
+"""Options of a store that deltalake does not have."""
+_probed: set[str] = set()
+"""URLs whose stores enforce conditions, as this process has seen."""
+
+
+def export_topic(
+    dirs: OpenDirs,
+    topic: str,
+    names: tuple[str | None, str | None],
+    to: Any,
+    *,
+    value_format: str | None,
+    value_schema: Any,
+    format_options: Mapping[str, str] | None,
+    dry_run: bool,
+    storage_options: Mapping[str, str] | None,
+    progress: ProgressLike | bool | None,
+) -> Exported:
+    """Export a topic; see `Topic.export`. `names`: the serializers of keys and values."""
+    store, checkpoint = _target(dirs, to, storage_options)
+    form = RowForm(topic, names, value_format, value_schema, format_options or {})
+    delta_schema(form.schema)  # a package that is missing is named before the log is read
+    source = _Source(dirs, topic, form, progress)
+    with store:
+        result = export(
+            Table(store),
+            source.moment,
+            topic=topic,
+            schema=form.schema,
+            space_target=dirs.settings.instance.lastword_space_target,
+            clock=dirs.clock,
+            dry_run=dry_run,
+            before_write=partial(_check_store, store, dirs),
+            checkpoint=checkpoint,
+        )
+    source.finish()
+    return result
+
+
+def _target(
+    dirs: OpenDirs, to: Any, options: Mapping[str, str] | None
+) -> tuple[ObjectStore, Callable[[], object]]:
+    """Return the store of a table, and a function that writes a checkpoint."""
+    text = check_path("to", to)
+    if not text.startswith(KIND) or text == KIND:
+        raise UsageError(f"to={text!r} names no table", remedy="give delta:PATH or delta:URL")
+    place = text.removeprefix(KIND)
+    if not is_url(place):
+        if options:
+            raise UsageError(
+                "storage options are for a table in a bucket", remedy="omit them for a directory"
+            )
+        path = check_path("to", place)
+        return DirectoryStore(dirs.local_files, path), partial(_checkpoint, path, {})
+    store = open_store(place, options)
+    given = {name: value for name, value in (options or {}).items() if name.lower() not in _OWN_OPTIONS}
+    if store.url.startswith("memory:"):  # another library does not see the memory of this one
+        return store, lambda: None
+    return store, partial(_checkpoint, store.url, given)
+
+
+def _checkpoint(place: str, options: Mapping[str, str]) -> None:
+    from deltalake import DeltaTable
+
+    given = dict(options)
+    if any(value.startswith("http://") for value in given.values()):
+        given.setdefault("allow_http", "true")
+    DeltaTable(place, storage_options=given).create_checkpoint()
+
+
+def _check_store(store: ObjectStore, dirs: OpenDirs) -> None:
+    """Raise UnconditionalStoreError before the first write to a store that does not enforce conditions."""
+    if is_url(store.url) and store.url not in _probed:
+        probe(store, dirs.clock)
+        _probed.add(store.url)
+
+
+# ---------------------------------------------------------------- one moment of the log
+
+
+class _Source:
+    """The log of a topic, from which each attempt of an export reads one moment."""
+
+    def __init__(
+        self, dirs: OpenDirs, topic: str, form: RowForm, progress: ProgressLike | bool | None
+    ) -> None:
+        self._dirs = dirs
+        self._topic = topic
+        self._form = form
+        dirs.refresh()
+        sizes = {number: _bytes_of(view) for number, view in dirs.views(topic).items()}
+        self._meter = Meter("export", progress, sum(sizes.values()))
+        self._unread = sizes
+
+    def finish(self) -> None:
+        """Report the partitions of which the table had everything as done."""
+        for size in self._unread.values():
+            with self._meter.part(size):
+                pass
+
+    def moment(self) -> Moment:
+        """Return the topic as it is now, with its files held open."""
+        dirs, topic = self._dirs, self._topic
+        dirs.refresh()
+        topic_id = dirs.topic_id(topic)
+        views = dict(dirs.views(topic))
+        if topic_id is None:
+            raise TableRefusedError(
+                f"{topic} has no topic id, by which an export would notice that it was made again",
+                remedy="open the directory with a broker of Kafka 2.8 or newer, or copy the topic",
+            )
+        # The number of cuts is read before the files are listed: a later cut then counts at the next export.
+        removals = {n: removal_log.load(dirs.files, view.directory) for n, view in views.items()}
+        for view in views.values():
+            view.refresh()
+        settled = [range_.settled() for range_ in ranges(views, "earliest", "latest")]
+        return Moment(topic_id, [self._partition(range_, removals[range_.partition]) for range_ in settled])
+
+    def _partition(self, range_: Range, removed: RemovalLog) -> LivePartition:
+        return LivePartition(
+            range_.partition,
+            range_.start,
+            range_.end,
+            removed.cut_count,
+            (lambda seen: 0) if removed.unknown else removed.cut_since,
+            partial(self._newest, range_),
+        )
+
+    def _newest(self, range_: Range, since: int) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch | None]]:
+        map_bytes = self._dirs.settings.instance.map_bytes
+        with self._meter.part(self._unread.pop(range_.partition, 0)) as update:
+            for records in newest_parts(
+                range_, tombstones=False, map_bytes=map_bytes, progress=update, saved=True
+            ):
+                yield self._form.split(records, range_.partition, since)
+
+
+def _bytes_of(view: PartitionView) -> int:
+    return sum(segment.size for segment in view.segments)
+
+
+class RowForm:
+    """The columns of a table and the rows of records: key, value, partition, offset, timestamp."""
+
+    def __init__(
+        self,
+        topic: str,
+        names: tuple[str | None, str | None],
+        value_format: str | None,
+        value_schema: Any,
+        options: Mapping[str, str],
+    ) -> None:
+        self._topic = topic
+        self._format, kind = _format(topic, value_format, value_schema, options)
+        key, value = names[0], names[1] if self._format is None else "bytes"
+        self._json = {column for column, name in (("key", key), ("value", value)) if name == "json"}
+        self._form = ArrowForm(topic, key, value)
+        types = {column: self._form.schema.field(column).type for column in ("key", "value")}
+        types |= dict.fromkeys(self._json, pa.string())
+        if kind is not None:
+            types["value"] = kind
+        self.schema = pa.schema(
+            [
+                *types.items(),
+                ("partition", pa.int32()),
+                ("offset", pa.int64()),
+                ("timestamp", pa.timestamp("us", tz="UTC")),
+            ]
+        )
+
+    def split(
+        self, records: NewestRecords, partition: int, since: int
+    ) -> tuple[NDArray[np.int64], pa.RecordBatch | None]:
+        """Return the offsets of records below `since`, and the rows of the others."""
+        columns, chunk = records.columns, records.chunk
+        if columns is None or chunk is None:
+            below = np.array([record.offset for record in records.records if record.offset < since], np.int64)
+            fresh = [record for record in records.records if record.offset >= since]
+            return below, self._rows(self._form.of_records(fresh, partition)) if fresh else None
+        middle = int(np.searchsorted(columns.offset, since))
+        below = columns.offset[:middle].copy()
+        if middle == len(columns):
+            return below, None
+        rest = columns.select(slice(middle, len(columns)))
+        batches = list(self._form.of_columns(rest, chunk, partition, INT64_MAX))
+        return below, self._rows(batches[0])
+
+    def _rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records as rows of the table. A value that its format takes for a deletion is left out."""
+        values = {name: batch.column(name) for name in self.schema.names}
+        for name in self._json:
+            values[name] = values[name].cast(pa.string())
+        most = INT64_MAX // 1000
+        times = values["timestamp"]
+        clipped = np.clip(np.asarray(times.cast(pa.int64()).fill_null(0)), -most, most) * 1000
+        values["timestamp"] = pa.array(clipped, mask=np.asarray(times.is_null())).cast(
+            self.schema.field("timestamp").type
+        )
+        if self._format is not None:
+            values["value"] = self._decoded(batch, values["value"])
+        rows = pa.RecordBatch.from_arrays([values[name] for name in self.schema.names], schema=self.schema)
+        if self._format is not None and self._format.has_deletions:
+            rows = rows.filter(rows.column("value").is_valid())
+        return rows
+
+    def _decoded(self, batch: pa.RecordBatch, raw: pa.Array) -> pa.Array:
+        assert self._format is not None
+        result = self._format.decode(raw, self.schema.field("value").type)
+        if result.problems:
+            row, reason = min(result.problems.items())
+            name = f"{self._topic}-{batch.column('partition')[row].as_py()}"
+            offset = batch.column("offset")[row].as_py()
+            error = ValueFormatError.at(name, offset, "value", self._format.name, reason)
+            error.remedy = "correct value_format or value_schema, or write the key again"
+            raise error
+        return result.column
+
+
+def _format(
+    topic: str, name: str | None, schema: Any, options: Mapping[str, str]
+) -> tuple[ValueFormat | None, pa.DataType | None]:
+    """Return the format of values and the type of the column; (None, None) without a format."""
+    if name is None:
+        if schema is not None or options:
+            raise UsageError(
+                "value_schema and format_options need value_format",
+                remedy=f"name one of {', '.join(FORMATS)}",
+            )
+        return None, None
+    one_of(name, FORMATS, "value_format")
+    try:
+        value_format = format_of(name, options, f"{topic}-value")
+    except ValueError as error:
+        raise InvalidSettingError(f"format option {error}", remedy="correct format_options") from None
+    try:
+        kind = value_format.own_type() if schema is None else _type_of(schema)
+    except ValueError as error:
+        raise InvalidSettingError(f"value_schema: {error}", remedy=_EXAMPLE) from None
+    if kind is None:
+        raise UsageError(f"value_format {name} gives no type", remedy=_EXAMPLE)
+    problem = value_format.problem(kind, writing=False) or _not_in_delta(kind)
+    if problem is not None:
+        raise InvalidSettingError(f"value_schema {kind} in {name}: {problem}", remedy="give another type")
+    return value_format, kind
+
+
+def _type_of(schema: Any) -> pa.DataType:
+    """Return the type that a caller gives: a type or schema of Arrow, or DDL."""
+    if isinstance(schema, str):
+        return parse_ddl(schema)
+    return pa.struct(list(schema)) if isinstance(schema, pa.Schema) else schema
+
+
+def _not_in_delta(kind: pa.DataType) -> str | None:
+    """Return the reason why a type needs a feature of the table that exports do not add, or None."""
+    from lastword.value_formats.interface import first_problem
+    from lastword.value_formats.variant import is_variant
+
+    def refuse(part: pa.DataType) -> str | None:
+        if pa.types.is_timestamp(part) and part.tz is None:
+            return "a timestamp without a time zone needs a feature (timestampNtz) that few readers have"
+        return "VARIANT needs a feature that few readers have" if is_variant(part) else None
+
+    return first_problem(kind, refuse)

@@ -1,0 +1,180 @@
+"""The data files of a table: rows into Parquet, positions and live rows out of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lastword.arrow import pa, pc, pq
+from lastword.objects.interface import ObjectStore
+from lastword.units import MIB
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FILE_BYTES = 64 * MIB
+"""The size at which a data file ends. It is made in memory."""
+GROUP_ROWS = 1 << 20
+"""The most rows of a row group: readers skip row groups by their statistics."""
+BUFFERED_BYTES = 16 * MIB
+"""Rows that are collected before they become a row group."""
+POSITION = ("partition", "offset")
+"""The columns that name the record of a row."""
+
+
+class DataWriter:
+    """Writes rows to data files of about `FILE_BYTES`. `actions` has the `add` action of each file.
+
+    With `dry` the files are made and measured, but not stored.
+    """
+
+    def __init__(
+        self, store: ObjectStore, schema: pa.Schema, prefix: str, now_ms: int, *, dry: bool = False
+    ) -> None:
+        self._store = store
+        self._schema = schema
+        self._prefix = prefix
+        self._now_ms = now_ms
+        self._dry = dry
+        self.actions: list[dict[str, Any]] = []
+        self.names: list[str] = []
+        self.rows = 0
+        self.size = 0
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._sink: Any = None
+        self._parquet: Any = None
+        self._bounds: dict[str, tuple[int, int]] = {}
+        self._file_rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        if batch.num_rows == 0:
+            return
+        self._held.append(batch)
+        self._held_bytes += batch.nbytes
+        if self._held_bytes >= BUFFERED_BYTES:
+            self._flush()
+            if self._sink is not None and self._sink.tell() >= FILE_BYTES:
+                self._end_file()
+
+    def close(self) -> None:
+        """End the last file."""
+        self._flush()
+        self._end_file()
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        table = pa.Table.from_batches(self._held, self._schema)
+        self._held, self._held_bytes = [], 0
+        if self._parquet is None:
+            self._sink = pa.BufferOutputStream()
+            self._parquet = pq.ParquetWriter(
+                self._sink,
+                self._schema,
+                compression="snappy",
+                use_dictionary=["partition"],
+                column_encoding={"offset": "DELTA_BINARY_PACKED"},
+            )
+        self._parquet.write_table(table, row_group_size=GROUP_ROWS)
+        for name in POSITION:
+            ends = pc.min_max(table.column(name)).as_py()
+            low, high = self._bounds.get(name, (ends["min"], ends["max"]))
+            self._bounds[name] = min(low, ends["min"]), max(high, ends["max"])
+        self._file_rows += table.num_rows
+
+    def _end_file(self) -> None:
+        if self._parquet is None:
+            return
+        self._parquet.close()
+        data = self._sink.getvalue()
+        name = f"{self._prefix}-{len(self.actions):04}.parquet"
+        self.names.append(name)
+        if not self._dry:
+            self._store.put(name, memoryview(data))
+        stats = {
+            "numRecords": self._file_rows,
+            "minValues": {name: low for name, (low, _) in self._bounds.items()},
+            "maxValues": {name: high for name, (_, high) in self._bounds.items()},
+            "nullCount": dict.fromkeys(POSITION, 0),
+            "tightBounds": True,
+        }
+        self.actions.append(
+            {
+                "add": {
+                    "path": name,
+                    "partitionValues": {},
+                    "size": data.size,
+                    "modificationTime": self._now_ms,
+                    "dataChange": True,
+                    "stats": json.dumps(stats),
+                }
+            }
+        )
+        self.rows += self._file_rows
+        self.size += data.size
+        self._sink = self._parquet = None
+        self._bounds, self._file_rows = {}, 0
+
+
+class _Ranges(io.RawIOBase):
+    """An object as a file that Arrow reads."""
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        self._store = store
+        self._key = key
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._position)
+        size = left if size < 0 else min(size, left)
+        data = bytes(self._store.get_range(self._key, self._position, size)) if size else b""
+        self._position += size
+        return data
+
+
+class DataReader:
+    """A data file, opened to read."""
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        self._file = pq.ParquetFile(pa.PythonFile(_Ranges(store, key, size), mode="r"), pre_buffer=True)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, deleted ones included."""
+        return int(self._file.metadata.num_rows)
+
+    def positions(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the partition and the offset of each row."""
+        table = self._file.read(list(POSITION))
+        partitions, offsets = (np.asarray(table.column(name)) for name in POSITION)
+        return partitions.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
+
+    def live(self, dead: NDArray[np.bool_], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows whose bit in `dead` is not set, in the order of the file."""
+        first = 0
+        for batch in self._file.iter_batches(columns=schema.names):
+            kept = batch.filter(pa.array(~dead[first : first + batch.num_rows]))
+            first += batch.num_rows
+            arrays = [kept.column(field.name).cast(field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
