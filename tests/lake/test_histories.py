@@ -1,0 +1,141 @@
+"""Random histories of exports, and faults that they must find."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.lake import export, table
+from lastword.lake.export import _Attempt
+from lastword.lake.table import Table
+from lastword.lake.vectors import numbers_of
+from tests.lake.histories import History, Violation
+from tests.support.exhaustive import stride
+
+pytestmark = pytest.mark.slow
+
+HISTORIES, TOGETHER = 400 // stride(10), 10
+
+
+def counted(place: Path, seeds: Iterable[int]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        (place / str(seed)).mkdir()
+        history = History(seed, place / str(seed))
+        history.run()
+        counts += history.counts
+    return counts
+
+
+@pytest.mark.parametrize("first", range(0, HISTORIES, TOGETHER))
+def test_histories(first: int, tmp_path: Path) -> None:
+    counts = counted(tmp_path, range(first, first + TOGETHER))
+    assert counts["checks"] > 3 * TOGETHER
+    assert all(counts[name] for name in ("kills", "conflicts", "vectors"))
+
+
+@pytest.mark.quick
+def test_a_few_histories(tmp_path: Path) -> None:
+    assert counted(tmp_path, range(3))["checks"]
+
+
+# ---------------------------------------------------------------- planted faults
+
+
+def found(place: Path, most: int = 40) -> str:
+    """Return the text of the first violation; each of these faults is found within a few histories."""
+    for seed in range(most):
+        try:
+            counted(place, [seed])
+        except Violation as violation:
+            return str(violation)
+        except Exception as error:  # a reader that fails has found it, too
+            return f"{type(error).__name__}: {error}"
+    raise AssertionError(f"{most} histories have not found it")
+
+
+def test_a_vector_that_is_off_by_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    honest = export.bitmap_of
+    monkeypatch.setattr(export, "bitmap_of", lambda rows: honest(rows + 1))
+    assert found(tmp_path)
+
+
+def test_a_vector_of_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    honest = Table.commit
+
+    def commit(self: Table, version: int, actions: Iterable[Mapping[str, Any]]) -> bool:
+        given = json.loads(json.dumps(list(actions)))
+        adds = [action["add"] for action in given if "add" in action]
+        vectors = [add.pop("deletionVector", None) for add in adds]
+        for add, vector in zip(adds, vectors[1:] + vectors[:1], strict=True):
+            if vector is not None:
+                add["deletionVector"] = vector
+        return honest(self, version, given)
+
+    monkeypatch.setattr(table.Table, "commit", commit)
+    assert found(tmp_path)
+
+
+def test_a_position_that_is_saved_before_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    honest = Table.commit
+
+    def commit(self: Table, version: int, actions: Iterable[Mapping[str, Any]]) -> bool:
+        given = list(actions)
+        if not version:
+            return honest(self, version, given)
+        positions = [action for action in given if "txn" in action]
+        rest = [action for action in given if "txn" not in action]
+        return honest(self, version, positions) and honest(self, version + 1, rest)
+
+    monkeypatch.setattr(table.Table, "commit", commit)
+    assert found(tmp_path)
+
+
+def test_an_orphan_that_is_taken_for_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    honest = Table.commit
+
+    def commit(self: Table, version: int, actions: Iterable[Mapping[str, Any]]) -> bool:
+        given = list(actions)
+        named = {action["add"]["path"] for action in given if "add" in action}
+        for number in range(version):
+            named |= {action["add"]["path"] for action in self.actions(number) if "add" in action}
+        example = next((action["add"] for action in given if "add" in action), None)
+        for facts in self.store.list():
+            if facts.key.endswith(".parquet") and "/" not in facts.key and facts.key not in named and example:
+                stats = json.dumps({"numRecords": 1})
+                given.append({"add": {**example, "path": facts.key, "size": facts.size, "stats": stats}})
+        return honest(self, version, given)
+
+    monkeypatch.setattr(table.Table, "commit", commit)
+    assert found(tmp_path)
+
+
+def test_dead_rows_from_the_records_above_the_position_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rows of a partition whose log lost records by a trim stay, if a row dies only by a newer record."""
+    honest = _Attempt._txns
+
+    def txns(self: _Attempt, part: Any) -> dict[str, int]:
+        changed = honest(self, part)
+        return changed if any(not name.endswith("/start") for name in changed) else {}
+
+    monkeypatch.setattr(_Attempt, "_txns", txns)
+    assert found(tmp_path)
+
+
+def test_a_cut_that_is_not_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_Attempt, "_since", lambda self, part: self._position(part.number) or 0)
+    assert found(tmp_path)
+
+
+def test_numbers_of_a_bitmap_are_in_order() -> None:
+    import numpy as np
+
+    rows = np.array([70_000, 3, 65_536, 9], np.int64)
+    assert numbers_of(export.bitmap_of(rows)).tolist() == sorted(rows.tolist())
