@@ -94,7 +94,7 @@ def _costs(table: _Log | _Delta, usage: _RemoteUsage, records: int, keys: str, n
 
     table.create(
         [
-            _rows(np.arange(first, min(first + LOAD_ROWS, records)), rng)
+            value_rows(np.arange(first, min(first + LOAD_ROWS, records)), rng)
             for first in range(0, records, LOAD_ROWS)
         ]
     )
@@ -104,7 +104,7 @@ def _costs(table: _Log | _Delta, usage: _RemoteUsage, records: int, keys: str, n
             chosen = rng.choice(records, rows, replace=False)
         else:
             chosen = rng.permutation(np.arange(number * rows, (number + 1) * rows))
-        measure(f"round {number + 1}", partial(table.upsert, _rows(chosen, rng)))
+        measure(f"round {number + 1}", partial(table.upsert, value_rows(chosen, rng)))
     measure("read", lambda: table.read(records))
     rounds = [costs[f"round {number + 1}"] for number in range(ROUNDS)]
     usages = [cost.usage for cost in rounds]
@@ -115,7 +115,7 @@ def _costs(table: _Log | _Delta, usage: _RemoteUsage, records: int, keys: str, n
     return costs
 
 
-def _rows(numbers: np.ndarray, rng: np.random.Generator) -> pa.Table:
+def value_rows(numbers: np.ndarray, rng: np.random.Generator) -> pa.Table:
     """Return rows with keys of 20 characters and values of 100, of which half is compressible."""
     digits = rng.integers(0, 16, (numbers.size, VALUE_BYTES), dtype=np.uint8)
     text = np.frombuffer(b"0123456789abcdef", np.uint8)[digits].tobytes()

@@ -32,6 +32,7 @@ MODULES = (
     "bench.cost_workloads",
     "bench.drive_workloads",
     "bench.bucket_workloads",
+    "bench.lake_workloads",
     "bench.merge_workloads",
     "bench.server_workloads",
     "bench.spark_workloads",
