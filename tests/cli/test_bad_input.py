@@ -111,6 +111,17 @@ def test_json_that_is_nested_too_deep_is_refused(data, capsys, monkeypatch, opti
     assert refused(capsys, ["append", "data", "trees", *option, *key])[:2] == ("UsageError", 2)
 
 
+def test_a_line_of_a_file_of_keys_ends_with_a_line_feed_alone(data, capsys, monkeypatch):
+    monkeypatch.chdir(data)
+    keys = ["a\x1eb", "a\u2028b", "a\x85b", "a\rb", "a", "b", "c"]
+    with lastword.open("data", "a") as logs:
+        logs["users"].extend([(key.encode(), b"1") for key in keys])
+    Path("keys.txt").write_bytes("\n".join(keys[:4]).encode() + b"\r\n\nc")
+    assert main.run(["erase", "data", "users", "--keys-file", "keys.txt", "--now", "--yes"]) == 0
+    with lastword.open("data") as logs:
+        assert {record.key for record in logs["users"].read()} == {b"a", b"b"}
+
+
 def test_the_last_records_are_read_whatever_their_number(data, capsys):
     for number in ("0", "1", "2", str(10**30)):
         assert main.run(["read", str(data / "data"), "users", "--last", number, "--json"]) == 0

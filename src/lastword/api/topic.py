@@ -819,13 +819,18 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
             progress: True, or a function of `Progress`.
 
         Raises:
+            UsageError: `keys` is text or a mapping, `prefix` is no bytes, or a key has no bytes.
             NoPolicyError: The topic is not compacted.
             PartialFailure: Partitions failed: they are damaged, or a transaction is open there. It is raised
                 at the end, with the certificate of the others.
         """
         from lastword.api.erasing import collected, erase
         from lastword.api.keys import key_bytes
+        from lastword.api.reader import check_keys
 
+        check_keys(keys)  # the characters of a text would be erased as keys
+        if prefix is not None and not isinstance(prefix, bytes):
+            raise UsageError(f"prefix= is a {type(prefix).__name__}", remedy="give bytes")
         wanted = {key_bytes(self, key) for key in keys}
         work = partial(
             erase,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,9 +116,9 @@ def erase(
 
 
 def _lines(path: str) -> list[str]:
-    """Return the lines of a file of keys that are not empty."""
+    """Return the lines of a file of keys that are not empty. Only LF and CR LF end a line: keys have others."""
     try:
-        lines = Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = [os.fsdecode(line.removesuffix(b"\r")) for line in Path(path).read_bytes().split(b"\n")]
     except OSError as error:
         raise UsageError(
             f"--keys-file {path}: {error.strerror}", remedy="a file that has a key in each line"
