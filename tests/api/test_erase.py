@@ -32,6 +32,7 @@ from lastword.errors import (
 )
 from lastword.keys import index
 from lastword.records.batch import BatchBuilder
+from lastword.segment.names import marked_partition_dir
 from lastword.tools import erasure
 from lastword.tools.erasure import Wanted
 from tests.fakes.hasty import HastyFiles
@@ -182,6 +183,18 @@ def test_refusals_change_nothing(logs):
         users.erase([b""])
 
 
+def test_text_is_no_collection_of_keys(logs):
+    topic = logs.create_topic("users", cleanup_policy="compact", key_serializer="str")
+    for key in ("ada", "a", "d"):
+        topic.append(key, b"1")
+    for keys in ("ada", {"ada": 1}):
+        with pytest.raises(UsageError, match="give a list of keys"):
+            topic.erase(keys)
+    with pytest.raises(UsageError, match="prefix= is a str"):
+        topic.erase(prefix="a")
+    assert [record.key for record in topic.read()] == ["ada", "a", "d"]
+
+
 def test_an_open_transaction_is_named_and_nothing_is_appended(logs):
     topic = logs.create_topic("users", cleanup_policy="compact")
     topic.append(b"a", b"1")
@@ -252,6 +265,57 @@ def test_planted_copies_are_found(tmp_path, clock):
         assert filled.topic.erase(filled.keys[:1], now=True).complete
 
 
+@pytest.mark.parametrize("name", ["users", "u" * 240])
+def test_a_deleted_copy_in_another_directory_and_of_a_long_topic_is_found(tmp_path, clock, name):
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with lastword.open(roots, "a", clock=clock) as logs:
+        topic = logs.create_topic(name, cleanup_policy="compact")
+        topic.append(b"the key of someone", b"1")
+        home = Path(logs.dirs.log(name, 0).directory)
+        other = next(root for root in roots if root != home.parent)
+        copy = other / marked_partition_dir(name, 0, "delete", "0123456789abcdef" * 2)
+        shutil.copytree(home, copy)
+        (part,) = topic.erase([b"the key of someone"], now=True).partitions
+        assert {Path(found.file).name for found in part.copies} == {"00000000000000000000.log"}
+        assert {home.parent.joinpath(found.file).resolve() for found in part.copies} == {
+            path.resolve() for path in copy.glob("*.log")
+        }
+
+
+@pytest.mark.parametrize("key", [bytes(8), (10).to_bytes(8, "big"), (10).to_bytes(8, "little")])
+def test_numbers_and_zeros_in_indexes_and_snapshots_are_no_copies(tmp_path, clock, key):
+    root = tmp_path / "data"
+    with lastword.open(root, "a", clock=clock) as logs:
+        topic = logs.create_topic("users", cleanup_policy="compact")
+        topic.extend([(b"k%d" % number, b"1") for number in range(9)], producer="p", sequence=1)
+        topic.append(key, bytes(40))
+        topic.append(b"sparse", bytes(3000) + b"a value of 16 and more bytes" + bytes(3000))
+        (root / "users-0" / "00000000000000000777.snapshot").write_bytes(bytes(90) + key + bytes(1 << 20))
+        done = topic.erase([key, b"sparse"], now=True)
+        assert done.complete, done.partitions[0].copies[:3]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [bytes(9000) + b"\1" + bytes(9000) + b"a value of 16 bytes", b"x" * 20_000, b"xyz" * 7000],
+)
+def test_values_with_long_runs_are_found_with_few_comparisons(monkeypatch, value):
+    compared = 0
+
+    def counted(salt: bytes, data: bytes) -> bytes:
+        nonlocal compared
+        compared += 1
+        return data
+
+    monkeypatch.setattr(erasure, "digest_of", counted)
+    wanted = Wanted(SpanSet([]), b"s")
+    wanted.add_value(value)
+    data = bytes(100_000) + b"<" + value + b">" + bytes(100_000) + b"<" + value + b">"
+    found = sorted(wanted.find(np.frombuffer(data, np.uint8)))
+    assert [at for at, *_ in found] == [100_001, len(data) - 1 - len(value)]
+    assert compared < 10
+
+
 def test_a_garbage_index_and_a_key_index_are_removed_and_found_if_they_come_back(
     tmp_path, clock, monkeypatch
 ):
@@ -316,6 +380,11 @@ def test_a_partition_in_quarantine_is_refused_and_the_others_are_erased(tmp_path
             topic.erase([b"the same key"], now=True)
         (result,) = raised.value.results
         assert [part.partition for part in result.partitions] == [1]
+        assert not result.complete and "users-0" in result.failed[0]
+        with pytest.raises(PartialFailure) as raised:
+            topic.erase(prefix=b"another", now=True)
+        (result,) = raised.value.results
+        assert [part.records for part in result.partitions] == [1]
         assert not result.complete and "users-0" in result.failed[0]
         assert "users-0/00000000000000000000.log" in left_in(root, [b"the same key"])
         with pytest.raises(PartialFailure) as raised:

@@ -89,10 +89,15 @@ def erase(
         )
     chosen = dirs.select(topic, partition)
     wanted = set(keys)
+    failed: list[LastwordError] = []
     if prefix is not None:
-        for tp in chosen:
-            view = dirs.checked_view(*tp)
-            wanted |= dirs.on_view(view, lambda view: keys_with_prefix(view.segments, prefix))
+        for tp in list(chosen):
+            try:
+                view = dirs.checked_view(*tp)
+                wanted |= dirs.on_view(view, lambda view: keys_with_prefix(view.segments, prefix))
+            except (DataError, StorageError, BusyError) as error:
+                failed.append(error)
+                chosen.remove(tp)
     if b"" in wanted or prefix == b"":
         raise UsageError(
             "a key of no bytes cannot be erased", remedy="give keys or a prefix of a byte or more"
@@ -101,7 +106,6 @@ def erase(
     began_ms = dirs.clock.now_ms()
     one = _Erasing(dirs, topic, SpanSet(wanted), salt, now, dry_run)
     done: list[PartitionErasure] = []
-    failed: list[LastwordError] = []
     meter = Meter("erase", progress, sum(_size(dirs, *tp) for tp in chosen))
     for _, number in chosen:
         try:
@@ -301,12 +305,13 @@ class _Erasing:
     def _search(self, log: PartitionLog, wanted: Wanted, floors: dict[int, int]) -> Searched:
         numbers = {key: number for number, key in enumerate(self.keys.members)}
         log_dir = self._dirs.log_dir(log.topic, log.partition)
+        others = [each.path for each in self._dirs.directories if each is not log_dir]
 
         def is_kept(key: bytes, offset: int) -> bool:
             return offset >= floors[numbers[key]]
 
         try:
-            return search(log.view(), wanted, is_kept, log_dir.path, log.files)
+            return search(log.view(), wanted, is_kept, log_dir.path, log.files, others)
         except FileVanishedError as error:
             raise BusyError(
                 f"{error.file} was removed while it was searched", remedy="erase again", file=error.file

@@ -2,8 +2,8 @@
 
 `Wanted` finds keys and values in any bytes: a window of eight bytes of each is looked up at every position,
 and a match is compared as a whole. A value is kept as its salted digest only. Keys of fewer than eight bytes
-and values of fewer than sixteen occur by chance in other bytes: such keys are looked for as keys of records
-alone, and such values are not looked for.
+and values of fewer than sixteen, without zero bytes at their ends, occur by chance in other bytes: such keys
+are looked for as keys of records alone, and such values are not looked for.
 
 `search` reads every file of a partition: batches are decompressed, the key index is looked up by its own
 digests, and everything else is searched as it is: other private files, indexes, bytes behind the last batch.
@@ -19,7 +19,7 @@ import hmac
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,11 @@ MOST_COPIES = 1000
 MOST_VALUES = 1 << 20
 """Old values of a partition that are looked for."""
 SHORTEST_KEY, SHORTEST_VALUE = 8, 16
-"""Shorter ones occur by chance in other bytes."""
+"""Shorter ones occur by chance in other bytes. Zero bytes at both ends do not count: numbers have them."""
 
 NOT_COVERED = (
     "versions and replicas that a bucket or its provider keeps",
+    "local caches of objects (the storage option cache)",
     "copies made by pull, copy, restore, mirroring or backup, and their snapshots",
     "tables and checkpoints of Spark, Flink and lakes, and their older versions",
     "replicas on other brokers, until each of them has cleaned",
@@ -92,12 +93,13 @@ class Wanted:
         self.all_values = True
         self._windows: set[tuple[int, int, int]] = set()  # a window, its position in the whole, the length
         self._begins: set[int] = set()  # the first eight bytes
+        self._ends: set[int] = set()  # the last eight
         self._keys: set[bytes] = set()  # digests
         self._values: set[bytes] = set()
         self._longest = max((len(key) for key in keys.members), default=0)
         self._is_ready = False
         for key in keys.members:
-            if len(key) >= SHORTEST_KEY:
+            if len(key.strip(b"\0")) >= SHORTEST_KEY:
                 self._keys.add(self._add(key, len(key) - _WINDOW))
 
     @property
@@ -107,17 +109,18 @@ class Wanted:
 
     def add_value(self, value: bytes) -> None:
         """Look for an old value, too."""
-        if len(value) < SHORTEST_VALUE:
+        if len(value.strip(b"\0")) < SHORTEST_VALUE:
             return
         if len(self._values) >= MOST_VALUES:
             self.all_values = False
             return
         self._longest = max(self._longest, len(value))
-        self._values.add(self._add(value, (len(value) - _WINDOW) // 2))
+        self._values.add(self._add(value, _window_of(value)))
 
     def _add(self, data: bytes, at: int) -> bytes:
         self._windows.add((int.from_bytes(data[at : at + _WINDOW], "little"), at, len(data)))
         self._begins.add(int.from_bytes(data[:_WINDOW], "little"))
+        self._ends.add(int.from_bytes(data[-_WINDOW:], "little"))
         self._is_ready = False
         return digest_of(self.salt, data)
 
@@ -127,9 +130,10 @@ class Wanted:
         self._words = np.array([word for word, _, _ in windows], np.uint64)
         self._at = np.array([at for _, at, _ in windows], np.int64)
         self._length = np.array([length for _, _, length in windows], np.int64)
-        self._has_window, self._has_begin = np.zeros((2, 1 << _TABLE_BITS), np.bool_)
+        self._has_window, self._has_begin, self._has_end = np.zeros((3, 1 << _TABLE_BITS), np.bool_)
         self._has_window[self._slots(self._words)] = True
         self._has_begin[self._slots(np.array(list(self._begins), np.uint64))] = True
+        self._has_end[self._slots(np.array(list(self._ends), np.uint64))] = True
         self._is_ready = True
 
     def find(self, data: Bytes) -> Iterator[tuple[int, int, bool]]:
@@ -149,7 +153,7 @@ class Wanted:
     def _candidates(
         self, data: Bytes, words: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> Iterator[tuple[int, int]]:
-        """Yield start and length where a window matches, and the first eight bytes may."""
+        """Yield start and length where a window matches, and the first and last eight bytes may."""
         low, high = (np.searchsorted(self._words, words, side) for side in ("left", "right"))
         for step in range(int((high - low).max())):
             there = low + step < high
@@ -157,8 +161,8 @@ class Wanted:
             starts, lengths = positions[there] - self._at[numbers], self._length[numbers]
             inside = (starts >= 0) & (starts + lengths <= data.size)
             starts, lengths = starts[inside], lengths[inside]
-            begins = data[starts[:, None] + np.arange(_WINDOW)].view("<u8").ravel()
-            fitting = self._has_begin[self._slots(begins)]
+            fitting = self._has_begin[self._slots(_words_at(data, starts))]
+            fitting &= self._has_end[self._slots(_words_at(data, starts + lengths - _WINDOW))]
             yield from zip(starts[fitting].tolist(), lengths[fitting].tolist(), strict=True)
 
     @staticmethod
@@ -174,6 +178,25 @@ class Wanted:
             for at, length, is_value in self.find(data):
                 if position == start or at + length > overlap:  # else the block before had it
                     yield position + at, is_value
+
+
+def _window_of(value: bytes) -> int:
+    """Return the position of the window of a value: the middle, or where two neighbours differ.
+
+    A window of equal bytes matches at every position of a long run of them, such as a file of zeros.
+    """
+    at = (len(value) - _WINDOW) // 2
+    if value.count(value[at], at, at + _WINDOW) == _WINDOW:
+        data = np.frombuffer(value, np.uint8)
+        changes = np.flatnonzero(data[1:] != data[:-1])
+        if changes.size:
+            at = min(int(changes[changes.size // 2]), len(value) - _WINDOW)
+    return at
+
+
+def _words_at(data: Bytes, starts: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the eight bytes at each position as a word."""
+    return data[starts[:, None] + np.arange(_WINDOW)].view("<u8").ravel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,16 +367,22 @@ class _Search:
 
 
 def search(
-    view: PartitionView, wanted: Wanted, is_kept: Callable[[bytes, int], bool], root: str, files: Files
+    view: PartitionView,
+    wanted: Wanted,
+    is_kept: Callable[[bytes, int], bool],
+    root: str,
+    files: Files,
+    others: Sequence[str] = (),
 ) -> Searched:
-    """Search every file of a partition, and the files of its log directory that belong to it.
+    """Search every file of a partition, and the files of the log directories that belong to it.
 
     Args:
         view: The partition.
         wanted: Keys and values.
         is_kept: Returns whether the record of a key at an offset may be in the log.
-        root: The log directory.
+        root: Its log directory.
         files: The storage.
+        others: The other log directories: a move leaves directories of the partition there.
     """
     result = Searched()
     each = _Search(files, root, wanted, is_kept, result)
@@ -377,14 +406,24 @@ def search(
         sha256 = _sha256(files, segment.file, segment.size)
         result.segments.append(SegmentDigest(segment.base_offset, segment.size, sha256))
     each.directory(view.directory, decoded)
-    own = os.path.basename(os.path.normpath(view.directory))
-    for name in files.listdir(root):
-        path, parsed = os.path.join(root, name), names.parse_partition_dir(name)
-        if parsed is not None and parsed.marker and f"{parsed.topic}-{parsed.partition}" == own:
-            each.directory(path, ())
-        elif name.startswith(names.STAGED):
-            each.file(path)
+    for place in (root, *others):
+        for name in files.listdir(place):
+            if _is_marked(name, view.topic, view.partition):
+                each.directory(os.path.join(place, name), ())
+            elif name.startswith(names.STAGED):
+                each.file(os.path.join(place, name))
     return result
+
+
+def _is_marked(name: str, topic: str, partition: int) -> bool:
+    """Return whether a name is that of a directory of the partition that waits for its deletion or a move.
+
+    `names.marked_partition_dir` cuts the topic if the name is too long.
+    """
+    parsed = names.parse_partition_dir(name)
+    if parsed is None or not parsed.marker or parsed.partition != partition:
+        return False
+    return parsed.topic == topic or (len(name) == 255 and topic.startswith(parsed.topic))
 
 
 # ---------------------------------------------------------------- the certificate
