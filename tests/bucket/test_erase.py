@@ -15,11 +15,16 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword.clock import ManualClock, SystemClock
 from tests.api.test_erase import left_in
+from tests.fakes.objects import Bucket, Fault, Planned, Stopped
+from tests.support.exhaustive import stride
+
+KEY, VALUE = b"the key of someone", b"an old value of someone"
 
 
 def strings_in(value: Any) -> Iterator[bytes]:
-    """Yield every text in a JSON value as bytes, and what it stands for if it is Base64."""
+    """Yield every text in a JSON value as bytes, and what it stands for if it is Base64 or JSON."""
     for part in (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     ):
@@ -28,7 +33,9 @@ def strings_in(value: Any) -> Iterator[bytes]:
     if isinstance(value, str):
         yield value.encode()
         with suppress(ValueError):
-            yield base64.b64decode(value)
+            yield base64.b64decode(value, validate=True)
+        if value.startswith(("{", "[")):
+            yield from strings_in(json.loads(value))
 
 
 def objects_with(logs: lastword.LogDir, wanted: list[bytes], path: Path) -> set[str]:
@@ -46,6 +53,95 @@ def objects_with(logs: lastword.LogDir, wanted: list[bytes], path: Path) -> set[
         if left_in(path, wanted) or any(each in part for part in parts for each in wanted):
             found.add(facts.key)
     return found
+
+
+def fill(logs: lastword.LogDir, partitions: int, value_bytes: int, rounds: int = 3) -> lastword.Topic:
+    """Make commits with records of the key and of others, in several segments or partitions."""
+    rng = random.Random(3)
+    topic = logs.create_topic("users", partitions=partitions, cleanup_policy="compact", segment_bytes=100_000)
+    for number in range(rounds):
+        others = [(b"other %d" % other, rng.randbytes(value_bytes)) for other in range(40)]
+        topic.extend([(KEY, VALUE + b" %d" % number), *others])
+    return topic
+
+
+def records_of(topic: lastword.Topic) -> list[tuple[Any, ...]]:
+    """Return the records of other keys."""
+    return sorted((r.partition, r.offset, r.key, r.value) for r in topic.read() if r.key != KEY)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "value_bytes"),
+    [(1, 4000), (3, 4000), (60, 20)],
+    ids=["segments of a commit", "partitions of a commit", "small files in a page of the manifest"],
+)
+def test_no_object_keeps_the_bytes_beside_other_files(
+    opened: Callable[..., lastword.LogDir], tmp_path: Path, partitions: int, value_bytes: int
+) -> None:
+    logs = opened()
+    topic = fill(logs, partitions, value_bytes)
+    before = records_of(topic)
+    assert objects_with(logs, [KEY, VALUE], tmp_path)
+    assert topic.erase([KEY], now=True).complete
+    assert objects_with(logs, [KEY, VALUE], tmp_path) == set()
+    assert records_of(topic) == before
+    assert logs.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["a pin", "an upload"])
+def test_objects_that_a_pin_or_an_upload_keeps_are_counted(
+    opened: Callable[..., lastword.LogDir], tmp_path: Path, kind: str
+) -> None:
+    logs = opened()
+    bucket = logs.dirs._bucket  # type: ignore[attr-defined]
+    if kind == "an upload":
+        bucket.begin_uploads("job", 3_600_000)
+    topic = fill(logs, 3, 4000)
+    pin = bucket.pin(3_600_000) if kind == "a pin" else ""
+    done = topic.erase([KEY], now=True)
+    assert done.waiting_objects and done.waiting_until_ms > 0 and not done.complete
+    assert objects_with(logs, [KEY, VALUE], tmp_path)
+    bucket.unpin(pin) if pin else bucket.end_uploads("job")
+    assert topic.erase([KEY], now=True).complete
+    assert objects_with(logs, [KEY, VALUE], tmp_path) == set()
+
+
+def test_a_stop_at_every_request_and_a_repeated_call_end_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(SystemClock().now_ms())
+
+    def opened(bucket: Bucket) -> lastword.LogDir:
+        monkeypatch.setattr(lastword.objects, "open_store", lambda *_: bucket.process())
+        return lastword.open(
+            "s3://double", "a", clock=clock, lastword_commit_linger_ms=0, log_cleaner_enable=False
+        )
+
+    first = Bucket(clock=ManualClock(clock.now_ms()))
+    with opened(first) as logs:
+        before = records_of(fill(logs, 3, 4000))
+    number, step, ended = 1, stride(5), False
+    while not ended:
+        bucket = Bucket(clock=ManualClock(clock.now_ms()))
+        bucket.objects, bucket._writes = dict(first.objects), first._writes
+        try:
+            logs = opened(bucket)
+            store = logs.dirs._bucket.store  # type: ignore[attr-defined]
+            store.faults = Planned({store.number + number: Fault.STOP_BEFORE})
+            logs.topic("users").erase([KEY], now=True)
+            ended = True
+        except Stopped:
+            store.stopped, store.faults = False, None
+            logs.dirs.closed = True
+        with opened(bucket) as again:
+            topic = again.topic("users")
+            assert records_of(topic) == before
+            assert topic.erase([KEY], now=True).complete
+            assert objects_with(again, [KEY, VALUE], tmp_path) == set()
+            assert records_of(topic) == before
+            assert again.verify().ok
+        number += step
+    assert number > 25
 
 
 @pytest.mark.parametrize("now", [True, False])

@@ -20,7 +20,7 @@ from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
 from lastword.api.bucket_records import groups_of, size_of, whole
 from lastword.api.open_dirs import Ack, Mode, OpenDirs, PathLike
 from lastword.api.short_commits import ShortCommits
-from lastword.bucket.collect import Collection, collect, missing_objects
+from lastword.bucket.collect import Collection, collect, drop_removed_bytes, missing_objects
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
@@ -284,6 +284,12 @@ class BucketDirs(OpenDirs):
         if retention_ms is None:
             retention_ms = self.settings.instance.lastword_objects_retention_ms
         return collect(self._bucket, retention_ms=retention_ms, dry_run=dry_run)
+
+    def drop_removed_bytes(self) -> None:
+        """As `OpenDirs.drop_removed_bytes`."""
+        self.require_writable()
+        drop_removed_bytes(self._bucket)
+        self.refresh()
 
     def object_of(self, path: str) -> tuple[str, int, int] | None:
         """As `OpenDirs.object_of`; None for a file that is in the manifest, or that does not exist."""

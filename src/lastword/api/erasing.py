@@ -128,6 +128,7 @@ def collected(dirs: OpenDirs, erasure: Erasure) -> Erasure:
     """
     if not dirs.files.file_cost_bytes:
         return erasure
+    dirs.drop_removed_bytes()
     done = dirs.collect(retention_ms=0 if erasure.now else None)
     removed = done.removed_objects
     for _ in range(_COLLECTIONS if erasure.now else 0):
@@ -137,8 +138,8 @@ def collected(dirs: OpenDirs, erasure: Erasure) -> Erasure:
     return replace(
         erasure,
         removed_objects=removed,
-        waiting_objects=done.waiting_objects,
-        waiting_until_ms=done.next_due_ms if done.waiting_objects else -1,
+        waiting_objects=done.waiting_objects + done.uploading_objects,
+        waiting_until_ms=done.next_due_ms,
     )
 
 

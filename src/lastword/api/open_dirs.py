@@ -241,6 +241,10 @@ class OpenDirs(ProcessBound):
         """Remove objects that no version needs. UsageError: a directory has none."""
         raise self._no_bucket()
 
+    def drop_removed_bytes(self) -> None:
+        """Let no object hold bytes of files that were removed. UsageError: a directory has none."""
+        raise self._no_bucket()
+
     def object_of(self, path: str) -> tuple[str, int, int] | None:
         """Return the URL of the object that holds a file, and first and last byte. A directory has none."""
         return None

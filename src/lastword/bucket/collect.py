@@ -25,9 +25,11 @@ from functools import cache, partial
 from itertools import islice
 
 from lastword.bucket.commit import BUNDLE_BYTES, Bucket, Loaded
+from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import (
     MANIFEST,
     OBJECTS,
+    Entry,
     Pin,
     decode_condemned,
     encode_condemned,
@@ -61,9 +63,11 @@ class Collection(Value):
         waiting_objects: Objects without a name that are kept for readers.
         waiting_bytes: Their bytes.
         pinned_objects: Objects of these that only a pinned reader keeps.
+        uploading_objects: Other objects without a name, which may be of an upload that has not ended.
         named_objects: Objects that the log consists of.
         named_bytes: Their bytes.
-        next_due_ms: When the first waiting object may go, by the store's clock; -1: none waits.
+        next_due_ms: When the first waiting object may go, or without any the first uploading one, by the
+            store's clock; -1: there is none.
         dry_run: Nothing was removed.
     """
 
@@ -72,6 +76,7 @@ class Collection(Value):
     waiting_objects: int
     waiting_bytes: int
     pinned_objects: int
+    uploading_objects: int
     named_objects: int
     named_bytes: int
     next_due_ms: int
@@ -152,7 +157,7 @@ def _decide(
     pins = _live(loaded.manifest.pins, now_ms).values()
     uploads = _live(loaded.manifest.uploads, now_ms).values()
     uploading_since_ms = min((pin.since_ms - STORE_CLOCK_STEP_MS for pin in uploads), default=None)
-    removed, waiting, held, pinned = [], {}, {}, 0
+    removed, waiting, held, pinned, uploading = [], {}, {}, 0, 0
     for facts in listed:
         if facts.key in named:
             continue
@@ -161,6 +166,7 @@ def _decide(
             and facts.modified_ms >= uploading_since_ms
             and facts.key not in before
         ):
+            uploading += 1
             continue
         since_ms = before.get(facts.key, UNTIMED)
         timed = since_ms != UNTIMED
@@ -175,6 +181,8 @@ def _decide(
                 held[facts.key] = facts.size
             pinned += due
     sizes = {facts.key: facts.size for facts in listed}
+    nameless = map(waiting.__getitem__, held) if held else (pin.until_ms for pin in uploads if uploading)
+    first_ms = min(nameless, default=None)
     return _Decision(
         tuple(removed),
         waiting,
@@ -185,9 +193,10 @@ def _decide(
             waiting_objects=len(held),
             waiting_bytes=sum(held.values()),
             pinned_objects=pinned,
+            uploading_objects=uploading,
             named_objects=len(named),
             named_bytes=sum(sizes.get(key, 0) for key in named),
-            next_due_ms=min(map(waiting.__getitem__, held)) + retention_ms if held else -1,
+            next_due_ms=-1 if first_ms is None else first_ms + retention_ms,
             dry_run=dry_run,
         ),
     )
@@ -207,6 +216,49 @@ def _condemned(bucket: Bucket, key: str | None) -> dict[str, int]:
 
 def _live(pins: Mapping[str, Pin], now_ms: int) -> dict[str, Pin]:
     return {name: pin for name, pin in pins.items() if pin.until_ms > now_ms}
+
+
+def drop_removed_bytes(bucket: Bucket) -> None:
+    """Let no object of the newest version hold bytes that are not in the version.
+
+    Small files of a commit share an object, which stays as long as one of them does. The files of each object
+    with other bytes move to new objects, and the pages of the manifest become one, without entries that are
+    replaced. A collection removes the old objects. If this is interrupted, the next call does what is left.
+    """
+    sizes = {facts.key: facts.size for facts in bucket.store.list(OBJECTS)}
+    loaded = bucket.load()
+    pieces: dict[str, set[tuple[int, int]]] = {}
+    for _, entry in loaded.snapshot.files():
+        for key, position, size in _pieces(entry):
+            pieces.setdefault(key, set()).add((position, size))
+    shared, taken = set(), 0
+    for key, ranges in pieces.items():
+        named_bytes = sum(size for _, size in ranges)
+        if sizes.get(key, 0) > named_bytes:
+            shared.add(key)
+            taken += named_bytes
+        if taken >= BUNDLE_BYTES:
+            bucket.transaction(partial(_move, bucket, frozenset(shared)))
+            shared, taken = set(), 0
+    if shared:
+        bucket.transaction(partial(_move, bucket, frozenset(shared)))
+    bucket.merge_pages()
+
+
+def _move(bucket: Bucket, objects: frozenset[str], files: BucketFiles) -> None:
+    """Give the files in some objects the same bytes anew, which a commit uploads."""
+    for path, entry in list(files.snapshot.files()):
+        if not objects.isdisjoint(entry.objects()):
+            data = bucket.reads.whole(entry)
+            files.adopt({path: entry._replace(object=None, position=0, data=data, patch=None)})
+
+
+def _pieces(entry: Entry) -> Iterator[tuple[str, int, int]]:
+    """Yield object, position and size of the bytes of a file."""
+    if entry.object is not None:
+        yield entry.object, entry.position, entry.size
+    if entry.patch is not None:
+        yield entry.patch
 
 
 def missing_objects(bucket: Bucket) -> list[DataError]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -589,7 +589,7 @@ class Bucket:
                 uploads=_without(before.uploads, ended_uploads),
             )
         )
-        moving = {path: entry for path, entry in following.changes.items() if path not in CHECKPOINTS}
+        moving = _without_checkpoints(following)
         if _size_of(moving) > changes_bytes:
             following = self._paged(base, following, moving)
         return following
@@ -604,6 +604,20 @@ class Bucket:
         while kept and (kept[-1].entries <= PAGE_RATIO * size or len(kept) >= MAX_PAGES):
             layers.append(base.layers[len(layers)])  # newest first, as `kept` from its end
             size += kept.pop().entries
+        return self._with_page(manifest, kept, layers)
+
+    def merge_pages(self) -> None:
+        """Make one page of all: no object of the version then has an entry that is replaced or removed."""
+
+        def change(loaded: Loaded) -> Manifest:
+            layers = [Layer(_without_checkpoints(loaded.manifest)), *loaded.snapshot.layers[1:]]
+            return self._with_page(loaded.manifest, [], layers)
+
+        if self.load().manifest.pages:
+            self.edit(change)
+
+    def _with_page(self, manifest: Manifest, kept: Sequence[PageRef], layers: Sequence[Layer]) -> Manifest:
+        """Return the manifest with a new page of these layers, newest first, behind the pages `kept`."""
         count, data = encode_page(layers, oldest=not kept)
         page = PageRef(self.new_key(), count, len(data))
         self.put_page(page, data)
@@ -810,6 +824,10 @@ def _size_of(changes: Changes) -> int:
     """Return about the bytes of changes in a manifest."""
     inline = sum([len(entry.data) for entry in changes.values() if entry is not None])
     return sum(map(len, changes)) + ENTRY_BYTES * len(changes) + inline * 4 // 3
+
+
+def _without_checkpoints(manifest: Manifest) -> Changes:
+    return {path: entry for path, entry in manifest.changes.items() if path not in CHECKPOINTS}
 
 
 def _without_removed(changes: Changes) -> dict[str, Entry | None]:

@@ -116,7 +116,7 @@ def erase(
 
 
 def _lines(path: str) -> list[str]:
-    """Return the lines of a file of keys that are not empty. Only LF and CR LF end a line: keys have others."""
+    """Return the lines of a file of keys that are not empty. Only LF and CR LF end one: keys hold others."""
     try:
         lines = [os.fsdecode(line.removesuffix(b"\r")) for line in Path(path).read_bytes().split(b"\n")]
     except OSError as error:

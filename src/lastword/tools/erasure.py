@@ -196,7 +196,8 @@ def _window_of(value: bytes) -> int:
 
 def _words_at(data: Bytes, starts: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Return the eight bytes at each position as a word."""
-    return data[starts[:, None] + np.arange(_WINDOW)].view("<u8").ravel()
+    words: NDArray[np.uint64] = data[starts[:, None] + np.arange(_WINDOW)].view("<u8").ravel()
+    return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +507,8 @@ class Erasure(Value):
         partitions: Each partition that was erased and searched.
         failed: The errors of the other partitions.
         removed_objects: In a bucket: objects with older versions of the files that were removed.
-        waiting_objects: Objects that no version needs, which hold the records until a `gc` may remove them.
+        waiting_objects: Objects without a name, which may hold the records: they wait for a `gc`, or for the
+            end of an upload.
         waiting_until_ms: When a `gc` may remove the first of them; -1: there is none.
         not_covered: What the certificate does not promise.
     """
