@@ -18,6 +18,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
+    DiskFullError,
     InvalidSettingError,
     MissingError,
     TableRefusedError,
@@ -318,6 +319,10 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
         ({"value_format": "json", "value_schema": "a INT b INT"}, InvalidSettingError, "the end"),
         ({"value_format": "json", "value_schema": "a ; INT"}, InvalidSettingError, "position 1"),
         ({"value_format": "json", "value_schema": "a TIMESTAMP_NTZ"}, InvalidSettingError, "timestampNtz"),
+        ({"value_format": "json", "value_schema": "d DECIMAL(5, 9)"}, InvalidSettingError, "no such columns"),
+        ({"value_format": "json", "value_schema": "a INT, A INT"}, InvalidSettingError, "Duplicate field"),
+        ({"value_format": "json", "value_schema": pa.struct([])}, InvalidSettingError, "without fields"),
+        ({"value_format": "json", "value_schema": 5}, InvalidSettingError, "5 is no type"),
         ({"value_format": "avro", "format_options": {"avroSchema": "{"}}, InvalidSettingError, "avroSchema"),
     ],
 )
@@ -422,9 +427,25 @@ def test_a_write_above_commits_that_are_gone_is_refused(exported: Any, to: str, 
         exported.export(to)
 
 
-def test_a_damaged_commit_is_refused(exported: Any, to: str, place: Path) -> None:
-    (place / commit_key(1)).write_text('{"add":')
+@pytest.mark.parametrize(
+    "text", ['{"add":', '{"add":{}}', '{"txn":null}', '{"metaData":{"schemaString":"{"}}']
+)
+def test_a_damaged_commit_is_refused(exported: Any, to: str, place: Path, text: str) -> None:
+    settings = '"configuration":{"lastword.topic":"t","lastword.layout":"vectors"},"schemaString"'
+    (place / commit_key(1)).write_text(text.replace('"schemaString"', settings))
     with pytest.raises(lastword.errors.CorruptFileError, match="is damaged"):
+        exported.export(to)
+
+
+@pytest.mark.parametrize("part", ["footer", "pages"])
+def test_a_damaged_data_file_is_refused(exported: Any, to: str, place: Path, part: str) -> None:
+    (add,) = actions_of(place, 0, "add")
+    content = bytearray((place / add["path"]).read_bytes())
+    changed = range(4, len(content) // 2) if part == "pages" else range(len(content) - 8, len(content))
+    for at in changed:
+        content[at] ^= 0xFF
+    (place / add["path"]).write_bytes(content)
+    with pytest.raises(lastword.errors.CorruptFileError, match="parquet is damaged"):
         exported.export(to)
 
 
@@ -447,6 +468,20 @@ def test_a_topic_that_was_made_again_replaces_its_rows(
     assert (result.added_rows, result.removed_rows) == (1, 100)
     assert values_of(place) == {"only": "row"}
     assert len(rows_of(str(place), 1)) == 100
+
+
+def test_a_topic_that_comes_back_replaces_its_rows(tmp_path: Path, to: str, place: Path) -> None:
+    """A log of another id was exported between: the position of the first one holds no longer."""
+    for name in "ab":
+        with lastword.open(tmp_path / name, "a") as logs:
+            created(logs).append("key", name)
+    for name in "abaabb":
+        with lastword.open(tmp_path / name) as logs:
+            logs["t"].export(to)
+        assert values_of(place) == {"key": name}
+    assert [values["key"] for values in (dict(rows_of(str(place), n).values()) for n in range(4))] == [
+        *"abab"
+    ]
 
 
 def test_a_log_that_was_cut_replaces_its_rows(logs: Any, exported: Any, to: str, place: Path) -> None:
@@ -581,6 +616,45 @@ def test_a_target_that_is_no_table(topic: Any, to: str) -> None:
 def test_options_of_a_store_for_a_directory(topic: Any, to: str) -> None:
     with pytest.raises(UsageError, match="in a bucket"):
         topic.export(to, storage_options={"region": "x"})
+
+
+@pytest.mark.parametrize("name", ["log", "log/lake", "log/t-0", "link/lake"])
+def test_a_table_in_the_log_directory(tmp_path: Path, topic: Any, name: str) -> None:
+    """A broker does not start beside a directory that is no partition."""
+    (tmp_path / "link").symlink_to(tmp_path / "log")
+    with pytest.raises(UsageError, match="is in the log directory"):
+        topic.export(f"delta:{tmp_path / name}")
+
+
+def test_a_path_that_readers_decode(tmp_path: Path, topic: Any) -> None:
+    """deltalake opens `a b` for `a%20b`: its checkpoint would have the files of another table."""
+    with pytest.raises(UsageError, match="percent"):
+        topic.export(f"delta:{tmp_path}/a%20b")
+    topic.export(f"delta:{tmp_path}/100%")
+
+
+def test_a_failed_export_leaves_no_files(
+    logs: Any, to: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "FILE_BYTES", 1)
+    monkeypatch.setattr(data, "BUFFERED_BYTES", 1)
+    topic = created(logs, partitions=2)
+    topic.append("k1", '{"n": 1}', partition=0)
+    topic.append("k2", "no json", partition=1)
+    with pytest.raises(ValueFormatError):
+        topic.export(to, value_format="json", value_schema="n INT")
+    assert not list(place.rglob("*.parquet"))
+
+
+def test_a_full_drive_leaves_no_scratch_file(topic: Any, to: str, place: Path, tmp_path: Path) -> None:
+    topic.append("a", "b")
+    full = DiskFullError("no space", file=str(place))
+    files = RecordingFiles(
+        DEFAULT, fail=lambda call: full if call.name == "append" and call.path.endswith(".tmp") else None
+    )
+    with lastword.open(tmp_path / "log", files=files) as logs, pytest.raises(DiskFullError):
+        logs["t"].export(to)
+    assert not list((place / "_delta_log").iterdir())
 
 
 @pytest.mark.parametrize("package", ["deltalake", "pyroaring"])

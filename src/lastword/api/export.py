@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -90,12 +92,29 @@ def _target(
                 "storage options are for a table in a bucket", remedy="omit them for a directory"
             )
         path = check_path("to", place)
+        _check_directory(path, dirs)
         return DirectoryStore(dirs.local_files, path), partial(_checkpoint, path, {})
     store = open_store(place, options)
     given = {name: value for name, value in (options or {}).items() if name.lower() not in _OWN_OPTIONS}
     if store.url.startswith("memory:"):  # another library does not see the memory of this one
         return store, lambda: None
     return store, partial(_checkpoint, store.url, given)
+
+
+def _check_directory(path: str, dirs: OpenDirs) -> None:
+    """Raise UsageError for a directory that readers of Delta, or a broker, would take for something else."""
+    real = Path(path).resolve()
+    if unquote(str(real)) != str(real):
+        raise UsageError(
+            f"{path} has a percent sign and two digits, which readers of Delta take for a character",
+            remedy="choose another path",
+        )
+    for log_dir in dirs.paths:
+        if not is_url(log_dir) and real.is_relative_to(Path(log_dir).resolve()):
+            raise UsageError(
+                f"{path} is in the log directory {log_dir}, where a broker accepts partitions only",
+                remedy="choose a path outside of it",
+            )
 
 
 def _checkpoint(place: str, options: Mapping[str, str]) -> None:
@@ -287,6 +306,8 @@ def _type_of(schema: Any) -> pa.DataType:
     """Return the type that a caller gives: a type or schema of Arrow, or DDL."""
     if isinstance(schema, str):
         return parse_ddl(schema)
+    if not isinstance(schema, pa.Schema | pa.DataType):
+        raise ValueError(f"{schema!r} is no type")
     return pa.struct(list(schema)) if isinstance(schema, pa.Schema) else schema
 
 
@@ -298,6 +319,8 @@ def _not_in_delta(kind: pa.DataType) -> str | None:
     def refuse(part: pa.DataType) -> str | None:
         if pa.types.is_timestamp(part) and part.tz is None:
             return "a timestamp without a time zone needs a feature (timestampNtz) that few readers have"
+        if pa.types.is_struct(part) and not part.num_fields:
+            return "a struct without fields cannot be written"
         return "VARIANT needs a feature that few readers have" if is_variant(part) else None
 
     return first_problem(kind, refuse)

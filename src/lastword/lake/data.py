@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lastword.arrow import pa, pc, pq
+from lastword.errors import CorruptFileError, LastwordError
 from lastword.objects.interface import ObjectStore
 from lastword.units import MIB
 
@@ -154,10 +156,16 @@ class _Ranges(io.RawIOBase):
 
 
 class DataReader:
-    """A data file, opened to read."""
+    """A data file, opened to read.
+
+    Raises:
+        CorruptFileError: The file is no Parquet file, or is damaged; from each method.
+    """
 
     def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        self._file = pq.ParquetFile(pa.PythonFile(_Ranges(store, key, size), mode="r"), pre_buffer=True)
+        self._path = f"{store.url}/{key}"
+        with self._readable():
+            self._file = pq.ParquetFile(pa.PythonFile(_Ranges(store, key, size), mode="r"), pre_buffer=True)
 
     @property
     def rows(self) -> int:
@@ -166,15 +174,34 @@ class DataReader:
 
     def positions(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the partition and the offset of each row."""
-        table = self._file.read(list(POSITION))
+        with self._readable():
+            table = self._file.read(list(POSITION))
         partitions, offsets = (np.asarray(table.column(name)) for name in POSITION)
         return partitions.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
 
     def live(self, dead: NDArray[np.bool_], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose bit in `dead` is not set, in the order of the file."""
         first = 0
-        for batch in self._file.iter_batches(columns=schema.names):
+        batches = self._file.iter_batches(columns=schema.names)
+        while True:
+            with self._readable():
+                batch = next(batches, None)
+            if batch is None:
+                return
             kept = batch.filter(pa.array(~dead[first : first + batch.num_rows]))
             first += batch.num_rows
             arrays = [kept.column(field.name).cast(field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except LastwordError:
+            raise
+        except (pa.ArrowException, OSError):
+            raise CorruptFileError(
+                f"{self._path} is damaged",
+                remedy="restore the table to an older version, or choose another path",
+                file=self._path,
+            ) from None

@@ -73,8 +73,8 @@ class DirectoryStore(ObjectStore):
         folder, name = os.path.split(path)
         self._make_folder(folder)
         scratch = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
-        self._write(scratch, [data])
         try:
+            self._write(scratch, [data])
             self._files.link(scratch, path)
         except FileTakenError:
             raise ObjectTakenError.of(path) from None

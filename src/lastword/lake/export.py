@@ -12,6 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from lastword.arrow import pa
 from lastword.clock import Clock
-from lastword.errors import BusyError, MissingError, ObjectVanishedError
+from lastword.errors import BusyError, InvalidSettingError, LastwordError, MissingError, ObjectVanishedError
 from lastword.lake.data import DataReader, DataWriter
 from lastword.lake.directory import SCRATCH
 from lastword.lake.table import LAYOUT, LOG, OWN, TOPIC, DataFile, Snapshot, Table
@@ -40,6 +41,8 @@ ORPHAN_MS = 7 * 86_400_000
 SMALL_BYTES = 8 * MIB
 MOST_SMALL = 16
 """More files below SMALL_BYTES than these are joined."""
+NO_POSITION = -1
+"""The version of an application id whose topic has no rows in the table: it was made again."""
 _FEATURES = ["deletionVectors"]
 _DATA = re.compile(r"lastword-(\d{20})-[0-9a-f]{16}-\d{4,}\.parquet")
 _VECTORS = re.compile(r"deletion_vector_([0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f-]{21})\.bin")
@@ -160,7 +163,12 @@ def export(
         if not prepared:
             before_write()
             prepared = True
-        attempt.collect()
+        try:
+            attempt.collect()
+        except BaseException:
+            with suppress(LastwordError):  # the first error is the reason
+                attempt.undo()
+            raise
         if attempt.commit(columns):
             if attempt.version and attempt.version % CHECKPOINT_COMMITS == 0:
                 _maintain(table, checkpoint, clock.now_ms())
@@ -172,12 +180,23 @@ def export(
 
 
 def delta_schema(schema: pa.Schema) -> dict[str, Any]:
-    """Return a schema in the form of Delta's log. MissingError without deltalake."""
+    """Return a schema in the form of Delta's log.
+
+    Raises:
+        MissingError: deltalake is not installed.
+        InvalidSettingError: Delta has no such columns.
+    """
     try:
         from deltalake import Schema
     except ImportError:
         raise MissingError.package("a Delta table", "deltalake", "deltalake>=1.6,<2") from None
-    parsed: dict[str, Any] = json.loads(Schema.from_arrow(schema).to_json())
+    try:
+        parsed: dict[str, Any] = json.loads(Schema.from_arrow(schema).to_json())
+    except Exception as error:  # deltalake raises the base class
+        reason = str(error).partition("\n")[0].removeprefix("External error: ").strip()
+        raise InvalidSettingError(
+            f"Delta has no such columns: {reason}", remedy="give another value_schema"
+        ) from None
     return parsed
 
 
@@ -207,19 +226,24 @@ class _Attempt:
         self._prefix = f"lastword-{self.version:020}-{token & (1 << 64) - 1:016x}"
         self._data = DataWriter(table.store, schema, self._prefix, now_ms)
         self._own = f"{OWN}{moment.topic_id}/"
-        others = [name for name in snapshot.positions if name.startswith(OWN)]
-        self._is_remade = bool(others) and not any(name.startswith(self._own) for name in others)
-        self._changed = [part for part in moment.partitions if self._txns(part)]
+        self._others = [
+            name
+            for name, version in snapshot.positions.items()
+            if name.startswith(OWN) and not name.startswith(self._own) and version != NO_POSITION
+        ]
+        self._is_remade = bool(self._others)
+        self._changed = [part for part in moment.partitions if self._is_remade or self._txns(part)]
         self._actions: list[dict[str, Any]] = []
         self._added = self._removed = self._rewritten = 0
 
     @property
     def is_current(self) -> bool:
         """Whether the table has the position of every partition."""
-        return self._snapshot.version >= 0 and not self._changed
+        return self._snapshot.version >= 0 and not self._changed and not self._is_remade
 
     def _position(self, number: int, suffix: str = "") -> int | None:
-        return self._snapshot.positions.get(f"{self._own}{number}{suffix}")
+        version = self._snapshot.positions.get(f"{self._own}{number}{suffix}")
+        return None if version == NO_POSITION else version
 
     def _txns(self, part: LivePartition) -> dict[str, int]:
         """Return the versions of application ids that a commit changes for a partition."""
@@ -234,7 +258,7 @@ class _Attempt:
         off is live again. Then every row of the partition is replaced.
         """
         known, cuts = self._position(part.number), self._position(part.number, "/cuts")
-        if known is None or cuts is None or min(part.end, part.cut_since(cuts)) < known:
+        if self._is_remade or known is None or cuts is None or min(part.end, part.cut_since(cuts)) < known:
             return 0
         return known
 
@@ -304,13 +328,15 @@ class _Attempt:
         ]
         if self.version == 0:
             actions += _created(self._topic, columns, self._now_ms)
+        positions = dict.fromkeys(self._others, NO_POSITION)
         for part in self._changed:
-            for name, value in self._txns(part).items():
-                actions.append({"txn": {"appId": name, "version": value, "lastUpdated": self._now_ms}})
+            positions |= self._txns(part)
+        for name, value in positions.items():
+            actions.append({"txn": {"appId": name, "version": value, "lastUpdated": self._now_ms}})
         return self._table.commit(self.version, [*actions, *self._actions, *self._data.actions])
 
     def undo(self) -> None:
-        """Remove the files of an attempt that another commit overtook."""
+        """Remove the files of an attempt that failed or that another commit overtook."""
         self._table.store.delete([*self._data.names, *([self._vectors.name] if len(self._vectors) else [])])
 
     def result(self, version: int | None) -> Exported:

@@ -137,15 +137,23 @@ class Table:
         begin = max((number for number in checkpoints if number <= newest), default=-1)
         state = Snapshot(-1, files={})
         if begin >= 0:
-            state = _replayed(state, begin, self._checkpoint(checkpoints[begin]))
+            state = self._replayed(state, begin, self._checkpoint(checkpoints[begin]), checkpoints[begin][0])
         for number in range(begin + 1, newest + 1):
             if number not in commits:
                 raise self._refused(
                     f"commit {number} is missing, and no checkpoint of one Parquet file is above it",
                     "choose another path, or restore the log of the table",
                 )
-            state = _replayed(state, number, self.actions(number))
+            state = self._replayed(state, number, self.actions(number), commit_key(number))
         return state
+
+    def _replayed(
+        self, state: Snapshot, version: int, actions: Iterable[Mapping[str, Any]], key: str
+    ) -> Snapshot:
+        try:
+            return _replayed(state, version, actions)
+        except (KeyError, TypeError, AttributeError):
+            raise self._damaged(key) from None
 
     def _listed(self) -> tuple[set[int], dict[int, list[str]]]:
         """Return the versions of commits, and the names of the parts of each complete checkpoint."""
@@ -221,9 +229,9 @@ class Table:
         if TOPIC not in settings:
             raise self._refused("another program made this table", "choose another path")
         if settings[TOPIC] != topic or settings.get(LAYOUT) != layout:
-            held = f"{settings[TOPIC]!r} in layout {settings.get(LAYOUT)}"
+            known = f"{settings[TOPIC]!r} in layout {settings.get(LAYOUT)}"
             raise self._refused(
-                f"it is the table of {held}, not of {topic!r} in layout {layout}", "choose another path"
+                f"it is the table of {known}, not of {topic!r} in layout {layout}", "choose another path"
             )
         listed = (protocol.get(f"{side}Features") or () for side in ("reader", "writer"))
         unknown = sorted({name for names in listed for name in names} - FEATURES)
@@ -238,10 +246,13 @@ class Table:
             raise self._refused(
                 "it is append-only or partitioned: rows could not be removed", "choose another path"
             )
-        if json.loads(snapshot.metadata["schemaString"]) != schema:
+        try:
+            held = json.loads(snapshot.metadata["schemaString"])
+        except ValueError:
+            raise self._damaged(LOG) from None
+        if held != schema:
             raise self._refused(
-                f"its columns are {_named(json.loads(snapshot.metadata['schemaString']))}, and the topic now "
-                f"has {_named(schema)}",
+                f"its columns are {_named(held)}, and the topic now has {_named(schema)}",
                 "give the value_format and value_schema of before, or choose another path",
             )
         for file in snapshot.files.values():
