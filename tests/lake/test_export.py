@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars
 import pyarrow as pa
 import pytest
@@ -164,6 +165,21 @@ def test_a_data_file_ends_at_its_size(
     assert len(rows_of(str(place))) == 90
 
 
+def test_large_rows_are_decoded_a_few_at_a_time(
+    topic: Any, to: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.extend([(f"k{number}", "x" * 1000) for number in range(300)])
+    topic.export(to)
+    monkeypatch.setattr(data, "BUFFERED_BYTES", 20_000)
+    (add,) = actions_of(place, 0, "add")
+    reader = data.DataReader(DirectoryStore(DEFAULT, str(place)), add["path"], add["size"])
+    names = ["key", "value", "partition", "offset", "timestamp"]
+    schema = pa.schema([reader._file.schema_arrow.field(name) for name in names])
+    batches = list(reader.live(np.arange(300) % 3 == 0, schema))
+    assert sum(batch.num_rows for batch in batches) == 200
+    assert 0 < max(batch.nbytes for batch in batches) < 30_000
+
+
 def test_a_dry_run_measures_and_writes_nothing(topic: Any, to: str, place: Path) -> None:
     fill(topic, 0, 100)
     planned = topic.export(to, dry_run=True)
@@ -214,8 +230,6 @@ def test_checkpoints_keep_vectors_and_positions(topic: Any, to: str, place: Path
 
 
 def test_offsets_above_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
-
     high = 5 << 32
     known = vectors.Offsets()
     known.add(np.array([1, 3, high + 1], np.int64))
@@ -628,8 +642,9 @@ def test_a_table_in_the_log_directory(tmp_path: Path, topic: Any, name: str) -> 
 
 def test_a_path_that_readers_decode(tmp_path: Path, topic: Any) -> None:
     """deltalake opens `a b` for `a%20b`: its checkpoint would have the files of another table."""
-    with pytest.raises(UsageError, match="percent"):
-        topic.export(f"delta:{tmp_path}/a%20b")
+    for place in (f"{tmp_path}/a%20b", "s3://bucket/a%20b", f"{tmp_path}/a\\b"):
+        with pytest.raises(UsageError, match="decode"):
+            topic.export(f"delta:{place}")
     topic.export(f"delta:{tmp_path}/100%")
 
 

@@ -94,6 +94,7 @@ def _target(
         path = check_path("to", place)
         _check_directory(path, dirs)
         return DirectoryStore(dirs.local_files, path), partial(_checkpoint, path, {})
+    _check_escapes(place)
     store = open_store(place, options)
     given = {name: value for name, value in (options or {}).items() if name.lower() not in _OWN_OPTIONS}
     if store.url.startswith("memory:"):  # another library does not see the memory of this one
@@ -102,19 +103,24 @@ def _target(
 
 
 def _check_directory(path: str, dirs: OpenDirs) -> None:
-    """Raise UsageError for a directory that readers of Delta, or a broker, would take for something else."""
+    """Raise UsageError for a directory that is in the log directory, or whose path readers decode."""
     real = Path(path).resolve()
-    if unquote(str(real)) != str(real):
-        raise UsageError(
-            f"{path} has a percent sign and two digits, which readers of Delta take for a character",
-            remedy="choose another path",
-        )
+    _check_escapes(str(real))
     for log_dir in dirs.paths:
         if not is_url(log_dir) and real.is_relative_to(Path(log_dir).resolve()):
             raise UsageError(
                 f"{path} is in the log directory {log_dir}, where a broker accepts partitions only",
                 remedy="choose a path outside of it",
             )
+
+
+def _check_escapes(place: str) -> None:
+    """Raise UsageError for a path that deltalake takes for another one: `a%20b` for `a b`."""
+    if unquote(place) != place or "\\" in place:
+        raise UsageError(
+            f"{place} has a percent sign with two digits, or a backslash: readers of Delta decode it",
+            remedy="choose another path",
+        )
 
 
 def _checkpoint(place: str, options: Mapping[str, str]) -> None:

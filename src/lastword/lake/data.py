@@ -23,7 +23,9 @@ FILE_BYTES = 64 * MIB
 GROUP_ROWS = 1 << 20
 """The most rows of a row group: readers skip row groups by their statistics."""
 BUFFERED_BYTES = 16 * MIB
-"""Rows that are collected before they become a row group."""
+"""Rows that are collected before they become a row group, or are decoded at a time."""
+BATCH_ROWS = 1 << 16
+"""The most rows that are decoded at a time."""
 POSITION = ("partition", "offset")
 """The columns that name the record of a row."""
 
@@ -182,7 +184,10 @@ class DataReader:
     def live(self, dead: NDArray[np.bool_], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose bit in `dead` is not set, in the order of the file."""
         first = 0
-        batches = self._file.iter_batches(columns=schema.names)
+        metadata = self._file.metadata
+        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        rows = max(1, min(BATCH_ROWS, self.rows * BUFFERED_BYTES // max(1, size)))
+        batches = self._file.iter_batches(batch_size=rows, columns=schema.names)
         while True:
             with self._readable():
                 batch = next(batches, None)

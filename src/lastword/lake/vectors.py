@@ -75,9 +75,8 @@ class Offsets:
         """Return a mask of the offsets that are not in the set."""
         result = np.ones(offsets.size, np.bool_)
         highs = offsets >> 32
-        for high in np.unique(highs).tolist():
-            rows = np.flatnonzero(highs == high)
-            low = offsets[rows].astype(np.uint32)
+        for high, low in _by_high(offsets):
+            rows = highs == high
             if high in self._by_high:
                 gone = bitmap_of(low) - self._by_high[high]
                 result[rows] = np.isin(low, numbers_of(gone)) if gone else False
