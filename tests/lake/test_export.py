@@ -432,6 +432,24 @@ def test_rows_that_another_program_has_moved_to_other_files_are_found(
     assert values_of(place) == {record.key: record.value for record in exported.newest()}
 
 
+def test_the_bytes_of_an_erased_value_can_be_removed(topic: Any, to: str, place: Path) -> None:
+    def found() -> list[Path]:
+        return [file for file in place.glob("*.parquet") if b"secret" in file.read_bytes()]
+
+    fill(topic, 0, 20)
+    topic.append("who", "secret")
+    topic.export(to)
+    topic.erase(["who"])
+    topic.export(to)
+    assert "who" not in values_of(place)
+    assert found()
+    DeltaTable(str(place)).optimize.z_order(["key"])
+    DeltaTable(str(place)).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert not found()
+    assert topic.export(to).version is None
+    assert len(values_of(place)) == 20
+
+
 def test_a_write_above_commits_that_are_gone_is_refused(exported: Any, to: str, place: Path) -> None:
     write_commit(place, 2, {"commitInfo": {"operation": "OPTIMIZE"}})
     DeltaTable(str(place)).create_checkpoint()
