@@ -147,7 +147,11 @@ def _round(model, rng, strategy):
         return
     if rng.random() < model.whole_share:
         if model.by_hash and rng.random() < 0.5:  # without accounts a map of hashes makes them
+            clocks = log.ledger.deletes.running()
             log.ledger.reset("the model forgot them")
+            if rng.random() < 0.5:  # but not the clocks: tombstones are due at once
+                log.ledger.deletes.saved_clocks = clocks
+                log.clock.advance(2 * HOUR)
         with hashes_decide(model.by_hash):
             log.clean()
         model.check_accounts("all garbage")

@@ -18,8 +18,11 @@ from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError
 from lastword.files import OsFiles
 from lastword.partition import scan
+from lastword.partition.directory_segments import DirectorySegments
+from lastword.records.batch import BatchBuilder
 from tests.fakes.recording import RecordingFiles
 from tests.support.exhaustive import stride
+from tests.transactions import end_transaction
 
 KEYS = [f"k{n:02d}" for n in range(8)]
 ONCE = [f"{name} of {round_}" for round_ in range(4) for name in ("one", "two", "three")]
@@ -298,3 +301,36 @@ def test_a_state_read_during_a_truncation_is_read_again_by_refresh(
             assert number > 10
             return
         number += stride(16)
+
+
+def test_a_tail_behind_an_open_transaction_is_of_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the harness: its first segment is replaced before it is opened; the log has a later end."""
+    writer = opened(tmp_path)
+    topic = writer.create_topic(
+        "users", key_serializer="str", value_serializer="json", cleanup_policy="compact"
+    )
+    log = writer.dirs.log("users", 0)
+    builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    builder.append(log.clock.now_ms(), b"a", b"0")
+    log.append_batch(builder.build(0))
+    topic.extend([("k", 1), ("k", 2)])
+    log.roll()
+    topic.append("k", 3)
+    pin = DirectorySegments.pin
+    moved: list[bool] = []
+
+    def move_then_pin(self: DirectorySegments, segments: Any) -> None:
+        if not moved:
+            moved.append(True)
+            end_transaction(log, 7, 0, commit=True)
+            log.roll()
+            topic.append("k", 4)
+            writer.clean("users")
+        pin(self, segments)
+
+    with opened(tmp_path, "r") as reader:
+        monkeypatch.setattr(DirectorySegments, "pin", move_then_pin)
+        assert dict(reader.state("users")) == {"a": 0, "k": 4} and moved
+    writer.close()

@@ -227,7 +227,7 @@ def test_an_index_is_written_where_it_pays(opened: Open, requests: Counter[str])
     second = cleaned(10_000, 700)
     assert len(second) == 2 and second.keys() != first.keys()
     logs.set_config("t", lastword_key_index=False)
-    assert cleaned(10_000, 700).keys() <= second.keys()
+    assert not cleaned(1000, 100), "the next cleaning removes it"
 
 
 def test_an_index_of_very_small_records_is_not_written(opened: Open) -> None:

@@ -213,3 +213,15 @@ def test_a_tombstone_after_the_first_cleaning_costs_no_scan(log: LogBuilder) -> 
     assert ledger.scanned_bytes == new_bytes and ledger.counts_copies
     log.wait(2 * DAY)
     assert log.clean(**how).removed.tombstone == 1 and log.state() == {b"b": b"1", b"c": b"1", b"d": b"1"}
+
+
+@by_accounts
+def test_a_key_is_written_again_after_its_due_tombstone_went(log: LogBuilder) -> None:
+    """No rewrite reported the tombstone: the accounts must not count it as garbage of its segment."""
+    log.config = log.config.replace(delete_retention_ms=0)
+    log.put("a", "1").delete("b").put("c", "1").roll().put("a", "2").roll()
+    how: dict[str, Any] = {"ledger": ledger_of(log), "map_bytes": 1 << 20}
+    assert log.clean(**how).removed.tombstone == 1
+    log.put("b", "1").put("c", "2").roll()
+    assert log.clean(**how).removed.superseded == 1
+    assert log.state() == {b"a": b"2", b"b": b"1", b"c": b"2"}

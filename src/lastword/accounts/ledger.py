@@ -435,7 +435,8 @@ class Ledger:
         if self.tracking.running.lacks_keys:
             self.reset(KEYS_DO_NOT_FIT)
             return
-        self.tracking.running.by_hash = self.tracking.uncounted = False
+        self.tracking.running.certified()
+        self.tracking.uncounted = False
 
     def give_up(self) -> None:
         """Drop the reports of a rewrite that was not published: its sources stay."""

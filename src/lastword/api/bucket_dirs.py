@@ -324,7 +324,7 @@ class _PrivateDirs(OpenDirs):
     """The directories of a private copy.
 
     Its key indexes are those of cleanings, and are saved at closing. A cleaning loads the saved ones before
-    its swaps, after which they no longer fit.
+    its swaps, after which they no longer fit, and removes those of topics that are to have none.
     """
 
     def key_index(self, topic: str, partition: int, directory: str) -> None:
@@ -338,7 +338,10 @@ class _PrivateDirs(OpenDirs):
                 if self.files.exists(saved_keys(directory)):
                     index = self.key_indexes.of(topic, number, directory)
                     with index.lock:
-                        index.load(self.log(topic, number))
+                        if self.config(topic).lastword_key_index:
+                            index.load(self.log(topic, number))
+                        else:
+                            index.remove()
 
     def grow_key_indexes(self, partitions: Iterable[tuple[str, int]]) -> None:
         """As `OpenDirs.grow_key_indexes`."""

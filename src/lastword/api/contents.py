@@ -265,7 +265,7 @@ class Contents:
             self._note_expiry(view, view.log_start, end)
             reached = self._reached[number] = _Reached(end, view.log_start, {}, removals[number])
             if not self._is_past and end < view.log_end:  # a transaction is open
-                self._take(self._read_tail(view, reached, end))
+                self._take(self._read_tail(view.held(end), reached, end))
             report(1, 1)
             done += size
             restored.append(
@@ -497,7 +497,10 @@ class Contents:
         return None
 
     def _read_tail(self, view: PartitionView, reached: _Reached, start: int) -> _Tail:
-        """Read the committed records of a view from `start` on."""
+        """Read the committed records of a held view from `start` on.
+
+        The range of a view that is not held would keep its end when the view shows a later one.
+        """
         tail = _Tail(
             view.partition,
             _Reached(view.log_end, reached.log_start, view.undecided, reached.removals),
@@ -702,7 +705,7 @@ class Contents:
         """Read the expiry of the newest values of a range. Costs one more read, if values may expire."""
         if self.ttl_ms < 0 or start >= end:
             return
-        for record in newest(Range(view, start, end), tombstones=True, map_bytes=self._map_bytes):
+        for record in newest(Range(view.held(start), start, end), tombstones=True, map_bytes=self._map_bytes):
             assert record.key is not None
             at = expires_at(record.timestamp, record.headers, self.ttl_ms)
             self._expires(

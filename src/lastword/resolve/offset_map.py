@@ -281,6 +281,15 @@ class OffsetMap:
         flags = self.arena[at[:, None] + _FLAGS_AT].view("<u4")[:, 0]
         return at, offsets, flags.astype(np.int64) & key_batch.SIZE_MASK
 
+    def vacate_due(self) -> None:
+        """Make the keys vacant whose newest record is a due tombstone: these have left the log."""
+        at = self.due_tombstones()[0]
+        none = np.full((at.size, 1), loops.NO_OFFSET, np.int64)
+        self.arena[at[:, None] + np.arange(8)] = none.view(np.uint8)
+        self.arena[at + loops.COPIES_AT] = 0
+        self.set_flags(at, np.full(at.size, loops.VACANT))
+        self.state[loops.VACANCIES] += at.size
+
     def set_flags(self, at: NDArray[np.int64], flags: NDArray[np.int64]) -> None:
         """Set the flags of these entries."""
         self.arena[at[:, None] + _FLAGS_AT] = flags.astype("<u4").view(np.uint8).reshape(-1, 4)

@@ -152,6 +152,7 @@ class RunningResolution:
         self._removals: tuple[int, int] | None = None  # range of offsets given to `count_removals`
         self.forgot_copies = False
         self.by_hash = self.lacks_keys = False
+        self._has_due = False
         self.survivors: Survivors | None = None
 
     @property
@@ -237,7 +238,7 @@ class RunningResolution:
     ) -> bool:
         """Add all segments of a log, newest first and read once, by a map of hashes (`resolve.hash_map`).
 
-        For a rewrite of all garbage that certifies each output. Then the caller unsets `by_hash`; if the
+        For a rewrite of all garbage that certifies each output. Then the caller calls `certified`; if the
         rewrite does not end, this object must not be used any more. A key has one copy, but MAX_COPIES if its
         newest record is a tombstone and there are older ones. `place` is for survivors.
 
@@ -408,6 +409,14 @@ class RunningResolution:
         offset_map = self._scan.map
         assert offset_map is not None
         map_loops.mark_due(offset_map.arrays, entries[at], self._scan.store.arrays, self._scan.counts.arrays)
+        self._has_due = True
+
+    def certified(self) -> None:
+        """Unset `by_hash`: all garbage has left the log, also due tombstones, which no rewrite reported."""
+        self.by_hash = False
+        if self._has_due and self._scan.map is not None:
+            self._scan.map.vacate_due()
+            self._tidy(forget=False)
 
     def revive(self, offsets: NDArray[np.int64]) -> None:
         """Make tombstones live again that `mark_due` marked and no newer record superseded.
