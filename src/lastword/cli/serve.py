@@ -222,9 +222,10 @@ def console(
     target = Target.of(directory, None, None, more)
     host, port = parse_address(listen, "--listen")
     if not _is_loopback(host):
+        tunnel = port or parse_address(CONSOLE_ADDRESS)[1]
         raise UsageError(
             f"{host} is not a loopback address, and this page has no users",
-            remedy=f"from another machine `ssh -L {port}:127.0.0.1:{port} THIS_MACHINE`, or "
+            remedy=f"from another machine `ssh -L {tunnel}:127.0.0.1:{tunnel} THIS_MACHINE`, or "
             f"`{target.command('serve', '--console', '--users', 'FILE', '--tls-cert', 'FILE')}`",
         )
     with ExitStack() as stack:
