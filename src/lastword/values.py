@@ -69,8 +69,10 @@ class Results(list[V]):
     def _repr_html_(self) -> str | None:
         if not self:
             return None
-        rows = [value.cells() or value.to_dict() for value in self]
+        rows = [value.cells() or value.to_dict() for value in self[:MOST_ROWS]]
         title = self[0].totals(self) if self[0].cells() else type(self[0]).__name__
+        if len(self) > MOST_ROWS:
+            title += f"; {len(self) - MOST_ROWS} more rows"
         return table_html(title, list(rows[0]), [list(map(_cell, row.values())) for row in rows])
 
 
