@@ -145,6 +145,8 @@ def serve(
 
         security["users"] = None if user_file is None else Users(user_file)
         security["tls"] = None if tls_cert is None else tls_context(tls_cert, tls_key, tls_ca)
+    if console_listen != CONSOLE_ADDRESS and not console:
+        raise UsageError("--console-listen needs --console", remedy="--console")
     page_address = parse_address(console_listen, "--console-listen")
     is_open = tls_cert is None or (user_file is None and tls_ca is None)
     if console and is_open and not _is_loopback(page_address[0]):

@@ -1,8 +1,9 @@
 """Serve the page: routes, the guard before them, events, and the server in a thread.
 
 Every request passes the guard: GET or HEAD, one `Host` that names this server (a page of another site that
-resolves to this address has another one), no foreign `Origin`, and the token or a user's password. Reads that
-cost more than a poll run one at a time, and end when their viewer goes away.
+resolves to this address has another one; with TLS the certificate decides), no foreign `Origin`, and the
+token or a user's password. Reads that cost more than a poll run one at a time, and end when their viewer
+goes away.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Guard:
         own = (socket.gethostname().lower(), access.host.lower())
         self._hosts = {f"{name}:{port}" for name in (*LOOPBACK, *own)}
         self._port = port
-        self._is_default_port = port == (443 if access.tls else 80)  # a browser leaves it out
+        self._is_default_port = port == 80  # a browser leaves it out
         self._key = secrets.token_bytes(32)
         self._logins: dict[bytes, float] = {}
 
@@ -156,7 +157,12 @@ class Guard:
         return None
 
     def _is_own(self, host: str) -> bool:
-        """Return whether a host is this server; an address cannot be rebound by another site's DNS."""
+        """Return whether a host is this server; an address cannot be rebound by another site's DNS.
+
+        With TLS the certificate names the server, which may have more names than this machine has.
+        """
+        if self._access.tls:
+            return True
         if self._is_default_port and not host.endswith(f":{self._port}"):
             host += f":{self._port}"
         if host in self._hosts:
