@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, Self, TextIO, TypeVar
@@ -261,6 +261,18 @@ def plural(number: int, noun: str) -> str:
     """Format a number and a noun: `1 record`, `2 records`, `2 batches`."""
     ending = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
+
+
+def partitions_text(numbers: Collection[int]) -> str:
+    """Format the partitions of a topic for a remedy: `its partitions are 0 to 2`."""
+    first, last = min(numbers), max(numbers)
+    if first == last:
+        return f"its only partition is {first}"
+    if len(numbers) == last - first + 1:
+        return f"its partitions are {first} to {last}"
+    known = sorted(numbers)
+    shown = ", ".join(map(str, known)) if len(known) <= 20 else f"{len(known)} from {first} to {last}"
+    return f"its partitions are {shown}"
 
 
 def listener(progress: ProgressLike | bool | None) -> ProgressLike | None:
