@@ -264,15 +264,15 @@ def plural(number: int, noun: str) -> str:
 
 
 def partitions_text(numbers: Collection[int]) -> str:
-    """Format the partitions of a topic for a remedy: `its partitions are 0 to 2`."""
+    """Format the partitions of a topic for a remedy: `it has partitions 0 to 2`."""
     first, last = min(numbers), max(numbers)
     if first == last:
-        return f"its only partition is {first}"
+        return f"it has partition {first}"
     if len(numbers) == last - first + 1:
-        return f"its partitions are {first} to {last}"
+        return f"it has partitions {first} to {last}"
     known = sorted(numbers)
     shown = ", ".join(map(str, known)) if len(known) <= 20 else f"{len(known)} from {first} to {last}"
-    return f"its partitions are {shown}"
+    return f"it has partitions {shown}"
 
 
 def listener(progress: ProgressLike | bool | None) -> ProgressLike | None:

@@ -188,10 +188,10 @@ def test_clocks() -> None:
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
-        ([0], "its only partition is 0"),
-        (range(3), "its partitions are 0 to 2"),
-        ([4, 0, 2], "its partitions are 0, 2, 4"),
-        (range(0, 5000, 2), "its partitions are 2500 from 0 to 4998"),
+        ([0], "it has partition 0"),
+        (range(3), "it has partitions 0 to 2"),
+        ([4, 0, 2], "it has partitions 0, 2, 4"),
+        (range(0, 5000, 2), "it has partitions 2500 from 0 to 4998"),
     ],
 )
 def test_partitions_of_a_topic(numbers: Collection[int], text: str) -> None:

@@ -327,7 +327,7 @@ def gc(
     if not is_url(directory):
         raise UsageError(
             f"{directory} is no log in a bucket",
-            remedy="give a URL: s3://BUCKET/PREFIX; `lastword clean DIR` removes the garbage of a directory",
+            remedy="give a URL: s3://BUCKET/PREFIX; the garbage of a directory is removed by clean",
         )
     if dry_run:
         with out.open(target) as logs:
@@ -368,7 +368,7 @@ def parse_address(text: str, option: str = "--metrics") -> tuple[str, int]:
     if bad or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UsageError(
             f"{option} {text} is not an address",
-            remedy="PORT (this machine only), HOST:PORT or [IPv6]:PORT; PORT is at most 65535",
+            remedy="give PORT (this machine only), HOST:PORT or [IPv6]:PORT; PORT is at most 65535",
         )
     return bare or LOOPBACK, int(port)
 

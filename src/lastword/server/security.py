@@ -211,7 +211,7 @@ def opened_private(path: str) -> Any:
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}",
-            remedy=f"give a file of users: `lastword users {path} --add NAME` writes one",
+            remedy="give a file of users, as `users FILE --add NAME` writes it",
         ) from None
     if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         file.close()
@@ -231,7 +231,7 @@ def parsed(data: bytes, path: str) -> dict[str, dict[str, Credential]]:
         why = error if isinstance(error, tomllib.TOMLDecodeError) else "a user without credentials"
         raise UsageError(
             f"{path} is no file of users: {why}",
-            remedy=f"give a file of users: `lastword users {path} --add NAME` writes one",
+            remedy="give a file of users, as `users FILE --add NAME` writes it",
         ) from None
     return users
 
