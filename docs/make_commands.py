@@ -25,9 +25,9 @@ text.
 - `lastword --install-completion` completes commands, topics and settings in the shell.
 
 **Exit codes** are the same for every command: 0 done, 2 fix the call, 3 data damaged, 4 the directory is in
-use, 5 no room, 6 the storage failed, 7 a package is missing. `verify` and `audit` end with 1 if they find
-problems, `get` with 8 if a key has no value. [Exit codes](exit-codes.md) has a remedy for each, and what a
-service does.
+use, 5 no room, 6 the storage failed, 7 a package is missing. `verify`, `audit` and `erase` end with 1 if they
+find problems, `get` with 8 if a key has no value. [Exit codes](exit-codes.md) has a remedy for each, and what
+a service does.
 """
 
 
@@ -60,13 +60,14 @@ def section(name: str, command: Any, root: Any) -> list[str]:
     """Return the section of a command."""
     context = command.make_context(name, [], parent=root, resilient_parsing=True)
     own = [option for option in command.get_params(context) if option.name not in command.everywhere]
+    table = rows(own, context)
     examples = [line.strip() for line in command.epilog.splitlines()[2:]]
     return [
         f"### {name}",
         "",
         *paragraphs(command.help or ""),
-        *("```text", f"lastword {name} {command.usage} [options]", "```", ""),
-        *("| | |", "|---|---|", *rows(own, context), ""),
+        *("```text", " ".join(["lastword", name, *command.usage.split(), "[options]"]), "```", ""),
+        *(("| | |", "|---|---|", *table, "") if table else ()),
         *("```console", *(f"$ {line}" for line in examples), "```", ""),
     ]
 

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, Self, TextIO, TypeVar
@@ -69,8 +69,10 @@ class Results(list[V]):
     def _repr_html_(self) -> str | None:
         if not self:
             return None
-        rows = [value.cells() or value.to_dict() for value in self]
+        rows = [value.cells() or value.to_dict() for value in self[:MOST_ROWS]]
         title = self[0].totals(self) if self[0].cells() else type(self[0]).__name__
+        if len(self) > MOST_ROWS:
+            title += f"; {len(self) - MOST_ROWS} more rows"
         return table_html(title, list(rows[0]), [list(map(_cell, row.values())) for row in rows])
 
 
@@ -259,6 +261,18 @@ def plural(number: int, noun: str) -> str:
     """Format a number and a noun: `1 record`, `2 records`, `2 batches`."""
     ending = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
+
+
+def partitions_text(numbers: Collection[int]) -> str:
+    """Format the partitions of a topic for a remedy: `it has partitions 0 to 2`."""
+    first, last = min(numbers), max(numbers)
+    if first == last:
+        return f"it has partition {first}"
+    if len(numbers) == last - first + 1:
+        return f"it has partitions {first} to {last}"
+    known = sorted(numbers)
+    shown = ", ".join(map(str, known)) if len(known) <= 20 else f"{len(known)} from {first} to {last}"
+    return f"it has partitions {shown}"
 
 
 def listener(progress: ProgressLike | bool | None) -> ProgressLike | None:

@@ -79,7 +79,7 @@ def test_what_is_short(directory, monkeypatch):
     assert short("users", RECORDS) and not short("users", RECORDS // 2)
     assert short("cleaned", 2 * RECORDS) and not short("cleaned", RECORDS // 2)
     assert not short("users", RECORDS, 1 << 20)
-    assert scan._estimated_records(()) == 0
+    assert scan.estimated_records(()) == 0
     monkeypatch.setattr(type(views["users"].files), "file_cost_bytes", 1.0)  # as in a bucket
     assert not short("users", RECORDS)
     monkeypatch.undo()

@@ -43,9 +43,12 @@ def test_many_results_are_a_table_with_totals(tmp_path: Path) -> None:
 
 def test_a_long_table_is_cut_and_its_totals_are_of_all(tmp_path: Path) -> None:
     with LogBuilder(tmp_path / "d").topic("users", 60).put("a", 1).open() as logs:
-        lines = repr(logs.plan()).splitlines()
+        plans = logs.plan()
+        lines = repr(plans).splitlines()
         assert len(lines) == 1 + MOST_ROWS + 2 and lines[-2] == "... 20 more"
         assert lines[-1].startswith("would read")
+        html = str(plans._repr_html_())  # type: ignore[attr-defined]  # for notebooks
+        assert html.count("<tr>") == 1 + MOST_ROWS and "; 20 more rows</caption>" in html
 
 
 def test_a_log_dir_is_a_mapping_of_names_to_topics(tmp_path: Path) -> None:

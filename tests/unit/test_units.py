@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -28,6 +29,7 @@ from lastword.units import (
     format_time,
     to_time,
 )
+from lastword.values import partitions_text
 
 
 @pytest.mark.parametrize(
@@ -181,3 +183,16 @@ def test_clocks() -> None:
     clock.set_date(10)
     assert (clock.now_ms(), clock.monotonic()) == (10, 0.5)
     assert abs(SystemClock().now_ms() - to_ms(datetime.now(UTC))) < 5000
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([0], "it has partition 0"),
+        (range(3), "it has partitions 0 to 2"),
+        ([4, 0, 2], "it has partitions 0, 2, 4"),
+        (range(0, 5000, 2), "it has partitions 2500 from 0 to 4998"),
+    ],
+)
+def test_partitions_of_a_topic(numbers: Collection[int], text: str) -> None:
+    assert partitions_text(numbers) == text

@@ -22,6 +22,7 @@ from lastword.parse import as_int, to_ms
 from lastword.records.batch import BatchBuilder
 from lastword.records.record import Header
 from lastword.units import exact_bytes, format_bytes
+from lastword.values import partitions_text
 from lastword.wire import INT32_MAX
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class PartitionAssigner:
         if number is None or not 0 <= number < self.partitions:
             raise UsageError(
                 f"{self.topic} has no partition {given!r}",
-                remedy="it has one, 0" if self.partitions == 1 else f"it has 0 to {self.partitions - 1}",
+                remedy=partitions_text(range(self.partitions)),
             )
         return number
 

@@ -16,7 +16,7 @@ from lastword.parse import Duration, as_int, parse_duration_ms
 from lastword.partition import leases
 from lastword.partition.leases import LeaseFacts
 from lastword.units import format_duration, format_time
-from lastword.values import ProcessBound, Value, plural
+from lastword.values import ProcessBound, Value, partitions_text, plural
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _by_partition(dirs: OpenDirs, topic: str, position: Position) -> dict[int, i
     if unknown:
         raise UsageError(
             f"{topic} has no partition {min(unknown, key=str)!r}",
-            remedy=f"it has {', '.join(str(number) for number in numbers)}",
+            remedy=partitions_text(numbers),
         )
     return dict(position)
 

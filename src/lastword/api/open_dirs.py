@@ -43,7 +43,7 @@ from lastword.parse import as_int
 from lastword.partition import leases
 from lastword.partition.reads import read_again
 from lastword.segment import names
-from lastword.values import ProcessBound
+from lastword.values import ProcessBound, partitions_text
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -406,7 +406,7 @@ class OpenDirs(ProcessBound):
         if partition is not None and as_int(partition) not in numbers:
             raise UsageError(
                 f"{topic} has no partition {partition!r}",
-                remedy=f"it has {', '.join(str(number) for number in numbers)}",
+                remedy=partitions_text(numbers),
             )
         return [(topic, number) for number in numbers if partition is None or number == partition]
 

@@ -325,7 +325,10 @@ def gc(
     """
     target = Target.of(directory, None, None)
     if not is_url(directory):
-        raise UsageError(f"{directory} is no log in a bucket", remedy="give a URL: s3://BUCKET/PREFIX")
+        raise UsageError(
+            f"{directory} is no log in a bucket",
+            remedy="give a URL: s3://BUCKET/PREFIX; the garbage of a directory is removed by clean",
+        )
     if dry_run:
         with out.open(target) as logs:
             result = logs.collect(retention=retention, dry_run=True)
@@ -365,7 +368,7 @@ def parse_address(text: str, option: str = "--metrics") -> tuple[str, int]:
     if bad or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UsageError(
             f"{option} {text} is not an address",
-            remedy="a port (9464: this machine only) or HOST:PORT (0.0.0.0:9464: every interface)",
+            remedy="give PORT (this machine only), HOST:PORT or [IPv6]:PORT; PORT is at most 65535",
         )
     return bare or LOOPBACK, int(port)
 

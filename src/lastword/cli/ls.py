@@ -86,7 +86,7 @@ def ls(
     Without --by: topics if the directory has several, else partitions; with --json always partitions. A
     narrow terminal omits columns; pipes and files get all columns.
 
-    With --metrics it takes no lock, and works beside a broker. Each closed segment is read once.
+    With --metrics it keeps running, and reads each closed segment once.
     """
     if by is not None and segments and by != "segment":
         raise UsageError("--segments means --by segment", remedy="give one of them")

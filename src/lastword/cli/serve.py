@@ -145,6 +145,8 @@ def serve(
 
         security["users"] = None if user_file is None else Users(user_file)
         security["tls"] = None if tls_cert is None else tls_context(tls_cert, tls_key, tls_ca)
+    if console_listen != CONSOLE_ADDRESS and not console:
+        raise UsageError("--console-listen needs --console", remedy="--console")
     page_address = parse_address(console_listen, "--console-listen")
     is_open = tls_cert is None or (user_file is None and tls_ca is None)
     if console and is_open and not _is_loopback(page_address[0]):
@@ -222,9 +224,10 @@ def console(
     target = Target.of(directory, None, None, more)
     host, port = parse_address(listen, "--listen")
     if not _is_loopback(host):
+        tunnel = port or parse_address(CONSOLE_ADDRESS)[1]
         raise UsageError(
             f"{host} is not a loopback address, and this page has no users",
-            remedy=f"from another machine `ssh -L {port}:127.0.0.1:{port} THIS_MACHINE`, or "
+            remedy=f"from another machine `ssh -L {tunnel}:127.0.0.1:{tunnel} THIS_MACHINE`, or "
             f"`{target.command('serve', '--console', '--users', 'FILE', '--tls-cert', 'FILE')}`",
         )
     with ExitStack() as stack:

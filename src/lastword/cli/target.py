@@ -50,9 +50,16 @@ def _settings(ctx: typer.Context, incomplete: str) -> list[str]:
 TopicName = Annotated[
     str | None, typer.Argument(metavar="TOPIC", help="the name of a topic", autocompletion=_topics)
 ]
-TopicNames = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TOPIC", help="the names of topics; none: all", autocompletion=_topics),
+
+
+def _topics_argument(meaning: str) -> Any:
+    return typer.Argument(metavar="TOPIC", help=f"the names of topics{meaning}", autocompletion=_topics)
+
+
+TopicNames = Annotated[list[str] | None, _topics_argument("; none: all")]
+ChosenTopics = Annotated[list[str] | None, _topics_argument("")]
+ConfiguredTopics = Annotated[
+    list[str] | None, _topics_argument("; none: the directory, and the defaults of all topics")
 ]
 Partition = Annotated[
     int | None, typer.Option("-p", "--partition", metavar="N", help="only this partition", min=0)

@@ -12,6 +12,8 @@ from lastword.cli.command import Session, Yes, command, confirm, now_ms
 from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE, no_policy_lines
 from lastword.cli.target import (
+    ChosenTopics,
+    ConfiguredTopics,
     Directory,
     DryRunSets,
     LogDirectory,
@@ -121,7 +123,7 @@ lastword config data users cities
 def config(
     out: Session,
     directory: Directory,
-    topics: TopicNames = None,
+    topics: ConfiguredTopics = None,
     settings: Sets = None,
     unset: Annotated[
         list[str] | None, typer.Option(metavar="name", help="remove a setting: the default applies again")
@@ -220,7 +222,7 @@ lastword drop data events --yes
 def drop(
     out: Session,
     directory: LogDirectory,
-    topics: TopicNames = None,
+    topics: ChosenTopics = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be deleted; change nothing")
     ] = False,

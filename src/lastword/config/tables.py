@@ -229,10 +229,10 @@ class TopicConfig:
 
     @property
     def policy_unknown(self) -> str:
-        """Why nothing may be removed, as a sentence, if the policy is not known."""
+        """Why nothing may be removed, as a sentence, if `policy` is None."""
         if self.unread is not None:
             return f"nothing may be removed: {self.unread.why}"
-        return "cleanup.policy is not known, so nothing may be removed"
+        return "cleanup.policy is not set, so nothing may be removed"
 
     @property
     def deciding(self) -> tuple[str, ...]:

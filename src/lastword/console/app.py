@@ -1,8 +1,9 @@
 """Serve the page: routes, the guard before them, events, and the server in a thread.
 
 Every request passes the guard: GET or HEAD, one `Host` that names this server (a page of another site that
-resolves to this address has another one), no foreign `Origin`, and the token or a user's password. Reads that
-cost more than a poll run one at a time, and end when their viewer goes away.
+resolves to this address has another one; with TLS the certificate decides), no foreign `Origin`, and the
+token or a user's password. Reads that cost more than a poll run one at a time, and end when their viewer
+goes away.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hmac
 import ipaddress
 import json
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -116,6 +118,7 @@ class Guard:
         own = (socket.gethostname().lower(), access.host.lower())
         self._hosts = {f"{name}:{port}" for name in (*LOOPBACK, *own)}
         self._port = port
+        self._is_default_port = port == 80  # a browser leaves it out
         self._key = secrets.token_bytes(32)
         self._logins: dict[bytes, float] = {}
 
@@ -141,7 +144,11 @@ class Guard:
             return PlainTextResponse("this page changes nothing", 405, {"allow": "GET, HEAD"})
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own(hosts[0].lower()):
-            return PlainTextResponse("unknown host", 421)
+            return PlainTextResponse(
+                f"unknown host: open the printed address, which has port {self._port}; a tunnel needs "
+                f"that port on both sides: ssh -L {self._port}:127.0.0.1:{self._port} HOST",
+                421,
+            )
         origins = set(headers.getlist("origin")) - {f"{self._scheme}://{hosts[0]}"}
         if origins or headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             is_visit = headers.get("sec-fetch-mode") == "navigate" and not origins
@@ -150,7 +157,14 @@ class Guard:
         return None
 
     def _is_own(self, host: str) -> bool:
-        """Return whether a host is this server; an address cannot be rebound by another site's DNS."""
+        """Return whether a host is this server; an address cannot be rebound by another site's DNS.
+
+        With TLS the certificate names the server, which may have more names than this machine has.
+        """
+        if self._access.tls:
+            return True
+        if self._is_default_port and not host.endswith(f":{self._port}"):
+            host += f":{self._port}"
         if host in self._hosts:
             return True
         name, _, port = host.rpartition(":")
@@ -226,7 +240,7 @@ class Page:
         self._seconds = self._least_seconds
         self._now = logs.dirs.clock.monotonic
         self._polled = -float("inf")
-        self._warned = ""
+        self._failed = ""
         self._polling, self._reading = asyncio.Lock(), asyncio.Lock()
         self._changed = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -296,12 +310,14 @@ class Page:
         while self.viewers and not self._is_closed:
             try:
                 await self.fresh()
-                self._warned = ""
+                failed = ""
             except Exception as error:  # the next poll may succeed; without this one viewers see nothing
-                text = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
-                if text != self._warned:
-                    self._warned = text
-                    _log.warning("not polled: %s", text)
+                failed = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+            if failed != self._failed:
+                self._failed = failed
+                self._ring()
+                if failed:
+                    _log.warning("not polled: %s", failed)
             left = self._polled + self._seconds - self._now()
             await asyncio.sleep(max(left, 0.05))
 
@@ -320,8 +336,8 @@ class Page:
             sent, at, now = "", 0.0, asyncio.get_running_loop().time
             while not (self._is_closed or await request.is_disconnected()):
                 changed = self._changed
-                state = {"version": self.watch.version, "read": self._read, "poll_seconds": self._seconds}
-                text = json.dumps(state)
+                state = {"version": self.watch.version, "failed": self._failed}
+                text = json.dumps(state | {"read": self._read, "poll_seconds": self._seconds})
                 if text != sent:
                     sent, at = text, now()
                     yield f"data: {text}\n\n"
@@ -501,8 +517,10 @@ class Console:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((host, port), family=family)
         except OSError as error:
+            # A failed look-up has a code of its own; else `strerror` would repeat the address.
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
             raise UsageError(
-                f"cannot listen on {access.host}:{port}: {error.strerror}",
+                f"cannot listen on {access.host}:{port}: {reason}",
                 remedy="choose another port; 0: any",
             ) from error
         self._port = self._listener.getsockname()[1]

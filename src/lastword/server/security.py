@@ -210,7 +210,8 @@ def opened_private(path: str) -> Any:
         file = open(path, "rb")  # noqa: SIM115, PTH123  # closed by the caller
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", remedy="give a file of users, as `users --add` writes it"
+            f"{path}: {error.strerror}",
+            remedy="give a file of users, as `users FILE --add NAME` writes it",
         ) from None
     if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         file.close()
@@ -229,7 +230,8 @@ def parsed(data: bytes, path: str) -> dict[str, dict[str, Credential]]:
     except (ValueError, AttributeError, TypeError) as error:
         why = error if isinstance(error, tomllib.TOMLDecodeError) else "a user without credentials"
         raise UsageError(
-            f"{path} is no file of users: {why}", remedy="give a file of users, as `users --add` writes it"
+            f"{path} is no file of users: {why}",
+            remedy="give a file of users, as `users FILE --add NAME` writes it",
         ) from None
     return users
 

@@ -176,7 +176,7 @@ class Plan(Value):
     @property
     def lacks_policy(self) -> bool:
         """Whether the topic is kept because no source sets its cleanup.policy."""
-        return bool(self.reasons) and self.reasons[0].text.startswith("cleanup.policy is not known")
+        return bool(self.reasons) and self.reasons[0].text.startswith("cleanup.policy is not set")
 
     @classmethod
     def totals(cls, values: Sequence[Plan]) -> str:

@@ -360,16 +360,18 @@ function refresh(forced) {
   })().finally(() => { refreshing = null; });
   return refreshing;
 }
+const asOf = () => "the figures are of " + (state.overview ? time(state.overview.at_ms).slice(11, 19) + " UTC" : "before");
 function listen() {
   const events = new EventSource("/api/events");
   events.onmessage = (event) => {
     const now = JSON.parse(event.data);
-    status("live, polled every " + duration(1000 * now.poll_seconds), "on");
+    if (now.failed) status("not polled: " + now.failed + "; " + asOf(), "off");
+    else status("live, polled every " + duration(1000 * now.poll_seconds), "on");
     progress.hidden = !now.read;
     if (now.read) progress.textContent = now.read.path.replace("/api/t/", "").replace("/", ": ") + ": " + bytes(now.read.done_bytes) + " of " + bytes(now.read.total_bytes);
     if (now.version !== state.version) refresh().catch(() => {});
   };
-  events.onerror = () => status("not connected: the figures are of " + (state.overview ? time(state.overview.at_ms).slice(11, 19) + " UTC" : "before"), "off");
+  events.onerror = () => status("not connected: " + asOf(), "off");
 }
 for (const link of document.querySelectorAll("nav a")) if (link.dataset.view === view || (link.dataset.view === "topics" && (view === "topic" || view === "records"))) link.setAttribute("aria-current", "page");
 document.title = (path[2] ? path[2] + " - " : view === "topics" ? "" : view + " - ") + "lastword console";
