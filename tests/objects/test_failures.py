@@ -482,7 +482,7 @@ def test_obstore_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(MissingError, match="object storage needs obstore") as raised:
         open_store("s3://bucket")
-    assert raised.value.remedy == 'pip install "obstore>=0.12,<0.13"'
+    assert raised.value.remedy == 'pip install "obstore>=0.12.1,<0.13"'
 
 
 def test_memory_is_one_store_for_each_name() -> None:

@@ -311,7 +311,7 @@ def follow_from(journey: Journey) -> None:
 
 def _values(journey: Journey, state: Any, first: int | None = None, *, forgotten: bool = False) -> None:
     """Check a mapping of all partitions. The writer puts each key into one of them."""
-    shown = dict(state)
+    shown = state.copy()  # of one moment, where `dict(state)` shows what other threads append meanwhile
     windows = journey.windows(first)
     for number, window in windows.items():
         own = {key: value for key, value in shown.items() if int(key[1:]) % len(windows) == number}

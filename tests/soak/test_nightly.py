@@ -28,6 +28,7 @@ PROOFS = {
     "pipeline",
     "pipeline-bucket",
     "readers",
+    "lake",
     "bucket",
     "bucket-processes",
     "frames",
