@@ -130,7 +130,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 SHIM = "https://unpkg.com/iframe-worker/shim"
-"""What the theme loads for the search from a disk."""
+"""The script that the theme loads to search a site that is opened from a disk."""
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:

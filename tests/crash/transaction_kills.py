@@ -15,6 +15,7 @@ import os
 import random
 import select
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -122,6 +123,8 @@ def run_kills(root: str, kills: int, *, seed: int, seconds: float = 0.25) -> Tot
             assert not logs.transactions()
             if total.kills % 20 == 0:
                 assert not logs.verify().problems
+                logs.clean()  # else each look reads a longer log
+                print(f"{total.kills} of {kills} kills, {total.transactions} transactions", file=sys.stderr)
     return total
 
 

@@ -287,8 +287,8 @@ class Ledger:
             chunk_bytes: Bytes to read per chunk.
             threads: As for `resolve`.
             sample: False: keys that do not fit the memory leave empty accounts, not accounts of a sample.
-            place: For survivors: a rewrite of all garbage follows, so a map of hashes may make the accounts
-                of a log that has none (`by_hash`). None: the exact map does.
+            place: Where survivors are kept, if a rewrite of all garbage follows. Then a map of hashes may
+                make the accounts of a log without accounts (`by_hash`). None: the exact map makes them.
         """
         if not sample and not self.exact and not self.entries:
             return 0

@@ -44,8 +44,9 @@ class KeyLookups(Generic[K, V]):
     def get(self, key: K, default: Any = None, *, partition: int | None = None) -> Any:
         """Return the newest value of a key, or `default` if it has none or was deleted.
 
-        A compacted topic has an index for it, in a bucket in memory: see `lastword.key.index`. A value that
-        expires counts until its tombstone is appended, as for `newest`.
+        A compacted topic has an index for it. In a bucket a cleaning saves it where it pays; else it is in
+        memory: see `lastword.key.index`. A value that expires counts until its tombstone is appended, as
+        for `newest`.
 
         Args:
             key: The key.

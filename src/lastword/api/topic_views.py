@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -29,14 +30,14 @@ class TopicViews:
     _views: dict[int, KeptView]
 
     @property
+    @abstractmethod
     def schema(self) -> TopicSchema:
         """Its serializers and partitions."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def packer(self) -> Packer:
         """Packs records with the settings of now."""
-        raise NotImplementedError
 
     def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
         """Return the open log of a partition, or a view of it as it is now.

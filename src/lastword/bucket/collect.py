@@ -246,7 +246,7 @@ def drop_removed_bytes(bucket: Bucket) -> None:
 
 
 def _move(bucket: Bucket, objects: frozenset[str], files: BucketFiles) -> None:
-    """Give the files in some objects the same bytes anew, which a commit uploads."""
+    """Replace each file in some objects by an equal one, which the commit stores in a new object."""
     for path, entry in list(files.snapshot.files()):
         if not objects.isdisjoint(entry.objects()):
             data = bucket.reads.whole(entry)

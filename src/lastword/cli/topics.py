@@ -262,7 +262,7 @@ def drop(
 
 
 class _Extent(NamedTuple):
-    """What the deletion of a topic removes; damaged partitions are not counted in the size."""
+    """The partitions, records and bytes that a deletion removes. The size leaves out damaged partitions."""
 
     partitions: int
     unreadable: int
