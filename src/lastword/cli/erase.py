@@ -11,7 +11,7 @@ import typer
 from lastword.api.text import key_candidates, unescape
 from lastword.cli.command import Session, Yes, command, confirm
 from lastword.cli.output import attempted
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.target import Directory, Keys, MoreDirs, Partition, Target, TopicName
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_time
 from lastword.values import plural
@@ -42,9 +42,7 @@ def erase(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY...", help="keys, typed as `read` shows them")
-    ] = None,
+    keys: Keys = None,
     partition: Partition = None,
     prefix: Annotated[
         str | None, typer.Option(metavar="P", help="also every key that begins with these bytes")

@@ -30,7 +30,7 @@ from lastword.api.text import (
 )
 from lastword.cli import signals
 from lastword.cli.command import Session, command, now_ms
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.target import Directory, Keys, MoreDirs, Partition, Target, TopicName
 from lastword.errors import LastwordError, NotALogDirError, UsageError, hint
 from lastword.objects import is_url
 from lastword.parse import parse_seconds, parse_when
@@ -380,9 +380,7 @@ def get(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY...", help="keys, typed as `read` shows them")
-    ] = None,
+    keys: Keys = None,
     partition: Partition = None,
     more: MoreDirs = None,
 ) -> int:

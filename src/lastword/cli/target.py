@@ -61,6 +61,7 @@ ChosenTopics = Annotated[list[str] | None, _topics_argument("")]
 ConfiguredTopics = Annotated[
     list[str] | None, _topics_argument("; none: the directory, and the defaults of all topics")
 ]
+Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY...", help="keys, typed as `read` shows them")]
 Partition = Annotated[
     int | None, typer.Option("-p", "--partition", metavar="N", help="only this partition", min=0)
 ]
