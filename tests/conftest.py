@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import shutil
 import signal
@@ -97,6 +98,19 @@ def short_lived_jvms(monkeypatch: pytest.MonkeyPatch, spark_home: None) -> None:
     """Halve the CPU of this test's JVMs: one compiler and one collector are enough."""
     options = os.environ["JDK_JAVA_OPTIONS"]
     monkeypatch.setenv("JDK_JAVA_OPTIONS", f"{options} -XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draw salts, names and nonces of this process from a seed: a test sees the same ones in each run.
+
+    The seed is the name of the test and TESTS_SEED (`make chance`). Processes that a test starts have none.
+    """
+    rng = random.Random(f"{os.environ.get('TESTS_SEED', '')} {request.node.nodeid}")
+    with pytest.MonkeyPatch.context() as patch:  # not the test's own: its paths would be removed first
+        patch.setattr(os, "urandom", rng.randbytes)
+        patch.setattr(random, "_urandom", rng.randbytes)  # SystemRandom, and so secrets
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -280,7 +280,7 @@ def test_a_damaged_manifest_or_page(bucket: Bucket, opened: Open, monkeypatch: p
     for key in (MANIFEST, *(page.object for page in pages)):
         whole = bucket.objects[key].data
         for data in damaged(whole, 12):
-            if key != MANIFEST and inflated(data) == inflated(whole):
+            if inflated(data) == zlib.decompress(whole):
                 continue  # a bit that pads the last byte of the compressed stream
             bucket.write(key, data)
             before = dict(bucket.objects)

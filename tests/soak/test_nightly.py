@@ -14,6 +14,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 WORKFLOWS = ROOT / ".github" / "workflows"
 PROOFS = {
     "test",
+    "chance",
     "lowest",
     "check",
     "exhaustive",
