@@ -16,11 +16,18 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Return seconds from an arbitrary start. Never decreases."""
 
+    def boottime(self) -> float:
+        """Return seconds from an arbitrary start, with those in which the machine was suspended."""
+
     def sleep(self, seconds: float) -> None:
         """Block this thread for a number of seconds of `monotonic`."""
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait until the event is set or `seconds` of `monotonic` have passed; return whether it is set."""
+
+
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""On macOS, CLOCK_MONOTONIC counts while the machine is suspended."""
 
 
 class SystemClock:
@@ -33,6 +40,10 @@ class SystemClock:
     def monotonic(self) -> float:
         """Return seconds from an arbitrary start."""
         return time.monotonic()
+
+    def boottime(self) -> float:
+        """Return seconds from an arbitrary start, with those in which the machine was suspended."""
+        return time.clock_gettime(_BOOTTIME)
 
     def sleep(self, seconds: float) -> None:
         """Block this thread for a number of seconds of `monotonic`."""
@@ -80,6 +91,10 @@ class StandingClock:
     def monotonic(self) -> float:
         """Return seconds from an arbitrary start."""
         return self._elapsed_ms / 1000 + self._slept
+
+    def boottime(self) -> float:
+        """As `monotonic`."""
+        return self.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Block this thread for a number of seconds of `monotonic`."""

@@ -36,15 +36,18 @@ from lastword.bucket.manifest import (
     Manifest,
     ManifestVersion,
     Patch,
+    Servers,
     decode_page,
 )
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.reading import ObjectReads
 from lastword.bucket.scratch import LocalFile, ScratchSpace
+from lastword.bucket.servers import Role, ServerSession
 from lastword.errors import (
     BusyError,
     FileVanishedError,
     LastwordError,
+    ServerFencedError,
     TruncatedObjectError,
     UncertainCommitError,
     UncertainRequestError,
@@ -76,6 +79,7 @@ TOPIC = "t"
 PARTITIONS = 2
 KEYS = 4
 HOUR_MS = 3_600_000
+SESSION_MS, HEARTBEAT_MS = 9_000, 2_000
 RETENTIONS_MS = (0, 20_000, HOUR_MS // 2)
 PER_TASK = 500
 CLOCK_ERROR_MS = 1000
@@ -209,6 +213,7 @@ class Batch:
         name: Under this name the batch may be sent again; "": it has none.
         records: Key, id and kind by partition.
         outcome: "open", "refused", "uncertain" or "acknowledged".
+        session: The session of the server that appends it; "": no server does.
         placed: Incarnation and first offset by partition, of an acknowledged batch.
     """
 
@@ -216,6 +221,7 @@ class Batch:
     records: dict[int, list[tuple[int, int, int]]]
     outcome: str = "open"
     placed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    session: str = ""
 
     def append(
         self,
@@ -581,6 +587,7 @@ class Judge:
             for name in (names.LOG_STARTS, names.RECOVERY_POINTS, names.FIRST_DIRTY)
         )
         version = Version(current, snapshot, named, {}, starts, dirty)
+        self._servers_followed(current.servers, before.manifest.servers if before else Servers())
         for partition in range(PARTITIONS):
             directory = directory_of(partition)
             children = snapshot.children(directory)
@@ -607,6 +614,24 @@ class Judge:
                 self.unnamed_ms[key] = now_ms
         self.versions.append(version)
         self.by_nonce[current.nonce] = version
+
+    def _servers_followed(self, now: Servers, before: Servers) -> None:
+        """Check that a server is active in an epoch of its own, and that its commits are counted."""
+        if now.epoch == before.epoch:
+            if now.session not in (before.session, "") or now.renewals < before.renewals:
+                raise Violation("epoch", f"{before} became {now}")
+        elif (now.epoch, now.renewals) != (before.epoch + 1, 0) or now.session == before.session:
+            raise Violation("epoch", f"{before} became {now}")
+        else:
+            self.world.counts["takeovers"] += 1
+            self.world.counts["takeovers from a session that had not ended"] += bool(before.session)
+
+    def answered(self, session: str) -> None:
+        """Check an answer of a server to a client."""
+        active = self.versions[-1].manifest.servers.session
+        if active != session:
+            raise Violation("answer", f"{session} answers, and {active} is the active server")
+        self.world.counts["answers"] += 1
 
     def _lines(self, snapshot: ManifestVersion, name: str) -> dict[int, int]:
         entry = snapshot.entry(name)
@@ -696,6 +721,9 @@ class Judge:
                 home = None
             if home is not None and not self._sent_again(record.id, home, partition, state.incarnation):
                 raise Violation("twice", f"{directory}: {record} is also at {home}")
+            session = self.world.sessions.get(record.id, version.manifest.servers.session)
+            if record.id not in self.homes and session != version.manifest.servers.session:
+                raise Violation("fence", f"{directory}: {record} of {session} in {version.manifest.servers}")
             ever[record.offset] = record.id
             self.homes[record.id] = (partition, state.incarnation, record.offset)
             self.appearances.setdefault(record.id, len(self.versions))
@@ -819,6 +847,8 @@ class World(objects.Bucket):
         self.batches: list[Batch] = []
         self.named: set[int] = set()
         """Ids of the records of named batches."""
+        self.sessions: dict[int, str] = {}
+        """Session of the server that appends a record, by the record's id."""
         self.retention_ms = rng.choice(RETENTIONS_MS) if retention_ms is None else retention_ms
         self.fault_rate = rng.choice((0.0, 0.04, 0.1, 0.25))
         self.pause_rate = rng.choice((0.0, 0.0, 0.02, 0.05)) if pause_rate is None else pause_rate
@@ -884,6 +914,7 @@ class World(objects.Bucket):
             if rng.random() < chance:
                 kinds.append(kind)
         kinds += ["cutter"] * (self.seed % 52 == 1) + ["cleaner", "getter"] * self.saves_keys
+        kinds += ["server"] * (2 + self.seed % 2) * (self.seed % 7 == 3)
         return kinds + ["setter", "setter"] * (self.seed % 5 == 0)
 
     def choose_fault(self, request: Request) -> Fault | None:
@@ -905,6 +936,9 @@ class _Clock:
         self._skew_ms = skew_ms
         self.monotonic = world.clock.monotonic
         self.sleep = world.clock.sleep
+
+    def boottime(self) -> float:
+        return self._clock.monotonic() - self._skew_ms  # no two machines were started together
 
     def now_ms(self) -> int:
         return self._clock.now_ms() + self._skew_ms
@@ -955,6 +989,8 @@ class Actor:
                 self.world.counts["refused steps"] += 1
                 if self.world.clock.monotonic() - began <= commit.READ_AGAIN_SECONDS:
                     self._check_reads(error, self.world.log[requests:])
+            except ServerFencedError:
+                self.world.counts["commits of fenced servers"] += 1
             except UploadsGoneError:
                 self.world.counts["uploads that are gone"] += 1
             except BusyError:
@@ -1045,19 +1081,24 @@ def _partition(actor: Actor) -> int:
     return 0 if actor.rng.random() < 0.7 else 1
 
 
-def _write(actor: Actor) -> None:
+def _write(actor: Actor, session: str = "") -> None:
     world, rng = actor.world, actor.rng
     partitions = (0, 1) if rng.random() < 0.2 else (_partition(actor),)
     records = {
         p: [(rng.randrange(KEYS), world.number(), int(rng.random() < 0.25)) for _ in range(rng.randint(1, 2))]
         for p in partitions
     }
-    batch = Batch(f"b{world.number()}" if rng.random() < 0.5 else "", records)
+    batch = Batch(f"b{world.number()}" if rng.random() < 0.5 else "", records, session=session)
     world.batches.append(batch)
+    if session:
+        world.sessions.update((number, session) for rows in records.values() for _, number, _ in rows)
     if batch.name:
         world.named.update(number for rows in records.values() for _, number, _ in rows)
 
     def append() -> None:
+        tenure = actor.bucket.tenure
+        if session and (tenure is None or tenure.session != session):  # the process died
+            raise ServerFencedError.of(ROOT, 0, 0)
         batch.placed = actor.append(batch)
 
     outcome = actor.attempt(append, repeatable=bool(batch.name))
@@ -1090,6 +1131,31 @@ def _upload(actor: Actor) -> None:
         world.counts["acknowledged uploads"] += 1
     elif rng.random() < 0.5:
         actor.attempt(lambda: actor.bucket.end_uploads(name))
+
+
+def _serve(world: World) -> Script:
+    """Be a server: stand by, take over, append and answer, and end or die."""
+
+    def script(process: Process) -> None:
+        actor, session = Actor(world, process), None
+        for number in range(world.rng.randint(6, 16)):
+            if session is None or actor.bucket.tenure is not session.tenure or session.role is Role.FENCED:
+                world.counts["fenced servers"] += session is not None and session.role is Role.FENCED
+                session = ServerSession(
+                    actor.bucket, f"{process.name}:1", "", timeout_ms=SESSION_MS, heartbeat_ms=HEARTBEAT_MS
+                )
+            actor.attempt(session.step)
+            if actor.bucket.tenure is session.tenure and session.tenure.epoch:
+                if world.rng.random() < 0.5:
+                    _write(actor, session.tenure.session)
+                if session.role is Role.ACTIVE:
+                    world.judge.answered(session.tenure.session)
+                world.counts["lapsed servers"] += session.role is Role.LAPSED
+            world.turns.sleep(process, int(world.rng.random() * HEARTBEAT_MS), 1)
+            if world.rng.random() < 0.02 * number and actor.bucket.tenure is session.tenure:
+                actor.attempt(session.end)
+
+    return script
 
 
 def _clean(actor: Actor) -> None:
@@ -1270,6 +1336,7 @@ _SCRIPTS: dict[str, Callable[[World], Script]] = {
     "dropper": lambda world: _steps(world, _drop, 1, 1),
     "cutter": lambda world: _steps(world, _cut, 1, 2),
     "getter": lambda world: _steps(world, _get, 2, 4),
+    "server": _serve,
     "setter": lambda world: _steps(world, _set, 1, 3),
     "collector": lambda world: _steps(world, _collect, 2, 3),
     "reader": lambda world: _steps(world, _read, 1, 2),

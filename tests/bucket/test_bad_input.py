@@ -245,7 +245,7 @@ def test_collections_of_an_idle_log_change_nothing(bucket: Bucket, opened: Open)
 
 def test_a_manifest_of_a_newer_version_is_refused(bucket: Bucket, opened: Open) -> None:
     make_log(opened)
-    bucket.write(MANIFEST, Framed("bucket-manifest", 2, code="x", remedy="x").encode({"of": "the future"}))
+    bucket.write(MANIFEST, Framed("bucket-manifest", 3, code="x", remedy="x").encode({"of": "the future"}))
     before = dict(bucket.objects)
     for mode in ("r", "a"):
         with pytest.raises(CorruptFileError) as refused:
@@ -512,11 +512,13 @@ def test_a_collection_counts_from_the_version_without_the_object(bucket: Bucket)
 WRONG = (None, "x", -1, [None], [["x"]], {"a": ["x"]}, {"users-0/x": [1, -5, 1, "objects/x", 0]})
 
 
-@pytest.mark.parametrize("field", ["nonce", "history", "collection", "pages", "changes", "pins", "uploads"])
+@pytest.mark.parametrize(
+    "field", ["nonce", "history", "collection", "pages", "changes", "pins", "uploads", "servers"]
+)
 def test_a_field_of_the_manifest_with_a_valid_checksum(bucket: Bucket, opened: Open, field: str) -> None:
     """A field is missing, or of another kind: as of a program with a fault."""
     make_log(opened)
-    form = Framed("bucket-manifest", 1, code="", remedy="")
+    form = Framed("bucket-manifest", 2, code="", remedy="")
     fields = form.decode(zlib.decompress(bucket.objects[MANIFEST].data), URL)
     refusals = 0
     for wrong in ({}, *({field: value} for value in WRONG)):
@@ -546,7 +548,7 @@ def test_a_page_of_another_log_or_of_a_later_format(
     LogBucket(other.process()).transaction(lambda files: files.write_atomic(f"{URL}/a", b"x" * 5000))
     later = zlib.compress(Framed("bucket-page", 2, code="", remedy="").encode(fields), 1)
     foreign = zlib.compress(Framed("bucket-page", 1, code="", remedy="").encode(fields), 1)
-    kind = zlib.compress(Framed("bucket-manifest", 1, code="", remedy="").encode(fields), 1)
+    kind = zlib.compress(Framed("bucket-manifest", 2, code="", remedy="").encode(fields), 1)
     for data in (b"", later, foreign, kind, whole + b"\0", whole[:-1], other.objects[MANIFEST].data):
         bucket.write(page.object, data)
         before = dict(bucket.objects)

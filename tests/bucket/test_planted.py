@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from lastword.bucket import collect, commit, merge
+from lastword.bucket import collect, commit, merge, servers
 from lastword.bucket import files as bucket_files
 from lastword.bucket.commit import Bucket, KeptCopy, Loaded, PrivateCopy
-from lastword.bucket.manifest import MANIFEST, Entry, Manifest
+from lastword.bucket.manifest import MANIFEST, Entry, Manifest, Servers
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.scratch import LocalFile
+from lastword.bucket.servers import Role, ServerSession, Tenure
 from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedError, UncertainRequestError
 from lastword.keys import manifest as keys
 from lastword.objects import ObjectVersion, StoredObject
@@ -459,3 +460,58 @@ def test_a_collection_of_runs_in_use(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(collect, "_decide", decide)
     caught("missing object", only=[*GETTERS, "collector", "collector"], retention_ms=0)
+
+
+# ---------------------------------------------------------------- the active server
+
+SERVERS = ["server", "server", "server", "writer", "collector"]
+
+
+def test_a_commit_without_the_epoch(monkeypatch: Patch) -> None:
+    """A server that slept while another one took over commits to the newer version."""
+
+    def renewed(tenure: Tenure, servers: Servers, url: str) -> Servers:
+        return replace(servers, renewals=servers.renewals + bool(tenure.epoch))
+
+    monkeypatch.setattr(Tenure, "renewed", renewed)
+    caught("fence", only=SERVERS)
+
+
+def test_a_takeover_by_the_date(monkeypatch: Patch) -> None:
+    """The active server writes the date of its renewal; a standby compares it with its own date."""
+    dates: dict[tuple[str, int], int] = {}
+    renewed, role = Tenure.renewed, ServerSession.role.fget
+    assert role is not None
+
+    def dated(tenure: Tenure, servers: Servers, url: str) -> Servers:
+        following = renewed(tenure, servers, url)
+        dates[following.session, following.renewals] = clocks[tenure].now_ms()
+        return following
+
+    def by_date(session: ServerSession) -> Role:
+        tenure, clock = session.tenure, session._bucket.clock
+        clocks[tenure] = clock
+        known = dates.get((tenure.servers.session, tenure.servers.renewals))
+        is_late = known is not None and clock.now_ms() - known > tenure.servers.timeout_ms
+        return Role.DUE if is_late and not tenure.epoch else role(session)
+
+    clocks: dict[Tenure, Any] = {}
+    monkeypatch.setattr(Tenure, "renewed", dated)
+    monkeypatch.setattr(ServerSession, "role", property(by_date))
+    caught("answer", first=70, only=SERVERS)
+
+
+def test_a_server_that_answers_for_too_long(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(servers, "ANSWERING", 2.0)
+    caught("answer", only=SERVERS)
+
+
+def test_a_takeover_of_a_version_that_was_not_read(monkeypatch: Patch) -> None:
+    """A standby slept, and takes over without a look at what the active server did meanwhile."""
+
+    def taken_over(session: ServerSession, servers: Servers) -> Servers:
+        joined = servers.joined(session._address, "")
+        return joined.taken_over(session._address, session.tenure.session, session.tenure.timeout_ms)
+
+    monkeypatch.setattr(ServerSession, "_taken_over", taken_over)
+    caught("answer", first=390, only=SERVERS)

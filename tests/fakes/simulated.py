@@ -27,6 +27,8 @@ class SimulatedClock:
     def monotonic(self) -> float:
         return self._now
 
+    boottime = monotonic
+
     def sleep(self, seconds: float) -> None:
         with self._moved:
             wake = self._now + max(0.0, seconds)

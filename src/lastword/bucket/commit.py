@@ -20,6 +20,10 @@ one that the condition names, so an attempt that arrives late either is this com
 **Uploads and collections.** A collection removes objects that no manifest names. It could remove those of a
 commit that is under way, so it first swaps the manifest with a higher `collection`. A commit that finds a
 higher number than the one under which it uploaded sends its objects again, under new names.
+
+**The active server.** The manifest names it, with an epoch (`lastword.bucket.servers`). A process that became
+it makes each next manifest from one of its epoch, or from none: the condition of the swap is that of the
+epoch. The commits of other processes keep the servers as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lastword.bucket.files import BucketFiles, Node, PatchedFile
 from lastword.bucket.manifest import (
@@ -77,6 +81,9 @@ from lastword.errors import (
 from lastword.files.interface import Buffer
 from lastword.objects.interface import ObjectStore, ObjectVersion, StoredObject
 from lastword.segment import names
+
+if TYPE_CHECKING:
+    from lastword.bucket.servers import Tenure
 
 T = TypeVar("T")
 
@@ -231,6 +238,9 @@ class Bucket:
         self._swapped = ""  # nonce of the last version that this process swapped in
         self._confirmed = -CONFIRMED_SECONDS  # when `_loaded` was the newest version, by the monotonic clock
         self._pages: dict[str, Layer] = {}
+        self.tenure: Tenure | None = None
+        """Set by a server of the log. While it is the active one, every commit of this process is conditional
+        on its epoch."""
 
     def close(self) -> None:
         """End the threads that read ahead, and close the store."""
@@ -249,6 +259,8 @@ class Bucket:
             began = self.clock.monotonic()
             self._loaded = self._newest(self._loaded)
             self._confirmed = began
+            if self.tenure is not None:
+                self.tenure.seen(self._loaded.manifest.servers, self.clock.boottime())
             return self._loaded
 
     def committed(self) -> Loaded:
@@ -506,6 +518,13 @@ class Bucket:
             UncertainCommitError: The answers of the store do not show whether it is in.
             LastwordError: The store refuses, and it is not in.
         """
+        began = self.clock.boottime()
+        following = self._swap(base, manifest)
+        if following is None and self.tenure is not None:
+            self.tenure.won(manifest.servers, began)
+        return following
+
+    def _swap(self, base: Loaded, manifest: Manifest) -> Loaded | None:
         data = manifest.encode()
         failure: LastwordError | None = None
         uncertain = False  # an attempt may still take effect
@@ -558,20 +577,27 @@ class Bucket:
                     self._confirmed = self.clock.monotonic()
                     self._forget_pages(manifest)
 
-    def edit(self, change: Callable[[Loaded], Manifest]) -> None:
-        """Commit a change of the manifest that concerns no file."""
+    def edit(self, change: Callable[[Loaded], Manifest | None]) -> None:
+        """Commit a change of the manifest that concerns no file. None: there is nothing to change."""
         for attempt in range(self.attempts):
             if attempt:
                 self.wait(attempt)
             base = self.load()
-            if self.swap(base, self.following(change(base))) is None:
+            changed = change(base)
+            if changed is None or self.swap(base, self.following(changed)) is None:
                 return
         raise self.overtaken()
 
     def following(self, manifest: Manifest) -> Manifest:
-        """Return the manifest under the nonce of a new commit."""
+        """Return the manifest under the nonce of a new commit. A commit of the active server renews it.
+
+        Raises:
+            ServerFencedError: This process was the active server, and another one has taken over.
+        """
+        servers = manifest.servers if self.tenure is None else self.tenure.renewed(manifest.servers, self.url)
         nonce = f"{self.rng.getrandbits(64):016x}"
-        return replace(manifest, nonce=nonce, history=(*manifest.history, nonce)[-HISTORY:])
+        history = (*manifest.history, nonce)[-HISTORY:]
+        return replace(manifest, nonce=nonce, history=history, servers=servers)
 
     def next_manifest(
         self, base: ManifestVersion, entries: Changes, changes_bytes: int, ended_uploads: str | None = None

@@ -20,9 +20,9 @@ import struct
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from lastword.errors import LOST_OBJECT, CorruptFileError
 from lastword.files.framed import MAGIC, MAX_BYTES, Framed
@@ -53,11 +53,15 @@ MAX_PAGES = 4
 PAGE_RATIO = 4
 """A new page takes in each older page that is at most this number of times larger."""
 
+MOST_NODES = 8
+"""Servers that a manifest names. The one that joined longest ago is left out, unless it is active."""
+
 _FORM = Framed(
     "bucket-manifest",
-    1,
+    2,
     code="damaged-manifest",
     remedy="restore an older version of this object, if the bucket keeps versions",
+    oldest=1,
 )
 _LEVEL = 1
 """Level of zlib. The next levels save some percent of the bytes, and double the time."""
@@ -178,6 +182,80 @@ class Pin:
     until_ms: int
 
 
+class ServerNode(NamedTuple):
+    """A server of the log.
+
+    Attributes:
+        id: The id of its node, as clients see it. No other server of the log has it.
+        address: Host and port that clients connect to.
+        name: The name of its machine, for people.
+    """
+
+    id: int
+    address: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers that connect Kafka's clients with the log: the active one, and its standbys.
+
+    Attributes:
+        epoch: Number of takeovers so far. Every commit of the active server is conditional on it.
+        session: Random name of the active server's session; "": no server is active.
+        renewals: Commits of the active server in this epoch.
+        active: Id of the active server; 0 before the first one.
+        timeout_ms: How long a standby waits for a renewal before it takes over.
+        nodes: The servers in the order in which they joined.
+    """
+
+    epoch: int = 0
+    session: str = ""
+    renewals: int = 0
+    active: int = 0
+    timeout_ms: int = 0
+    nodes: tuple[ServerNode, ...] = ()
+
+    _NUMBERS: ClassVar = ("epoch", "renewals", "active", "timeout_ms")
+
+    @property
+    def node(self) -> ServerNode | None:
+        """The active server; None: no server is active."""
+        return next((node for node in self.nodes if self.session and node.id == self.active), None)
+
+    def joined(self, address: str, name: str) -> Servers:
+        """Return the servers with one of this address. It keeps its id as long as it is among them."""
+        known = next((node for node in self.nodes if node.address == address), None)
+        number = known.id if known else max(self.active, *(node.id for node in self.nodes), 0) + 1
+        others = [node for node in self.nodes if node is not known]
+        if len(others) == MOST_NODES:
+            others.remove(next(node for node in others if node is not self.node))
+        return replace(self, nodes=(*others, ServerNode(number, address, name)))
+
+    def without(self, address: str) -> Servers:
+        """Return the servers without the one of an address. If it was active, none is."""
+        is_active = self.node is not None and self.node.address == address
+        nodes = tuple(node for node in self.nodes if node.address != address)
+        return replace(self, session="" if is_active else self.session, nodes=nodes)
+
+    def taken_over(self, address: str, session: str, timeout_ms: int) -> Servers:
+        """Return the servers after a takeover by the one of an address."""
+        [active] = [node.id for node in self.nodes if node.address == address]
+        return Servers(self.epoch + 1, session, 0, active, timeout_ms, self.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the servers as JSON values."""
+        numbers = {name: getattr(self, name) for name in self._NUMBERS}
+        return {"session": self.session, **numbers, "nodes": [list(node) for node in self.nodes]}
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Servers:
+        """Return the servers of JSON values. ValueError, TypeError, KeyError: they are none."""
+        nodes = tuple(ServerNode(int(n), _text(address), _text(name)) for n, address, name in fields["nodes"])
+        numbers = {name: int(fields[name]) for name in cls._NUMBERS}
+        return cls(session=_text(fields["session"]), nodes=nodes, **numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """One version of a log in a bucket.
@@ -194,6 +272,7 @@ class Manifest:
         pins: Readers by name.
         uploads: Writers by name whose processes upload objects for one commit, a Spark job for example:
             objects that were uploaded since then are not condemned.
+        servers: The servers of the log.
     """
 
     nonce: str
@@ -204,6 +283,7 @@ class Manifest:
     condemned: str | None = None
     pins: Mapping[str, Pin] = field(default_factory=dict)
     uploads: Mapping[str, Pin] = field(default_factory=dict)
+    servers: Servers = Servers()
 
     def encode(self) -> bytes:
         """Return the bytes of the manifest object, compressed."""
@@ -216,6 +296,7 @@ class Manifest:
                 "condemned": self.condemned,
                 "pins": {name: [pin.since_ms, pin.until_ms] for name, pin in self.pins.items()},
                 "uploads": {name: [pin.since_ms, pin.until_ms] for name, pin in self.uploads.items()},
+                "servers": self.servers.to_json() if self.servers.epoch or self.servers.nodes else None,
             },
             {"changes": f"{{{', '.join([_line(path, entry) for path, entry in self.changes.items()])}}}"},
         )
@@ -241,6 +322,7 @@ class Manifest:
                 condemned=None if fields["condemned"] is None else _text(fields["condemned"]),
                 pins=_pins(fields["pins"]),
                 uploads=_pins(fields["uploads"]),
+                servers=Servers() if fields.get("servers") is None else Servers.of_json(fields["servers"]),
             )
         raise AssertionError
 

@@ -75,6 +75,8 @@ class Keywords(TopicKeywords, total=False):
     offsets_retention_check_interval_ms: Duration | None
     group_consumer_session_timeout_ms: Duration | None
     group_consumer_heartbeat_interval_ms: Duration | None
+    broker_session_timeout_ms: Duration | None
+    broker_heartbeat_interval_ms: Duration | None
     max_connections: int | str | None
     connections_max_idle_ms: Duration | None
     socket_request_max_bytes: Size | None

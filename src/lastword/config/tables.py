@@ -424,6 +424,20 @@ class LogConfig:
         low=1,
         high=INT32_MAX,
     )
+    broker_session_timeout_ms: int = duration(
+        "9s",
+        "behaviour",
+        "A standby takes over when the active server of a log in a bucket has not committed for this long. "
+        "The active server stops to answer after nine tenths of it. It holds from the next takeover on.",
+        low=100,
+    )
+    broker_heartbeat_interval_ms: int = duration(
+        "2s",
+        "behaviour",
+        "An idle server of a log in a bucket commits this often, to remain the active one: two requests. "
+        "At most a third of `broker.session.timeout.ms`.",
+        low=10,
+    )
     max_connections: int = count(
         4096,
         "behaviour",

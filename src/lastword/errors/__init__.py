@@ -50,6 +50,7 @@
     │   ├── BrokerUnreachableError   a Kafka broker does not answer
     │   ├── BrokerRefusedError       a Kafka broker answers with an error
     │   ├── UploadsGoneError         a commit to a bucket came so late that its objects may be removed
+    │   ├── ServerFencedError        another server of a log in a bucket has taken over
     │   ├── UncertainCommitError     a store did not say whether a commit to a bucket came in
     │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
     ├── CapacityError     exit 5: make room
@@ -730,6 +731,22 @@ class UploadsGoneError(BusyError):
         return cls(
             f"{url}: the uploads {name} are not kept any more, so their objects may be gone",
             remedy="run the job again; nothing was committed",
+            file=url,
+        )
+
+
+class ServerFencedError(BusyError):
+    """Another server of a log in a bucket has taken over: this one commits nothing any more."""
+
+    retriable = False
+    kafka_code = 6  # NOT_LEADER_OR_FOLLOWER
+
+    @classmethod
+    def of(cls, url: str, epoch: int, newest: int) -> ServerFencedError:
+        """Return the error for a server of one epoch, after a takeover of a newer one."""
+        return cls(
+            f"{url}: server epoch {epoch} is fenced by epoch {newest}; nothing was committed",
+            remedy="send the request to the active server, which the metadata name",
             file=url,
         )
 
