@@ -9,7 +9,7 @@ copy (`ShortCommits`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -220,7 +220,7 @@ class BucketDirs(OpenDirs):
 
     def begin_append(
         self,
-        topics: Collection[str],
+        topics: Container[str],
         work: Callable[[OpenDirs], T],
         size_bytes: int,
         *,
@@ -256,7 +256,7 @@ class BucketDirs(OpenDirs):
         log = self._served.get(tp)
         if log is None:
             load, config = partial(self._served_version, tp), partial(self.config, topic)
-            log = self._served.setdefault(tp, CommittedLog(self.files, str(tp), load, config))
+            log = self._served.setdefault(tp, CommittedLog(self.files, f"{self.paths[0]}/{tp}", load, config))
         return log
 
     def _served_version(self, tp: TopicPartition, known: Version | None) -> Version:
@@ -566,7 +566,7 @@ class _Append:
 
     def __init__(
         self,
-        topics: Collection[str],
+        topics: Container[str],
         work: Callable[[OpenDirs], Any],
         size_bytes: int,
         done: Future[Any] | None,

@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cached_property
 from types import FrameType
@@ -205,7 +205,7 @@ class OpenDirs(ProcessBound):
         return work(self)
 
     def begin_append(
-        self, topics: Collection[str], work: Callable[[OpenDirs], T], size_bytes: int
+        self, topics: Container[str], work: Callable[[OpenDirs], T], size_bytes: int
     ) -> Future[T] | None:
         """As `append`, but do not wait: the result comes later. None: an append does not wait here.
 
@@ -228,10 +228,13 @@ class OpenDirs(ProcessBound):
         return log_dir.is_log_open(topic, partition)
 
     def serve(self, changed: Callable[[set[str]], object]) -> None:
-        """Prepare for a server. In a bucket `changed` is called in any thread with topics that were made or deleted."""
+        """Prepare for a server. In a bucket `changed` is called with the topics that were made or deleted.
+
+        The call is made in any thread.
+        """
 
     def is_recent(self) -> bool:
-        """Return whether a server may answer from what is in memory: it was the newest a second ago at most."""
+        """Return whether a server may answer from memory: it had the newest version a second ago at most."""
         return True
 
     def settle(self) -> None:

@@ -155,7 +155,9 @@ class _Directories:
         tp = TopicPartition(topic, partition)
         log = self._logs.get(tp)
         if log is None:
-            log = self._logs[tp] = _Log(self, tp, ShortAppend(self._end_of(tp), self.config(topic), self.clock))
+            log = self._logs[tp] = _Log(
+                self, tp, ShortAppend(self._end_of(tp), self.config(topic), self.clock)
+            )
         return log
 
     def log_start(self, tp: TopicPartition) -> int:

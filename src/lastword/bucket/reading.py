@@ -10,8 +10,8 @@ after each block that is read, up to `AHEAD_BLOCKS` of all streams together.
 
 Memory is bounded: by `AHEAD_BLOCKS` blocks ahead, and `HELD_BYTES` of all open files.
 
-The objects that this process has uploaded last stay in memory, if a server sets `tail_bytes`: its consumers read
-mostly what was just committed. A read of them needs no request.
+The objects that this process has uploaded last stay in memory, if a server sets `tail_bytes`: its consumers
+read mostly what was just committed. A read of them needs no request.
 """
 
 from __future__ import annotations

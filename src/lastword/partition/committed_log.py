@@ -42,7 +42,7 @@ class CommittedLog(Reads):
 
     Args:
         files: The storage.
-        name: Topic and partition: "orders-3".
+        directory: The directory of the partition.
         load: Returns the version of now. It has the given view if the partition has not changed since.
         config: Returns the settings of the topic.
     """
@@ -52,12 +52,13 @@ class CommittedLog(Reads):
     def __init__(
         self,
         files: Files,
-        name: str,
+        directory: str,
         load: Callable[[Version | None], Version],
         config: Callable[[], TopicConfig],
     ) -> None:
         self.files = files
-        self.name = name
+        self.directory = directory
+        self.name = directory.rpartition("/")[2]
         self._load = load
         self._config = config
         self._known: Version | None = None
@@ -101,11 +102,6 @@ class CommittedLog(Reads):
     def config(self) -> TopicConfig:
         """Settings of the topic."""
         return self._config()
-
-    @property
-    def directory(self) -> str:
-        """The directory of the partition."""
-        return self.view().directory
 
     @property
     def log_start(self) -> int:

@@ -202,7 +202,9 @@ class PartitionView(Reads):
         self._stability = older._stability
         if not self.files.reuses_numbers:
             known = {segment.id: segment for segment in older.segments if not segment.active}
-            segments = [segment if segment.active else known.get(segment.id, segment) for segment in self.segments]
+            segments = [
+                segment if segment.active else known.get(segment.id, segment) for segment in self.segments
+            ]
             self._take(replace(self._version, segments=SegmentSet(segments)))
 
 

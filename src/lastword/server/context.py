@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -138,9 +138,9 @@ class ServerContext:
             return self.in_pool(work, *arguments)
 
     def appended(
-        self, topics: Collection[str], work: Callable[[OpenDirs], Any], size_bytes: int
+        self, topics: Container[str], work: Callable[[OpenDirs], Any], size_bytes: int
     ) -> asyncio.Future[Any] | None:
-        """Append by `OpenDirs.begin_append`; return a future of the result of `work`, or None as that does."""
+        """Append by `OpenDirs.begin_append`; return a future of the result of `work`, or None as it does."""
         done = self.dirs.begin_append(topics, work, size_bytes)
         return None if done is None else asyncio.wrap_future(done, loop=self.loop)
 

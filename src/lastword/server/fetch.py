@@ -9,9 +9,9 @@ Long polls. A fetch without enough bytes waits for an append to one of its parti
 is that of an idle connection at most. Only the partitions that were appended to are read again.
 A fetch that waits has a call in `on_append` of the log.
 
-In a bucket a read that needs a request runs in the pool, and its bytes are in memory before they are sent. What
-was just committed is in memory anyway. Commits of this process wake the fetches that wait; for those of others
-the newest version is loaded once a second while a fetch waits.
+In a bucket a read that needs a request runs in the pool, and its bytes are in memory before they are sent.
+What was just committed is in memory anyway. Commits of this process wake the fetches that wait; for those of
+others the newest version is loaded once a second while a fetch waits.
 
 Sessions. A client names a session instead of its unchanged partitions, and its answer has the partitions that
 changed. A partition whose records are sent is the last in the next answer, so that all have their turn.

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 FEATURES = {"transaction.version": TRANSACTION_VERSION, "group.version": 1}
 """Kafka's features whose level decides which versions clients use."""
 WITHOUT_VERSION = (
-    *("ApiVersions", "Produce", "Heartbeat", "ConsumerGroupHeartbeat", "JoinGroup", "SyncGroup", "LeaveGroup"),
+    *(
+        "ApiVersions",
+        "Produce",
+        "Heartbeat",
+        "ConsumerGroupHeartbeat",
+        "JoinGroup",
+        "SyncGroup",
+        "LeaveGroup",
+    ),
     *("OffsetCommit", "TxnOffsetCommit", "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn"),
 )
 """APIs whose answers follow a commit, or do not depend on the log: in a bucket the others are answered from a
