@@ -155,14 +155,9 @@ class _Directories:
         tp = TopicPartition(topic, partition)
         log = self._logs.get(tp)
         if log is None:
-            log = self._logs[tp] = _Log(
-                self, tp, ShortAppend(self._end_of(tp), self.config(topic), self.clock)
-            )
+            commit = ShortAppend(self._end_of(tp), self.config(topic), self.clock)
+            log = self._logs[tp] = _Log(self, str(tp), commit, self._starts.get(tp, 0))
         return log
-
-    def log_start(self, tp: TopicPartition) -> int:
-        """Return the log start of a partition."""
-        return self._starts.get(tp, 0)
 
     def _end_of(self, tp: TopicPartition) -> PartitionEnd:
         end = self._partition_ends.get(tp)
@@ -200,10 +195,10 @@ class _Directories:
 class _Log:
     """A partition, in place of `PartitionLog`."""
 
-    def __init__(self, dirs: _Directories, tp: TopicPartition, commit: ShortAppend) -> None:
-        self.name = str(tp)
+    def __init__(self, dirs: _Directories, name: str, commit: ShortAppend, log_start: int) -> None:
+        self.name = name
         self.config = commit.config
-        self.log_start = dirs.log_start(tp)
+        self.log_start = log_start
         self.commit = commit
         self._dirs = dirs
 

@@ -56,8 +56,9 @@ KEPT_SECONDS = 120.0
 """A session that was used in this time is not dropped for a new one: Kafka's default."""
 POLL_SECONDS = 1.0
 """How often a version is loaded while a fetch waits, if other processes may commit."""
-MOST_SEGMENTS = 16
-"""Most segments of one read of a partition. A reader of emptied segments gets records in its first answer."""
+MOST_SEGMENTS, MOST_COMMITS = 16, 64
+"""Most segments of one read of a partition, and in a bucket, where each commit makes one. A reader of emptied
+segments gets records in its first answer."""
 READ_COMMITTED = 1
 _log = logging.getLogger("lastword.server")
 EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -2, -1, -3, -4, -5, -6
@@ -98,8 +99,9 @@ def _read(log: ServedLog, offset: int, limit: int, most_bytes: int, first: bool)
         return NOTHING
     ranges: list[Any] = []
     size, covered = 0, offset
+    most_segments = MOST_COMMITS if log.files.sends_requests else MOST_SEGMENTS
     for segment in log.segment_set.starting_at(offset):
-        if segment.base_offset >= limit or len(ranges) == MOST_SEGMENTS:
+        if segment.base_offset >= limit or len(ranges) == most_segments:
             break
         start = segment.position_of(offset)
         end = segment.size if segment.next_offset <= limit else segment.end_position_of(limit)

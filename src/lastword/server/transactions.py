@@ -36,7 +36,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.arrow import pa, pc
-from lastword.errors import LastwordError, MissingError, ProducerFencedError, StorageError
+from lastword.errors import (
+    LastwordError,
+    MissingError,
+    ProducerFencedError,
+    StorageError,
+    UnknownTopicError,
+)
 from lastword.logdir.transaction_state import (
     COMPLETE_ABORT,
     COMPLETE_COMMIT,
@@ -937,9 +943,11 @@ def _append_markers(
     for name, number in sorted(partitions):
         if dirs.dir_set.log_dir(name, number) is None:  # the topic was deleted
             continue
-        failures[name, number] = None
         try:
             dirs.log(name, number).append_batch(batch)
+            failures[name, number] = None
+        except UnknownTopicError:
+            continue
         except fails:
             raise
         except LastwordError as error:
