@@ -82,7 +82,7 @@ def calls_of(logs: LogDir, work: Callable[[Topic[bytes, bytes]], object]) -> Cou
             calls[frame.f_code] += 1
 
     queue = logs.dirs._queue  # type: ignore[attr-defined]
-    call = _Append("users", lambda dirs: work(topic._on(dirs)), 2, None)
+    call = _Append(("users",), lambda dirs: work(topic._on(dirs)), 2, None)
     sys.setprofile(note)
     try:
         assert not queue._commit([call])

@@ -66,7 +66,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def commit(logs: LogDir, *steps: Step) -> list[_Append]:
     """Run steps in one commit, in this thread; return their calls."""
     topic = logs["users"]
-    calls = [_Append("users", lambda dirs, s=step: s(topic._on(dirs)), 2, None) for step in steps]  # type: ignore[misc]
+    calls = [_Append(("users",), lambda dirs, s=step: s(topic._on(dirs)), 2, None) for step in steps]  # type: ignore[misc]
     assert not logs.dirs._queue._commit(calls)  # type: ignore[attr-defined]
     return calls
 

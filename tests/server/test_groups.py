@@ -415,11 +415,11 @@ def test_groups_whose_drive_is_gone_keep_their_offsets(tmp_path: Path, clock: Ma
 def full_drive() -> Iterator[None]:
     """No record of a coordinator can be appended."""
 
-    def fails(*arguments: Any) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
         raise StorageError("the drive is full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CoordinatorTopic, "_append", fails)
+        patch.setattr(CoordinatorTopic, "append_in", fails)
         yield
 
 

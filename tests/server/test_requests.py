@@ -1084,7 +1084,7 @@ def test_topics_that_cannot_be_listed_are_answered(
 
     topic = MetadataRequest.MetadataRequestTopic(name="users")
     with Client(server) as client, monkeypatch.context() as patch:
-        patch.setattr(logs.dirs, "topics", fails)
+        patch.setattr(logs.dirs.dir_set, "log_dirs_by_topic", fails)
         server.context.topics.changed("users")
         error = codes.KAFKA_STORAGE_ERROR
         assert client.ask(fetch_request([("users", 0, 0)]), 12).error_code == error
@@ -1112,7 +1112,7 @@ def test_a_topic_that_is_created_again_is_found_after_a_listing_that_failed(
     logs.delete_topic("users")
     logs.create_topic("users")
     with monkeypatch.context() as patch:
-        patch.setattr(logs.dirs, "topics", fails)
+        patch.setattr(logs.dirs.dir_set, "log_dirs_by_topic", fails)
         assert client.ask(fetch_request([("users", 0, 0)]), 12).error_code == codes.KAFKA_STORAGE_ERROR
     assert topic_id() != before
 

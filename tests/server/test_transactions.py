@@ -701,11 +701,11 @@ def test_a_batch_whose_partition_cannot_be_added_is_sent_again(
 ) -> None:
     """Produce has the code that a broker gives for each error of the coordinator that passes."""
 
-    def fails(*arguments: Any) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
         raise StorageError("the drive is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(CoordinatorTopic, "_append", fails)
+        patch.setattr(CoordinatorTopic, "append_in", fails)
         adds = writer.version == 1  # by a request of its own
         assert writer.send(b"v") == (codes.NOT_COORDINATOR if adds else codes.NOT_ENOUGH_REPLICAS)
     assert [writer.send(b"v"), writer.end(), committed(client)] == [0, 0, [b"v"]]

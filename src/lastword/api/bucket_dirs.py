@@ -9,7 +9,7 @@ copy (`ShortCommits`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -32,6 +32,8 @@ from lastword.keys.manifest import path_of as saved_keys
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition.committed_log import CommittedLog, Version
+from lastword.partition.directory_segments import read_log_start
 from lastword.segment import names
 
 if TYPE_CHECKING:
@@ -71,10 +73,13 @@ class BucketDirs(OpenDirs):
         self._bucket = bucket
         self._load = load
         self.clock = clock
+        self._served: dict[TopicPartition, CommittedLog] = {}
+        self._on_topics_changed: Callable[[set[str]], object] | None = None
         self._ledgers = BucketLedgers(lambda: self.settings.instance.log_cleaner_dedupe_buffer_size)
         self._setting_version = threading.Lock()
         self.moment = threading.RLock()  # a version may be loaded before there is that of `OpenDirs`
         self._read_files = bucket.files(bucket.load().snapshot)
+        self._version = 0, self._read_files.snapshot
         bucket.reads.on_vanished = self._newest_names
         if not self._read_files.snapshot.manifest.nonce:
             self._require_no_objects()
@@ -119,7 +124,7 @@ class BucketDirs(OpenDirs):
         if at_most_every_ms and now - self._refreshed < at_most_every_ms / 1000:
             return
         self._refreshed = now
-        self._take(self._bucket.load)
+        self._take(self._bucket.recent if at_most_every_ms >= 1000 else self._bucket.load)
 
     def refresh_settings(self, topic: str | None = None, *, edited: bool = True) -> None:
         """Do nothing: a version has its topics and their settings."""
@@ -140,8 +145,27 @@ class BucketDirs(OpenDirs):
     def _set_version(self, load: Callable[[], Loaded]) -> ManifestVersion:
         """Set the version to read. One thread at a time, so that no thread goes back to an older version."""
         with self.moment, self._setting_version:  # not while views of several partitions are made
-            snapshot = self._read_files.snapshot = load().snapshot
+            snapshot, before = load().snapshot, self._read_files.snapshot
+            self._read_files.snapshot = snapshot
+            is_other = snapshot.manifest.nonce != before.manifest.nonce
+            if is_other:
+                self._version = self._version[0] + 1, snapshot
+        if is_other and self._on_topics_changed is not None:
+            self._served_changed(before, snapshot)
         return snapshot
+
+    def _served_changed(self, before: ManifestVersion, after: ManifestVersion) -> None:
+        """Notify a server of another version."""
+        changed = after.changed_since(before)
+        directories = {path.partition("/")[0] for path in changed}
+        for tp, log in list(self._served.items()):
+            if f"{tp}/{names.PARTITION_METADATA}" in changed:
+                self._served.pop(tp, None)  # of a topic that was deleted, and perhaps made again
+            if str(tp) in directories or names.LOG_STARTS in changed:
+                log.changed()
+        made = {path.partition("/")[0] for path in changed if path.endswith(f"/{names.PARTITION_METADATA}")}
+        if made and self._on_topics_changed is not None:
+            self._on_topics_changed({names.topic_partition(name)[0] for name in made})
 
     def _newest_names(self, key: str) -> bool:
         """Take the newest version; return whether it names an object."""
@@ -192,30 +216,71 @@ class BucketDirs(OpenDirs):
         own: Changed | None = None,
     ) -> T:
         """As `OpenDirs.append`. `own`: the watcher whose owner makes the call."""
-        return self._begin(topic, work, size_of(pair), own).result()
+        return self.begin_append((topic,), work, size_of(pair), own=own).result()
 
-    def begin_append(self, topic: str, work: Callable[[OpenDirs], T], pair: tuple[Any, Any]) -> Future[T]:
-        """As `OpenDirs.begin_append`."""
-        return self._begin(topic, work, size_of(pair))
-
-    def _begin(
-        self, topic: str, work: Callable[[OpenDirs], T], size_bytes: int, own: Changed | None = None
+    def begin_append(
+        self,
+        topics: Container[str],
+        work: Callable[[OpenDirs], T],
+        size_bytes: int,
+        *,
+        own: Changed | None = None,
     ) -> Future[T]:
+        """As `OpenDirs.begin_append`. `own`: the watcher whose owner makes the call."""
         self.require_writable()
-        return self._queue.begin(_Append(topic, work, size_bytes, Future(), own=own))
+        return self._queue.begin(_Append(topics, work, size_bytes, Future(), own=own))
 
     def extend(self, topic: str, work: Callable[[Any, OpenDirs], int], records: Any, *, is_one: bool) -> int:
         """As `OpenDirs.extend`. A list, a mapping and a table are one commit."""
         appended = 0
         for group, size_bytes in [whole(records)] if is_one else groups_of(records):
             try:
-                appended += self._begin(topic, partial(work, group), size_bytes).result()
+                appended += self.begin_append((topic,), partial(work, group), size_bytes).result()
             except LastwordError as error:
                 if not appended:
                     raise
                 note = f"the {appended} records before are in the log"
                 raise PartialFailure.of(appended, [error], note) from error
         return appended
+
+    # -------------------------------------------------------------- for a server
+
+    def serve(self, changed: Callable[[set[str]], object]) -> None:
+        """As `OpenDirs.serve`. The objects of this process's commits stay in memory."""
+        self._on_topics_changed = changed
+        self._bucket.reads.tail_bytes = self.settings.instance.lastword_tail_bytes
+
+    def served_log(self, log_dir: LogDirectory, topic: str, partition: int) -> CommittedLog:
+        """As `OpenDirs.served_log`."""
+        tp = TopicPartition(topic, partition)
+        log = self._served.get(tp)
+        if log is None:
+            load, config = partial(self._served_version, tp), partial(self.config, topic)
+            log = self._served.setdefault(tp, CommittedLog(self.files, f"{self.paths[0]}/{tp}", load, config))
+        return log
+
+    def _served_version(self, tp: TopicPartition, known: Version | None) -> Version:
+        """Return the newest version of a partition. `known`: the version that was returned last."""
+        number, snapshot = self._version
+        if known is not None and known.number == number:
+            return known
+        stamp = snapshot.children(str(tp)), read_log_start(self.files, f"{self.paths[0]}/{tp}")
+        if known is not None and known.stamp == stamp:
+            return known._replace(number=number)
+        return Version(number, self.directories[0].view(*tp), stamp)
+
+    def is_served_log_open(self, log_dir: LogDirectory, topic: str, partition: int) -> bool:
+        """As `OpenDirs.is_served_log_open`: a read that needs a request raises WouldWait."""
+        return True
+
+    def is_recent(self) -> bool:
+        """As `OpenDirs.is_recent`."""
+        return self._bucket.is_recent()
+
+    def settle(self) -> None:
+        """As `OpenDirs.settle`: after another swap, the store refuses each earlier one that arrives late."""
+        self._bucket.edit(lambda loaded: loaded.manifest)
+        self._take(self._bucket.committed)
 
     def owned_log(self, topic: str, partition: int) -> None:
         """As `OpenDirs.owned_log`: any process may commit."""
@@ -242,7 +307,7 @@ class BucketDirs(OpenDirs):
         `on_refused` is called with the error, in another thread, if a part of `work` is never stored.
         """
         self.require_writable()
-        self._queue.add(_Append(topic, work, size_bytes, None, on_refused, own=own))
+        self._queue.add(_Append((topic,), work, size_bytes, None, on_refused, own=own))
 
     def watch(self, topic: str, changed: Changed) -> None:
         """Add a number to `changed` when a commit of this process has appended to a topic.
@@ -252,12 +317,19 @@ class BucketDirs(OpenDirs):
         self._watchers = [*((n, known) for n, known in self._watchers if known() is not None)]
         self._watchers.append((topic, ref(changed)))
 
+    def committed(self, calls: Iterable[_Append]) -> None:
+        """Notify the watchers of a commit with these calls. A server reads it before they are answered."""
+        if self._on_topics_changed is not None:
+            with suppress(LastwordError):  # the commit is in the log; the next request reads it
+                self._take(self._bucket.committed)
+        self.notify(calls)
+
     def notify(self, calls: Iterable[_Append] | None) -> None:
         """Notify the watchers of a commit with these calls; None: of any change."""
         for topic, watcher in self._watchers:
             changed = watcher()
             if changed is not None and (
-                calls is None or any(call.topic == topic and call.own is not changed for call in calls)
+                calls is None or any(topic in call.topics and call.own is not changed for call in calls)
             ):
                 changed.add(0)
 
@@ -490,11 +562,11 @@ class _Partly(Exception):
 class _Append:
     """One call that is part of a commit. `done`: the result, once it is stored; None: of `add`."""
 
-    __slots__ = ("done", "error", "on_refused", "own", "refused", "result", "size_bytes", "topic", "work")
+    __slots__ = ("done", "error", "on_refused", "own", "refused", "result", "size_bytes", "topics", "work")
 
     def __init__(
         self,
-        topic: str,
+        topics: Container[str],
         work: Callable[[OpenDirs], Any],
         size_bytes: int,
         done: Future[Any] | None,
@@ -502,7 +574,7 @@ class _Append:
         *,
         own: Changed | None = None,
     ) -> None:
-        self.topic = topic
+        self.topics = topics
         self.own = own
         self.work = work
         self.size_bytes = size_bytes
@@ -527,7 +599,7 @@ CALL_BYTES = 512
 class _CommitQueue:
     """Appends that share commits: one thread commits what all of them have handed in.
 
-    The thread waits `lastword.commit.linger.ms` for more calls before it commits, or until they have
+    The first call waits `lastword.commit.linger.ms` for more of them, or until they have
     `lastword.commit.bytes`. A call that is refused, because a record is too large for example, does not stop
     the others: the commit runs again without it.
 
@@ -547,6 +619,7 @@ class _CommitQueue:
         self._taken = threading.Condition(lock)  # calls were taken into a commit, or committed
         self._waiting: list[_Append] = []
         self._waiting_bytes = 0
+        self._waiting_since = 0.0  # when the first of them came, by the monotonic clock
         self._added = 0  # number of calls so far
         self._committed = 0
         self._awaited = 0  # number of the last call to commit now
@@ -633,6 +706,8 @@ class _CommitQueue:
         """Add a call; return its number."""
         if self._closed:
             raise UsageError(f"{self._dirs.paths[0]} is closed", remedy="open it again")
+        if not self._waiting:
+            self._waiting_since = self._dirs.clock.monotonic()
         self._waiting.append(call)
         self._waiting_bytes += call.size_bytes
         self._added += 1
@@ -653,8 +728,10 @@ class _CommitQueue:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
+                # The calls that came during the commit before have waited already.
+                waited_seconds = self._dirs.clock.monotonic() - self._waiting_since
                 linger_seconds = self._dirs.settings.instance.lastword_commit_linger_ms / 1000
-                self._changed.wait_for(self._is_due, linger_seconds)
+                self._changed.wait_for(self._is_due, max(0.0, linger_seconds - waited_seconds))
                 calls, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 taken = len(calls)
                 if self._held:  # older calls wait, too
@@ -695,7 +772,7 @@ class _CommitQueue:
                     self._kept.drop()
                 else:
                     self._dirs._in_private(work, self._kept)
-                self._dirs.notify(left)
+                self._dirs.committed(left)
                 break
             except _Refused:
                 left = [call for call in left if not call.refused]

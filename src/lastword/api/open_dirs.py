@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cached_property
 from types import FrameType
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.throttle import Drives
     from lastword.keys.index import KeyIndex
     from lastword.keys.indexes import KeyIndexes
+    from lastword.partition.committed_log import CommittedLog
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
 
@@ -204,10 +205,40 @@ class OpenDirs(ProcessBound):
         return work(self)
 
     def begin_append(
-        self, topic: str, work: Callable[[OpenDirs], T], pair: tuple[Any, Any]
+        self, topics: Container[str], work: Callable[[OpenDirs], T], size_bytes: int
     ) -> Future[T] | None:
-        """As `append`, but do not wait: the result comes later. None: an append does not wait here."""
+        """As `append`, but do not wait: the result comes later. None: an append does not wait here.
+
+        Args:
+            topics: The topics to which `work` appends.
+            work: The appends.
+            size_bytes: The approximate size of their records.
+        """
         return None
+
+    def served_log(self, log_dir: LogDirectory, topic: str, partition: int) -> PartitionLog | CommittedLog:
+        """Return the log of a partition that a server reads: what other processes may read, too.
+
+        In a directory it is the open log, which is recovered at its first use.
+        """
+        return log_dir.log(topic, partition)
+
+    def is_served_log_open(self, log_dir: LogDirectory, topic: str, partition: int) -> bool:
+        """Return whether `served_log` returns immediately."""
+        return log_dir.is_log_open(topic, partition)
+
+    def serve(self, changed: Callable[[set[str]], object]) -> None:
+        """Prepare for a server. In a bucket `changed` is called with the topics that were made or deleted.
+
+        The call is made in any thread.
+        """
+
+    def is_recent(self) -> bool:
+        """Return whether a server may answer from memory: it had the newest version a second ago at most."""
+        return True
+
+    def settle(self) -> None:
+        """Return when no append of this process that failed can take effect any more; read what is stored."""
 
     def extend(self, topic: str, work: Callable[[Any, OpenDirs], int], records: Any, *, is_one: bool) -> int:
         """Run `work`, which appends many records, and return how many are acknowledged.

@@ -155,7 +155,8 @@ class _Directories:
         tp = TopicPartition(topic, partition)
         log = self._logs.get(tp)
         if log is None:
-            log = self._logs[tp] = _Log(self, ShortAppend(self._end_of(tp), self.config(topic), self.clock))
+            commit = ShortAppend(self._end_of(tp), self.config(topic), self.clock)
+            log = self._logs[tp] = _Log(self, str(tp), commit, self._starts.get(tp, 0))
         return log
 
     def _end_of(self, tp: TopicPartition) -> PartitionEnd:
@@ -194,7 +195,10 @@ class _Directories:
 class _Log:
     """A partition, in place of `PartitionLog`."""
 
-    def __init__(self, dirs: _Directories, commit: ShortAppend) -> None:
+    def __init__(self, dirs: _Directories, name: str, commit: ShortAppend, log_start: int) -> None:
+        self.name = name
+        self.config = commit.config
+        self.log_start = log_start
         self.commit = commit
         self._dirs = dirs
 

@@ -212,7 +212,11 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
                 options["headers"] = header_pairs(options["headers"])
             return self._on(dirs).append(key, value, **options)
 
-        return self.dirs.begin_append(self.name, work, (key, value))
+        if self.dirs.holds_logs:
+            return None
+        from lastword.api.bucket_records import size_of
+
+        return self.dirs.begin_append((self.name,), work, size_of((key, value)))
 
     def _on(self, dirs: OpenDirs) -> Topic[K, V]:
         """Return the topic to change in these directories: itself, or a copy for a private copy of them."""

@@ -32,6 +32,7 @@ import os
 from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -63,6 +64,7 @@ from lastword.logdir.transaction_state import (
     ProducerIds,
     TransactionState,
     key_of,
+    reserve_producer_ids,
 )
 from lastword.metrics import count_append
 from lastword.parse import as_int, check_count, parse_bytes
@@ -454,7 +456,7 @@ class Committer:
 
     def __init__(self, dirs: OpenDirs) -> None:
         self._dirs = dirs
-        self._ids = ProducerIds(dirs.directories[0])
+        self._ids = ProducerIds(partial(reserve_producer_ids, dirs.directories[0]))
         self._producer_id = -1
         self._epoch = LAST_EPOCH
         self._decisions: PartitionLog | None = None

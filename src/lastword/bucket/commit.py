@@ -276,9 +276,11 @@ class Bucket:
 
         It has every commit of this process.
         """
-        if self.clock.monotonic() - self._confirmed > CONFIRMED_SECONDS:
-            return self.load()
-        return self.committed()
+        return self.committed() if self.is_recent() else self.load()
+
+    def is_recent(self) -> bool:
+        """Return whether `recent` needs no request."""
+        return self.clock.monotonic() - self._confirmed <= CONFIRMED_SECONDS
 
     def _newest(self, known: Loaded | None) -> Loaded:
         """Return the newest version; `known`: the one that was loaded last."""
@@ -709,7 +711,9 @@ class Bucket:
         def upload() -> None:
             key = self.new_key()
             if local.path is None:
-                self.store.put(key, local.content())
+                content = local.content()
+                self.store.put(key, content)
+                self.reads.keep(key, (content,))
             else:
                 self.store.put_file(key, local.path)
             entries[path] = entry._replace(object=key)
@@ -733,7 +737,9 @@ class _Bundle:
     def upload(self) -> None:
         """Upload the object, and place its pieces."""
         key = self._bucket.new_key()
-        self._bucket.store.put(key, [read() for read, _, _ in self._pieces])
+        parts = [read() for read, _, _ in self._pieces]
+        self._bucket.store.put(key, parts)
+        self._bucket.reads.keep(key, parts)
         for _, place, position in self._pieces:
             place(key, position)
 

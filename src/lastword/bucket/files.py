@@ -15,6 +15,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ class BucketFiles(Files):
     takes_buffers = True
     derived_cost = DERIVED_COST
     reuses_numbers = False
+    sends_requests = True
 
     def __init__(
         self,
@@ -160,6 +162,10 @@ class BucketFiles(Files):
         return f"{self.root}/{key}" if key else self.root
 
     # -------------------------------------------------------------- read
+
+    def without_requests(self) -> AbstractContextManager[None]:
+        """As `Files.without_requests`."""
+        return self._reads.without_requests()
 
     def open_read(self, path: Path) -> Handle:
         """As `Files.open_read`."""

@@ -9,6 +9,9 @@ longer than the transfer of its bytes. A stream begins with one block and has `G
 after each block that is read, up to `AHEAD_BLOCKS` of all streams together.
 
 Memory is bounded: by `AHEAD_BLOCKS` blocks ahead, and `HELD_BYTES` of all open files.
+
+The objects that this process has uploaded last stay in memory, if a server sets `tail_bytes`: its consumers
+read mostly what was just committed. A read of them needs no request.
 """
 
 from __future__ import annotations
@@ -16,14 +19,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 from lastword.bucket.manifest import Entry, Patch, lost_object
 from lastword.errors import FileVanishedError, NotPermittedError, ObjectVanishedError
-from lastword.files import FileFacts, Handle
+from lastword.files import FileFacts, Handle, WouldWait
 from lastword.files.interface import Buffer
 from lastword.objects.interface import ObjectStore
 
@@ -117,6 +121,11 @@ class ObjectReads:
         self._ends: weakref.WeakValueDictionary[str, _ObjectHandle] = weakref.WeakValueDictionary()
         self._blocks_read = 0
         self._read_whole: OrderedDict[str, None] = OrderedDict()  # files after files that were read in one
+        self.tail_bytes = 0
+        """Bytes of the objects that were uploaded last, which stay in memory."""
+        self._tail: OrderedDict[str, bytes] = OrderedDict()  # the oldest first
+        self._tail_size = 0
+        self._thread = threading.local()
         self._held: OrderedDict[int, tuple[weakref.ref[_ObjectHandle], int]] = OrderedDict()
         self._held_bytes = 0
         self._finalized: deque[tuple[int, _Stream | None]] = deque()  # handles that were not closed
@@ -155,6 +164,10 @@ class ObjectReads:
         return self._range(entry.object, entry.position + position, size)
 
     def _range(self, key: str, start: int, size: int) -> Buffer:
+        kept = self._tail.get(key)
+        if kept is not None:
+            return memoryview(kept)[start : start + size]
+        self.check_may_wait()
         try:
             return self.again(partial(self._store.get_range, key, start, size))
         except ObjectVanishedError as error:
@@ -173,6 +186,37 @@ class ObjectReads:
         return (
             bytes(_patched(self.fetch(entry, 0, entry.size), 0, self.patch_of(entry))) if entry.size else b""
         )
+
+    # -------------------------------------------------------------- tail
+
+    @contextmanager
+    def without_requests(self) -> Iterator[None]:
+        """As `Files.without_requests`."""
+        before, self._thread.may_not_wait = getattr(self._thread, "may_not_wait", False), True
+        try:
+            yield
+        finally:
+            self._thread.may_not_wait = before
+
+    def check_may_wait(self) -> None:
+        """Raise WouldWait in a block of `without_requests`."""
+        if getattr(self._thread, "may_not_wait", False):
+            raise WouldWait
+
+    def keep(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Keep an object that was uploaded, in place of the oldest ones."""
+        size = sum(map(len, parts))
+        if size > self.tail_bytes:
+            return
+        with self._lock:
+            self._tail[key] = b"".join(parts)
+            self._tail_size += size
+            while self._tail_size > self.tail_bytes:
+                self._tail_size -= len(self._tail.popitem(last=False)[1])
+
+    def keeps(self, key: str | None) -> bool:
+        """Return whether an object is in memory."""
+        return key in self._tail
 
     # -------------------------------------------------------------- read-ahead
 
@@ -407,6 +451,9 @@ class _ObjectHandle(Handle):
 
     def _load(self, position: int, wanted: int) -> Buffer:
         """Hold and return the bytes from `position` on, and fetch ahead if the reads are a scan."""
+        if self._reads.keeps(self._entry.object) and self._stream is None:
+            return _patched(self._reads.fetch(self._entry, position, wanted), position, self._patch)
+        self._reads.check_may_wait()
         block = self._reads.take(self._entry, position)
         if block is not None:
             self._stream = block.stream

@@ -93,7 +93,7 @@ class ShortAppend:
 
     def __init__(self, before: PartitionEnd, config: TopicConfig, clock: Clock) -> None:
         self._before = before
-        self._config = config
+        self.config = config
         self._clock = clock
         self._pending = Pending(before.log_end)
         self._indexes = IndexBuilder(before.log_end, config.index_interval_bytes)
@@ -106,7 +106,7 @@ class ShortAppend:
             OpenLogNeeded: The open log is needed.
             LastwordError: The batches are refused.
         """
-        config, pending, indexes = self._config, self._pending, self._indexes
+        config, pending, indexes = self.config, self._pending, self._indexes
         config.check_takes_records(self._before.directory)
         check_sizes(batches, config, self._before.directory)
         if not is_checked:

@@ -23,7 +23,6 @@ from lastword.cli.command import Session, command
 from lastword.cli.remedies import remedy_of
 from lastword.cli.target import LogDirectory, MoreDirs, Target
 from lastword.errors import MissingError, UsageError
-from lastword.objects import is_url
 from lastword.units import format_time
 from lastword.values import plural
 
@@ -127,10 +126,8 @@ def serve(
     """
     from lastword.cli.clean import exporter, parse_address
     from lastword.server.context import Options
-    from lastword.server.server import Server, bound, bucket_refused
+    from lastword.server.server import Server, bound
 
-    if is_url(path):
-        raise bucket_refused(path)
     target = Target.of(path, None, None, more)
     if target.topic is not None:
         raise UsageError(

@@ -70,6 +70,7 @@ class Keywords(TopicKeywords, total=False):
     lastword_decompression_max_bytes: Size | None
     lastword_commit_linger_ms: Duration | None
     lastword_commit_bytes: Size | None
+    lastword_tail_bytes: Size | None
     lastword_objects_retention_ms: Duration | None
     offsets_retention_minutes: int | str | None
     offsets_retention_check_interval_ms: Duration | None

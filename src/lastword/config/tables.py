@@ -393,6 +393,13 @@ class LogConfig:
         "In a bucket: a commit does not wait for more appends when it has this many bytes.",
         low=1,
     )
+    lastword_tail_bytes: int = size(
+        "64MiB",
+        "behaviour",
+        "In a bucket that is served: memory for the objects of the newest commits of the process, so that "
+        "clients that read what was just appended need no request.",
+        low=0,
+    )
     lastword_objects_retention_ms: int = duration(
         "1h",
         "behaviour",

@@ -87,6 +87,10 @@ class DirVersion(NamedTuple):
     quiet_ms: int
 
 
+class WouldWait(Exception):
+    """A read needs a request, in a block of `Files.without_requests`."""
+
+
 class Handle(ABC):
     """One open file; also a context manager. A garbage-collected handle is closed.
 
@@ -182,6 +186,12 @@ class Files(ABC):
     is 0 on a drive: there such a file is written whenever it is smaller than the log."""
     reuses_numbers = True
     """Whether a new file may get the number of a removed one (`FileFacts.inode`), as inodes of a drive."""
+    sends_requests = False
+    """Whether a read may need a request of some tens of milliseconds."""
+
+    def without_requests(self) -> contextlib.AbstractContextManager[None]:
+        """Raise WouldWait, in this block and thread, for a read that needs a request."""
+        return contextlib.nullcontext()
 
     @abstractmethod
     def open_read(self, path: Path) -> Handle:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,13 +144,12 @@ class TransactionState:
 class ProducerIds:
     """Producer ids that are never given twice.
 
-    A block of ids is reserved in `lastword.producer-ids` of the first directory before the first is given.
+    Args:
+        reserve: Reserves a block of ids before the first is given: `reserve_producer_ids`.
     """
 
-    def __init__(self, directory: LogDirectory) -> None:
-        self._files = directory.files
-        self._path = os.path.join(directory.path, names.PRODUCER_IDS)
-        self._rng = random.SystemRandom()
+    def __init__(self, reserve: Callable[[], int]) -> None:
+        self._reserve = reserve
         self._next = self._end = 0
         self._lock = threading.Lock()
 
@@ -162,15 +162,22 @@ class ProducerIds:
         """Return a new id; reserves a block, durably, if there is none."""
         with self._lock:
             if self._next >= self._end:
-                fields = PRODUCER_IDS.load(self._files, self._path)
-                if fields is None:
-                    fields = {"next": FIRST_PRODUCER_ID + self._rng.getrandbits(59)}
-                with PRODUCER_IDS.reading(self._path):
-                    first = int(fields["next"])
-                PRODUCER_IDS.save(self._files, self._path, {"next": first + IDS_RESERVED})
-                self._next, self._end = first, first + IDS_RESERVED
+                self._next = self._reserve()
+                self._end = self._next + IDS_RESERVED
             return self._take()
 
     def _take(self) -> int:
         self._next += 1
         return self._next - 1
+
+
+def reserve_producer_ids(directory: LogDirectory) -> int:
+    """Reserve IDS_RESERVED producer ids in `lastword.producer-ids` of a directory; return the first."""
+    path = os.path.join(directory.path, names.PRODUCER_IDS)
+    fields = PRODUCER_IDS.load(directory.files, path)
+    if fields is None:
+        fields = {"next": FIRST_PRODUCER_ID + random.SystemRandom().getrandbits(59)}
+    with PRODUCER_IDS.reading(path):
+        first = int(fields["next"])
+    PRODUCER_IDS.save(directory.files, path, {"next": first + IDS_RESERVED})
+    return first

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError
 from lastword.files import FileFacts
@@ -16,7 +17,7 @@ from lastword.partition import staged_batches
 from lastword.partition.directory_segments import DirectorySegments, PortableVersion
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer
 from lastword.partition.reads import Reads
-from lastword.partition.segment_store import LogVersion, SegmentStore
+from lastword.partition.segment_store import LogVersion, SegmentSet, SegmentStore
 from lastword.partition.snapshots import Stability
 from lastword.segment import names
 from lastword.segment.segment import Segment
@@ -193,8 +194,18 @@ class PartitionView(Reads):
         return self.store.is_current(self._version)
 
     def continue_from(self, older: PartitionView) -> None:
-        """Reuse the open transactions that an older view of the partition has computed."""
+        """Reuse the open transactions that an older view of the partition has computed.
+
+        In storage in which a number names one file for ever, the view also takes the segments of the older
+        one that are still there, with their open files.
+        """
         self._stability = older._stability
+        if not self.files.reuses_numbers:
+            known = {segment.id: segment for segment in older.segments if not segment.active}
+            segments = [
+                segment if segment.active else known.get(segment.id, segment) for segment in self.segments
+            ]
+            self._take(replace(self._version, segments=SegmentSet(segments)))
 
 
 class CurrentView:

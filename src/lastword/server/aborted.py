@@ -11,14 +11,16 @@ A log without an index has no aborted transaction, and is not read.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError
-from lastword.partition.log import PartitionLog
 from lastword.partition.transactions import producer_batches
 from lastword.records.formats import check_crc
 from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
+
+if TYPE_CHECKING:
+    from lastword.server.topics import ServedLog
 
 MOST_SEGMENTS = 10_000
 """Most segments whose transactions are kept in memory."""
@@ -54,13 +56,13 @@ class AbortedTransactions:
         self._indexes: dict[tuple[object, ...], list[AbortedTransaction] | None] = {}
         self._read: dict[tuple[object, ...], SegmentTransactions] = {}
 
-    def is_known(self, log: PartitionLog, start: int) -> bool:
+    def is_known(self, log: ServedLog, start: int) -> bool:
         """Return whether `of` reads no batches for the first segment of a fetch at `start`."""
         segments = log.segment_set.starting_at(start)
         first = segments[0]
         return _key(first) in self._read or not self._has_index(log, segments)
 
-    def of(self, log: PartitionLog, start: int, end: int) -> list[tuple[int, int]]:
+    def of(self, log: ServedLog, start: int, end: int) -> list[tuple[int, int]]:
         """Return (producer id, first offset) of the aborted transactions that overlap [start, end)."""
         segments = log.segment_set.starting_at(start)
         if not self._has_index(log, segments):
@@ -89,10 +91,10 @@ class AbortedTransactions:
                 break
         return list(found)
 
-    def _has_index(self, log: PartitionLog, segments: tuple[Segment, ...]) -> bool:
+    def _has_index(self, log: ServedLog, segments: tuple[Segment, ...]) -> bool:
         return any(self._index(log, segment) != [] for segment in segments)
 
-    def _index(self, log: PartitionLog, segment: Segment) -> list[AbortedTransaction] | None:
+    def _index(self, log: ServedLog, segment: Segment) -> list[AbortedTransaction] | None:
         """Return the entries of the index of a segment; None if it cannot be read."""
         if segment.active:
             return log.aborted_of(segment)

@@ -8,14 +8,13 @@ Kafka answers UNKNOWN_SERVER_ERROR to records that cannot be decompressed; the a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google_crc32c import value as crc32c
 
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DecompressionLimitError
 from lastword.partition.appending import Batch, check_sizes, largest_batch
-from lastword.partition.log import PartitionLog
 from lastword.protocol import codes, messages
 from lastword.records import produced
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header
@@ -40,6 +39,9 @@ from lastword.wire import (
     STEP_BYTES,
     ZSTD,
 )
+
+if TYPE_CHECKING:
+    from lastword.server.topics import ServedLog
 
 DECODED_BYTES = PLAIN_BYTES
 """Larger records are decompressed in the pool."""
@@ -100,7 +102,7 @@ def _reason(index: int, time: int, partition: str, limits: Limits) -> str:
 
 
 def prepared(
-    log: PartitionLog,
+    log: ServedLog,
     records: Any,
     version: int,
     now_ms: int,
@@ -157,7 +159,7 @@ def prepared(
             produced.drop_large()
 
 
-def _limits(log: PartitionLog, header: BatchHeader, now_ms: int, budget: DecompressionBudget) -> Limits:
+def _limits(log: ServedLog, header: BatchHeader, now_ms: int, budget: DecompressionBudget) -> Limits:
     config = log.config
     decompressed = min(limit_of(f"{log.directory}/produce"), budget.most // 2) if header.codec else 0
     oldest, newest = -INT64_MAX - 1, INT64_MAX
@@ -167,7 +169,7 @@ def _limits(log: PartitionLog, header: BatchHeader, now_ms: int, budget: Decompr
     return Limits(oldest, newest, config.compacts, config.max_decompressed_message_bytes, decompressed)
 
 
-def _checked(log: PartitionLog, batch: Any, header: BatchHeader, limits: Limits) -> Prepared:
+def _checked(log: ServedLog, batch: Any, header: BatchHeader, limits: Limits) -> Prepared:
     """Check the records of a batch, and return the batch that is appended."""
     config = log.config
     try:

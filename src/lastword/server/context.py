@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError
+from lastword.files import WouldWait
 from lastword.logdir.identity import read_meta_properties
 from lastword.parse import check_count
 from lastword.protocol import Message, Request, codes
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from lastword.api.logs import LogDir
+    from lastword.api.open_dirs import OpenDirs
     from lastword.server.security import Peer, Users
 
     Answer = Message | None | asyncio.Future[Any]
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 MOST_PARTITIONS = 10_000
 """Most partitions that one request may create, as in Kafka."""
+RECENT_MS = 1000
 NO_OPERATIONS = -(1 << 31)
 WAIT_SECONDS = 30.0
 """A thread waits for memory for decompression for this time."""
@@ -125,6 +129,25 @@ class ServerContext:
         """Run work that waits in a thread of the pool; return a future of its result."""
         return self.loop.run_in_executor(self._pool, work, *arguments)
 
+    def without_requests(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of work that reads, or a future of it: in the pool, if it needs requests."""
+        try:
+            with self.dirs.files.without_requests():
+                return work(*arguments)
+        except WouldWait:
+            return self.in_pool(work, *arguments)
+
+    def appended(
+        self, topics: Container[str], work: Callable[[OpenDirs], Any], size_bytes: int
+    ) -> asyncio.Future[Any] | None:
+        """Append by `OpenDirs.begin_append`; return a future of the result of `work`, or None as it does."""
+        done = self.dirs.begin_append(topics, work, size_bytes)
+        return None if done is None else asyncio.wrap_future(done, loop=self.loop)
+
+    def refreshed(self) -> asyncio.Future[Any]:
+        """Load the newest version of a log in a bucket, unless it was loaded a short time ago."""
+        return self.in_pool(partial(self.dirs.refresh, at_most_every_ms=RECENT_MS))
+
     def in_turn(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Run a change of topics or settings in a thread, one after the other."""
         return self.loop.run_in_executor(self._changes, work, *arguments)
@@ -159,10 +182,21 @@ class ServerContext:
         closed = [(topic, number) for topic, number in partitions if topic and not topic.is_open(number)]
         return self.in_pool(_open_logs, closed) if closed else None
 
-    def with_logs(self, partitions: Iterable[tuple[ServedTopic | None, int]], call: Callable[[], Any]) -> Any:
-        """Return the answer of `call`, which needs these logs open."""
+    def with_logs(
+        self,
+        partitions: Iterable[tuple[ServedTopic | None, int]],
+        call: Callable[[], Any],
+        *,
+        waits: bool = True,
+    ) -> Any:
+        """Return the answer of `call`, which needs these logs open.
+
+        `waits`: the call only reads, so it runs in the pool if it needs a request.
+        """
         opening = self.open_logs(partitions)
-        return call() if opening is None else self.then(opening, call)
+        if opening is not None:
+            return self.then(opening, call)
+        return self.without_requests(call) if waits else call()
 
 
 def _open_logs(closed: list[tuple[ServedTopic, int]]) -> None:

@@ -3,16 +3,31 @@
 A coordinator's state is a compacted topic in Kafka's own record formats. Every change is appended before the
 client gets its answer, and the topic is read when the server starts. So a broker that takes
 over the directory has the groups, and gives them back.
+
+In a bucket the change in memory comes first: its records join a commit. Answers wait for the commits before
+them (`answered`). If a commit fails, it may still take effect, and later changes rely on it. So the later ones
+are not stored, and the topic is read again when none can take effect any more.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.errors import DataError, LastwordError, MalformedMessageError, UnsupportedVersionError
+from lastword.errors import (
+    BusyError,
+    DataError,
+    LastwordError,
+    MalformedMessageError,
+    StorageError,
+    UnsupportedVersionError,
+)
 from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import NO_PRODUCER, add_sequence
 from lastword.partition.reads import read_batches
@@ -22,6 +37,9 @@ from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
 from lastword.server.context import ServerContext
 from lastword.server.topics import Refused
+
+if TYPE_CHECKING:
+    from lastword.api.open_dirs import OpenDirs
 
 _log = logging.getLogger("lastword.server")
 TRANSACTION_VERSION = 2
@@ -49,6 +67,10 @@ class StoredRecord(NamedTuple):
     producer_id: int
 
 
+class StateLostError(BusyError):
+    """A change of a coordinator is not stored, because an earlier one was not."""
+
+
 class UndecodableRecordError(DataError):
     """A record of a coordinator's topic has no form that is known."""
 
@@ -67,6 +89,15 @@ class CoordinatorTopic:
         self.name = name
         self._partitions = partitions
         self._damaged: set[int] = set()
+        self._pending: asyncio.Future[Any] | None = None
+        """The commit of the newest records, which may be under way."""
+        self._life = self._lost_life = 0
+        """The number of the state in memory, and that of the newest one with a change that was not stored."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the state in memory has a change that was not stored: it must be loaded again."""
+        return self._lost_life == self._life
 
     def open(self) -> int:
         """Create the topic if there is none, recover its logs, and return the number of partitions."""
@@ -84,8 +115,8 @@ class CoordinatorTopic:
         count = self._partitions if topic is None else len(topic.directories)
         return java_hash(key) % count
 
-    def log(self, partition: int) -> PartitionLog:
-        """Return the open log of a partition."""
+    def log(self, partition: int) -> Any:
+        """Return the log of a partition."""
         topic = self._context.topics.get(self.name)
         assert topic is not None
         return topic.log(partition)
@@ -105,6 +136,10 @@ class CoordinatorTopic:
         """
         self.open()
         self._damaged.clear()
+        if self.is_lost:
+            self._context.dirs.settle()
+        self._life += 1
+        self._pending = None
         topic = self._context.topics.get(self.name)
         loaded: list[StoredRecord] = []
         for number in () if topic is None else topic.directories:
@@ -193,34 +228,115 @@ class CoordinatorTopic:
         partition: int,
         records: Iterable[tuple[bytes, bytes | None]],
         producer: tuple[int, int] | None = None,
-    ) -> PartitionLog | None:
+        *,
+        syncs: bool | None = None,
+        is_ahead: bool = True,
+    ) -> asyncio.Future[Any] | None:
         """Append records as one batch.
 
         Args:
             partition: The partition.
             records: Keys and values.
             producer: Producer id and epoch of the transaction that the records belong to.
+            syncs: Sync the log. None: if its topic acknowledges with `disk`.
+            is_ahead: As for `commit`.
 
         Returns:
-            The log that must be synced before the change is acknowledged; None if none must.
+            A future to wait for before the change is acknowledged; None: it is stored. It may raise Refused.
 
         Raises:
             Refused: The records cannot be stored.
         """
         self._check_partition(partition)
+        records = list(records)
+        if not records:
+            return None
+        append = partial(self.append_in, partition=partition, records=records, producer=producer)
         try:
-            return self._append(partition, records, producer)
+            if not self._context.dirs.holds_logs:
+                size_bytes = sum(len(key) + len(value or b"") for key, value in records)
+                return self.commit((self.name,), append, size_bytes, is_ahead=is_ahead)
+            log = append(self._context.dirs)
         except LastwordError as error:
             raise not_stored(error) from error
+        if log.config.lastword_ack == "disk" if syncs is None else syncs:
+            return self._context.in_pool(sync_stored, log)
+        return None
 
-    def _append(
+    def commit(
         self,
+        topics: Container[str],
+        work: Callable[[OpenDirs], object],
+        size_bytes: int,
+        *,
+        is_ahead: bool,
+    ) -> asyncio.Future[Any]:
+        """Append to a log in a bucket; return a future of the result of `work`, which may raise Refused.
+
+        Args:
+            topics: The topics to which `work` appends.
+            work: Appends to this topic, and perhaps to others.
+            size_bytes: The approximate size.
+            is_ahead: The state in memory has the change already, and is lost if the records are refused.
+        """
+        context, life = self._context, self._life
+        stored: asyncio.Future[Any] = context.loop.create_future()
+
+        def run(dirs: OpenDirs) -> object:
+            if self._lost_life == life:
+                raise StateLostError("a change before this one was not stored", remedy="send it again")
+            try:
+                return work(dirs)
+            except StorageError:  # the commit fails, or runs again
+                raise
+            except LastwordError:
+                if is_ahead:  # before the works behind this one in the same commit
+                    self._lost_life = life
+                raise
+
+        def finish(error: BaseException | None, result: object) -> None:
+            if error is None:
+                stored.set_result(result)
+            elif isinstance(error, LastwordError):
+                stored.set_exception(not_stored(error))
+            else:
+                stored.set_exception(error)
+            if error is not None:
+                stored.exception()  # most changes have no one who waits
+
+        def done(committed: Future[Any]) -> None:  # before the next commit, in its thread
+            error = committed.exception()
+            if isinstance(error, BusyError | StorageError):  # the commit may take effect yet
+                self._lost_life = max(self._lost_life, life)
+            result = None if error is not None else committed.result()
+            with suppress(RuntimeError):  # the loop is closed
+                context.loop.call_soon_threadsafe(finish, error, result)
+
+        begun = context.dirs.begin_append(topics, run, size_bytes)
+        assert begun is not None
+        self._pending = stored
+        begun.add_done_callback(done)
+        return stored
+
+    def answered(self, answer: Any) -> Any:
+        """Return an answer that relies on the state in memory: a future of it, when that state is stored."""
+        pending = self._pending
+        if isinstance(answer, asyncio.Future):
+            return self._context.then(answer, lambda: self.answered(answer.result()))
+        if pending is None or (pending.done() and pending.exception() is None):
+            return answer
+        return self._context.then(pending, lambda: answer)
+
+    def append_in(
+        self,
+        dirs: OpenDirs,
         partition: int,
-        records: Iterable[tuple[bytes, bytes | None]],
-        producer: tuple[int, int] | None,
-    ) -> PartitionLog | None:
+        records: list[tuple[bytes, bytes | None]],
+        producer: tuple[int, int] | None = None,
+    ) -> PartitionLog:
+        """Append records as one batch in these directories; return the log."""
         now_ms = self._context.clock.now_ms()
-        log = self.log(partition)
+        log = dirs.log(self.name, partition)
         builder = BatchBuilder()
         if producer is not None:
             sequence = _next_sequence(log, *producer)
@@ -232,10 +348,8 @@ class CoordinatorTopic:
             )
         for key, value in records:
             builder.append(now_ms, key, value)
-        if not len(builder):
-            return None
         log.append_batch(builder.build())
-        return log if log.config.lastword_ack == "disk" else None
+        return log
 
 
 def sync_stored(log: PartitionLog) -> None:
@@ -255,7 +369,7 @@ def not_stored(error: LastwordError) -> Refused:
 
     They repeat no request after KAFKA_STORAGE_ERROR of a coordinator, which a broker does not send either.
     """
-    is_storage = error.kafka_code == codes.KAFKA_STORAGE_ERROR
+    is_storage = error.kafka_code == codes.KAFKA_STORAGE_ERROR or isinstance(error, BusyError)
     return Refused(codes.NOT_COORDINATOR if is_storage else error.kafka_code, error.message)
 
 

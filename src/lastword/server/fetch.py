@@ -7,7 +7,11 @@ client could never pass it.
 
 Long polls. A fetch without enough bytes waits for an append to one of its partitions, or for its time, which
 is that of an idle connection at most. Only the partitions that were appended to are read again.
-A fetch that waits has a call in `PartitionLog.on_append`.
+A fetch that waits has a call in `on_append` of the log.
+
+In a bucket a read that needs a request runs in the pool, and its bytes are in memory before they are sent.
+What was just committed is in memory anyway. Commits of this process wake the fetches that wait; for those of
+others the newest version is loaded once a second while a fetch waits.
 
 Sessions. A client names a session instead of its unchanged partitions, and its answer has the partitions that
 changed. A partition whose records are sent is the last in the next answer, so that all have their turn.
@@ -23,11 +27,13 @@ import logging
 import random
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.errors import LastwordError, OffsetOutOfRangeError
+from lastword.files import WouldWait
 from lastword.partition.reads import read_again, record_at_time
 from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
@@ -38,18 +44,21 @@ from lastword.server.topics import NEWEST as NEWEST_SUFFIX
 from lastword.server.topics import Refused, Refusing
 
 if TYPE_CHECKING:
-    from lastword.partition.log import PartitionLog
     from lastword.segment.segment import Segment
     from lastword.server.context import Handlers, ServerContext
     from lastword.server.security import Peer
+    from lastword.server.topics import ServedLog
 
 MOST_BYTES = 55 << 20
 """Most bytes of one answer, also if the request allows more: Kafka's `fetch.max.bytes` of a broker."""
 MOST_SESSIONS = 1000
 KEPT_SECONDS = 120.0
 """A session that was used in this time is not dropped for a new one: Kafka's default."""
-MOST_SEGMENTS = 16
-"""Most segments of one read of a partition. A reader of emptied segments gets records in its first answer."""
+POLL_SECONDS = 1.0
+"""How often a version is loaded while a fetch waits, if other processes may commit."""
+MOST_SEGMENTS, MOST_COMMITS = 16, 64
+"""Most segments of one read of a partition, and in a bucket, where each commit makes one. A reader of emptied
+segments gets records in its first answer."""
 READ_COMMITTED = 1
 _log = logging.getLogger("lastword.server")
 EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -2, -1, -3, -4, -5, -6
@@ -59,12 +68,12 @@ class Read(NamedTuple):
     """The batches of one partition that answer a fetch.
 
     Attributes:
-        records: Ranges of files.
+        records: Ranges of files; their bytes, if the files may need requests.
         size: Their bytes.
         end: An offset that none of their records reaches.
     """
 
-    records: list[FileRange]
+    records: list[Any]
     size: int
     end: int
 
@@ -72,7 +81,7 @@ class Read(NamedTuple):
 NOTHING = Read([], 0, 0)
 
 
-def read_log(log: PartitionLog, offset: int, limit: int, most_bytes: int, *, first: bool) -> Read:
+def read_log(log: ServedLog, offset: int, limit: int, most_bytes: int, *, first: bool) -> Read:
     """Return whole batches from the batch that contains `offset` on, below `limit`.
 
     Args:
@@ -85,13 +94,14 @@ def read_log(log: PartitionLog, offset: int, limit: int, most_bytes: int, *, fir
     return read_again(lambda: _read(log, offset, limit, most_bytes, first), log.refresh)
 
 
-def _read(log: PartitionLog, offset: int, limit: int, most_bytes: int, first: bool) -> Read:
+def _read(log: ServedLog, offset: int, limit: int, most_bytes: int, first: bool) -> Read:
     if offset >= limit:
         return NOTHING
-    ranges: list[FileRange] = []
+    ranges: list[Any] = []
     size, covered = 0, offset
+    most_segments = MOST_COMMITS if log.files.sends_requests else MOST_SEGMENTS
     for segment in log.segment_set.starting_at(offset):
-        if segment.base_offset >= limit or len(ranges) == MOST_SEGMENTS:
+        if segment.base_offset >= limit or len(ranges) == most_segments:
             break
         start = segment.position_of(offset)
         end = segment.size if segment.next_offset <= limit else segment.end_position_of(limit)
@@ -104,7 +114,11 @@ def _read(log: PartitionLog, offset: int, limit: int, most_bytes: int, first: bo
             size += stop - start
         if stop < end:
             break
-    return Read(ranges, size, covered) if ranges else NOTHING
+    if not ranges:
+        return NOTHING
+    if log.files.sends_requests:
+        return Read([part.file.pread(part.length, part.position) for part in ranges], size, covered)
+    return Read(ranges, size, covered)
 
 
 def _whole_batches(
@@ -178,7 +192,7 @@ class Waiting:
         self.full = full
         """The answer has all partitions, not only those that changed."""
         self.answers: list[Any] = []
-        self.logs: list[PartitionLog] = []
+        self.logs: list[ServedLog] = []
         self.future: asyncio.Future[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -190,9 +204,10 @@ class Fetches:
         self._context = context
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._rng = random.Random()
-        self._waiting: dict[PartitionLog, set[Waiting]] = {}
-        self._woken: set[PartitionLog] = set()
+        self._waiting: dict[ServedLog, set[Waiting]] = {}
+        self._woken: set[ServedLog] = set()
         self._woken_lock = threading.Lock()
+        self._is_polling = False
         self._aborted = AbortedTransactions()
         self._newest = NewestReads(context.dirs.settings.instance.lastword_newest_bytes)
 
@@ -212,7 +227,7 @@ class Fetches:
         partitions = [
             (find(t.topic, t.topic_id), p.partition) for t in request.body.topics for p in t.partitions
         ]
-        return self._context.with_logs(partitions, lambda: self._fetched(request))
+        return self._context.with_logs(partitions, partial(self._fetched, request), waits=False)
 
     def _fetched(self, request: Request[messages.FetchRequest]) -> Any:
         body = request.body
@@ -297,11 +312,14 @@ class Fetches:
             return self._context.then(read, lambda: self._answer_or_wait(waiting))
         return self._answer_or_wait(waiting)
 
-    def _unknown_transactions(self, fetches: list[PartitionFetch]) -> list[tuple[PartitionLog, int]]:
+    def _unknown_transactions(self, fetches: list[PartitionFetch]) -> list[tuple[ServedLog, int]]:
         """Return log and offset of the fetches whose aborted transactions are read from batches."""
         unknown = []
         for fetch in fetches:
-            with contextlib.suppress(Refused, LastwordError):  # again when it is answered
+            with (
+                contextlib.suppress(Refused, LastwordError, WouldWait),  # again when it is answered
+                self._context.dirs.files.without_requests(),
+            ):
                 log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch)
                 if log.log_start <= fetch.offset < log.log_end and not self._aborted.is_known(
                     log, fetch.offset
@@ -309,7 +327,7 @@ class Fetches:
                     unknown.append((log, fetch.offset))
         return unknown
 
-    def _read_transactions(self, unknown: list[tuple[PartitionLog, int]]) -> None:
+    def _read_transactions(self, unknown: list[tuple[ServedLog, int]]) -> None:
         for log, offset in unknown:
             with contextlib.suppress(LastwordError):
                 self._aborted.of(log, offset, offset + 1)
@@ -336,19 +354,35 @@ class Fetches:
             size += len(fetch.batches)
 
     def _answer_or_wait(self, waiting: Waiting) -> Any:
-        request, fetches = waiting.request, waiting.fetches
-        body = request.body
-        left = min(body.max_bytes, MOST_BYTES)
-        size, has_error = 0, False
-        for fetch in fetches:
-            answer, read = self._read(request, fetch, left - size, first=not size)
-            waiting.answers.append(answer)
+        read = self._context.without_requests(self._read_all, waiting)
+        if isinstance(read, asyncio.Future):
+            return self._context.then(read, lambda: self._response_or_wait(waiting, read.result()))
+        return self._response_or_wait(waiting, read)
+
+    def _response_or_wait(self, waiting: Waiting, is_enough: bool) -> Any:
+        waits = waiting.request.body.max_wait_ms > 0 and not self._context.is_closing
+        return self._wait(waiting) if waits and waiting.fetches and not is_enough else self._response(waiting)
+
+    def _read_all(self, waiting: Waiting, again: Container[int] | None = None) -> bool:
+        """Read the partitions of a fetch; return whether the answer need not wait for more.
+
+        `again`: the numbers of those that are read again; None: all are read.
+        """
+        request = waiting.request
+        left = min(request.body.max_bytes, MOST_BYTES)
+        answers: list[Any] = [None] * len(waiting.fetches) if again is None else list(waiting.answers)
+        size, has_error = sum(len(part) for answer in answers if answer for part in answer.records), False
+        for number, fetch in enumerate(waiting.fetches):
+            before = answers[number]
+            if before is not None:
+                if again is not None and number not in again:
+                    continue
+                size -= sum(map(len, before.records))
+            answers[number], read = self._read(request, fetch, left - size, first=not size)
             size += read
-            has_error = has_error or answer.error_code != 0
-        waits = body.max_wait_ms > 0 and not self._context.is_closing
-        if size >= body.min_bytes or has_error or not waits or not fetches:
-            return self._response(waiting)
-        return self._wait(waiting)
+            has_error = has_error or answers[number].error_code != 0
+        waiting.answers = answers  # as a whole: a read that needs a request is repeated in the pool
+        return size >= request.body.min_bytes or has_error
 
     def _changed(self, fetch: PartitionFetch, answer: Any) -> bool:
         """Return whether an incremental answer has to have the partition, besides its records."""
@@ -435,7 +469,7 @@ class Fetches:
 
     def _log(
         self, name: str, topic_id: bytes, partition: int, leader_epoch: int = -1, known: str = ""
-    ) -> PartitionLog:
+    ) -> ServedLog:
         """Return the log of a partition; Refused if there is none, or its leader epoch is another one.
 
         `known`: the name that the topic of an id had before.
@@ -472,14 +506,32 @@ class Fetches:
                 others = self._waiting[log] = set()
                 log.on_append(partial(self._appended, log))
             others.add(waiting)
-            end = log.stable_offset if fetch.is_newest else log.log_end
+            try:
+                with self._context.dirs.files.without_requests():
+                    end = log.stable_offset if fetch.is_newest else log.log_end
+            except WouldWait:
+                end = -1
             appended = appended or end != answer.high_watermark
+        if not self._is_polling and not self._context.dirs.holds_logs:
+            self._is_polling = True
+            self._poll()
         if appended:  # between the read and the registration
             for log in waiting.logs:
                 self._appended(log)
         return waiting.future
 
-    def _appended(self, log: PartitionLog) -> None:
+    def _poll(self) -> None:
+        """Load the newest version, again and again while a fetch waits: other processes may commit."""
+        self._is_polling = bool(self._waiting) and not self._context.is_closing
+        if self._is_polling:
+            self._context.refreshed().add_done_callback(self._polled)
+
+    def _polled(self, done: asyncio.Future[Any]) -> None:
+        if not done.cancelled() and done.exception() is not None:
+            _log.warning("the newest version was not loaded: %s", done.exception())
+        self._context.loop.call_later(POLL_SECONDS, self._poll)
+
+    def _appended(self, log: ServedLog) -> None:
         """Note that a log has grown. Called with its lock held, in any thread."""
         with self._woken_lock:
             first = not self._woken
@@ -499,20 +551,14 @@ class Fetches:
             else:
                 self._read_again(waiting, woken)
 
-    def _read_again(self, waiting: Waiting, woken: set[PartitionLog]) -> None:
-        request = waiting.request
-        body = request.body
-        size = sum(sum(map(len, answer.records)) for answer in waiting.answers)
-        has_error = False
-        left = min(body.max_bytes, MOST_BYTES)
-        for number, log in enumerate(waiting.logs):
-            if log in woken:
-                size -= sum(map(len, waiting.answers[number].records))
-                answer, read = self._read(request, waiting.fetches[number], left - size, first=not size)
-                waiting.answers[number] = answer
-                size += read
-                has_error = has_error or answer.error_code != 0
-        if size >= body.min_bytes or has_error:
+    def _read_again(self, waiting: Waiting, woken: set[ServedLog]) -> None:
+        again = {number for number, log in enumerate(waiting.logs) if log in woken}
+        read = self._context.without_requests(self._read_all, waiting, again)
+        if isinstance(read, asyncio.Future):
+            read.add_done_callback(
+                lambda done: self._answer(waiting) if done.exception() or done.result() else None
+            )
+        elif read:
             self._answer(waiting)
 
     def _answer(self, waiting: Waiting) -> None:
@@ -578,7 +624,7 @@ class Fetches:
         return messages.ListOffsetsResponse(topics=list(topics.values()))
 
     def _find_offset(
-        self, log: PartitionLog, timestamp: int, committed: bool, version: int, answer: Any
+        self, log: ServedLog, timestamp: int, committed: bool, version: int, answer: Any
     ) -> None:
         end = log.stable_offset if committed else log.log_end
         oldest = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING: 11}
@@ -601,7 +647,7 @@ class Fetches:
         else:
             raise Refused(codes.UNSUPPORTED_VERSION, f"timestamp {timestamp}")
 
-    def _at_time(self, log: PartitionLog, timestamp: int, end: int, answer: Any) -> None:
+    def _at_time(self, log: ServedLog, timestamp: int, end: int, answer: Any) -> None:
         with self._context.budget.reserved(limit_of(log.active.file)):
             record = record_at_time(log, timestamp)
         if record is not None and record.offset < end:
@@ -674,11 +720,11 @@ class Fetches:
         if not 0 <= offset <= log.log_end:
             raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
         if offset > log.log_start:
-            trim(self._context.dirs, name, partition, offset)
+            self._context.dirs.transaction(lambda dirs: trim(dirs, name, partition, offset))
         return log.log_start
 
 
-def _end_of_epoch(log: PartitionLog, epoch: int) -> tuple[int, int]:
+def _end_of_epoch(log: ServedLog, epoch: int) -> tuple[int, int]:
     """Return the largest epoch that is not above `epoch`, and the offset at which it ends; -1 if unknown."""
     entries = log.epochs.entries
     latest = log.epochs.latest or 0

@@ -21,16 +21,23 @@ import hashlib
 import itertools
 import logging
 import re
+from functools import partial
+from typing import TYPE_CHECKING
 
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, StorageError
 from lastword.partition import leases
 from lastword.segment import names
 from lastword.server.context import ServerContext
-from lastword.server.topics import Refused
+from lastword.server.topics import NEWEST, Refused
+
+if TYPE_CHECKING:
+    from lastword.api.open_dirs import OpenDirs
 
 PAUSE_SECONDS, SOON_SECONDS = 5.0, 0.1
 MOST, MOST_LATE = 500, 100
 """Most leases of a batch, and most of those that only keep too much: each costs two syncs of the drive."""
+LEASE_BYTES = 200
+"""About the bytes of a lease in a commit."""
 RENEWED_PARTS = 4
 """A lease is written again when this part of the time after which it lapses has passed."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -128,14 +135,21 @@ class GroupLeases:
     # -------------------------------------------------------------- in a thread
 
     def _write(self, batch: dict[Key, int | None]) -> None:
+        topics = {topic.removesuffix(NEWEST) for _, topic, _ in batch}
+        work = partial(self._write_in, batch)
+        done = self._context.dirs.begin_append(topics, work, LEASE_BYTES * len(batch))
+        work(self._context.dirs) if done is None else done.result()
+
+    def _write_in(self, batch: dict[Key, int | None], dirs: OpenDirs) -> None:
         for (group, topic, partition), offset in batch.items():
             try:
-                self._write_one(group, topic, partition, offset)
+                self._write_one(dirs, group, topic, partition, offset)
             except (LastwordError, Refused, OSError) as error:  # the partition moves or is deleted
+                if isinstance(error, StorageError) and not self._context.dirs.holds_logs:
+                    raise  # the commit fails, or runs again
                 _log.info("%s-%s: the lease of group %s was not written: %s", topic, partition, group, error)
 
-    def _write_one(self, group: str, topic: str, partition: int, offset: int | None) -> None:
-        dirs = self._context.dirs
+    def _write_one(self, dirs: OpenDirs, group: str, topic: str, partition: int, offset: int | None) -> None:
         served = self._context.topics.find(topic)
         if served is None or partition not in served.directories:
             return
@@ -143,7 +157,7 @@ class GroupLeases:
         if not config.compacts:
             return
         name = lease_name(group) if served.stored == topic else f"newest.{lease_name(group)}"
-        log_dir = served.directories[partition]
+        log_dir = dirs.log_dir(served.stored, partition)
         files, directory = log_dir.files, log_dir.directory(served.stored, partition)
         known = leases.read(files, directory, name)
         if offset is None or not config.lastword_group_leases:
@@ -159,6 +173,6 @@ class GroupLeases:
             and now_ms - known.advanced_ms < max_age_ms // RENEWED_PARTS
         ):
             return
-        log = served.log(partition)
+        log = dirs.log(served.stored, partition)
         position = max(log.log_start, min(offset, log.log_end))
         leases.place(files, directory, name, position, max_age_ms=max_age_ms, now_ms=now_ms)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from lastword.protocol import codes, encode_stored
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.context import ServerContext
-from lastword.server.coordinator import CoordinatorTopic, sync_stored
+from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.topics import Refused
 
 GROUP_OPERATIONS = 3400
@@ -204,8 +204,7 @@ class GroupStore:
         Raises:
             Refused: The records cannot be stored.
         """
-        log = self.topic.append(self.topic.partition_of(group_id), records, producer)
-        return None if log is None else self._context.in_pool(sync_stored, log)
+        return self.topic.append(self.topic.partition_of(group_id), records, producer)
 
     def answer_after(self, stored: asyncio.Future[Any] | None, answer: Message) -> Any:
         """Return the answer, or a future of it when the change is durable. The future may raise Refused."""

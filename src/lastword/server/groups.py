@@ -84,13 +84,13 @@ class Groups:
     # -------------------------------------------------------------- load and store
 
     def _when_loaded(self, handler: Handler) -> Handler:
-        """Return the handler, which waits until the groups are loaded."""
+        """Return the handler, which waits until the groups are loaded, and then until they are stored."""
 
         def handle(request: Request[Any], connection: Peer) -> Any:
             loading = self._load()
-            if loading is None:
-                return handler(request, connection)
-            return self._context.then(loading, lambda: handler(request, connection))
+            if loading is not None:
+                return self.topic.answered(self._context.then(loading, lambda: handler(request, connection)))
+            return self.topic.answered(handler(request, connection))
 
         return handle
 
@@ -104,7 +104,7 @@ class Groups:
 
     def _load(self) -> asyncio.Future[Any] | None:
         """Return a future to wait for until the groups are loaded; None if they are."""
-        if self._is_loaded and not self._forget_if_topic_is_gone():
+        if self._is_loaded and not self._forget_if_lost():
             return None
         if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
             reading = self._context.in_turn(self._read_topic)
@@ -119,10 +119,14 @@ class Groups:
         except LastwordError as error:  # a partition is offline or damaged
             raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
 
-    def _forget_if_topic_is_gone(self) -> bool:
-        """Forget all groups if their topic was deleted; the next request creates the topic again."""
+    def _forget_if_lost(self) -> bool:
+        """Forget all groups if their topic was deleted, or if a change was not stored; they are read again.
+
+        The next request creates the topic again.
+        """
         topic = self._context.topics.get(GROUPS_TOPIC)
-        if topic is not None and topic.id == self._topic_id:
+        is_gone = topic is None or topic.id != self._topic_id
+        if not is_gone and not self.topic.is_lost:
             return False
         self._classic.answer_all()
         for group in self.store.all():
@@ -130,7 +134,7 @@ class Groups:
                 group.end()
             elif isinstance(group, ConsumerGroup):
                 self._consumers.forget(group)
-            for at in group.offsets:
+            for at in group.offsets if is_gone else ():
                 self.leases.ended(group.id, at)
         self.store.clear()
         self.offsets.clear()
@@ -212,7 +216,7 @@ class Groups:
 
     def topics_deleted(self, topics: set[str]) -> None:
         """Delete the offsets of topics that were deleted."""
-        if self._is_loaded and self._forget_if_topic_is_gone():
+        if self._is_loaded and self._forget_if_lost():
             return
         if self._loading is not None or self._context.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(lambda: self._forget_topics(topics))

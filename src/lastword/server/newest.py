@@ -30,10 +30,10 @@ from lastword.records.formats import read_header
 from lastword.wire import CONTROL_BIT, INT32_MAX
 
 if TYPE_CHECKING:
-    from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
     from lastword.records.chunk import Chunk
     from lastword.resolve import DeadBitmaps, RunningResolution
+    from lastword.server.topics import ServedLog
     from lastword.state.newest import SegmentSlice
 
 CHUNK_BYTES = 1 << 20
@@ -77,9 +77,9 @@ class NewestReads:
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._resolved: OrderedDict[PartitionLog, _Resolved] = OrderedDict()
+        self._resolved: OrderedDict[ServedLog, _Resolved] = OrderedDict()
 
-    def read(self, log: PartitionLog, offset: int, most_bytes: int, *, first: bool) -> bytes:
+    def read(self, log: ServedLog, offset: int, most_bytes: int, *, first: bool) -> bytes:
         """Return whole batches with the live records from `offset` to the last stable offset.
 
         Args:

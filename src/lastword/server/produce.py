@@ -3,6 +3,8 @@
 A request runs in the thread of the event loop if it is small and its logs are free. It runs in the pool if a
 sync follows, if a batch is large, also decompressed, if the kernels are loaded for it, or if another thread
 holds a log.
+
+In a bucket the batches join a commit, and the answer follows it: until then nothing has an offset.
 """
 
 from __future__ import annotations
@@ -10,26 +12,57 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword import metrics
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, StorageError
+from lastword.files import WouldWait
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.batches import NeedsThread, Prepared, RefusedRecords, prepared
 from lastword.server.topics import INTERNAL, Refused, ServedTopic
 
 if TYPE_CHECKING:
+    from lastword.api.open_dirs import OpenDirs
     from lastword.partition.appending import AppendedBatch
     from lastword.partition.log import PartitionLog
     from lastword.server.context import Handlers, ServerContext
     from lastword.server.security import Peer
+    from lastword.server.topics import ServedLog
     from lastword.server.transactions import TransactionCoordinator
 
 LARGE_BYTES = 256 << 10
 """A request of more bytes runs in the pool."""
 ADMIN_CLIENT = "__admin_client"
 """The only client id that may produce to an internal topic, as in Kafka."""
+
+
+class CheckedBatch(NamedTuple):
+    """A batch that may be appended.
+
+    Attributes:
+        partition: Its partition of the answer.
+        topic: The topic.
+        log: The log of the partition.
+        prepared: The batch.
+    """
+
+    partition: Any
+    topic: str
+    log: ServedLog
+    prepared: Prepared
+
+
+class Checked(NamedTuple):
+    """A request whose batches are checked.
+
+    Attributes:
+        answer: Its answer, with the partitions that are refused.
+        batches: The batches of the others.
+    """
+
+    answer: messages.ProduceResponse
+    batches: list[CheckedBatch]
 
 
 class Producing:
@@ -69,20 +102,44 @@ class Producing:
         self, request: Request[messages.ProduceRequest], refused: dict[tuple[str, int], Refused]
     ) -> Any:
         """Append the batches of a request, without those of the refused partitions; return its answer."""
+        context = self._context
         if request.size <= LARGE_BYTES:
-            answer, syncs = self._append_all(request, refused, waits=False)
-            if answer is not None:
+            checked = self._check_all(request, refused, waits=False)
+            if checked is not None:
+                if not context.dirs.holds_logs:
+                    return self._commit(request, checked)
+                syncs = self._append_all(request, checked.batches)
                 if syncs:
-                    return self._context.in_pool(self._synced, request, answer, syncs)
-                return self._acknowledged(request, answer)
-        return self._context.in_pool(self._append_and_sync, request, refused)
+                    return context.in_pool(self._synced, request, checked.answer, syncs)
+                return self._acknowledged(request, checked.answer)
+        if context.dirs.holds_logs:
+            return context.in_pool(self._append_and_sync, request, refused)
+        checking = context.in_pool(self._check_all, request, refused)
+        return context.then(checking, lambda: self._commit(request, checking.result()))
 
     def _append_and_sync(
         self, request: Request[messages.ProduceRequest], refused: dict[tuple[str, int], Refused]
     ) -> Message | None:
-        answer, syncs = self._append_all(request, refused, waits=True)
-        assert answer is not None
-        return self._synced(request, answer, syncs)
+        checked = self._check_all(request, refused)
+        assert checked is not None
+        return self._synced(request, checked.answer, self._append_all(request, checked.batches))
+
+    def _commit(self, request: Request[messages.ProduceRequest], checked: Checked) -> Any:
+        """Append batches in a commit; return a future of the answer."""
+        if not checked.batches:
+            return self._acknowledged(request, checked.answer)
+
+        def work(dirs: OpenDirs) -> None:  # may run again
+            for batch in checked.batches:
+                batch.partition.error_code, batch.partition.error_message = 0, None
+                with _refusing(batch.partition, fails=(StorageError,)):
+                    dirs.partitions(batch.topic)  # raises if the topic was deleted
+                    self._append(dirs.log(batch.topic, batch.partition.index), batch)
+
+        topics = {batch.topic for batch in checked.batches}
+        done = self._context.appended(topics, work, request.size)
+        assert done is not None
+        return self._context.then(done, lambda: self._acknowledged(request, checked.answer))
 
     def _synced(
         self, request: Request[messages.ProduceRequest], answer: Any, syncs: list[tuple[PartitionLog, Any]]
@@ -107,18 +164,30 @@ class Producing:
         return None
 
     def _append_all(
+        self, request: Request[messages.ProduceRequest], batches: list[CheckedBatch]
+    ) -> list[tuple[PartitionLog, Any]]:
+        """Append batches in a directory.
+
+        Returns:
+            The logs to sync before the answer is sent, each with its partition of the answer.
+        """
+        syncs = []
+        for batch in batches:
+            with _refusing(batch.partition):
+                log: Any = batch.log
+                self._append(log, batch)
+                if request.body.acks == -1 and log.config.lastword_ack == "disk":
+                    syncs.append((log, batch.partition))
+        return syncs
+
+    def _check_all(
         self,
         request: Request[messages.ProduceRequest],
         refused_partitions: dict[tuple[str, int], Refused],
         *,
-        waits: bool,
-    ) -> tuple[Any, list[tuple[PartitionLog, Any]]]:
-        """Append the batches of a request.
-
-        Returns:
-            The answer, and the logs to sync before it is sent, each with its partition of the answer. No
-            answer, and nothing was appended: a log is not free, and `waits` is false.
-        """
+        waits: bool = True,
+    ) -> Checked | None:
+        """Check the batches of a request. None: a log is not free, and `waits` is false."""
         body = request.body
         logs: list[tuple[Any, Any, ServedTopic | None]] = []
         responses = []
@@ -142,11 +211,9 @@ class Producing:
                 partitions.append(partition)
                 logs.append((data, partition, served))
         missing = codes.UNKNOWN_TOPIC_OR_PARTITION if request.version < 13 else codes.UNKNOWN_TOPIC_ID
-        answer = messages.ProduceResponse(responses=responses)
-        syncs: list[tuple[PartitionLog, Any]] = []
         if not waits and not all(served is None or _is_free(served, data.index) for data, _, served in logs):
-            return None, syncs
-        batches: list[tuple[Any, PartitionLog, Prepared]] = []
+            return None
+        batches: list[CheckedBatch] = []
         for data, partition, served in logs:
             if served is None:
                 _refuse(partition, missing, "This server does not host this topic-partition.")
@@ -154,15 +221,11 @@ class Producing:
             with _refusing(partition):
                 log = self._writable(request, served, data.index, refused_partitions)
                 try:
-                    batches.append((partition, log, self._prepared(log, request, data.records, waits=waits)))
-                except NeedsThread:
-                    return None, syncs
-        for partition, log, batch in batches:
-            with _refusing(partition):
-                self._append(log, batch, partition)
-                if body.acks == -1 and log.config.lastword_ack == "disk":
-                    syncs.append((log, partition))
-        return answer, syncs
+                    prepared = self._prepared(log, request, data.records, waits=waits)
+                except (NeedsThread, WouldWait):
+                    return None
+                batches.append(CheckedBatch(partition, served.stored, log, prepared))
+        return Checked(messages.ProduceResponse(responses=responses), batches)
 
     def _writable(
         self,
@@ -170,7 +233,7 @@ class Producing:
         served: ServedTopic,
         number: int,
         refused_partitions: dict[tuple[str, int], Refused],
-    ) -> PartitionLog:
+    ) -> ServedLog:
         """Return the log of a partition, if the request may append to it."""
         if served.is_newest:
             raise Refused(codes.INVALID_TOPIC_EXCEPTION, f"{served.name} is a view of {served.stored}")
@@ -186,7 +249,7 @@ class Producing:
         return log
 
     def _prepared(
-        self, log: PartitionLog, request: Request[messages.ProduceRequest], records: Any, *, waits: bool
+        self, log: ServedLog, request: Request[messages.ProduceRequest], records: Any, *, waits: bool
     ) -> Prepared:
         """Return the batch that is appended for one that was received."""
         is_transactional = request.body.transactional_id is not None
@@ -195,11 +258,12 @@ class Producing:
             log, records, request.version, now_ms, budget, waits=waits, is_transactional=is_transactional
         )
 
-    def _append(self, log: PartitionLog, batch: Prepared, partition: Any) -> None:
-        appended: AppendedBatch = log.append_batch(batch.data, is_checked=True)
+    def _append(self, log: PartitionLog, batch: CheckedBatch) -> None:
+        partition, (data, records) = batch.partition, batch.prepared
+        appended: AppendedBatch = log.append_batch(data, is_checked=True)
         if metrics.is_exported:
-            metrics.APPEND_RECORDS.add(batch.records, log.name.rpartition("-")[0])
-            metrics.APPEND_BYTES.add(len(batch.data), log.name.rpartition("-")[0])
+            metrics.APPEND_RECORDS.add(records, batch.topic)
+            metrics.APPEND_BYTES.add(len(data), batch.topic)
         partition.base_offset = appended.base_offset
         partition.log_start_offset = log.log_start
         if log.config.message_timestamp_type == "LogAppendTime":
@@ -212,7 +276,9 @@ def _is_free(topic: ServedTopic, partition: int) -> bool:
         return True
     if not topic.is_open(partition):
         return False
-    lock = topic.log(partition).lock
+    lock = getattr(topic.log(partition), "lock", None)
+    if lock is None:  # in a bucket
+        return True
     if not lock.acquire(blocking=False):
         return False
     lock.release()
@@ -220,10 +286,12 @@ def _is_free(topic: ServedTopic, partition: int) -> bool:
 
 
 @contextlib.contextmanager
-def _refusing(partition: Any) -> Iterator[None]:
-    """Answer the partition with the code of an error."""
+def _refusing(partition: Any, *, fails: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Answer the partition with the code of an error. `fails`: the errors that the caller gets."""
     try:
         yield
+    except fails:
+        raise
     except Refused as refused:
         _refuse(partition, refused.code, refused.message)
         if isinstance(refused, RefusedRecords):

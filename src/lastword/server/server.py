@@ -585,8 +585,6 @@ class Server:
     """
 
     def __init__(self, logs: LogDir, listener: socket.socket, options: Options, *, owns_logs: bool) -> None:
-        if not logs.dirs.holds_logs:
-            raise bucket_refused(logs.paths[0])
         self._logs = logs
         self._owns_logs = owns_logs
         self._listener = listener
@@ -790,11 +788,6 @@ def serve(
     )
     if isinstance(directory, LogDir):
         directory.dirs.require_writable()
-    else:
-        from lastword.objects import is_url  # a test broker serves a LogDir, and its start is timed
-
-        if is_url(check_path("directory", directory)):
-            raise bucket_refused(os.fspath(directory))
     with contextlib.ExitStack() as until_it_runs:
         listener = until_it_runs.enter_context(bound(options))
         if isinstance(directory, LogDir):
@@ -802,7 +795,7 @@ def serve(
         else:
             from lastword.api.opening import open
 
-            logs = until_it_runs.enter_context(open(directory, "a"))
+            logs = until_it_runs.enter_context(open(check_path("directory", directory), "a"))
             server = Server(logs, listener, options, owns_logs=True)
         until_it_runs.pop_all()
         return server
@@ -820,13 +813,6 @@ def _tls_context(
     if not 1 <= len(paths) <= 3:
         raise UsageError(f"tls={given!r} are no files", remedy="the certificate, its key, and authorities")
     return security.tls_context(*[check_path("tls", path) for path in paths])
-
-
-def bucket_refused(url: str) -> UsageError:
-    """Return the error for a log in a bucket."""
-    return UsageError(
-        f"{url} is a log in a bucket, which cannot be served", remedy="copy it to a directory, and serve that"
-    )
 
 
 def _address(text: str) -> tuple[str, int]:

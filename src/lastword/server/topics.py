@@ -18,9 +18,13 @@ from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
+    from lastword.api.open_dirs import OpenDirs
     from lastword.logdir import LogDirectory
+    from lastword.partition.committed_log import CommittedLog
     from lastword.partition.log import PartitionLog
 
+    ServedLog = PartitionLog | CommittedLog
+    """The log of a partition, to read: open in a directory, and in a bucket that of the newest version."""
 
 GROUPS_TOPIC, TRANSACTIONS_TOPIC = INTERNAL = ("__consumer_offsets", "__transaction_state")
 """Topics of coordinators."""
@@ -110,9 +114,12 @@ class ServedTopic:
         directories: The directory of each partition.
     """
 
-    __slots__ = ("directories", "epochs", "id", "name", "stored")
+    __slots__ = ("_dirs", "directories", "epochs", "id", "name", "stored")
 
-    def __init__(self, name: str, topic_id: bytes, directories: dict[int, LogDirectory]) -> None:
+    def __init__(
+        self, dirs: OpenDirs, name: str, topic_id: bytes, directories: dict[int, LogDirectory]
+    ) -> None:
+        self._dirs = dirs
         self.name = name
         self.stored = name.removesuffix(NEWEST)
         self.id = topic_id
@@ -124,8 +131,8 @@ class ServedTopic:
         """Return whether the topic has the newest record of each key of another topic."""
         return self.stored != self.name
 
-    def log(self, partition: int) -> PartitionLog:
-        """Return the open log of a partition, which is recovered at its first use.
+    def log(self, partition: int) -> ServedLog:
+        """Return the log of a partition, which is recovered at its first use.
 
         Raises:
             Refused: The topic has no such partition.
@@ -133,18 +140,18 @@ class ServedTopic:
         directory = self.directories.get(partition)
         if directory is None:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has no partition {partition}")
-        return directory.log(self.stored, partition)
+        return self._dirs.served_log(directory, self.stored, partition)
 
     def is_open(self, partition: int) -> bool:
         """Return whether `log` returns immediately: the log was used before, or there is none."""
         directory = self.directories.get(partition)
-        return directory is None or directory.is_log_open(self.stored, partition)
+        return directory is None or self._dirs.is_served_log_open(directory, self.stored, partition)
 
     def leader_epoch(self, partition: int) -> int:
         """Return the newest leader epoch of a partition. Does not open its log."""
         directory = self.directories[partition]
-        if directory.is_log_open(self.stored, partition):  # a copy of a topic appends newer ones
-            return directory.log(self.stored, partition).epochs.latest or 0
+        if self.is_open(partition):  # a copy of a topic appends newer ones
+            return self.log(partition).epochs.latest or 0
         epoch = self.epochs.get(partition)
         if epoch is None:
             path = directory.directory(self.stored, partition)
@@ -167,6 +174,7 @@ class Topics:
         self._version = 0
         self._deleted: Callable[[set[str]], object] = lambda topics: None
         self._dirs.on_topic_deleted(lambda name, partitions: self.changed(name))
+        self._dirs.serve(self._changed_elsewhere)
 
     def on_deleted(self, call: Callable[[set[str]], object]) -> None:
         """Call `call` with the names of topics that a listing finds deleted. One call is kept."""
@@ -176,6 +184,10 @@ class Topics:
         """List the topics before the next use, and read the id of this one again."""
         self._is_stale = True
         self._changed.add(name)
+
+    def _changed_elsewhere(self, names: set[str]) -> None:
+        for name in names:
+            self.changed(name)
 
     @property
     def version(self) -> int:
@@ -187,7 +199,7 @@ class Topics:
     def get(self, name: str) -> ServedTopic | None:
         """Return a topic by name."""
         stored = name.removesuffix(NEWEST)
-        if self._is_stale or (stored not in self._by_name and self._dirs.has_topic(stored)):
+        if self._is_stale or (stored not in self._by_name and self._dirs.dir_set.log_dirs(stored)):
             self._list()
         return self._by_name.get(name)
 
@@ -239,7 +251,7 @@ class Topics:
         if self._is_stale:
             self._list()
         else:
-            topic = ServedTopic(name, self._id(name), self._dirs.partitions(name))
+            topic = ServedTopic(self._dirs, name, self._id(name), self._dirs.partitions(name))
             self._by_name[name] = self._by_id[topic.id] = topic
             self._newest = {}
             self._version += 1
@@ -267,7 +279,9 @@ class Topics:
         if not self._newest:
             for topic in self._by_name.values():
                 if topic.name not in INTERNAL:
-                    newest = ServedTopic(topic.name + NEWEST, _derived_id(topic.id), topic.directories)
+                    newest = ServedTopic(
+                        self._dirs, topic.name + NEWEST, _derived_id(topic.id), topic.directories
+                    )
                     self._newest[newest.name] = self._newest[newest.id] = newest
         return self._newest.get(key)
 
@@ -281,10 +295,10 @@ class Topics:
         self._is_stale, self._changed = False, set()
         topics: dict[str, ServedTopic] = {}
         try:
-            for name, directories in self._dirs.topics().items():
+            for name, directories in self._dirs.dir_set.log_dirs_by_topic().items():
                 topic = listed.get(name)
                 if topic is None or name in changed or topic.directories != directories:
-                    topic = ServedTopic(name, self._id(name), directories)
+                    topic = ServedTopic(self._dirs, name, self._id(name), directories)
                 topics[name] = topic
         except BaseException:
             self._is_stale = True

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from lastword.logdir.transaction_state import PREPARE_ABORT, PREPARE_COMMIT, Partition, TransactionState
 from lastword.protocol import codes
-from lastword.records.batch import CHECKED
+from lastword.records.batch import CHECKED, BatchBuilder
+from lastword.records.record import marker_record
 from lastword.server.timers import Timer
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
@@ -33,6 +34,15 @@ class Marker(NamedTuple):
     epoch: int
     is_commit: bool
     coordinator_epoch: int
+
+    def batch(self, now_ms: int) -> bytes:
+        """Return the batch of the marker."""
+        builder = BatchBuilder(
+            producer_id=self.producer_id, producer_epoch=self.epoch, transactional=True, control=True
+        )
+        key, value = marker_record(commit=self.is_commit, coordinator_epoch=self.coordinator_epoch)
+        builder.append(now_ms, key, value)
+        return builder.build()
 
 
 class TransactionalId:

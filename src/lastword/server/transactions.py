@@ -15,6 +15,9 @@ over in between appends the markers again. A second marker of a transaction deci
 A change is synced before its effect if `__transaction_state` or a partition of the transaction acknowledges
 with `disk`. Only then do transactions survive a power cut.
 
+In a bucket the end of a transaction is one commit: the state that ends it, all markers, and the offsets. No
+version has a part of it.
+
 A transaction of version 2 (KIP-890: EndTxn from version 5 on) ends with the next epoch, so a batch that was
 late is fenced, and partitions are added by Produce and TxnOffsetCommit themselves. A transaction that is
 aborted because its time is up, or because InitProducerId came for its transactional id, ends like that too.
@@ -29,10 +32,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.arrow import pa, pc
-from lastword.errors import LastwordError, MissingError, ProducerFencedError
+from lastword.errors import (
+    LastwordError,
+    MissingError,
+    ProducerFencedError,
+    StorageError,
+    UnknownTopicError,
+)
 from lastword.logdir.transaction_state import (
     COMPLETE_ABORT,
     COMPLETE_COMMIT,
@@ -46,13 +56,12 @@ from lastword.logdir.transaction_state import (
     ProducerIds,
     TransactionState,
     key_of,
+    reserve_producer_ids,
 )
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Message
-from lastword.records.batch import BatchBuilder
 from lastword.records.internal import TRANSACTION_STATES
-from lastword.records.record import marker_record
 from lastword.server.coordinator import (
     EXPIRATION_MS,
     MOST_TIMEOUT_MS,
@@ -61,7 +70,7 @@ from lastword.server.coordinator import (
     StoredRecord,
     not_stored,
 )
-from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
+from lastword.server.topics import TRANSACTIONS_TOPIC, Refused
 from lastword.server.transaction_state import (
     DECIDED,
     RETRY_MS,
@@ -71,6 +80,7 @@ from lastword.server.transaction_state import (
 )
 
 if TYPE_CHECKING:
+    from lastword.api.open_dirs import OpenDirs
     from lastword.server.context import Handler, Handlers, ServerContext
     from lastword.server.groups import Groups
     from lastword.server.security import Peer
@@ -92,7 +102,7 @@ class TransactionCoordinator:
         self._context = context
         self.topic = topic
         self._groups = groups
-        self._ids = ProducerIds(context.dirs.directories[0])
+        self._ids = ProducerIds(self._reserve_ids)
         self._transactional_ids: dict[str, TransactionalId] = {}
         self._loading: asyncio.Future[Any] | None = None
         self._expires = False
@@ -136,6 +146,7 @@ class TransactionCoordinator:
         is_gone = (
             loading is not None and loading.done() and self._context.topics.get(TRANSACTIONS_TOPIC) is None
         )
+        is_gone = is_gone or (loading is not None and loading.done() and self.topic.is_lost)
         if is_gone:
             self._transactional_ids.clear()
         if loading is None or is_gone or (loading.done() and loading.exception() is not None):
@@ -181,20 +192,23 @@ class TransactionCoordinator:
             before, previous_producer_id=before.producer_id, changed_ms=self._context.clock.now_ms(), **fields
         )
         number = self.topic.partition_of(transaction.id)
-        log = self.topic.append(number, [(key_of(transaction.id), stored.value())])
-        transaction.stored = stored
-        if not has_effect:
-            return
-        try:
-            if log is None and self._is_durable(before.partitions | stored.partitions):
-                log = self.topic.log(number)
-            if log is not None:
+        in_place = self._context.dirs.holds_logs
+        syncs: bool | None = False
+        if has_effect and in_place:
+            syncs = self._is_durable(before.partitions | stored.partitions) or None
+        record = key_of(transaction.id), stored.value()
+        done = self.topic.append(number, [record], syncs=syncs, is_ahead=False)
+        if in_place:
+            transaction.stored = stored
+        if done is not None:
+            try:
                 with transaction.changing():
-                    await self._context.in_pool(log.sync)
-        except LastwordError as error:
-            transaction.is_synced = False
-            raise not_stored(error) from error
-        transaction.is_synced = True
+                    await done
+            except Refused:
+                transaction.is_synced = not in_place
+                raise
+        transaction.stored = stored
+        transaction.is_synced = transaction.is_synced or has_effect
 
     def _check_synced(self, transaction: TransactionalId) -> None:
         """Sync a state whose sync has failed, and raise Refused if that fails again.
@@ -222,6 +236,9 @@ class TransactionCoordinator:
         )
 
     # -------------------------------------------------------------- InitProducerId
+
+    def _reserve_ids(self) -> int:
+        return self._context.dirs.transaction(lambda dirs: reserve_producer_ids(dirs.directories[0]))
 
     async def _new_id(self) -> int:
         producer_id = self._ids.next_reserved()
@@ -305,6 +322,10 @@ class TransactionCoordinator:
         """Return a transactional id; raise Refused if its partition has a record that cannot be decoded."""
         self.topic.check(transactional_id)
         return self._transactional_ids.get(transactional_id)
+
+    def _is_known(self, transaction: TransactionalId) -> bool:
+        """Return whether the transactional id was not loaded again since it was made."""
+        return self._transactional_ids.get(transaction.id) is transaction
 
     def _known(self, transactional_id: str) -> TransactionalId:
         if not transactional_id:
@@ -605,16 +626,51 @@ class TransactionCoordinator:
             if stored.is_exhausted and not is_fenced:
                 with transaction.changing():
                     next_id = await self._new_id()
-        await self._change(
-            transaction,
-            state=PREPARE_COMMIT if commit else PREPARE_ABORT,
-            epoch=epoch,
-            last_epoch=last_epoch,
-            next_producer_id=next_id,
-            client_version=version,
-            start_ms=stored.start_ms if stored.state == ONGOING else self._context.clock.now_ms(),
-        )
-        await self._complete(transaction)
+        now_ms = self._context.clock.now_ms()
+        decided: dict[str, Any] = {
+            "state": PREPARE_COMMIT if commit else PREPARE_ABORT,
+            "epoch": epoch,
+            "last_epoch": last_epoch,
+            "next_producer_id": next_id,
+            "client_version": version,
+            "start_ms": stored.start_ms if stored.state == ONGOING else now_ms,
+        }
+        if self._context.dirs.holds_logs:
+            await self._change(transaction, **decided)
+            await self._complete(transaction)
+        else:
+            previous_id = stored.producer_id
+            decision = replace(stored, previous_producer_id=previous_id, changed_ms=now_ms, **decided)
+            await self._end_together(transaction, decision)
+
+    async def _end_together(self, transaction: TransactionalId, decision: TransactionState) -> None:
+        """End a transaction in one commit, with its markers. Refused: nothing of it is stored."""
+        with transaction.changing():
+            await transaction.quiet()
+            number = self.topic.partition_of(transaction.id)
+            epoch = self.topic.log(number).epochs.latest or 0
+            marker = Marker(decision.producer_id, decision.epoch, decision.state == PREPARE_COMMIT, epoch)
+            batch = marker.batch(self._context.clock.now_ms())
+            ended = replace(decision, previous_producer_id=decision.producer_id, **_ended(decision))
+            record = key_of(transaction.id), ended.value()
+
+            def work(dirs: OpenDirs) -> None:
+                failures = _append_markers(dirs, batch, decision.partitions, fails=StorageError)
+                for failure in failures.values():
+                    if failure is not None and not isinstance(failure, ProducerFencedError):
+                        raise failure
+                self.topic.append_in(dirs, number, [record])
+
+            topics = {self.topic.name, *(name for name, _ in decision.partitions)}
+            size_bytes = len(batch) * (len(decision.partitions) + 1)
+            await self.topic.commit(topics, work, size_bytes, is_ahead=False)
+        transaction.stored = ended
+        self._decide(marker, decision.partitions)
+
+    def _decide(self, marker: Marker, partitions: Iterable[Partition]) -> None:
+        for name, number in partitions:
+            if name == self._groups.topic.name:
+                self._groups.decide(number, marker.producer_id, marker.is_commit)
 
     async def _complete(self, transaction: TransactionalId) -> None:
         """Append the markers of a decided transaction, then store that it ended.
@@ -624,17 +680,12 @@ class TransactionCoordinator:
         await transaction.quiet()
         stored = transaction.stored
         try:
-            await self._append_markers(transaction)
-            has_next = stored.next_producer_id >= 0
-            await self._change(
-                transaction,
-                state=COMPLETE_COMMIT if stored.state == PREPARE_COMMIT else COMPLETE_ABORT,
-                producer_id=stored.next_producer_id if has_next else stored.producer_id,
-                epoch=0 if has_next else stored.epoch,
-                next_producer_id=-1,
-                partitions=frozenset(),
-                has_effect=False,  # the markers can be appended again
-            )
+            if not self._context.dirs.holds_logs:
+                await self._end_together(transaction, stored)
+            else:
+                await self._append_markers(transaction)
+                # Without an effect: the markers can be appended again.
+                await self._change(transaction, has_effect=False, **_ended(stored))
         except (LastwordError, Refused) as error:
             delay_ms = transaction.retry_ms
             transaction.retry_ms = min(2 * delay_ms, MOST_RETRY_MS)
@@ -646,7 +697,7 @@ class TransactionCoordinator:
             transaction.retry_ms = RETRY_MS
 
     def _complete_later(self, transaction: TransactionalId) -> None:
-        if transaction.stored.state in DECIDED:
+        if transaction.stored.state in DECIDED and self._is_known(transaction):
             self._spawn(self._complete(transaction)).add_done_callback(_log_failure)
 
     async def _append_markers(self, transaction: TransactionalId) -> None:
@@ -675,34 +726,26 @@ class TransactionCoordinator:
         Returns:
             The failure of each partition that exists; None where the marker is.
         """
-        logs: list[tuple[ServedTopic, int]] = []
-        for name, number in sorted(partitions):
-            served = self._context.topics.get(name)
-            if served is not None and number in served.directories:  # else the topic was deleted
-                logs.append((served, number))
-        opening = self._context.open_logs(logs)
-        if opening is not None:
-            await opening
-        builder = BatchBuilder(
-            producer_id=marker.producer_id, producer_epoch=marker.epoch, transactional=True, control=True
-        )
-        key, value = marker_record(commit=marker.is_commit, coordinator_epoch=marker.coordinator_epoch)
-        builder.append(self._context.clock.now_ms(), key, value)
-        batch = builder.build()
-        syncs: list[tuple[Partition, asyncio.Future[Any]]] = []
-        failures: dict[Partition, LastwordError | None] = {}
-        for served, number in logs:
-            failures[served.name, number] = None
-            try:
-                log = served.log(number)
-                log.append_batch(batch)
-                if log.config.lastword_ack == "disk":
-                    syncs.append(((served.name, number), self._context.in_pool(log.sync)))
-            except LastwordError as error:
-                failures[served.name, number] = error
-                continue
-            if served.name == self._groups.topic.name:
-                self._groups.decide(number, marker.producer_id, marker.is_commit)
+        context, partitions = self._context, sorted(partitions)
+        batch = marker.batch(context.clock.now_ms())
+        fails = () if context.dirs.holds_logs else StorageError
+        work = partial(_append_markers, batch=batch, partitions=partitions, fails=fails)
+        topics = {name for name, _ in partitions}
+        committed = context.appended(topics, work, len(batch) * len(partitions))
+        if committed is not None:
+            failures: dict[Partition, LastwordError | None] = await committed
+        else:
+            opening = context.open_logs([(context.topics.get(name), number) for name, number in partitions])
+            if opening is not None:
+                await opening
+            failures = work(context.dirs)
+        appended = [partition for partition, failure in failures.items() if failure is None]
+        self._decide(marker, appended)
+        syncs = [
+            (partition, context.in_pool(context.dirs.log(*partition).sync))
+            for partition in appended
+            if committed is None and context.dirs.config(partition[0]).lastword_ack == "disk"
+        ]
         for partition, sync in syncs:
             try:
                 await sync
@@ -757,6 +800,8 @@ class TransactionCoordinator:
     def _check_time(self, transaction: TransactionalId) -> None:
         """Abort a transaction whose time is up. The timer may be that of an earlier transaction."""
         stored = transaction.stored
+        if not self._is_known(transaction):
+            return
         if stored.start_ms + stored.timeout_ms > self._context.clock.now_ms():
             self._watch(transaction)
         elif transaction.is_busy:
@@ -873,6 +918,41 @@ class TransactionCoordinator:
                 for transaction in listed
             ],
         )
+
+
+def _ended(decision: TransactionState) -> dict[str, Any]:
+    """Return the fields of a transaction that has ended as it was decided."""
+    has_next = decision.next_producer_id >= 0
+    return {
+        "state": COMPLETE_COMMIT if decision.state == PREPARE_COMMIT else COMPLETE_ABORT,
+        "producer_id": decision.next_producer_id if has_next else decision.producer_id,
+        "epoch": 0 if has_next else decision.epoch,
+        "next_producer_id": -1,
+        "partitions": frozenset(),
+    }
+
+
+def _append_markers(
+    dirs: OpenDirs, batch: bytes, partitions: Iterable[Partition], fails: Any
+) -> dict[Partition, LastwordError | None]:
+    """Append a marker to partitions. Return the failure of each that exists; None where the marker is.
+
+    `fails`: the class of the errors that are raised.
+    """
+    failures: dict[Partition, LastwordError | None] = {}
+    for name, number in sorted(partitions):
+        if dirs.dir_set.log_dir(name, number) is None:  # the topic was deleted
+            continue
+        try:
+            dirs.log(name, number).append_batch(batch)
+            failures[name, number] = None
+        except UnknownTopicError:
+            continue
+        except fails:
+            raise
+        except LastwordError as error:
+            failures[name, number] = error
+    return failures
 
 
 def _older_code(code: int, is_older: bool) -> int:
