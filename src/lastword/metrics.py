@@ -214,6 +214,9 @@ SERVER_CONNECTIONS = Gauge("server_connections", "Open connections of Kafka clie
 SERVER_HELD_BYTES = Gauge(
     "server_held_bytes", "Memory of requests that are incomplete or in work, and of answers", ("address",)
 )
+SERVER_ACTIVE = Gauge(
+    "server_active", "1 if this is the active server of a log in a bucket, 0 if it is a standby", ("address",)
+)
 SERVER_REFUSED_CONNECTIONS = Counter(
     "server_refused_connections_total",
     "Connections that the server closed: limit, authentication, slow, or malformed requests",

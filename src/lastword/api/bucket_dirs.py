@@ -24,6 +24,7 @@ from lastword.bucket.collect import Collection, collect, drop_removed_bytes, mis
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
+from lastword.bucket.servers import ServerSession
 from lastword.clock import Clock
 from lastword.config import Settings, is_topic_file
 from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UsageError
@@ -272,6 +273,16 @@ class BucketDirs(OpenDirs):
     def is_served_log_open(self, log_dir: LogDirectory, topic: str, partition: int) -> bool:
         """As `OpenDirs.is_served_log_open`: a read that needs a request raises WouldWait."""
         return True
+
+    def server_session(self, address: str, name: str) -> ServerSession:
+        """As `OpenDirs.server_session`."""
+        limits = self.settings.instance
+        timeout_ms, heartbeat_ms = limits.broker_session_timeout_ms, limits.broker_heartbeat_interval_ms
+        return ServerSession(self._bucket, address, name, timeout_ms=timeout_ms, heartbeat_ms=heartbeat_ms)
+
+    def confirm(self) -> None:
+        """As `OpenDirs.confirm`."""
+        self._take(self._bucket.load)
 
     def is_recent(self) -> bool:
         """As `OpenDirs.is_recent`."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lastword.bucket.collect import Collection
+    from lastword.bucket.servers import ServerSession
     from lastword.cleaner.engine.throttle import Drives
     from lastword.keys.index import KeyIndex
     from lastword.keys.indexes import KeyIndexes
@@ -232,6 +233,13 @@ class OpenDirs(ProcessBound):
 
         The call is made in any thread.
         """
+
+    def server_session(self, address: str, name: str) -> ServerSession | None:
+        """Return a session among the servers of a log in a bucket. None: this process holds a directory."""
+        return None
+
+    def confirm(self) -> None:
+        """Read the newest version, for an answer that may not be older than the request."""
 
     def is_recent(self) -> bool:
         """Return whether a server may answer from memory: it had the newest version a second ago at most."""

@@ -120,7 +120,7 @@ def _position(servers: Servers) -> tuple[int, bool, int]:
 
 
 class ServerSession:
-    """The session of one server: joins the log, takes over, renews and ends. For one thread at a time.
+    """The session of one server: joins the log, takes over, renews and ends. Safe from any thread.
 
     Args:
         bucket: The log.
@@ -136,7 +136,8 @@ class ServerSession:
         self._bucket = bucket
         self._address = address
         self._name = name
-        self._heartbeat_seconds = heartbeat_ms / 1000
+        self._heartbeat_seconds = min(heartbeat_ms, timeout_ms / 3) / 1000
+        self._lock = threading.Lock()
         self.tenure = Tenure(f"{bucket.rng.getrandbits(64):016x}", timeout_ms)
         bucket.tenure = self.tenure
 
@@ -149,6 +150,11 @@ class ServerSession:
     def active(self) -> ServerNode | None:
         """The active server, as this process has seen it last."""
         return self.tenure.servers.node
+
+    @property
+    def nodes(self) -> tuple[ServerNode, ...]:
+        """All servers, as this process has seen them last."""
+        return self.tenure.servers.nodes
 
     @property
     def pause_seconds(self) -> float:
@@ -164,28 +170,26 @@ class ServerSession:
         Raises:
             LastwordError: The store does not answer. The next call tries again.
         """
+        with self._lock:
+            self._step()
+        return self.role
+
+    def _step(self) -> None:
         if self.role is Role.FENCED:
-            return Role.FENCED
+            return
         if self.tenure.epoch:
             if self.pause_seconds == 0:
                 self._commit(lambda servers: servers)
-            return self.role
+            return
         servers = self._bucket.load().manifest.servers
         if all(node.address != self._address for node in servers.nodes):
             self._commit(lambda servers: servers.joined(self._address, self._name))
         if self.role is Role.DUE:
             self._commit(self._taken_over)
-        return self.role
 
-    def confirm(self) -> None:
-        """Return when a read of the manifest has shown that no server has taken over.
-
-        Raises:
-            ServerFencedError: Another one has.
-        """
-        self._bucket.load()
-        if self.role is Role.FENCED:
-            raise ServerFencedError.of(self._bucket.url, self.tenure.epoch, self.tenure.servers.epoch)
+    def fenced(self) -> ServerFencedError:
+        """Return the error for an answer that only the active server may give."""
+        return ServerFencedError.of(self._bucket.url, self.tenure.epoch, self.tenure.servers.epoch)
 
     def end(self) -> None:
         """Leave the log, so that a standby takes over immediately.

@@ -15,6 +15,7 @@ KEYS_OF_ROWS = KEYS | {"member_id", "group_instance_id"}
 OF_TOPICS = {codes.UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID, codes.TOPIC_AUTHORIZATION_FAILED}
 OF_PARTS: dict[str, set[int]] = {
     "OffsetFetch": {codes.UNSTABLE_OFFSET_COMMIT, *OF_TOPICS},
+    "Fetch": {codes.NOT_LEADER_OR_FOLLOWER},
     "OffsetDelete": {codes.GROUP_SUBSCRIBED_TO_TOPIC, *OF_TOPICS},
     "LeaveGroup": {codes.UNKNOWN_MEMBER_ID, codes.FENCED_INSTANCE_ID},
     "AlterPartitionReassignments": {

@@ -104,8 +104,9 @@ class Admin:
             controller_id=self._context.node_id,
             brokers=[
                 messages.DescribeClusterResponse.DescribeClusterBroker(
-                    broker_id=self._context.node_id, host=self._context.host, port=self._context.port
+                    broker_id=broker.id, host=broker.host, port=broker.port
                 )
+                for broker in self._context.brokers
             ],
             cluster_authorized_operations=CLUSTER_OPERATIONS
             if body.include_cluster_authorized_operations
@@ -212,8 +213,9 @@ class Admin:
         return messages.MetadataResponse(
             brokers=[
                 messages.MetadataResponse.MetadataResponseBroker(
-                    node_id=self._context.node_id, host=self._context.host, port=self._context.port
+                    node_id=broker.id, host=broker.host, port=broker.port
                 )
+                for broker in self._context.brokers
             ],
             cluster_id=self._context.cluster_id,
             controller_id=self._context.node_id,

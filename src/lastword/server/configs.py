@@ -168,7 +168,7 @@ class Configs:
         context, settings = self._context, self._dirs.settings
         options = context.options
         of_all = settings.topic("")
-        address = f"{options.security_protocol}://{context.host}:{context.port}"
+        address = f"{options.security_protocol}://{context.leader.host}:{context.leader.port}"
         values = {
             kafka.synonyms[0]: shown(served_value(of_all, name))
             for name, kafka in kafka_settings("topic").items()

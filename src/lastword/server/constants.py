@@ -302,7 +302,7 @@ class Constants:
                     voter.last_fetch_timestamp = voter.last_caught_up_timestamp = now_ms
                 partition.current_voters = [voter]
             topics.append(kind.TopicData(topic_name=topic.topic_name, partitions=partitions))
-        listener = kind.Listener(name="CONTROLLER", host=context.host, port=context.port)
+        listener = kind.Listener(name="CONTROLLER", host=context.leader.host, port=context.leader.port)
         nodes = [kind.Node(node_id=context.node_id, listeners=[listener])]
         return kind(topics=topics, nodes=nodes if has_nodes else [])
 

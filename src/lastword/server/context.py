@@ -1,6 +1,7 @@
 """`ServerContext`: what the handlers share. The event loop, threads, clock, topics, options, and memory.
 
-The server is a cluster of one node. The context has the id and the address of the node.
+The server is a cluster of one node. Over a log in a bucket it may be one of several servers, of which one is
+active (`lastword.bucket.servers`). The context has their ids and addresses.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.errors import LastwordError
 from lastword.files import WouldWait
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from lastword.api.logs import LogDir
     from lastword.api.open_dirs import OpenDirs
+    from lastword.bucket.manifest import ServerNode
+    from lastword.bucket.servers import ServerSession
     from lastword.server.security import Peer, Users
 
     Answer = Message | None | asyncio.Future[Any]
@@ -78,6 +81,14 @@ class Options:
         return ("SASL_" if self.users else "") + ("SSL" if self.tls else "PLAINTEXT")
 
 
+class Broker(NamedTuple):
+    """A server as clients see it."""
+
+    id: int
+    host: str
+    port: int
+
+
 class ServerContext:
     """What the handlers share.
 
@@ -88,12 +99,11 @@ class ServerContext:
         loop: The event loop.
         options: The options of `serve`.
         topics: The topics.
-        host: The host that clients connect to.
-        port: The port.
+        session: The session of this server among those of a log in a bucket; None: it is the only one.
         cluster_id: The id of the cluster.
-        node_id: The id of its only node.
         timers: Timers by the clock.
         budget: The memory for records that requests decompress.
+        is_standby: Another server is active, for as long as this context is used.
         is_closing: No request waits any more: the server closes.
         refuse: None, or the function of a test. It is called for each topic and partition of a Produce or
             Fetch with the request and the topic, and raises Refused.
@@ -106,6 +116,7 @@ class ServerContext:
         pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
         address: tuple[str, int],
         options: Options,
+        session: ServerSession | None = None,
     ) -> None:
         self.logs = logs
         self.dirs = logs.dirs
@@ -114,16 +125,35 @@ class ServerContext:
         self.options = options
         self.topics = Topics(logs)
         self._pool, self._changes = pools
-        self.host, self.port = address
+        self.session = session
         first = self.dirs.directories[0]
         path = os.path.join(first.path, names.META_PROPERTIES)
         properties = read_meta_properties(first.files, path) if first.files.exists(path) else {}
         self.cluster_id = properties.get("cluster.id", "lastword")
-        self.node_id = int(properties.get("node.id", properties.get("broker.id", "1")))
+        self._own = Broker(int(properties.get("node.id", properties.get("broker.id", "1"))), *address)
         self.timers = Timers(loop, self.clock)
         self.budget = DecompressionBudget(self.dirs.settings.instance.lastword_decompression_bytes)
+        self.is_standby = session is not None and not session.tenure.epoch
         self.is_closing = False
         self.refuse: Callable[[Request[Any], ServedTopic], None] | None = None
+
+    @property
+    def leader(self) -> Broker:
+        """The server that clients use."""
+        if self.session is None:
+            return self._own
+        active = self.session.active
+        return Broker(-1, "", -1) if active is None else _broker(active)
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """All servers."""
+        return [self._own] if self.session is None else [_broker(node) for node in self.session.nodes]
+
+    @property
+    def node_id(self) -> int:
+        """The id of the server that clients use."""
+        return self.leader.id
 
     def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Run work that waits in a thread of the pool; return a future of its result."""
@@ -203,6 +233,11 @@ def _open_logs(closed: list[tuple[ServedTopic, int]]) -> None:
     for topic, number in closed:
         with contextlib.suppress(LastwordError):  # raised again when the log is used
             topic.log(number)
+
+
+def _broker(node: ServerNode) -> Broker:
+    host, _, port = node.address.rpartition(":")
+    return Broker(node.id, host.strip("[]"), int(port))
 
 
 class DecompressionBudget:

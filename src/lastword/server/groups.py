@@ -252,33 +252,34 @@ class Groups:
         refused = None if key_type in COORDINATED else Refused(codes.INVALID_REQUEST, "not served")
         loading = self._load() if key_type == OF_GROUPS else None
         if loading is None:
-            return self._found(request, refused)
+            return self.found(request, refused)
         answer: asyncio.Future[Any] = self._context.loop.create_future()
 
         def found(done: asyncio.Future[Any]) -> None:
             error = done.exception()
             if error is None or isinstance(error, Refused):
-                answer.set_result(self._found(request, error))
+                answer.set_result(self.found(request, error))
             else:
                 answer.set_exception(error)
 
         loading.add_done_callback(found)
         return answer
 
-    def _found(self, request: Request[messages.FindCoordinatorRequest], refused: Refused | None) -> Message:
-        body, context = request.body, self._context
+    def found(self, request: Request[messages.FindCoordinatorRequest], refused: Refused | None) -> Message:
+        """Return the answer that names the coordinator of a group or a transactional id, or refuses it."""
+        body, leader = request.body, self._context.leader
         if request.version < 4:
             if refused is not None:
                 return messages.FindCoordinatorResponse(
                     error_code=refused.code, error_message=refused.message, node_id=-1, host="", port=-1
                 )
             return messages.FindCoordinatorResponse(
-                error_message="NONE", node_id=context.node_id, host=context.host, port=context.port
+                error_message="NONE", node_id=leader.id, host=leader.host, port=leader.port
             )
         coordinators = []
         for key in body.coordinator_keys:
             coordinator = messages.FindCoordinatorResponse.Coordinator(
-                key=key, node_id=context.node_id, host=context.host, port=context.port, error_message=""
+                key=key, node_id=leader.id, host=leader.host, port=leader.port, error_message=""
             )
             if refused is not None:
                 coordinator.error_code, coordinator.error_message = refused.code, refused.message

@@ -39,6 +39,8 @@ WITHOUT_VERSION = (
 )
 """APIs whose answers follow a commit, or do not depend on the log: in a bucket the others are answered from a
 version that was the newest a second ago at most."""
+CONFIRMED = {"OffsetFetch", "ListOffsets"}
+"""APIs whose answers may not be older than the request: in a bucket the newest version is read before."""
 KEYS = {api.name: key for key, api in APIS.items()}
 
 
@@ -68,6 +70,8 @@ class ClusterNode:
         self._add(self._fetches.handlers())
         call_soon = context.loop.call_soon_threadsafe
         topics.on_deleted(lambda names: call_soon(self._topics_deleted, names))
+        if context.is_standby:
+            return
         # A coordinator with a state starts with the server: leases and transactions end without a request.
         if topics.get(GROUPS_TOPIC) is not None:
             call_soon(self.groups.load_early)
@@ -79,6 +83,23 @@ class ClusterNode:
 
     def handle(self, request: Request[Any], connection: Peer) -> Answer:
         """Return the answer to a request, a future of it, or None if it has none."""
+        if self._context.is_standby:
+            return self._stand_by(request, connection)
+        return self._handle(request, connection)
+
+    def _stand_by(self, request: Request[Any], connection: Peer) -> Answer:
+        from lastword.server import standby
+
+        name = request.api.name
+        if name not in standby.READS:
+            return standby.refuse(request)
+        if name == "Metadata":
+            request.body.allow_auto_topic_creation = False
+        if name == "FindCoordinator":
+            return self.groups.found(request, None)
+        return self._handle(request, connection)
+
+    def _handle(self, request: Request[Any], connection: Peer) -> Answer:
         handler = self._handlers.get(request.api.key)
         if handler is None:
             from lastword.server.constants import Constants
@@ -87,6 +108,9 @@ class ClusterNode:
             self._add(self.groups.handlers())
             self._add(self.transactions.handlers())
             handler = self._handlers[request.api.key]
+        if request.api.name in CONFIRMED and self._context.session is not None:
+            confirming = self._context.in_pool(self._context.dirs.confirm)
+            return self._context.then(confirming, lambda: handler(request, connection))
         if request.api.name in WITHOUT_VERSION or self._context.dirs.is_recent():
             return handler(request, connection)
         return self._context.then(self._context.refreshed(), lambda: handler(request, connection))

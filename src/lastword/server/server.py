@@ -29,7 +29,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lastword import metrics
-from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
+from lastword.bucket.servers import Role
+from lastword.errors import (
+    LastwordError,
+    MalformedMessageError,
+    ServerFencedError,
+    UnsupportedVersionError,
+    UsageError,
+)
 from lastword.parse import check_path
 from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
@@ -41,6 +48,7 @@ from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
+    from lastword.bucket.servers import ServerSession
     from lastword.server.context import Answer
     from lastword.server.security import Authentication, Peer, TlsSocket
 
@@ -65,6 +73,8 @@ LOGGED_CHARACTERS = 100
 REPEATED_SECONDS = 60.0
 """A warning that clients can cause is logged once in this time."""
 DRAIN_SECONDS = 5.0
+STORE_PAUSE_SECONDS = 0.1
+"""Pause after a failed renewal."""
 THREADS = 4
 
 GONE = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -197,7 +207,7 @@ class ClientConnection:
                 return
         except (MalformedMessageError, UnsupportedVersionError) as error:
             self.refuse(error.message, "malformed")
-        except Refused as refused:  # a Produce without acknowledgement
+        except (Refused, ServerFencedError) as refused:  # a Produce without acknowledgement, a standby
             self.log(logging.INFO, "closed: %s", refused.message, request=request)
             self.close()
         except Exception:
@@ -239,7 +249,7 @@ class ClientConnection:
             except (Refused, LastwordError) as error:
                 body = self._refusal(request, error)
             self._send(request, body)
-        except Refused as refused:
+        except (Refused, ServerFencedError) as refused:
             self.log(logging.INFO, "closed: %s", refused.message, request=request)
             self.close()
             return
@@ -255,6 +265,8 @@ class ClientConnection:
         """Return the answer to a request that failed. Raises the error again if no answer may have it."""
         from lastword.protocol.refusals import error_answer
 
+        if isinstance(error, ServerFencedError) or self._server.context.is_standby:
+            raise error  # another server answers
         is_awaited = request.api.name != "Produce" or request.body.acks != 0
         if self._authentication is None and is_awaited:
             code = error.code if isinstance(error, Refused) else error.kafka_code
@@ -302,6 +314,10 @@ class ClientConnection:
     # -------------------------------------------------------------- out
 
     def _send(self, request: Request[Any], body: Any) -> None:
+        if not self._server.may_answer():
+            self._in_work = request
+            self._server.renewed(body).add_done_callback(self._answered)
+            return
         if body is None:  # a Produce without acknowledgement
             if metrics.is_exported:
                 self._count(request, None)
@@ -602,19 +618,106 @@ class Server:
         if descriptors != resource.RLIM_INFINITY:
             self._most_connections = min(self._most_connections, descriptors // 2)
         self._warned: dict[str, float] = {}
-        self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
-        self._changes = ThreadPoolExecutor(1, "lastword-serve-changes")
         self.connections: set[ClientConnection] = set()
         self._is_closed = False
         self._drained = asyncio.Event()
-        pools = self._pool, self._changes
-        self.context = ServerContext(logs, self.loop, pools, (self.host, self.port), options)
-        self.node = ClusterNode(self.context)
-        self.handle: Callable[[Request[Any], Peer], Answer] = self.node.handle
+        self._options = options
+        self._session = logs.dirs.server_session(self.bootstrap_servers, socket.gethostname())
+        if self._session is not None:
+            self._session.step()
+        self.handle: Callable[[Request[Any], Peer], Answer]
+        self._begin_term()
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
+        self._ending = threading.Event()
+        self._standing = threading.Thread(target=self._stand, name="lastword-serve-session", daemon=True)
+        if self._session is not None:
+            self._standing.start()
         metrics.watch(self)
+
+    def _begin_term(self) -> None:
+        """Make the handlers: those of the active server, or of a standby."""
+        self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
+        self._changes = ThreadPoolExecutor(1, "lastword-serve-changes")
+        pools, address = (self._pool, self._changes), (self.host, self.port)
+        self.context = ServerContext(self._logs, self.loop, pools, address, self._options, self._session)
+        self.node = ClusterNode(self.context)
+        self.handle = self.node.handle
+        if self._session is not None:
+            active, role = self._session.active, "standby" if self.context.is_standby else "active"
+            text = "%s is the %s server of %s; epoch %d, active is %s"
+            servers = self._session.tenure.servers
+            address_of = "none" if active is None else active.address
+            _log.info(text, self.bootstrap_servers, role, self._logs.paths[0], servers.epoch, address_of)
+            metrics.SERVER_ACTIVE.set(float(not self.context.is_standby), self.bootstrap_servers)
+
+    async def _end_term(self) -> None:
+        """Close all connections and end the work of the handlers, which have no client any more."""
+        for connection in list(self.connections):
+            connection.close()
+        self.node.drain()
+        self.context.timers.cancel()
+        await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:  # work that no connection waits for, such as the end of a transaction
+            _, late = await asyncio.wait(others, timeout=DRAIN_SECONDS)
+            for task in late:
+                task.cancel()
+
+    def _stand(self) -> None:
+        """Renew the session, or take over when it is due, until the server closes."""
+        while True:
+            session = self._session
+            assert session is not None
+            if self._logs.dirs.clock.wait(self._ending, session.pause_seconds):
+                return
+            try:
+                role = session.step()
+                if role is Role.FENCED or self.context.is_standby == bool(session.tenure.epoch):
+                    self._change_term(session, role)
+            except LastwordError as error:
+                self.loop.call_soon_threadsafe(self._warn, "the session is not renewed: %s", error.message)
+                self._ending.wait(STORE_PAUSE_SECONDS)
+
+    def _change_term(self, session: ServerSession, role: Role) -> None:
+        """Begin another term, as the active server or as a standby: nothing of the one before goes on."""
+        self._logs.dirs.confirm()  # what the active server before has committed
+        asyncio.run_coroutine_threadsafe(self._end_term(), self.loop).result()
+        self._pool.shutdown()
+        self._changes.shutdown()
+        if role is Role.FENCED:
+            _log.warning("%s", session.fenced().message)
+            with contextlib.suppress(LastwordError):  # of commits that are fenced
+                self._logs.sync()
+            self._session = self._logs.dirs.server_session(self.bootstrap_servers, socket.gethostname())
+
+        async def begin() -> None:
+            self._begin_term()
+
+        asyncio.run_coroutine_threadsafe(begin(), self.loop).result()
+
+    def may_answer(self) -> bool:
+        """Return whether no other server can have taken over, or this one is a standby."""
+        session = self.context.session
+        return session is None or self.context.is_standby or session.role is Role.ACTIVE
+
+    def renewed(self, answer: Any) -> asyncio.Future[Any]:
+        """Return a future of an answer, which is given when the session is renewed.
+
+        Its error is ServerFencedError if the session has ended.
+        """
+        session = self.context.session
+
+        def renew() -> Any:
+            assert session is not None
+            if session.step() is not Role.ACTIVE:
+                raise session.fenced()
+            return answer
+
+        return self.context.in_pool(renew)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -645,17 +748,22 @@ class Server:
             return
         self._is_closed = True
         metrics.unwatch(self)
-        for gauge in (metrics.SERVER_CONNECTIONS, metrics.SERVER_HELD_BYTES):
+        for gauge in (metrics.SERVER_CONNECTIONS, metrics.SERVER_HELD_BYTES, metrics.SERVER_ACTIVE):
             gauge.remove(self.bootstrap_servers)
+        self._ending.set()
+        if self._session is not None:
+            self._standing.join()
         asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self._pool.shutdown()
         self._changes.shutdown()
+        self._logs.sync()
+        if self._session is not None:
+            with contextlib.suppress(LastwordError):  # a standby waits for the session's timeout, then
+                self._session.end()
         if self._owns_logs:
             self._logs.close()
-        else:
-            self._logs.sync()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -736,11 +844,7 @@ class Server:
                 await asyncio.wait_for(self._drained.wait(), DRAIN_SECONDS)
         for connection in list(self.connections):
             connection.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        if others:  # work that no connection waits for, such as the end of a transaction
-            _, late = await asyncio.wait(others, timeout=DRAIN_SECONDS)
-            for task in late:
-                task.cancel()
+        await self._end_tasks()
 
 
 def serve(

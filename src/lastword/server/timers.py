@@ -66,6 +66,11 @@ class Timers:
             timer.cancel()
         return self.after(milliseconds, call)
 
+    def cancel(self) -> None:
+        """Drop all calls."""
+        self._heap.clear()
+        self._schedule()
+
     def _push(self, timer: Timer) -> None:
         heapq.heappush(self._heap, (timer.due, next(self._numbers), timer))
 
