@@ -147,6 +147,16 @@ class ServerSession:
         return self.tenure.role(self._bucket.clock.boottime())
 
     @property
+    def is_active(self) -> bool:
+        """Whether no other server can have taken over."""
+        return self.role is Role.ACTIVE
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether this process was the active server, and is it no more."""
+        return self.role is Role.FENCED
+
+    @property
     def active(self) -> ServerNode | None:
         """The active server, as this process has seen it last."""
         return self.tenure.servers.node

@@ -182,15 +182,17 @@ def serve(
                 "bootstrap_servers": server.bootstrap_servers,
                 "cluster_id": server.context.cluster_id,
                 "log_dirs": target.paths,
+                "role": server.role,
                 **counts,
                 "pid": os.getpid(),
             },
         )
         shown = ", ".join(plural(count, name[:-1]) for name, count in counts.items())
+        role = "" if logs.dirs.holds_logs else f"{server.role} · "
         if not out.quiet:
             out.line(
                 f"serving {', '.join(target.paths)} on {server.bootstrap_servers} · "
-                f"cluster {server.context.cluster_id} · {shown} · Ctrl-C stops"
+                f"cluster {server.context.cluster_id} · {shown} · {role}Ctrl-C stops"
             )
         out.stdout.flush()
         while not signals.noted():

@@ -743,9 +743,10 @@ class ServerFencedError(BusyError):
 
     @classmethod
     def of(cls, url: str, epoch: int, newest: int) -> ServerFencedError:
-        """Return the error for a server of one epoch, after a takeover of a newer one."""
+        """Return the error for a server of one epoch, after a takeover of a newer one, or if one may be."""
+        why = f"is fenced by epoch {newest}" if newest > epoch else "is not renewed in time"
         return cls(
-            f"{url}: server epoch {epoch} is fenced by epoch {newest}; nothing was committed",
+            f"{url}: server epoch {epoch} {why}; nothing was committed",
             remedy="send the request to the active server, which the metadata name",
             file=url,
         )

@@ -29,7 +29,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lastword import metrics
-from lastword.bucket.servers import Role
 from lastword.errors import (
     LastwordError,
     MalformedMessageError,
@@ -621,7 +620,7 @@ class Server:
         self.connections: set[ClientConnection] = set()
         self._is_closed = False
         self._drained = asyncio.Event()
-        self._options = options
+        self._options, self._pools = options, _pools()
         self._session = logs.dirs.server_session(self.bootstrap_servers, socket.gethostname())
         if self._session is not None:
             self._session.step()
@@ -638,22 +637,19 @@ class Server:
 
     def _begin_term(self) -> None:
         """Make the handlers: those of the active server, or of a standby."""
-        self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
-        self._changes = ThreadPoolExecutor(1, "lastword-serve-changes")
-        pools, address = (self._pool, self._changes), (self.host, self.port)
+        pools, address = self._pools, (self.host, self.port)
         self.context = ServerContext(self._logs, self.loop, pools, address, self._options, self._session)
         self.node = ClusterNode(self.context)
         self.handle = self.node.handle
         if self._session is not None:
-            active, role = self._session.active, "standby" if self.context.is_standby else "active"
-            text = "%s is the %s server of %s; epoch %d, active is %s"
-            servers = self._session.tenure.servers
-            address_of = "none" if active is None else active.address
-            _log.info(text, self.bootstrap_servers, role, self._logs.paths[0], servers.epoch, address_of)
+            servers, active = self._session.tenure.servers, self._session.active
+            shown = "no server is active" if active is None else f"{active.address} ({active.name}) is active"
+            text = "%s of %s in server epoch %d; %s"
+            _log.info(text, self.role, self._logs.paths[0], servers.epoch, shown)
             metrics.SERVER_ACTIVE.set(float(not self.context.is_standby), self.bootstrap_servers)
 
     async def _end_term(self) -> None:
-        """Close all connections and end the work of the handlers, which have no client any more."""
+        """Close all connections, and end the work of the handlers."""
         for connection in list(self.connections):
             connection.close()
         self.node.drain()
@@ -675,24 +671,29 @@ class Server:
             if self._logs.dirs.clock.wait(self._ending, session.pause_seconds):
                 return
             try:
-                role = session.step()
-                if role is Role.FENCED or self.context.is_standby == bool(session.tenure.epoch):
-                    self._change_term(session, role)
+                with contextlib.suppress(ServerFencedError):
+                    session.step()
+                if session.is_fenced or self.context.is_standby == bool(session.tenure.epoch):
+                    self._change_term(session)
             except LastwordError as error:
                 self.loop.call_soon_threadsafe(self._warn, "the session is not renewed: %s", error.message)
                 self._ending.wait(STORE_PAUSE_SECONDS)
 
-    def _change_term(self, session: ServerSession, role: Role) -> None:
-        """Begin another term, as the active server or as a standby: nothing of the one before goes on."""
+    def _change_term(self, session: ServerSession) -> None:
+        """Begin another term. Nothing goes on of the one before, if this server was the active one."""
         self._logs.dirs.confirm()  # what the active server before has committed
-        asyncio.run_coroutine_threadsafe(self._end_term(), self.loop).result()
-        self._pool.shutdown()
-        self._changes.shutdown()
-        if role is Role.FENCED:
+        if session.is_fenced:
             _log.warning("%s", session.fenced().message)
+            asyncio.run_coroutine_threadsafe(self._end_term(), self.loop).result()
+            for pool in self._pools:
+                pool.shutdown()
+            self._pools = _pools()
             with contextlib.suppress(LastwordError):  # of commits that are fenced
                 self._logs.sync()
             self._session = self._logs.dirs.server_session(self.bootstrap_servers, socket.gethostname())
+            assert self._session is not None
+            with contextlib.suppress(LastwordError):
+                self._session.step()
 
         async def begin() -> None:
             self._begin_term()
@@ -702,7 +703,7 @@ class Server:
     def may_answer(self) -> bool:
         """Return whether no other server can have taken over, or this one is a standby."""
         session = self.context.session
-        return session is None or self.context.is_standby or session.role is Role.ACTIVE
+        return session is None or self.context.is_standby or session.is_active
 
     def renewed(self, answer: Any) -> asyncio.Future[Any]:
         """Return a future of an answer, which is given when the session is renewed.
@@ -713,11 +714,18 @@ class Server:
 
         def renew() -> Any:
             assert session is not None
-            if session.step() is not Role.ACTIVE:
+            with contextlib.suppress(LastwordError):
+                session.step()
+            if not session.is_active:
                 raise session.fenced()
             return answer
 
         return self.context.in_pool(renew)
+
+    @property
+    def role(self) -> str:
+        """Return "active", or "standby" while another server of a log in a bucket is active."""
+        return "standby" if self.context.is_standby else "active"
 
     @property
     def bootstrap_servers(self) -> str:
@@ -756,8 +764,8 @@ class Server:
         asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self._pool.shutdown()
-        self._changes.shutdown()
+        for pool in self._pools:
+            pool.shutdown()
         self._logs.sync()
         if self._session is not None:
             with contextlib.suppress(LastwordError):  # a standby waits for the session's timeout, then
@@ -969,5 +977,12 @@ def bound(options: Options) -> socket.socket:
     return listener
 
 
+def _pools() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
+    """Return the threads that wait for the log, and the thread of changes of topics and settings."""
+    changes = ThreadPoolExecutor(1, "lastword-serve-changes")
+    return ThreadPoolExecutor(THREADS, "lastword-serve"), changes
+
+
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    _log.error("%s", context.get("message"), exc_info=context.get("exception"))
+    if not isinstance(context.get("exception"), ServerFencedError):  # no client is there for its answer
+        _log.error("%s", context.get("message"), exc_info=context.get("exception"))

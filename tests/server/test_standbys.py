@@ -1,0 +1,166 @@
+"""Two servers of a log in a bucket: what a standby answers, takeovers, and a server that is cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.errors import UncertainRequestError
+from lastword.protocol import codes
+from lastword.protocol.messages import (
+    CreateTopicsRequest,
+    FindCoordinatorRequest,
+    IncrementalAlterConfigsRequest,
+    ListGroupsRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from lastword.server import Server
+from tests.server import takeovers
+from tests.server.client import Client, batch
+
+RECORD = batch((b"k", b"v"))
+_numbers = count()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < end, "nothing happens"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def url() -> str:
+    url = f"memory://standbys-{next(_numbers)}/log"
+    with lastword.open(url, "a") as logs:
+        logs.set_config(
+            broker_session_timeout_ms=400,
+            broker_heartbeat_interval_ms=50,
+            lastword_commit_linger_ms=0,
+            log_cleaner_enable=False,
+        )
+        logs.create_topic("users", cleanup_policy="delete")
+    return url
+
+
+@pytest.fixture
+def pair(url: str) -> Iterator[tuple[Server, Server]]:
+    with lastword.serve(url, "127.0.0.1:0") as active, lastword.serve(url, "127.0.0.1:0") as standby:
+        yield active, standby
+
+
+def metadata(server: Server) -> tuple[dict[int, int], int, int]:
+    """Return the ports of the brokers by id, the controller and the leader of the topic."""
+    topic = MetadataRequest.MetadataRequestTopic(name="users")
+    with Client(server) as client:
+        answer = client.ask(MetadataRequest(topics=[topic]), 8)
+    ports = {broker.node_id: broker.port for broker in answer.brokers}
+    return ports, answer.controller_id, answer.topics[0].partitions[0].leader_id
+
+
+def commit_offset(client: Client, offset: int) -> int:
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="users", partitions=[partition])
+    answer = client.ask(OffsetCommitRequest(group_id="g", topics=[topic]), 8)
+    return int(answer.topics[0].partitions[0].error_code)
+
+
+def committed(client: Client) -> int:
+    topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="users", partition_indexes=[0])
+    answer = client.ask(OffsetFetchRequest(group_id="g", topics=[topic]), 5)
+    return int(answer.topics[0].partitions[0].committed_offset)
+
+
+def test_a_standby_names_the_active_server(pair: tuple[Server, Server]) -> None:
+    active, standby = pair
+    both = {1: active.port, 2: standby.port}
+    until(lambda: metadata(active)[0] == both)
+    assert (active.role, standby.role) == ("active", "standby")
+    assert metadata(standby) == metadata(active) == (both, 1, 1)
+    with Client(standby) as client:
+        found = client.ask(FindCoordinatorRequest(coordinator_keys=["g"]), 4).coordinators[0]
+        assert (found.node_id, found.port, found.error_code) == (1, active.port, 0)
+        assert client.produce("users", RECORD).error_code == codes.NOT_LEADER_OR_FOLLOWER
+        assert client.fetch("users", 0).error_code == codes.NOT_LEADER_OR_FOLLOWER
+        assert client.offset("users", -1).error_code == codes.NOT_LEADER_OR_FOLLOWER
+        assert commit_offset(client, 1) == codes.NOT_COORDINATOR
+        creation = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=1, replication_factor=1)
+        assert (
+            client.ask(CreateTopicsRequest(topics=[creation]), 5).topics[0].error_code == codes.NOT_CONTROLLER
+        )
+        assert client.ask(ListGroupsRequest(), 2).groups == []
+        with pytest.raises(ConnectionError):
+            client.ask(IncrementalAlterConfigsRequest(resources=[]), 1)
+
+
+def test_a_server_that_ends_is_taken_over(pair: tuple[Server, Server]) -> None:
+    active, standby = pair
+    with Client(active) as client:
+        assert client.produce("users", RECORD).base_offset == 0
+        assert commit_offset(client, 1) == 0
+    active.close()
+    until(lambda: standby.role == "active")
+    with Client(standby) as client:
+        assert client.produce("users", RECORD).base_offset == 1
+        assert client.offset("users", -1).offset == 2 and committed(client) == 1
+    assert metadata(standby) == ({2: standby.port}, 2, 2)
+
+
+def test_a_server_that_is_cut_off_answers_nothing_more(
+    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It commits nothing, not even late, and is a standby when the store answers again."""
+    cut, other = pair
+    store: Any = cut.context.dirs._bucket.store  # type: ignore[attr-defined]
+
+    def no_answer(*given: Any, **named: Any) -> Any:
+        raise UncertainRequestError.of("memory://", "write", "cut off", write=True)
+
+    with Client(cut) as client, Client(cut) as poller:
+        assert client.produce("users", RECORD).base_offset == 0
+        assert poller.fetch("users", 0).high_watermark == 1
+        with monkeypatch.context() as patch:
+            for name in ("get", "swap", "put", "create"):
+                patch.setattr(store, name, no_answer, raising=False)
+            until(lambda: other.role == "active")
+            with Client(other) as second:
+                assert second.produce("users", RECORD).base_offset == 1
+            with pytest.raises(ConnectionError):
+                poller.fetch("users", 0)  # though it has the record in memory
+        until(lambda: cut.role == "standby")
+        with pytest.raises(ConnectionError):
+            client.produce("users", RECORD)
+    until(lambda: metadata(cut)[1] == 2)
+    with Client(other) as client:
+        assert client.offset("users", -1).offset == 2
+        assert commit_offset(client, 2) == 0
+    other.close()
+    until(lambda: cut.role == "active")
+    with Client(cut) as client:
+        assert client.produce("users", RECORD).base_offset == 2 and committed(client) == 2
+
+
+def test_a_session_that_lapsed_is_renewed_before_an_answer(url: str) -> None:
+    with lastword.serve(url, "127.0.0.1:0") as server, Client(server) as client:
+        session: Any = server.context.session
+        session.tenure.renewed_at -= 1000
+        assert client.produce("users", RECORD).base_offset == 0
+        session.tenure.renewed_at -= 1000
+        assert client.offset("users", -1).offset == 1
+        assert session.is_active
+
+
+@pytest.mark.slow
+def test_servers_are_killed_and_stopped() -> None:
+    """Nothing acknowledged is lost, and nothing is there twice."""
+    pytest.importorskip("confluent_kafka")
+    pytest.importorskip("aiokafka")
+    result = takeovers.run(2, 1)
+    assert result.violations == [] and result.acknowledged > 40 and len(result.served) == 2
