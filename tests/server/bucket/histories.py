@@ -3,9 +3,9 @@
     python -m tests.server.bucket.histories --histories 100000 --jobs 2
 
 A history is determined by its seed. The handlers of the server run in one thread: the pools, the commits and
-the event loop are driven by hand, so that several requests share a commit, and a fault comes at any request to
-the store, before or after its effect, or with an effect that is late. Answers to clients are lost, too. Beside
-the server another process appends to the same partitions.
+the event loop are driven by hand, so that several requests share a commit, and a fault comes at any request
+to the store, before or after its effect, or with an effect that is late. Answers to clients are lost, too.
+Beside the server another process appends to the same partitions.
 
 The clients are idempotent producers, transactional producers of two partitions and a group, groups that
 commit offsets, and readers. They repeat a request until it is answered. At the end:
@@ -39,7 +39,7 @@ from lastword.api.topics import create_topics
 from lastword.bucket.commit import Bucket
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
-from lastword.protocol import Request, codes
+from lastword.protocol import Request, codes, decode_stored
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
     EndTxnRequest,
@@ -50,11 +50,12 @@ from lastword.protocol.messages import (
 )
 from lastword.protocol.schemas import Message
 from lastword.records.batch import BatchBuilder
+from lastword.records.formats import read_records
 from lastword.server.context import Options, ServerContext
 from lastword.server.node import ClusterNode
 from lastword.server.topics import Refused
 from tests.fakes import objects
-from tests.fakes.objects import FakeStore, Seeded
+from tests.fakes.objects import FakeStore, Fault, Seeded
 from tests.server.client import NEWEST, batch, fetch_request, produce_request
 
 API = {api.name: api for api in APIS.values()}
@@ -70,6 +71,10 @@ RETRIED = {
     codes.NOT_ENOUGH_REPLICAS,
     codes.UNSTABLE_OFFSET_COMMIT,
 }
+PREPARED = (2, 3)
+"""The states PrepareCommit and PrepareAbort as numbers."""
+OUTAGE = (Fault.REFUSED, Fault.THROTTLED, Fault.LOST, Fault.LATE)
+"""Faults of a store that does not work for some time: commits fail, and may take effect nevertheless."""
 COMMITTED, ABORTED, EITHER = "committed", "aborted", "either"
 
 
@@ -136,8 +141,8 @@ class Node:
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
 
-    def drive(self, answers: list[Any]) -> None:
-        """Commit until all answers are there, or the server is stopped."""
+    def drive(self, answers: list[Any], committed: Callable[[], None] = lambda: None) -> None:
+        """Commit until all answers are there, or the server is stopped; call `committed` after each commit."""
         for _ in range(200):
             self.turn()
             waits = any(isinstance(answer, asyncio.Future) and not answer.done() for answer in answers)
@@ -145,6 +150,7 @@ class Node:
                 return
             if self.dirs._queue._waiting:
                 self.dirs._queue.commit_waiting()
+                committed()
 
     def close(self) -> None:
         self.dirs.closed = True
@@ -334,26 +340,51 @@ class Writer(Client):
 
 
 @dataclass
-class Committer(Client):
-    """A group that commits rising offsets, and fetches them."""
+class Group:
+    """The offsets of a group: the largest one that was acknowledged or fetched, and that was sent."""
 
     floor: int = -1
     largest: int = -1
-    fetches: bool = False
+
+
+@dataclass
+class Fetcher(Client):
+    """A member of a group that fetches its offset."""
+
+    group: Group = field(default_factory=Group)
+    floor: int = -1
 
     def body(self) -> tuple[Message, int]:
-        self.fetches = self.history.rng.random() < 0.5
-        if self.fetches:
-            kind = OffsetFetchRequest
-            topics = [kind.OffsetFetchRequestTopics(name=TOPIC, partition_indexes=[0])]
-            group = kind.OffsetFetchRequestGroup(
-                group_id=self.name, member_id=None, member_epoch=-1, topics=topics
-            )
-            return kind(groups=[group], require_stable=False), 8
-        self.largest += 1
+        self.floor = self.group.floor
+        kind = OffsetFetchRequest
+        topics = [kind.OffsetFetchRequestTopics(name=TOPIC, partition_indexes=[0])]
+        group = kind.OffsetFetchRequestGroup(
+            group_id=self.name, member_id=None, member_epoch=-1, topics=topics
+        )
+        return kind(groups=[group], require_stable=False), 8
+
+    def take(self, answer: Any) -> None:
+        if answer is None:
+            return
+        group = answer.groups[0]
+        if not group.error_code and not group.topics[0].partitions[0].error_code:
+            offset = group.topics[0].partitions[0].committed_offset
+            if not self.floor <= offset <= self.group.largest:
+                raise Violation("offset-back", f"{self.name}: {offset}, was {self.floor}")
+            self.group.floor = max(self.group.floor, offset)
+
+
+@dataclass
+class Committer(Client):
+    """A member of a group that commits rising offsets."""
+
+    group: Group = field(default_factory=Group)
+
+    def body(self) -> tuple[Message, int]:
+        self.group.largest += 1
         commit = OffsetCommitRequest
         part = commit.OffsetCommitRequestPartition(
-            partition_index=0, committed_offset=self.largest, committed_metadata=""
+            partition_index=0, committed_offset=self.group.largest, committed_metadata=""
         )
         return commit(
             group_id=self.name,
@@ -363,17 +394,8 @@ class Committer(Client):
         ), 8
 
     def take(self, answer: Any) -> None:
-        if answer is None:
-            return
-        if self.fetches:
-            group = answer.groups[0]
-            if not group.error_code and not group.topics[0].partitions[0].error_code:
-                offset = group.topics[0].partitions[0].committed_offset
-                if not self.floor <= offset <= self.largest:
-                    raise Violation("offset-back", f"{self.name}: {offset}, was {self.floor}")
-                self.floor = offset
-        elif not answer.topics[0].partitions[0].error_code:
-            self.floor = max(self.floor, self.largest)
+        if answer is not None and not answer.topics[0].partitions[0].error_code:
+            self.group.floor = self.group.largest
 
 
 @dataclass
@@ -445,9 +467,11 @@ class History:
         self.observer = opened(self.process(0)[0], self.clock, 1, "r")
         clients: list[Client] = [Producer(self, f"i{n}", partition=n % PARTITIONS) for n in range(2)]
         clients += [Writer(self, f"w{n}") for n in range(2)]
-        clients += [Committer(self, f"g{n}") for n in range(2)]
+        for name in ("g0", "g1"):
+            group = Group()
+            clients += [Committer(self, name, group), Fetcher(self, name, group)]
         clients += [Reader(self, f"r{n}", partition=n) for n in range(PARTITIONS)]
-        rate = rng.choice([0, 0.02, 0.1])
+        rate = rng.choice([0, 0.03, 0.15])
         node: Node | None = None
         other = 0
         for _ in range(self.rounds):
@@ -458,10 +482,13 @@ class History:
                 continue
             if rng.random() < 0.2:
                 other += self.append_elsewhere(other)
+            usual, is_out = node.store.faults, rate and rng.random() < 0.15
+            if is_out:
+                node.store.faults = Seeded(rng, 0.95, OUTAGE)
             active = [client for client in clients if rng.random() < 0.6]
             answers = [node.begin(*client.body()) for client in active]
-            node.drive(answers)
-            self.check_version()
+            node.drive(answers, self.check_version)
+            node.store.faults = usual
             for client, answer in zip(active, answers, strict=True):
                 client.take(None if rng.random() < 0.1 else answer_of(answer))
             if node.store.stopped or rng.random() < 0.08:
@@ -514,10 +541,8 @@ class History:
         self.checked = nonce
         open_at = [set(self.observer.view(TOPIC, number).undecided) for number in range(PARTITIONS)]
         transactions: dict[int, set[int]] = {}
-        for name in self.observer.topics():
-            if name == "__transaction_state":
-                for producer_id, partitions in _ongoing(self.observer).items():
-                    transactions[producer_id] = partitions
+        if "__transaction_state" in self.observer.topics():
+            transactions = _ongoing(self.observer)
         for number, producers in enumerate(open_at):
             for producer_id in producers:
                 if number not in transactions.get(producer_id, set()):
@@ -559,9 +584,8 @@ class History:
                     raise Violation("order", f"{client.name}: {mine}")
             elif isinstance(client, Writer):
                 self.judge_transactions(client, visible)
-        for reader in (self.read,):
-            for number, batches in enumerate(reader):
-                self.judge_read(number, batches)
+        for number, batches in enumerate(self.read):
+            self.judge_read(number, batches)
 
     def judge_read(self, number: int, batches: dict[int, bytes]) -> None:
         assert self.observer is not None
@@ -589,19 +613,17 @@ def _with_clock(process: tuple[FakeStore, int], clock: ManualClock) -> tuple[Fak
 
 def _ongoing(dirs: BucketDirs) -> dict[int, set[int]]:
     """Return the partitions of each transaction that is not at its end, by producer id."""
-    from lastword.protocol import decode_stored
-
     newest: dict[bytes, Any] = {}
     for number in dirs.partitions("__transaction_state"):
         view = dirs.view("__transaction_state", number)
-        from lastword.records.formats import read_records
-
         for segment, header, data in view.batches(view.log_start):
             for record in read_records(data, header, segment.file, position=0):
                 newest[record.key or b""] = record.value
     ongoing = {}
     for value in newest.values():
         state = decode_stored("TransactionLogValue", value)
+        if state.transaction_status in PREPARED:
+            raise Violation("decided", "a transaction is decided, and has no markers")
         partitions = {
             number
             for topic in state.transaction_partitions or []
