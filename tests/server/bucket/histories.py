@@ -142,7 +142,7 @@ class Node:
             self.loop.run_forever()
 
     def drive(self, answers: list[Any], committed: Callable[[], None] = lambda: None) -> None:
-        """Commit until all answers are there, or the server is stopped; call `committed` after each commit."""
+        """Commit until all answers are there, or the server stops; call `committed` after each commit."""
         for _ in range(200):
             self.turn()
             waits = any(isinstance(answer, asyncio.Future) and not answer.done() for answer in answers)
