@@ -155,8 +155,11 @@ def test_an_offset_that_was_not_stored_is_forgotten(double: Double) -> None:
             member_id="",
             topics=[commit.OffsetCommitRequestTopic(name="t", partitions=[part])],
         )
-        [answer] = double.ask((body, 8))
-        return int(answer.topics[0].partitions[0].error_code)
+        answer = double.node.begin(body, 8)
+        double.node.drive([answer])
+        if answer.exception() is not None:
+            return int(answer.exception().code)
+        return int(answer.result().topics[0].partitions[0].error_code)
 
     def fetched() -> int:
         kind = OffsetFetchRequest

@@ -86,7 +86,7 @@ def decides_in_a_swap_before_the_markers(patch: pytest.MonkeyPatch) -> None:
             await self._change(transaction, **{name: getattr(decision, name) for name in names})
         stored = transaction.stored
         marker = Marker(stored.producer_id, stored.epoch, stored.state == PREPARE_COMMIT, 0)
-        await self._append_marker(marker, stored.partitions)
+        await self._markers.append(marker, stored.partitions)
         await self._change(transaction, has_effect=False, **transactions._ended(stored))
 
     patch.setattr(TransactionCoordinator, "_end_together", end)
@@ -104,7 +104,7 @@ def ends_in_a_swap_before_the_markers(patch: pytest.MonkeyPatch) -> None:
         assert stored is not None
         await stored
         transaction.stored = ended
-        await self._append_marker(marker, decision.partitions)
+        await self._markers.append(marker, decision.partitions)
 
     patch.setattr(TransactionCoordinator, "_end_together", end)
 
