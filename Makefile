@@ -11,7 +11,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install release-check java jre demo demo-bucket lint check lowest test chance exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers lake bucket bucket-processes frames second-opinion sail hostile kills differential differential-server clients systems soak console nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark memory-state settings
+.PHONY: help install release-check java jre demo demo-bucket lint check lowest test chance exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers lake bucket bucket-processes bucket-server frames second-opinion sail hostile kills differential differential-server clients systems soak console nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark memory-state settings
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -125,6 +125,9 @@ bucket: $(READY) ## a log in a bucket: writers, cleaners, collectors and readers
 bucket-processes: $(READY) kernels ## writers, cleaners, a collector and readers of a log in a bucket, ended by SIGKILL at random: make bucket-processes N=1000
 	@$(PY) -c 'from tests.bucket.processes import main; main()' --kills $(or $(N),150)
 
+bucket-server: $(READY) ## a server over a bucket with failing requests and kills, by seed: make bucket-server N=100000
+	@PYTHONHASHSEED=0 $(PY) -m tests.server.bucket.histories --histories $(or $(N),10000) --jobs 2
+
 frames: $(READY) ## messages of Kafka's protocol with random damage, by seed: make frames N=1000000
 	@$(PY) -m tests.protocol.mutants --frames $(or $(N),100000)
 
@@ -186,7 +189,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours. Logs and results.tsv in build/nightly
-	@set -o pipefail; rm -rf build/nightly; mkdir -p build/nightly; failed=; for proof in test 'chance N=2' lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'lake N=5000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'second-opinion N=100000' sail 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' systems 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' 'memory-state N=20000000' pipeline pipeline-bucket release-check 'bench SIZE=full JSON=build/nightly/bench.json'; do \
+	@set -o pipefail; rm -rf build/nightly; mkdir -p build/nightly; failed=; for proof in test 'chance N=2' lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'lake N=5000' 'bucket N=1000000' 'bucket-processes N=1000' 'bucket-server N=100000' 'frames N=1000000' 'second-opinion N=100000' sail 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' systems 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' 'memory-state N=20000000' pipeline pipeline-bucket release-check 'bench SIZE=full JSON=build/nightly/bench.json'; do \
 	  echo "== make $$proof"; start=$$SECONDS; code=0; \
 	  $(MAKE) --no-print-directory $$proof 2>&1 | tee "build/nightly/$${proof//\//-}.log" || { code=$$?; failed="$$failed $${proof%% *}"; }; \
 	  printf '%s\t%s\t%s\n' "$$proof" "$$code" "$$((SECONDS - start))" >> build/nightly/results.tsv; \

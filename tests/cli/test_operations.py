@@ -247,7 +247,7 @@ def _parses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """
     refusal = "does not exist"
     if arguments[0] == "serve":
-        arguments, refusal = ["serve", "s3://bucket/log", *arguments[2:]], "cannot be served"
+        arguments, refusal = ["serve", "ftp://bucket/log", *arguments[2:]], "unknown scheme"
     code = main.run(arguments)
     said = capsys.readouterr().err
     assert code in (2, 6) and refusal in said, said

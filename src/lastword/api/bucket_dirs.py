@@ -743,31 +743,36 @@ class _CommitQueue:
                 waited_seconds = self._dirs.clock.monotonic() - self._waiting_since
                 linger_seconds = self._dirs.settings.instance.lastword_commit_linger_ms / 1000
                 self._changed.wait_for(self._is_due, max(0.0, linger_seconds - waited_seconds))
-                calls, self._waiting, self._waiting_bytes = self._waiting, [], 0
-                taken = len(calls)
-                if self._held:  # older calls wait, too
-                    self._held += [call for call in calls if call.done is None]
-                    calls = [call for call in calls if call.done is not None]
-                self._taken.notify_all()
-            failed = self._commit(calls)
-            with self._changed:
-                later = [call for call in calls if call.done is None]
-                if failed:
-                    self._held += [call for call in later if not call.refused]
-                    later = [call for call in later if call.refused]
-                for call in later:
-                    if call.error is not None:
-                        self._failed.append(call.error)
-                        call.on_refused(call.error)
-                self._committed += taken
-                self._taken.notify_all()
-            for call in calls:
-                if call.done is None:
-                    continue
-                if call.error is None:
-                    call.done.set_result(call.result)
-                else:
-                    call.done.set_exception(call.error)
+            self.commit_waiting()
+
+    def commit_waiting(self) -> None:
+        """Commit the calls that wait. For one thread."""
+        with self._changed:
+            calls, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            taken = len(calls)
+            if self._held:  # older calls wait, too
+                self._held += [call for call in calls if call.done is None]
+                calls = [call for call in calls if call.done is not None]
+            self._taken.notify_all()
+        failed = self._commit(calls)
+        with self._changed:
+            later = [call for call in calls if call.done is None]
+            if failed:
+                self._held += [call for call in later if not call.refused]
+                later = [call for call in later if call.refused]
+            for call in later:
+                if call.error is not None:
+                    self._failed.append(call.error)
+                    call.on_refused(call.error)
+            self._committed += taken
+            self._taken.notify_all()
+        for call in calls:
+            if call.done is None:
+                continue
+            if call.error is None:
+                call.done.set_result(call.result)
+            else:
+                call.done.set_exception(call.error)
 
     def _is_due(self) -> bool:
         due_bytes = self._dirs.settings.instance.lastword_commit_bytes

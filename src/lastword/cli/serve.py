@@ -23,6 +23,7 @@ from lastword.cli.command import Session, command
 from lastword.cli.remedies import remedy_of
 from lastword.cli.target import LogDirectory, MoreDirs, Target
 from lastword.errors import MissingError, UsageError
+from lastword.objects import is_url
 from lastword.units import format_time
 from lastword.values import plural
 
@@ -60,7 +61,12 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     out: Session,
-    path: Annotated[str, typer.Argument(metavar="DIR", help="a log directory; made if absent")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR", help="a log directory, or the URL of a log in a bucket; made if absent"
+        ),
+    ],
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
     ] = "127.0.0.1:9092",
@@ -121,13 +127,16 @@ def serve(
 ) -> None:
     """Serve a log directory to Kafka's clients.
 
-    Holds the directory's lock and runs its cleaner. SIGTERM and Ctrl-C finish the requests that were
+    Holds the directory's lock and runs its cleaner. One server at a time serves a log in a bucket. SIGTERM and Ctrl-C finish the requests that were
     received, refuse others, sync, and end with exit code 0.
     """
     from lastword.cli.clean import exporter, parse_address
+    from lastword.objects.remote import check_url
     from lastword.server.context import Options
     from lastword.server.server import Server, bound
 
+    if is_url(path):  # before files of users and certificates are read
+        check_url(path)
     target = Target.of(path, None, None, more)
     if target.topic is not None:
         raise UsageError(

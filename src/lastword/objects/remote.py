@@ -226,6 +226,11 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
     return store
 
 
+def check_url(url: str) -> None:
+    """Raise NotALogDirError for a URL that has an unknown scheme, or no bucket."""
+    _parse(url)
+
+
 def _parse(url: str) -> tuple[str, str, str]:
     """Return scheme, bucket and prefix of a URL."""
     match = URL.match(url)

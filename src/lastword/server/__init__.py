@@ -19,7 +19,8 @@ topics.py    the topics by name and by id
 constants.py answers for what a single node does not have: ACLs, quotas, reassignments, elections
 configs.py   DescribeConfigs and the three ways to change settings, with Kafka's names and defaults
 produce.py   Produce: a batch is verified and appended as it is
-transactions.py  the transaction coordinator: InitProducerId, transactional ids, markers
+transactions.py  the transaction coordinator: InitProducerId, transactional ids, their ends
+markers.py   the markers of transactions
 newest.py    `<topic>@newest`: the newest record of each key
 fetch.py     Fetch with its sessions and long polls, ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 ```

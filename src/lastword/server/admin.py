@@ -11,10 +11,12 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.topics import delete_topics
 from lastword.errors import BusyError, InvalidTopicError, LastwordError, OfflineError, StorageError
+from lastword.files import real_path
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
@@ -31,6 +33,7 @@ from lastword.server.topics import (
 )
 
 if TYPE_CHECKING:
+    from lastword.api.open_dirs import OpenDirs
     from lastword.server.configs import Configs
     from lastword.server.context import Answer, Handlers, ServerContext
     from lastword.server.coordinator import CoordinatorTopic
@@ -499,11 +502,7 @@ class Admin:
                 check_replicas(assignment.broker_ids, self._context.node_id)
         if validate_only:
             return
-        topic_id = self._dirs.topic_id(topic.name)
-        numbers = iter(range(count, topic.count))
-        for log_dir, placed in self._dirs.dir_set.assign({topic.name: topic.count - count}).items():
-            log_dir.add_partitions(topic.name, [next(numbers) for _ in placed[topic.name]], topic_id)
-        self._dirs.dir_set.write_list()
+        self._dirs.transaction(partial(_add_partitions, name=topic.name, first=count, end=topic.count))
         self._dirs.partitions_added()
         self._topics.update(topic.name)
 
@@ -520,24 +519,25 @@ class Admin:
         results = []
         for log_dir in self._dirs.directories:
             result = messages.DescribeLogDirsResponse.DescribeLogDirsResult(
-                log_dir=os.path.realpath(log_dir.path), topics=[]
+                log_dir=real_path(log_dir.path), topics=[]
             )
             results.append(result)
             try:
                 log_dir.check_serves()
-                disk = os.statvfs(log_dir.path)
+                if not log_dir.files.sends_requests:  # a bucket has no size
+                    disk = os.statvfs(log_dir.path)
+                    result.total_bytes = disk.f_blocks * disk.f_frsize
+                    result.usable_bytes = disk.f_bavail * disk.f_frsize
             except (LastwordError, OSError):
                 result.error_code = codes.KAFKA_STORAGE_ERROR
                 continue
-            result.total_bytes = disk.f_blocks * disk.f_frsize
-            result.usable_bytes = disk.f_bavail * disk.f_frsize
             for name, numbers in log_dir.partitions_by_topic().items():
                 partitions = []
                 for number in numbers:
                     if partitions_wanted is not None and (name, number) not in partitions_wanted:
                         continue
                     with contextlib.suppress(LastwordError):  # a partition that cannot be opened is left out
-                        size = log_dir.log(name, number).segment_set.size
+                        size = self._dirs.served_log(log_dir, name, number).segment_set.size
                         partitions.append(
                             messages.DescribeLogDirsResponse.DescribeLogDirsPartition(
                                 partition_index=number, partition_size=size
@@ -553,7 +553,7 @@ class Admin:
             if path not in {log_dir.path for log_dir in self._dirs.directories}:
                 results.append(
                     messages.DescribeLogDirsResponse.DescribeLogDirsResult(
-                        error_code=codes.KAFKA_STORAGE_ERROR, log_dir=os.path.realpath(path)
+                        error_code=codes.KAFKA_STORAGE_ERROR, log_dir=real_path(path)
                     )
                 )
         return messages.DescribeLogDirsResponse(results=results)
@@ -582,6 +582,15 @@ class Admin:
                     producers = served.log(number).producers
                     partition.active_producers = [_producer_state(producer) for producer in producers]
         return messages.DescribeProducersResponse(topics=topics)
+
+
+def _add_partitions(dirs: OpenDirs, name: str, first: int, end: int) -> None:
+    """Add the partitions `first` to `end` - 1 to a topic."""
+    topic_id = dirs.topic_id(name)
+    numbers = iter(range(first, end))
+    for log_dir, placed in dirs.dir_set.assign({name: end - first}).items():
+        log_dir.add_partitions(name, [next(numbers) for _ in placed[name]], topic_id)
+    dirs.dir_set.write_list()
 
 
 def _refused_partitions(topics: list[str]) -> Message:

@@ -7,10 +7,10 @@ controllers is this node. A request for a quota, or for another log directory, i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from lastword.files import real_path
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.topics import NOT_HOSTED, Refused, check_replicas
@@ -231,7 +231,7 @@ class Constants:
     def _move(self, request: Request[messages.AlterReplicaLogDirsRequest], connection: Peer) -> Message:
         """Answer whether each partition is in the given log directory: no request moves one."""
         kind = messages.AlterReplicaLogDirsResponse
-        directories = {os.path.realpath(log_dir.path) for log_dir in self._context.dirs.directories}
+        directories = {real_path(log_dir.path) for log_dir in self._context.dirs.directories}
         topics: dict[str, list[Any]] = {}
         for wanted in request.body.dirs:
             for topic in wanted.topics:
@@ -242,7 +242,7 @@ class Constants:
                     if wanted.path in directories:
                         code = codes.REPLICA_NOT_AVAILABLE
                         if there is not None:
-                            is_there = os.path.realpath(there.path) == wanted.path
+                            is_there = real_path(there.path) == wanted.path
                             code = 0 if is_there else codes.INVALID_REQUEST
                     topics.setdefault(topic.name, []).append(
                         kind.AlterReplicaLogDirPartitionResult(partition_index=number, error_code=code)

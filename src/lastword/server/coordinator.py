@@ -5,7 +5,7 @@ client gets its answer, and the topic is read when the server starts. So a broke
 over the directory has the groups, and gives them back.
 
 In a bucket the change in memory comes first: its records join a commit. Answers wait for the commits before
-them (`answered`). If a commit fails, it may still take effect, and later changes rely on it. So the later ones
+them (`answered`). If a commit fails, it may still take effect, and later changes rely on it. So later ones
 are not stored, and the topic is read again when none can take effect any more.
 """
 

@@ -30,9 +30,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.arrow import pa, pc
@@ -41,7 +40,6 @@ from lastword.errors import (
     MissingError,
     ProducerFencedError,
     StorageError,
-    UnknownTopicError,
 )
 from lastword.logdir.transaction_state import (
     COMPLETE_ABORT,
@@ -70,6 +68,7 @@ from lastword.server.coordinator import (
     StoredRecord,
     not_stored,
 )
+from lastword.server.markers import Markers, append_in
 from lastword.server.topics import TRANSACTIONS_TOPIC, Refused
 from lastword.server.transaction_state import (
     DECIDED,
@@ -102,6 +101,7 @@ class TransactionCoordinator:
         self._context = context
         self.topic = topic
         self._groups = groups
+        self._markers = Markers(context, groups)
         self._ids = ProducerIds(self._reserve_ids)
         self._transactional_ids: dict[str, TransactionalId] = {}
         self._loading: asyncio.Future[Any] | None = None
@@ -118,7 +118,7 @@ class TransactionCoordinator:
             "TxnOffsetCommit": self._commit_offsets,
             "DescribeTransactions": self._describe,
             "ListTransactions": self._list,
-            "WriteTxnMarkers": self._write_markers,
+            "WriteTxnMarkers": self._markers.write,
         }
         return {name: self._as_task(handler) for name, handler in handlers.items()}
 
@@ -655,7 +655,7 @@ class TransactionCoordinator:
             record = key_of(transaction.id), ended.value()
 
             def work(dirs: OpenDirs) -> None:
-                failures = _append_markers(dirs, batch, decision.partitions, fails=StorageError)
+                failures = append_in(dirs, batch, decision.partitions, fails=StorageError)
                 for failure in failures.values():
                     if failure is not None and not isinstance(failure, ProducerFencedError):
                         raise failure
@@ -665,12 +665,7 @@ class TransactionCoordinator:
             size_bytes = len(batch) * (len(decision.partitions) + 1)
             await self.topic.commit(topics, work, size_bytes, is_ahead=False)
         transaction.stored = ended
-        self._decide(marker, decision.partitions)
-
-    def _decide(self, marker: Marker, partitions: Iterable[Partition]) -> None:
-        for name, number in partitions:
-            if name == self._groups.topic.name:
-                self._groups.decide(number, marker.producer_id, marker.is_commit)
+        self._markers.decide(marker, decision.partitions)
 
     async def _complete(self, transaction: TransactionalId) -> None:
         """Append the markers of a decided transaction, then store that it ended.
@@ -709,7 +704,7 @@ class TransactionCoordinator:
         stored = transaction.stored
         epoch = self.topic.log(self.topic.partition_of(transaction.id)).epochs.latest or 0
         marker = Marker(stored.producer_id, stored.epoch, stored.state == PREPARE_COMMIT, epoch)
-        failures = await self._append_marker(marker, stored.partitions - transaction.marked)
+        failures = await self._markers.append(marker, stored.partitions - transaction.marked)
         for partition, failure in failures.items():
             # A newer epoch has ended the transaction in a partition that is fenced.
             if failure is None or isinstance(failure, ProducerFencedError):
@@ -717,74 +712,6 @@ class TransactionCoordinator:
         failed = [failures[partition] for partition in failures if partition not in transaction.marked]
         if failed and failed[0] is not None:
             raise failed[0]
-
-    async def _append_marker(
-        self, marker: Marker, partitions: Iterable[Partition]
-    ) -> dict[Partition, LastwordError | None]:
-        """Append a marker to partitions, and sync those that acknowledge with `disk`.
-
-        Returns:
-            The failure of each partition that exists; None where the marker is.
-        """
-        context, partitions = self._context, sorted(partitions)
-        batch = marker.batch(context.clock.now_ms())
-        fails = () if context.dirs.holds_logs else StorageError
-        work = partial(_append_markers, batch=batch, partitions=partitions, fails=fails)
-        topics = {name for name, _ in partitions}
-        committed = context.appended(topics, work, len(batch) * len(partitions))
-        if committed is not None:
-            failures: dict[Partition, LastwordError | None] = await committed
-        else:
-            opening = context.open_logs([(context.topics.get(name), number) for name, number in partitions])
-            if opening is not None:
-                await opening
-            failures = work(context.dirs)
-        appended = [partition for partition, failure in failures.items() if failure is None]
-        self._decide(marker, appended)
-        syncs = [
-            (partition, context.in_pool(context.dirs.log(*partition).sync))
-            for partition in appended
-            if committed is None and context.dirs.config(partition[0]).lastword_ack == "disk"
-        ]
-        for partition, sync in syncs:
-            try:
-                await sync
-            except LastwordError as error:
-                failures[partition] = error
-        return failures
-
-    async def _write_markers(self, request: Request[messages.WriteTxnMarkersRequest]) -> Message:
-        """Append the markers of WriteTxnMarkers: a tool ends a transaction that no coordinator knows."""
-        kind = messages.WriteTxnMarkersResponse
-        results = []
-        for given in request.body.markers:
-            marker = Marker(
-                given.producer_id, given.producer_epoch, given.transaction_result, given.coordinator_epoch
-            )
-            wanted = [(topic.name, number) for topic in given.topics for number in topic.partition_indexes]
-            if not wanted:
-                continue
-            is_possible = given.producer_id >= 0 and given.producer_epoch >= 0
-            failures = await self._append_marker(marker, set(wanted)) if is_possible else {}
-            topics: dict[str, list[Any]] = {}
-            for name, number in wanted:
-                code = codes.UNKNOWN_TOPIC_OR_PARTITION if is_possible else codes.INVALID_REQUEST
-                if (name, number) in failures:
-                    failure = failures[name, number]
-                    code = codes.NONE if failure is None else failure.kafka_code
-                topics.setdefault(name, []).append(
-                    kind.WritableTxnMarkerPartitionResult(partition_index=number, error_code=code)
-                )
-            results.append(
-                kind.WritableTxnMarkerResult(
-                    producer_id=given.producer_id,
-                    topics=[
-                        kind.WritableTxnMarkerTopicResult(name=name, partitions=partitions)
-                        for name, partitions in topics.items()
-                    ],
-                )
-            )
-        return kind(markers=results)
 
     # -------------------------------------------------------------- time
 
@@ -930,29 +857,6 @@ def _ended(decision: TransactionState) -> dict[str, Any]:
         "next_producer_id": -1,
         "partitions": frozenset(),
     }
-
-
-def _append_markers(
-    dirs: OpenDirs, batch: bytes, partitions: Iterable[Partition], fails: Any
-) -> dict[Partition, LastwordError | None]:
-    """Append a marker to partitions. Return the failure of each that exists; None where the marker is.
-
-    `fails`: the class of the errors that are raised.
-    """
-    failures: dict[Partition, LastwordError | None] = {}
-    for name, number in sorted(partitions):
-        if dirs.dir_set.log_dir(name, number) is None:  # the topic was deleted
-            continue
-        try:
-            dirs.log(name, number).append_batch(batch)
-            failures[name, number] = None
-        except UnknownTopicError:
-            continue
-        except fails:
-            raise
-        except LastwordError as error:
-            failures[name, number] = error
-    return failures
 
 
 def _older_code(code: int, is_older: bool) -> int:

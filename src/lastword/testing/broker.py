@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import socket
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WAIT_SECONDS = 30.0
 WAIT_STEP_SECONDS = 0.01
+MEMORY = "memory://"
+_buckets = itertools.count()
 MOST_RESERVED = 100
 """How many ports of brokers that were stopped stay bound."""
 RESERVED: deque[int] = deque()
@@ -89,7 +92,8 @@ class Broker:
     before it assigns partitions. Nothing cleans in the background: `clean` does it.
 
     Args:
-        directory: An empty or new directory, which stays; None: a temporary one.
+        directory: An empty or new directory, which stays; None: a temporary one. "memory://": a log in a
+            bucket in memory, as `lastword.serve` has one in object storage.
         port: 0: the system chooses the port.
         partitions: Number of partitions of a topic whose creator gives none.
         auto_create_topics: Create a topic when a client that allows it requests the topic's metadata.
@@ -129,12 +133,16 @@ class Broker:
         self._is_stopped = self._is_closed = False
         if tls is True:
             self._tls, self.ca, self._certificates = _certificate()
-        if directory is None:
-            directory = tempfile.mkdtemp(prefix="lastword-")
-        path = Path(check_path("directory", directory))
-        self.directory = str(path)
-        if path.is_dir() and any(path.iterdir()):
-            raise UsageError(f"{self.directory} is not empty", remedy="give an empty or a new directory")
+        self._is_bucket = directory == MEMORY
+        if self._is_bucket:
+            self.directory = _new_bucket()
+        else:
+            if directory is None:
+                directory = tempfile.mkdtemp(prefix="lastword-")
+            path = Path(check_path("directory", directory))
+            self.directory = str(path)
+            if path.is_dir() and any(path.iterdir()):
+                raise UsageError(f"{self.directory} is not empty", remedy="give an empty or a new directory")
         self.clock = BrokerClock(self._advance)
         self._interceptor = Interceptor(eventual)
         try:
@@ -328,7 +336,9 @@ class Broker:
         """
         self._check_not_closed()
         self.stop()
-        for path in Path(self.directory).iterdir():
+        if self._is_bucket:
+            self.directory = _new_bucket()
+        for path in () if self._is_bucket else Path(self.directory).iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -351,9 +361,8 @@ class Broker:
             raise UsageError(f"{self!r} does not run any more", remedy="make another Broker")
 
     def _serve(self, port: int) -> None:
-        self.logs: LogDir = open(
-            self.directory, "a", clock=self.clock, files=UNSYNCED, log_cleaner_enable=False
-        )
+        given: dict[str, Any] = {"lastword_commit_linger_ms": 0} if self._is_bucket else {"files": UNSYNCED}
+        self.logs: LogDir = open(self.directory, "a", clock=self.clock, log_cleaner_enable=False, **given)
         try:
             self.server = serve(
                 self.logs,
@@ -417,6 +426,10 @@ class Broker:
             shutil.rmtree(self._certificates, ignore_errors=True)
         if self._is_temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _new_bucket() -> str:
+    return f"{MEMORY}broker-{next(_buckets)}/log"
 
 
 def _certificate() -> tuple[tuple[str, str], str, str]:

@@ -1,0 +1,229 @@
+"""A server over a bucket: what its commits share, and the requests that it sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+import lastword
+from lastword.api.topics import create_topics
+from lastword.clock import ManualClock
+from lastword.protocol import codes
+from lastword.protocol.messages import (
+    DescribeLogDirsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from lastword.testing import Broker
+from tests.fakes import objects
+from tests.server.bucket.histories import Node, answer_of, opened
+from tests.server.client import Client, batch, fetch_request, produce_request
+
+OWN = True
+LARGE = b"v" * 100_000
+_numbers = count()
+
+
+class Double:
+    """A store that counts its requests, and servers over it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1_700_000_000_000)
+        self.bucket = objects.Bucket(clock=self.clock)
+        dirs = opened(self.bucket.process("first"), self.clock, 1)
+        create_topics(dirs, {"t": (2, {"cleanup.policy": "delete"})})
+        self.node = self.started()
+
+    def started(self) -> Node:
+        return Node(self.bucket.process(f"p{next(_numbers)}"), self.clock, 2)
+
+    def ask(self, *asked: tuple[Any, int]) -> list[Any]:
+        answers = [self.node.begin(*each) for each in asked]
+        self.node.drive(answers)
+        return [answer_of(answer) for answer in answers]
+
+    def produce(self, value: bytes, partition: int = 0, **fields: Any) -> Any:
+        data = batch((b"k", value), timestamp=self.clock.now_ms(), **fields)
+        return produce_request("t", data, partition=partition), 12
+
+
+@pytest.fixture
+def double() -> Iterator[Double]:
+    double = Double()
+    yield double
+    double.node.close()
+
+
+def of(answer: Any) -> Any:
+    """Return the only partition of an answer to Produce or Fetch."""
+    response = answer.responses[0]
+    return getattr(response, "partition_responses", getattr(response, "partitions", None))[0]
+
+
+@pytest.mark.parametrize("tail_bytes", [None, 0])
+def test_what_was_just_committed_is_read_without_a_request(double: Double, tail_bytes: int | None) -> None:
+    if tail_bytes is not None:
+        double.node.dirs._bucket.reads.tail_bytes = tail_bytes
+    double.ask(double.produce(LARGE))
+    sent = len(double.bucket.log)
+    answer = double.node.begin(fetch_request([("t", 0, 0)]), 12)
+    assert isinstance(answer, asyncio.Future) == (tail_bytes == 0)
+    double.node.drive([answer])
+    assert LARGE in b"".join(map(bytes, of(answer_of(answer)).records))
+    assert (len(double.bucket.log) > sent) == (tail_bytes == 0)
+
+
+def test_older_records_are_read_by_requests(double: Double) -> None:
+    double.ask(double.produce(LARGE), double.produce(b"small", partition=1))
+    double.node.close()
+    double.node = double.started()
+    [large] = double.ask((fetch_request([("t", 0, 0)]), 12))
+    [small] = double.ask((fetch_request([("t", 1, 0)]), 12))
+    assert LARGE in b"".join(map(bytes, of(large).records))
+    assert b"small" in b"".join(map(bytes, of(small).records))
+
+
+def test_requests_share_a_commit(double: Double) -> None:
+    swaps = double.bucket.requests["swap"]
+    answers = double.ask(*(double.produce(b"%d" % number) for number in range(10)))
+    assert [of(answer).base_offset for answer in answers] == list(range(10))
+    assert double.bucket.requests["swap"] == swaps + 1
+
+
+def test_a_refused_batch_fails_no_other(double: Double) -> None:
+    good, bad = double.produce(b"good"), double.produce(b"bad", producer=(5, 0, 7))
+    double.ask(double.produce(b"first", producer=(5, 0, 0)))
+    answers = double.ask(good, bad, double.produce(b"next"))
+    errors = [of(answer).error_code for answer in answers]
+    assert errors == [0, codes.OUT_OF_ORDER_SEQUENCE_NUMBER, 0]
+    assert [of(answer).base_offset for answer in answers] == [1, -1, 2]
+
+
+def test_a_repeated_batch_has_its_first_offset(double: Double) -> None:
+    request = double.produce(b"v", producer=(5, 0, 0))
+    assert [of(answer).base_offset for answer in double.ask(request, request)] == [0, 0]
+    assert [of(answer).base_offset for answer in double.ask(request)] == [0]
+
+
+def test_nothing_is_sent_for_acks_0_before_the_commit(double: Double) -> None:
+    body, version = double.produce(b"v")
+    body.acks = 0
+    answer = double.node.begin(body, version)
+    assert isinstance(answer, asyncio.Future)
+    assert not answer.done()  # the connection sends no other request meanwhile
+    double.node.drive([answer])
+    assert answer.result() is None
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_the_end_of_a_transaction_is_one_swap(double: Double, committed: bool) -> None:
+    [begun] = double.ask((InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=60_000), 5))
+    producer = begun.producer_id, begun.producer_epoch
+    for partition in (0, 1):
+        data = batch((b"k", b"v"), producer=(*producer, 0), attributes=0x10, timestamp=double.clock.now_ms())
+        [answer] = double.ask((produce_request("t", data, partition=partition, transactional_id="x"), 12))
+        assert of(answer).error_code == 0
+    swaps = double.bucket.requests["swap"]
+    end = EndTxnRequest(
+        transactional_id="x", producer_id=producer[0], producer_epoch=producer[1], committed=committed
+    )
+    [ended] = double.ask((end, 5))
+    assert ended.error_code == 0
+    assert double.bucket.requests["swap"] == swaps + 1
+    for partition in (0, 1):
+        [answer] = double.ask((fetch_request([("t", partition, 0)], isolation_level=1), 12))
+        assert of(answer).last_stable_offset == 2
+
+
+def test_an_offset_that_was_not_stored_is_forgotten(double: Double) -> None:
+    def committed(offset: int) -> int:
+        commit = OffsetCommitRequest
+        part = commit.OffsetCommitRequestPartition(
+            partition_index=0, committed_offset=offset, committed_metadata=""
+        )
+        body = commit(
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[commit.OffsetCommitRequestTopic(name="t", partitions=[part])],
+        )
+        answer = double.node.begin(body, 8)
+        double.node.drive([answer])
+        if answer.exception() is not None:
+            return int(answer.exception().code)
+        return int(answer.result().topics[0].partitions[0].error_code)
+
+    def fetched() -> int:
+        kind = OffsetFetchRequest
+        topics = [kind.OffsetFetchRequestTopics(name="t", partition_indexes=[0])]
+        group = kind.OffsetFetchRequestGroup(group_id="g", member_id=None, member_epoch=-1, topics=topics)
+        [answer] = double.ask((kind(groups=[group], require_stable=False), 8))
+        return int(answer.groups[0].topics[0].partitions[0].committed_offset)
+
+    assert committed(1) == 0
+    store = double.node.store
+    store.faults = objects.Seeded(Random(1), 1.0, [objects.Fault.REFUSED])
+    assert committed(5) == codes.NOT_COORDINATOR
+    store.faults = None
+    assert fetched() == 1
+    store.faults = lambda request: objects.Fault.LOST if request.kind == "swap" else None
+    assert committed(7) == 0  # the manifest has the name of the commit
+    store.faults = None
+    assert fetched() == 7
+
+
+def test_a_commit_of_another_process_answers_a_fetch_that_waits() -> None:
+    url = f"memory://others-{next(_numbers)}/log"
+    with (
+        lastword.open(url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=0) as logs,
+        lastword.open(url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=0) as others,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server, timeout=30) as client,
+    ):
+        logs.create_topic("t", cleanup_policy="delete")
+        client.send(fetch_request([("t", 0, 0)], max_wait_ms=20_000), 12)
+        others["t"].append(b"k", b"from another process")
+        answer = client.receive().responses[0].partitions[0]
+        assert b"from another process" in bytes(answer.records)
+        described = client.ask(DescribeLogDirsRequest(topics=None)).results
+        assert [result.log_dir for result in described] == [url]
+        assert described[0].topics[0].partitions[0].partition_size > 0
+
+
+@pytest.mark.slow
+def test_a_client_with_groups_and_transactions() -> None:
+    with Broker("memory://") as broker:
+        address = {"bootstrap.servers": broker.bootstrap_servers}
+        producer = confluent_kafka.Producer({**address, "enable.idempotence": True})
+        for number in range(500):
+            producer.produce("t", key=str(number % 10), value=str(number))
+        assert producer.flush(20) == 0
+        given = {**address, "group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        consumer = confluent_kafka.Consumer(given)
+        consumer.subscribe(["t"])
+        values: list[Any] = []
+        while len(values) < 500:
+            values += [message.value() for message in consumer.consume(500, 1) if not message.error()]
+        assert values == [str(number).encode() for number in range(500)]
+        writer = confluent_kafka.Producer({**address, "transactional.id": "x"})
+        writer.init_transactions(20)
+        for commits in (True, False):
+            writer.begin_transaction()
+            writer.produce("u", key="k", value=str(commits))
+            offsets = consumer.position(consumer.assignment())
+            writer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata())
+            writer.commit_transaction(20) if commits else writer.abort_transaction(20)
+        consumer.close()
+        assert [record.value for record in broker.wait_for("u", 1)] == [b"True"]
+        assert broker.lag("g") == {("t", 0): 0}
+        broker.stop()
+        broker.start()
+        assert broker.lag("g") == {("t", 0): 0}
