@@ -21,6 +21,7 @@ from lastword.protocol.codes import APIS
 from lastword.protocol.messages import ApiVersionsRequest, MetadataRequest, MetadataResponse
 from lastword.records import produced
 from lastword.server import Server
+from lastword.server import memory as memory_module
 from lastword.server import server as server_module
 from lastword.testing.unsynced import UNSYNCED
 from lastword.wire import GZIP, UNCOMPRESSED
@@ -219,7 +220,7 @@ def test_without_descriptors_nothing_is_accepted_for_a_time(
 def test_large_requests_share_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a large request each from many clients: the memory is bounded, small requests are answered,
     and the slow clients are closed, so that the large request of another one is received."""
-    monkeypatch.setattr(server_module, "SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(memory_module, "SLOW_SECONDS", 0.1)
     with (
         limited(tmp_path, queued_max_request_bytes="1MiB") as (server, logs),
         contextlib.ExitStack() as stack,

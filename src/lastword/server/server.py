@@ -42,12 +42,13 @@ from lastword.protocol.codecs import Part
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
 from lastword.server.context import Options, ServerContext
+from lastword.server.memory import Memory
 from lastword.server.node import ClusterNode
+from lastword.server.terms import Terms
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
-    from lastword.bucket.servers import ServerSession
     from lastword.server.context import Answer
     from lastword.server.security import Authentication, Peer, TlsSocket
 
@@ -58,10 +59,6 @@ COPIED_BYTES = 16 << 10
 MOST_BUFFERS = 64
 SENT_BYTES = 256 << 10
 """Ranges of files that are read for one send have about this many bytes, at most."""
-SMALL_BYTES = 256 << 10
-"""A connection that holds no more is always read, however much memory the others hold."""
-SLOW_BYTES, SLOW_SECONDS = 64 << 10, 10.0
-"""While others wait for memory, a client has to send or take this much per second, over this time."""
 TURN_SECONDS = 0.01
 """Requests of one connection are handled for this time before other connections have their turn."""
 ACCEPT_PAUSE_SECONDS = 1.0
@@ -72,8 +69,6 @@ LOGGED_CHARACTERS = 100
 REPEATED_SECONDS = 60.0
 """A warning that clients can cause is logged once in this time."""
 DRAIN_SECONDS = 5.0
-STORE_PAUSE_SECONDS = 0.1
-"""Pause after a failed renewal."""
 THREADS = 4
 
 GONE = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -313,9 +308,9 @@ class ClientConnection:
     # -------------------------------------------------------------- out
 
     def _send(self, request: Request[Any], body: Any) -> None:
-        if not self._server.may_answer():
+        if not self._server.terms.may_answer():
             self._in_work = request
-            self._server.renewed(body).add_done_callback(self._answered)
+            self._server.terms.renewed(body).add_done_callback(self._answered)
             return
         if body is None:  # a Produce without acknowledgement
             if metrics.is_exported:
@@ -513,79 +508,6 @@ def _read_range(part: FileRange) -> bytes:
     return data
 
 
-class Memory:
-    """The bytes that all connections hold, and the order of large requests while they are too many.
-
-    Above the limit, one connection that holds more than SMALL_BYTES is read, and the others of that size wait
-    for their turn. So at most the limit and one request are held, and SMALL_BYTES for each connection. The
-    turn of a client that sends too slowly ends: its connection is closed.
-
-    Attributes:
-        limit: Bytes that may be held.
-        used: Bytes that are held.
-    """
-
-    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.limit = limit
-        self.used = 0
-        self._loop = loop
-        self._waiting: dict[ClientConnection, None] = {}
-        self._turn: ClientConnection | None = None
-        self._turn_since, self._turn_moved = 0.0, 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def changed(self, connection: ClientConnection, before: int) -> None:
-        """Count a connection that held `before` bytes."""
-        self.used += connection.held - before
-        if self.used <= self.limit:
-            if self._turn is not None:
-                self._end()
-        elif connection.held > SMALL_BYTES:
-            if self._turn is None:
-                self._begin(connection)
-            elif connection is not self._turn and connection not in self._waiting:
-                self._waiting[connection] = None
-                connection.pause()
-        elif connection is self._turn:
-            self._next()
-        else:
-            self._waiting.pop(connection, None)  # closed
-
-    def _begin(self, connection: ClientConnection) -> None:
-        self._turn, self._turn_since, self._turn_moved = connection, self._loop.time(), connection.moved
-        if self._timer is None:
-            self._timer = self._loop.call_later(SLOW_SECONDS / 10, self._check)
-
-    def _next(self) -> None:
-        """Give the turn to the connection that waits longest."""
-        self._turn = next(iter(self._waiting), None)
-        if self._turn is not None:
-            del self._waiting[self._turn]
-            self._begin(self._turn)
-            self._turn.resume()
-
-    def _end(self) -> None:
-        """Let all connections be read."""
-        self._turn = None
-        waiting, self._waiting = self._waiting, {}
-        for connection in waiting:
-            connection.resume()
-
-    def _check(self) -> None:
-        """Close the connection that has the turn if its client is too slow; repeat while there are turns."""
-        connection, self._timer = self._turn, None
-        if connection is None:
-            return
-        self._timer = self._loop.call_later(SLOW_SECONDS / 10, self._check)
-        now = self._loop.time()
-        seconds, moved = now - self._turn_since, connection.moved - self._turn_moved
-        if seconds > SLOW_SECONDS:
-            if moved < seconds * SLOW_BYTES and connection.is_idle(now):
-                connection.refuse("too slow, while others wait for memory (queued.max.request.bytes)", "slow")
-            else:
-                self._begin(connection)
-
-
 class Server:
     """A running server: a context manager. Get it from `lastword.serve`.
 
@@ -621,40 +543,32 @@ class Server:
         self._is_closed = False
         self._drained = asyncio.Event()
         self._options, self._pools = options, _pools()
-        self._session = logs.dirs.server_session(self.bootstrap_servers, socket.gethostname())
-        if self._session is not None:
-            self._session.step()
+        self.terms = Terms(self, logs)
         self.handle: Callable[[Request[Any], Peer], Answer]
-        self._begin_term()
+        self.begin_term()
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
-        self._ending = threading.Event()
-        self._standing = threading.Thread(target=self._stand, name="lastword-serve-session", daemon=True)
-        if self._session is not None:
-            self._standing.start()
+        self.terms.start()
         metrics.watch(self)
 
-    def _begin_term(self) -> None:
+    def begin_term(self) -> None:
         """Make the handlers: those of the active server, or of a standby."""
-        pools, address = self._pools, (self.host, self.port)
-        self.context = ServerContext(self._logs, self.loop, pools, address, self._options, self._session)
+        address, session = (self.host, self.port), self.terms.session
+        self.context = ServerContext(self._logs, self.loop, self._pools, address, self._options, session)
         self.node = ClusterNode(self.context)
         self.handle = self.node.handle
-        if self._session is not None:
-            servers, active = self._session.tenure.servers, self._session.active
-            shown = "no server is active" if active is None else f"{active.address} ({active.name}) is active"
-            text = "%s of %s in server epoch %d; %s"
-            _log.info(text, self.role, self._logs.paths[0], servers.epoch, shown)
-            metrics.SERVER_ACTIVE.set(float(not self.context.is_standby), self.bootstrap_servers)
 
-    async def _end_term(self) -> None:
+    async def end_term(self) -> None:
         """Close all connections, and end the work of the handlers."""
         for connection in list(self.connections):
             connection.close()
         self.node.drain()
         self.context.timers.cancel()
         await self._end_tasks()
+        pools, self._pools = self._pools, _pools()
+        for pool in pools:
+            await self.loop.run_in_executor(None, pool.shutdown)
 
     async def _end_tasks(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -662,65 +576,6 @@ class Server:
             _, late = await asyncio.wait(others, timeout=DRAIN_SECONDS)
             for task in late:
                 task.cancel()
-
-    def _stand(self) -> None:
-        """Renew the session, or take over when it is due, until the server closes."""
-        while True:
-            session = self._session
-            assert session is not None
-            if self._logs.dirs.clock.wait(self._ending, session.pause_seconds):
-                return
-            try:
-                with contextlib.suppress(ServerFencedError):
-                    session.step()
-                if session.is_fenced or self.context.is_standby == bool(session.tenure.epoch):
-                    self._change_term(session)
-            except LastwordError as error:
-                self.loop.call_soon_threadsafe(self._warn, "the session is not renewed: %s", error.message)
-                self._ending.wait(STORE_PAUSE_SECONDS)
-
-    def _change_term(self, session: ServerSession) -> None:
-        """Begin another term. Nothing goes on of the one before, if this server was the active one."""
-        self._logs.dirs.confirm()  # what the active server before has committed
-        if session.is_fenced:
-            _log.warning("%s", session.fenced().message)
-            asyncio.run_coroutine_threadsafe(self._end_term(), self.loop).result()
-            for pool in self._pools:
-                pool.shutdown()
-            self._pools = _pools()
-            with contextlib.suppress(LastwordError):  # of commits that are fenced
-                self._logs.sync()
-            self._session = self._logs.dirs.server_session(self.bootstrap_servers, socket.gethostname())
-            assert self._session is not None
-            with contextlib.suppress(LastwordError):
-                self._session.step()
-
-        async def begin() -> None:
-            self._begin_term()
-
-        asyncio.run_coroutine_threadsafe(begin(), self.loop).result()
-
-    def may_answer(self) -> bool:
-        """Return whether no other server can have taken over, or this one is a standby."""
-        session = self.context.session
-        return session is None or self.context.is_standby or session.is_active
-
-    def renewed(self, answer: Any) -> asyncio.Future[Any]:
-        """Return a future of an answer, which is given when the session is renewed.
-
-        Its error is ServerFencedError if the session has ended.
-        """
-        session = self.context.session
-
-        def renew() -> Any:
-            assert session is not None
-            with contextlib.suppress(LastwordError):
-                session.step()
-            if not session.is_active:
-                raise session.fenced()
-            return answer
-
-        return self.context.in_pool(renew)
 
     @property
     def role(self) -> str:
@@ -756,22 +611,20 @@ class Server:
             return
         self._is_closed = True
         metrics.unwatch(self)
-        for gauge in (metrics.SERVER_CONNECTIONS, metrics.SERVER_HELD_BYTES, metrics.SERVER_ACTIVE):
+        for gauge in (metrics.SERVER_CONNECTIONS, metrics.SERVER_HELD_BYTES):
             gauge.remove(self.bootstrap_servers)
-        self._ending.set()
-        if self._session is not None:
-            self._standing.join()
+        self.terms.stop()
         asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         for pool in self._pools:
             pool.shutdown()
-        self._logs.sync()
-        if self._session is not None:
-            with contextlib.suppress(LastwordError):  # a standby waits for the session's timeout, then
-                self._session.end()
-        if self._owns_logs:
-            self._logs.close()
+        try:
+            self._logs.sync()
+            self.terms.end()
+        finally:
+            if self._owns_logs:
+                self._logs.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -789,7 +642,7 @@ class Server:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptor or no memory is left; the socket stays readable
-                self._warn("no connection is accepted for a second: %s", error.strerror)
+                self.warn("no connection is accepted for a second: %s", error.strerror)
                 self.loop.remove_reader(self._listener)
                 self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._accept_again)
                 return
@@ -798,7 +651,7 @@ class Server:
                 sock.close()
                 metrics.SERVER_REFUSED_CONNECTIONS.add(1, "limit")
                 text = "%s: refused: %d connections are open (max.connections)"
-                self._warn(text, peer, len(self.connections), peer=peer)
+                self.warn(text, peer, len(self.connections), peer=peer)
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -817,7 +670,7 @@ class Server:
         if self._listener.fileno() != -1:
             self.loop.add_reader(self._listener, self._accept)
 
-    def _warn(self, message: str, *arguments: Any, **fields: Any) -> None:
+    def warn(self, message: str, *arguments: Any, **fields: Any) -> None:
         """Log a warning with fields, unless it was logged a short time ago."""
         now = self.loop.time()
         if now - self._warned.get(message, -REPEATED_SECONDS) >= REPEATED_SECONDS:
