@@ -11,7 +11,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install release-check java jre demo demo-bucket lint check lowest test chance exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers lake bucket bucket-processes bucket-server frames second-opinion sail hostile kills differential differential-server clients systems soak console nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark memory-state settings
+.PHONY: help install release-check java jre demo demo-bucket lint check lowest test chance exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage odd variations readers lake bucket bucket-processes bucket-server frames second-opinion sail hostile kills differential differential-server clients systems soak console kills-bucket-server nightly bench bench-clean bench-spark golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark memory-state settings
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -148,6 +148,9 @@ kills-server: $(READY) kernels ## the server of Kafka's protocol, producers, tra
 	@$(PY) -m tests.server.kills --kills $(or $(N),100)
 	@$(PY) -m tests.server.histories --kills $(or $(N),100)
 
+kills-bucket-server: $(READY) kernels ## the active server of a log in a bucket ended by SIGKILL and SIGSTOP, a standby takes over: make kills-bucket-server N=50
+	@$(PY) -m tests.server.takeovers --turns $(or $(N),20)
+
 pipeline: jre $(READY) kernels ## a streaming process that keeps local state is killed twice, loses its disk, and goes on from its log
 	@$(PY) examples/pipeline/main.py $(if $(N),--flights $(N))
 
@@ -189,7 +192,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours. Logs and results.tsv in build/nightly
-	@set -o pipefail; rm -rf build/nightly; mkdir -p build/nightly; failed=; for proof in test 'chance N=2' lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'lake N=5000' 'bucket N=1000000' 'bucket-processes N=1000' 'bucket-server N=100000' 'frames N=1000000' 'second-opinion N=100000' sail 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'clients N=50' systems 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' 'memory-state N=20000000' pipeline pipeline-bucket release-check 'bench SIZE=full JSON=build/nightly/bench.json'; do \
+	@set -o pipefail; rm -rf build/nightly; mkdir -p build/nightly; failed=; for proof in test 'chance N=2' lowest 'check PYTHON=python3.12 VENV=.venv312' 'check PYTHON=python3.13 VENV=.venv313' exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'lake N=5000' 'bucket N=1000000' 'bucket-processes N=1000' 'bucket-server N=100000' 'frames N=1000000' 'second-opinion N=100000' sail 'hostile N=100000' 'damage N=10000' 'odd N=10000' 'variations N=100000' 'settings N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'kills-bucket-server N=500' 'clients N=50' systems 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' 'memory-state N=20000000' pipeline pipeline-bucket release-check 'bench SIZE=full JSON=build/nightly/bench.json'; do \
 	  echo "== make $$proof"; start=$$SECONDS; code=0; \
 	  $(MAKE) --no-print-directory $$proof 2>&1 | tee "build/nightly/$${proof//\//-}.log" || { code=$$?; failed="$$failed $${proof%% *}"; }; \
 	  printf '%s\t%s\t%s\n' "$$proof" "$$code" "$$((SECONDS - start))" >> build/nightly/results.tsv; \

@@ -39,7 +39,7 @@ from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.bucket.commit import Loaded
-    from lastword.bucket.manifest import Changes, ManifestVersion
+    from lastword.bucket.manifest import Changes, ManifestVersion, ServerNode
     from lastword.partition.tail import Changed
 
 T = TypeVar("T")
@@ -279,6 +279,10 @@ class BucketDirs(OpenDirs):
         limits = self.settings.instance
         timeout_ms, heartbeat_ms = limits.broker_session_timeout_ms, limits.broker_heartbeat_interval_ms
         return ServerSession(self._bucket, address, name, timeout_ms=timeout_ms, heartbeat_ms=heartbeat_ms)
+
+    def active_server(self) -> ServerNode | None:
+        """As `OpenDirs.active_server`."""
+        return self.newest.manifest.servers.node
 
     def confirm(self) -> None:
         """As `OpenDirs.confirm`."""

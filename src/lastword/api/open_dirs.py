@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lastword.bucket.collect import Collection
+    from lastword.bucket.manifest import ServerNode
     from lastword.bucket.servers import ServerSession
     from lastword.cleaner.engine.throttle import Drives
     from lastword.keys.index import KeyIndex
@@ -236,6 +237,10 @@ class OpenDirs(ProcessBound):
 
     def server_session(self, address: str, name: str) -> ServerSession | None:
         """Return a session among the servers of a log in a bucket. None: this process holds a directory."""
+        return None
+
+    def active_server(self) -> ServerNode | None:
+        """Return the server that connects Kafka's clients with a log in a bucket; None: there is none."""
         return None
 
     def confirm(self) -> None:

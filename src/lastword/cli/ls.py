@@ -135,6 +135,7 @@ def ls(
         log_dirs = {tp: dirs.log_dir(*tp).path for tp in pairs} if len(logs.paths) > 1 else {}
         counted = [row for row in rows if not isinstance(row, Uncounted)]
         open_ones = [row for row in counted if getattr(row, "stable", -1) < getattr(row, "log_end", -1)]
+        server = dirs.active_server()
         held = held_texts(logs, target, {row.topic for row in open_ones}, HANGS_MS)
     totals = {
         "size_bytes": sum(row.size_bytes for row in rows),
@@ -158,6 +159,9 @@ def ls(
     numbers = {"segments" if by == "segment" else "partitions": len(rows)}
     for text in held:
         out.say(text)
+    if server is not None and not target.topics:
+        out.row("server", server._asdict())
+        out.say(f"active server: {server.address} (node {server.id}, {server.name})")
     out.summary(
         _totals(rows, counted, compacted, log_dirs)
         if len(rows) > 1
