@@ -42,7 +42,8 @@ from lastword.bucket.manifest import (
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.reading import ObjectReads
 from lastword.bucket.scratch import LocalFile, ScratchSpace
-from lastword.bucket.servers import Role, ServerSession
+from lastword.bucket.servers import ServerSession
+from lastword.bucket.tenure import Role
 from lastword.errors import (
     BusyError,
     FileVanishedError,

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from lastword.bucket import collect, commit, merge, servers
+from lastword.bucket import collect, commit, merge, tenure
 from lastword.bucket import files as bucket_files
 from lastword.bucket.commit import Bucket, KeptCopy, Loaded, PrivateCopy
 from lastword.bucket.manifest import MANIFEST, Entry, Manifest, Servers
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.scratch import LocalFile
-from lastword.bucket.servers import Role, ServerSession, Tenure
+from lastword.bucket.servers import ServerSession
+from lastword.bucket.tenure import Role, Tenure
 from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedError, UncertainRequestError
 from lastword.keys import manifest as keys
 from lastword.objects import ObjectVersion, StoredObject
@@ -502,7 +503,7 @@ def test_a_takeover_by_the_date(monkeypatch: Patch) -> None:
 
 
 def test_a_server_that_answers_for_too_long(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(servers, "ANSWERING", 2.0)
+    monkeypatch.setattr(tenure, "ANSWERING", 2.0)
     caught("answer", only=SERVERS)
 
 

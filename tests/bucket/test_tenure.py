@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from lastword.bucket import manifest as manifest_module
 from lastword.bucket import servers as servers_module
+from lastword.bucket import tenure as tenure_module
 from lastword.bucket.commit import Bucket
 from lastword.bucket.manifest import MOST_NODES, Manifest, Servers
-from lastword.bucket.servers import Role, ServerSession, Tenure
+from lastword.bucket.servers import ServerSession
+from lastword.bucket.tenure import Role, Tenure
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError, ServerFencedError, UncertainCommitError
 from tests.fakes import objects
@@ -176,7 +178,7 @@ def test_long_runs() -> None:
 @pytest.mark.parametrize("fault", ["share", "end of the swap", "no epoch", "own reads", "ending"])
 def test_planted(fault: str, monkeypatch: Patch) -> None:
     if fault == "share":  # a stale server that answers
-        monkeypatch.setattr(servers_module, "ANSWERING", 1.5)
+        monkeypatch.setattr(tenure_module, "ANSWERING", 1.5)
     elif fault == "end of the swap":
         won = Tenure.won
         late = 1.5 * TIMEOUT_MS / 1000

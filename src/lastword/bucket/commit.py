@@ -21,7 +21,7 @@ one that the condition names, so an attempt that arrives late either is this com
 commit that is under way, so it first swaps the manifest with a higher `collection`. A commit that finds a
 higher number than the one under which it uploaded sends its objects again, under new names.
 
-**The active server.** The manifest names it, with an epoch (`lastword.bucket.servers`). A process that became
+**The active server.** The manifest names it, with an epoch (`lastword.bucket.tenure`). A process that became
 it makes each next manifest from one of its epoch, or from none: the condition of the swap is that of the
 epoch. The commits of other processes keep the servers as they are.
 """
@@ -83,7 +83,7 @@ from lastword.objects.interface import ObjectStore, ObjectVersion, StoredObject
 from lastword.segment import names
 
 if TYPE_CHECKING:
-    from lastword.bucket.servers import Tenure
+    from lastword.bucket.tenure import Tenure
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """`ServerContext`: what the handlers share. The event loop, threads, clock, topics, options, and memory.
 
 The server is a cluster of one node. Over a log in a bucket it may be one of several servers, of which one is
-active (`lastword.bucket.servers`). The context has their ids and addresses.
+active (`lastword.bucket.tenure`). The context has their ids and addresses.
 """
 
 from __future__ import annotations

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lastword.server.server import ClientConnection
+from typing import Protocol
 
 SMALL_BYTES = 256 << 10
 """A connection that holds no more is always read, however much memory the others hold."""
 SLOW_BYTES, SLOW_SECONDS = 64 << 10, 10.0
 """While others wait for memory, a client has to send or take this much per second, over this time."""
+
+
+class Connection(Protocol):
+    """A connection of a server. `held`: bytes in memory. `moved`: bytes received and sent."""
+
+    held: int
+    moved: int
+
+    def pause(self) -> None:
+        """Read nothing until `resume`."""
+
+    def resume(self) -> None:
+        """Read on."""
+
+    def is_idle(self, since: float) -> bool:
+        """Return whether nothing was received or sent since a time of the loop."""
+
+    def refuse(self, why: str, reason: str) -> None:
+        """Close the connection."""
 
 
 class Memory:
@@ -30,12 +46,12 @@ class Memory:
         self.limit = limit
         self.used = 0
         self._loop = loop
-        self._waiting: dict[ClientConnection, None] = {}
-        self._turn: ClientConnection | None = None
+        self._waiting: dict[Connection, None] = {}
+        self._turn: Connection | None = None
         self._turn_since, self._turn_moved = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def changed(self, connection: ClientConnection, before: int) -> None:
+    def changed(self, connection: Connection, before: int) -> None:
         """Count a connection that held `before` bytes."""
         self.used += connection.held - before
         if self.used <= self.limit:
@@ -52,7 +68,7 @@ class Memory:
         else:
             self._waiting.pop(connection, None)  # closed
 
-    def _begin(self, connection: ClientConnection) -> None:
+    def _begin(self, connection: Connection) -> None:
         self._turn, self._turn_since, self._turn_moved = connection, self._loop.time(), connection.moved
         if self._timer is None:
             self._timer = self._loop.call_later(SLOW_SECONDS / 10, self._check)

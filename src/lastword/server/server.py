@@ -543,6 +543,7 @@ class Server:
         self._is_closed = False
         self._drained = asyncio.Event()
         self._options, self._pools = options, _pools()
+        self.context: ServerContext
         self.terms = Terms(self, logs)
         self.handle: Callable[[Request[Any], Peer], Answer]
         self.begin_term()

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lastword import metrics
 from lastword.errors import LastwordError, ServerFencedError
@@ -19,11 +20,40 @@ from lastword.errors import LastwordError, ServerFencedError
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.bucket.servers import ServerSession
-    from lastword.server.server import Server
+    from lastword.server.context import ServerContext
 
 STORE_PAUSE_SECONDS = 0.1
 """Pause after a failed renewal."""
 _log = logging.getLogger("lastword.server")
+
+
+class Served(Protocol):
+    """A server, as its terms use it."""
+
+    @property
+    def context(self) -> ServerContext:
+        """The context of the handlers."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop."""
+
+    @property
+    def role(self) -> str:
+        """Return "active" or "standby"."""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Return host and port for clients."""
+
+    def warn(self, message: str, *arguments: Any) -> None:
+        """Log a warning, unless it was logged a short time ago."""
+
+    def begin_term(self) -> None:
+        """Make the handlers."""
+
+    async def end_term(self) -> None:
+        """Close all connections, and end the work of the handlers."""
 
 
 class Terms:
@@ -33,7 +63,7 @@ class Terms:
         session: The session among the servers of a log in a bucket; None: of a directory.
     """
 
-    def __init__(self, server: Server, logs: LogDir) -> None:
+    def __init__(self, server: Served, logs: LogDir) -> None:
         self._server = server
         self._logs = logs
         self._ending = threading.Event()
@@ -128,5 +158,5 @@ class Terms:
         self._show()
         return self.session
 
-    def _in_loop(self, call: Any) -> None:
+    def _in_loop(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         asyncio.run_coroutine_threadsafe(call(), self._server.loop).result()
