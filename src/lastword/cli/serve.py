@@ -127,8 +127,8 @@ def serve(
 ) -> None:
     """Serve a log directory to Kafka's clients.
 
-    Holds the directory's lock and runs its cleaner. One server at a time serves a log in a bucket. SIGTERM and Ctrl-C finish the requests that were
-    received, refuse others, sync, and end with exit code 0.
+    Holds the directory's lock and runs its cleaner. One server at a time serves a log in a bucket. SIGTERM
+    and Ctrl-C finish the requests that were received, refuse others, sync, and end with exit code 0.
     """
     from lastword.cli.clean import exporter, parse_address
     from lastword.objects.remote import check_url
