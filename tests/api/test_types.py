@@ -162,5 +162,5 @@ def test_few_modules_differ_between_a_directory_and_a_bucket():
         "api/state_log.py",
         "api/states.py",
         "api/transaction.py",
-        "server/server.py",
+        "server/transactions.py",
     }

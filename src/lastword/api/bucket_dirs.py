@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
 
 from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
-from lastword.api.bucket_records import groups_of, size_of, whole
+from lastword.api.bucket_records import groups_of, whole
 from lastword.api.open_dirs import Ack, Mode, OpenDirs, PathLike
+from lastword.api.record import size_of
 from lastword.api.short_commits import ShortCommits
 from lastword.bucket.collect import Collection, collect, drop_removed_bytes, missing_objects
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy

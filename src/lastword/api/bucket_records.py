@@ -9,22 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lastword.api.record import check_records
+from lastword.api.record import RECORD_BYTES, check_records, size_of
 from lastword.arrow import pa
 
 GROUP_BYTES = 16 << 20
 """Records of an iterator that are one commit."""
-RECORD_BYTES = 64
-"""Assumed size of a value whose size is known only when it is encoded."""
-
-
-def size_of(record: Any) -> int:
-    """Return the approximate size of a record: of a pair of key and value, or of a `Record`."""
-    return sum(map(_field_size, record)) if isinstance(record, tuple) else 2 * RECORD_BYTES
-
-
-def _field_size(field: Any) -> int:
-    return len(field) if isinstance(field, bytes | str) else RECORD_BYTES
 
 
 def whole(records: Any) -> tuple[Any, int]:

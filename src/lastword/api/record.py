@@ -262,3 +262,16 @@ def _edges(position: Any, length: Any, first: int) -> tuple[list[int], list[int]
 def _decoder(serializer: Serializer) -> Callable[[bytes, str], Any] | None:
     """Return the decoder; None for bytes, which need none."""
     return None if serializer.name == "bytes" else serializer.decode
+
+
+RECORD_BYTES = 64
+"""Assumed size of a value whose size is known only when it is encoded."""
+
+
+def size_of(record: Any) -> int:
+    """Return the approximate size of a record: of a pair of key and value, or of a `Record`."""
+    return sum(map(_field_size, record)) if isinstance(record, tuple) else 2 * RECORD_BYTES
+
+
+def _field_size(field: Any) -> int:
+    return len(field) if isinstance(field, bytes | str) else RECORD_BYTES

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.bucket_records import size_of, whole
+from lastword.api.bucket_records import whole
 from lastword.api.open_dirs import OpenDirs
-from lastword.api.record import Absent, Appended, Record
+from lastword.api.record import Absent, Appended, Record, size_of
 from lastword.api.topics import open_topic
 from lastword.partition.log import PartitionLog
 from lastword.partition.tail import Changed

@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from lastword.api.lookups import KeyLookups
 from lastword.api.open_dirs import Ack, OpenDirs, PathLike
-from lastword.api.record import Absent, Appended, HeadersLike, K, Record, V, appended_at, header_pairs
+from lastword.api.record import (
+    Absent,
+    Appended,
+    HeadersLike,
+    K,
+    Record,
+    V,
+    appended_at,
+    header_pairs,
+    size_of,
+)
 from lastword.api.schema import TopicSchema
 from lastword.api.topic_views import KeptView, TopicViews
 from lastword.config import (
@@ -211,10 +221,6 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
             if "headers" in options:  # an iterator is read once, and this may run again
                 options["headers"] = header_pairs(options["headers"])
             return self._on(dirs).append(key, value, **options)
-
-        if self.dirs.holds_logs:
-            return None
-        from lastword.api.bucket_records import size_of
 
         return self.dirs.begin_append((self.name,), work, size_of((key, value)))
 

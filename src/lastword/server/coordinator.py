@@ -230,7 +230,6 @@ class CoordinatorTopic:
         producer: tuple[int, int] | None = None,
         *,
         syncs: bool | None = None,
-        is_ahead: bool = True,
     ) -> asyncio.Future[Any] | None:
         """Append records as one batch.
 
@@ -239,7 +238,6 @@ class CoordinatorTopic:
             records: Keys and values.
             producer: Producer id and epoch of the transaction that the records belong to.
             syncs: Sync the log. None: if its topic acknowledges with `disk`.
-            is_ahead: As for `commit`.
 
         Returns:
             A future to wait for before the change is acknowledged; None: it is stored. It may raise Refused.
@@ -253,9 +251,10 @@ class CoordinatorTopic:
             return None
         append = partial(self.append_in, partition=partition, records=records, producer=producer)
         try:
-            if not self._context.dirs.holds_logs:
-                size_bytes = sum(len(key) + len(value or b"") for key, value in records)
-                return self.commit((self.name,), append, size_bytes, is_ahead=is_ahead)
+            size_bytes = sum(len(key) + len(value or b"") for key, value in records)
+            committed = self.commit((self.name,), append, size_bytes)
+            if committed is not None:
+                return committed
             log = append(self._context.dirs)
         except LastwordError as error:
             raise not_stored(error) from error
@@ -269,9 +268,11 @@ class CoordinatorTopic:
         work: Callable[[OpenDirs], object],
         size_bytes: int,
         *,
-        is_ahead: bool,
-    ) -> asyncio.Future[Any]:
-        """Append to a log in a bucket; return a future of the result of `work`, which may raise Refused.
+        is_ahead: bool = True,
+    ) -> asyncio.Future[Any] | None:
+        """Append in a commit; return a future of the result of `work`, which may raise Refused.
+
+        None, and nothing was done: an append does not wait here.
 
         Args:
             topics: The topics to which `work` appends.
@@ -313,7 +314,8 @@ class CoordinatorTopic:
                 context.loop.call_soon_threadsafe(finish, error, result)
 
         begun = context.dirs.begin_append(topics, run, size_bytes)
-        assert begun is not None
+        if begun is None:
+            return None
         self._pending = stored
         begun.add_done_callback(done)
         return stored

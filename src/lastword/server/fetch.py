@@ -512,7 +512,7 @@ class Fetches:
             except WouldWait:
                 end = -1
             appended = appended or end != answer.high_watermark
-        if not self._is_polling and not self._context.dirs.holds_logs:
+        if not self._is_polling and self._context.dirs.files.sends_requests:
             self._is_polling = True
             self._poll()
         if appended:  # between the read and the registration

@@ -22,7 +22,7 @@ import itertools
 import logging
 import re
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError, StorageError
 from lastword.partition import leases
@@ -136,17 +136,18 @@ class GroupLeases:
 
     def _write(self, batch: dict[Key, int | None]) -> None:
         topics = {topic.removesuffix(NEWEST) for _, topic, _ in batch}
-        work = partial(self._write_in, batch)
-        done = self._context.dirs.begin_append(topics, work, LEASE_BYTES * len(batch))
-        work(self._context.dirs) if done is None else done.result()
+        dirs, in_commit = self._context.dirs, partial(self._write_in, batch, fails=StorageError)
+        done = dirs.begin_append(topics, in_commit, LEASE_BYTES * len(batch))
+        self._write_in(batch, dirs, fails=()) if done is None else done.result()
 
-    def _write_in(self, batch: dict[Key, int | None], dirs: OpenDirs) -> None:
+    def _write_in(self, batch: dict[Key, int | None], dirs: OpenDirs, fails: Any) -> None:
+        """Write leases in these directories. `fails`: the class of the errors that are raised."""
         for (group, topic, partition), offset in batch.items():
             try:
                 self._write_one(dirs, group, topic, partition, offset)
+            except fails:
+                raise
             except (LastwordError, Refused, OSError) as error:  # the partition moves or is deleted
-                if isinstance(error, StorageError) and not self._context.dirs.holds_logs:
-                    raise  # the commit fails, or runs again
                 _log.info("%s-%s: the lease of group %s was not written: %s", topic, partition, group, error)
 
     def _write_one(self, dirs: OpenDirs, group: str, topic: str, partition: int, offset: int | None) -> None:

@@ -35,8 +35,7 @@ class Markers:
         """
         context, partitions = self._context, sorted(partitions)
         batch = marker.batch(context.clock.now_ms())
-        fails = () if context.dirs.holds_logs else StorageError
-        work = partial(append_in, batch=batch, partitions=partitions, fails=fails)
+        work = partial(append_in, batch=batch, partitions=partitions, fails=StorageError)
         topics = {name for name, _ in partitions}
         committed = context.appended(topics, work, len(batch) * len(partitions))
         if committed is not None:
@@ -45,7 +44,7 @@ class Markers:
             opening = context.open_logs([(context.topics.get(name), number) for name, number in partitions])
             if opening is not None:
                 await opening
-            failures = work(context.dirs)
+            failures = append_in(context.dirs, batch, partitions, fails=())
         appended = [partition for partition, failure in failures.items() if failure is None]
         self.decide(marker, appended)
         syncs = [

@@ -102,32 +102,37 @@ class Producing:
         self, request: Request[messages.ProduceRequest], refused: dict[tuple[str, int], Refused]
     ) -> Any:
         """Append the batches of a request, without those of the refused partitions; return its answer."""
-        context = self._context
+        context, checked = self._context, None
         if request.size <= LARGE_BYTES:
             checked = self._check_all(request, refused, waits=False)
-            if checked is not None:
-                if not context.dirs.holds_logs:
-                    return self._commit(request, checked)
-                syncs = self._append_all(request, checked.batches)
-                if syncs:
-                    return context.in_pool(self._synced, request, checked.answer, syncs)
-                return self._acknowledged(request, checked.answer)
-        if context.dirs.holds_logs:
-            return context.in_pool(self._append_and_sync, request, refused)
-        checking = context.in_pool(self._check_all, request, refused)
-        return context.then(checking, lambda: self._commit(request, checking.result()))
+        if checked is None:
+            checking = context.in_pool(self._check_all, request, refused)
+            return context.then(
+                checking, lambda: self._append_checked(request, checking.result(), waits=True)
+            )
+        return self._append_checked(request, checked, waits=False)
 
-    def _append_and_sync(
-        self, request: Request[messages.ProduceRequest], refused: dict[tuple[str, int], Refused]
-    ) -> Message | None:
-        checked = self._check_all(request, refused)
-        assert checked is not None
+    def _append_checked(
+        self, request: Request[messages.ProduceRequest], checked: Checked, *, waits: bool
+    ) -> Any:
+        """Append batches; return the answer, or a future. `waits`: a log is not free, or they are large."""
+        committed = self._commit(request, checked) if checked.batches else None
+        if committed is not None:
+            return committed
+        if waits:
+            return self._context.in_pool(self._append_and_sync, request, checked)
+        syncs = self._append_all(request, checked.batches)
+        if syncs:
+            return self._context.in_pool(self._synced, request, checked.answer, syncs)
+        return self._acknowledged(request, checked.answer)
+
+    def _append_and_sync(self, request: Request[messages.ProduceRequest], checked: Checked) -> Message | None:
         return self._synced(request, checked.answer, self._append_all(request, checked.batches))
 
-    def _commit(self, request: Request[messages.ProduceRequest], checked: Checked) -> Any:
-        """Append batches in a commit; return a future of the answer."""
-        if not checked.batches:
-            return self._acknowledged(request, checked.answer)
+    def _commit(
+        self, request: Request[messages.ProduceRequest], checked: Checked
+    ) -> asyncio.Future[Any] | None:
+        """Append batches in a commit; return a future of the answer. None: they are appended in place."""
 
         def work(dirs: OpenDirs) -> None:  # may run again
             for batch in checked.batches:
@@ -138,7 +143,8 @@ class Producing:
 
         topics = {batch.topic for batch in checked.batches}
         done = self._context.appended(topics, work, request.size)
-        assert done is not None
+        if done is None:
+            return None
         return self._context.then(done, lambda: self._acknowledged(request, checked.answer))
 
     def _synced(

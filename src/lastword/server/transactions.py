@@ -192,22 +192,18 @@ class TransactionCoordinator:
             before, previous_producer_id=before.producer_id, changed_ms=self._context.clock.now_ms(), **fields
         )
         number = self.topic.partition_of(transaction.id)
-        in_place = self._context.dirs.holds_logs
         syncs: bool | None = False
-        if has_effect and in_place:
+        if has_effect:
             syncs = self._is_durable(before.partitions | stored.partitions) or None
-        record = key_of(transaction.id), stored.value()
-        done = self.topic.append(number, [record], syncs=syncs, is_ahead=False)
-        if in_place:
-            transaction.stored = stored
+        done = self.topic.append(number, [(key_of(transaction.id), stored.value())], syncs=syncs)
+        transaction.stored = stored
         if done is not None:
             try:
                 with transaction.changing():
                     await done
             except Refused:
-                transaction.is_synced = not in_place
+                transaction.is_synced = False
                 raise
-        transaction.stored = stored
         transaction.is_synced = transaction.is_synced or has_effect
 
     def _check_synced(self, transaction: TransactionalId) -> None:
@@ -663,7 +659,9 @@ class TransactionCoordinator:
 
             topics = {self.topic.name, *(name for name, _ in decision.partitions)}
             size_bytes = len(batch) * (len(decision.partitions) + 1)
-            await self.topic.commit(topics, work, size_bytes, is_ahead=False)
+            committed = self.topic.commit(topics, work, size_bytes, is_ahead=False)
+            assert committed is not None
+            await committed
         transaction.stored = ended
         self._markers.decide(marker, decision.partitions)
 

@@ -100,7 +100,7 @@ def ends_in_a_swap_before_the_markers(patch: pytest.MonkeyPatch) -> None:
         fields = transactions._ended(decision)
         ended = replace(decision, previous_producer_id=decision.producer_id, **fields)
         record = key_of(transaction.id), ended.value()
-        stored = self.topic.append(self.topic.partition_of(transaction.id), [record], is_ahead=False)
+        stored = self.topic.append(self.topic.partition_of(transaction.id), [record])
         assert stored is not None
         await stored
         transaction.stored = ended
