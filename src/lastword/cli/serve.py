@@ -198,7 +198,7 @@ def serve(
             },
         )
         shown = ", ".join(plural(count, name[:-1]) for name, count in counts.items())
-        role = "" if logs.dirs.holds_logs else f"{server.role} · "
+        role = "" if server.terms.session is None else f"{server.role} · "
         if not out.quiet:
             out.line(
                 f"serving {', '.join(target.paths)} on {server.bootstrap_servers} · "
