@@ -245,9 +245,9 @@ def _noted_end(log: PartitionLog, commit_id: str, log_ends: LogEnds | None) -> i
 
     A note that was there when the log was opened holds the log back: without that, no note is looked for.
     """
-    if log.incomplete_commit_offset is None:
+    if log.incomplete_commit_offset is None or log_ends is None or log_ends.commit_id != commit_id:
         return None
-    return staged_batches.log_end_at_begin(log.files, log.directory, commit_id, log_ends)
+    return log_ends.offsets.get(names.root_and_name(log.directory)[1])
 
 
 def _threads(partitions: int, size_bytes: int) -> int | None:

@@ -275,7 +275,6 @@ class Durability:
 
 
 VERSION = 2
-_OLD_MARK = struct.Struct(">qI")
 _FIELDS = struct.Struct(">hqi")
 _CRC = struct.Struct(">I")
 _BYTES = _FIELDS.size + _CRC.size
@@ -349,31 +348,25 @@ def read_mark(files: Files, directory: str, epochs: LeaderEpochs | None = None) 
     return _mark(files, directory, *_read(files, directory), epochs)
 
 
-def _mark(
-    files: Files, directory: str, offset: int, epoch: int | None, epochs: LeaderEpochs | None = None
-) -> Mark:
-    if offset == 0 or epoch is None:
-        return Mark(offset)
+def _mark(files: Files, directory: str, offset: int, epoch: int, epochs: LeaderEpochs | None = None) -> Mark:
+    if offset == 0:
+        return Mark()
     latest = (epochs or LeaderEpochs.load(files, directory)).latest
     is_current = epoch == (_NO_EPOCH if latest is None else latest)
     root, _ = names.root_and_name(directory)
     return Mark(offset, is_current, not files.exists(f"{root}/{names.HIGH_WATERMARKS}"))
 
 
-def _read(files: Files, directory: str) -> tuple[int, int | None]:
-    """Return offset and epoch; version 1 has no epoch."""
+def _read(files: Files, directory: str) -> tuple[int, int]:
     path = f"{directory}/{names.PRIVATE}/{names.SYNCED}"
     try:
-        return decode_mark(files.read_bytes(path)) or (0, None)
+        return decode_mark(files.read_bytes(path)) or (0, _NO_EPOCH)
     except LastwordError:
-        return 0, None
+        return 0, _NO_EPOCH
 
 
-def decode_mark(data: bytes) -> tuple[int, int | None] | None:
-    """Return offset and epoch of a mark's bytes, without epoch for version 1; None if they are damaged."""
-    if len(data) == _OLD_MARK.size:
-        offset, crc = _OLD_MARK.unpack(data)
-        return (max(offset, 0), None) if google_crc32c.value(data[:8]) == crc else None
+def decode_mark(data: bytes) -> tuple[int, int] | None:
+    """Return offset and epoch of a mark's bytes; None if they are damaged."""
     if len(data) != _BYTES:
         return None
     version, offset, epoch = _FIELDS.unpack_from(data)
