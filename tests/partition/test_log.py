@@ -96,6 +96,7 @@ def test_a_batch_of_several_records(tmp_path: Path) -> None:
 
 
 def test_reading_from_any_offset(tmp_path: Path) -> None:
+    """6U.269: Reads by offset return each record; a read at the log end is empty."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 40)
     for reader in (log, log.view(), PartitionView.load(DirectorySegments(UNSYNCED, log.directory))):
@@ -184,6 +185,10 @@ class TestRolling:
         assert [segment.base_offset for segment in log.segments] == [0, 2]
 
     def test_by_a_full_index(self, tmp_path: Path) -> None:
+        """6P.195: An append to a full index is refused.
+
+        Here: The log rolls instead: no index of a log is larger than `segment.index.bytes`.
+        """
         config = TopicConfig(segment_index_bytes=48, index_interval_bytes=0)
         for call in ("single", "many"):
             log, _ = opened(make(tmp_path / call), files=UNSYNCED, config=config)
@@ -192,7 +197,8 @@ class TestRolling:
             else:
                 log.append_batches([build_batch(n) for n in range(12)])
             assert [s.base_offset for s in log.segments] == [0, 4, 8]
-            assert all(Path(s.stored.path(names.TIME_INDEX)).stat().st_size <= 48 for s in log.segments)
+            for extension in (names.INDEX, names.TIME_INDEX):
+                assert all(Path(s.stored.path(extension)).stat().st_size <= 48 for s in log.segments)
 
     def test_a_segment_of_many_lives_has_room_for_its_rebuilt_index(self, tmp_path: Path) -> None:
         """Opening continues from the last index entry, so a rebuild finds no more entries than were made.
@@ -221,6 +227,10 @@ class TestRolling:
 
 class TestSync:
     def test_the_old_segment_is_synced_before_the_new_one_exists(self, tmp_path: Path) -> None:
+        """6U.275: Closed segments are synced in the background.
+
+        Here: The roll syncs the segment that it closes.
+        """
         files = RecordingFiles(UNSYNCED)
         log, _ = opened(make(tmp_path), files=files)
         fill(log, 7)

@@ -18,7 +18,6 @@ from lastword.partition.open import open_log
 from lastword.segment import names
 from lastword.segment.names import PartitionDir, SegmentFile
 from lastword.testing.unsynced import UNSYNCED
-from tests.partition.logs import fill
 from tests.properties.support import (
     CONFIG,
     T,
@@ -28,7 +27,6 @@ from tests.properties.support import (
     offsets,
     opened,
     partition,
-    read,
     records_of,
     write_segment,
 )
@@ -139,18 +137,6 @@ def test_6U_268_an_empty_active_segment_is_not_rolled(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6U_269_every_offset_gives_its_record(tmp_path: Path) -> None:
-    """6U.269: Reads by offset return each record; a read at the log end is empty."""
-    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=300))
-    for number in range(30):
-        log.append_batch(batch(0, b"value-%d" % number))
-    for number in range(30):
-        records = list(read(log, number, number + 1))
-        assert [(r.offset, r.value) for r in records] == [(number, b"value-%d" % number)]
-    assert offsets(log, 30) == []
-    log.abandon()
-
-
 def test_6U_270_a_read_in_a_hole_gives_the_next_record(tmp_path: Path) -> None:
     """6U.270: A read at a hole in the offsets returns the next record."""
     at = [*range(50), *range(50, 200, 7)]
@@ -207,17 +193,6 @@ def test_6U_274_an_offset_inside_a_compressed_batch_leads_to_the_batch(tmp_path:
     log.append_batches([batch(0, b"hello", b"there", codec=codec), batch(0, b"alpha", b"beta", codec=codec)])
     assert offsets(log, 0) == [0, 1, 2, 3] == offsets(log, 1)
     assert offsets(log, 2) == offsets(log, 3) == [2, 3]
-    log.abandon()
-
-
-def test_6U_275_a_roll_syncs_what_it_closes(tmp_path: Path) -> None:
-    """6U.275: Closed segments are synced in the background.
-
-    Here: The roll syncs the segment that it closes.
-    """
-    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=500))
-    fill(log, 30)
-    assert len(log.segments) > 3 and log.recovery_point == log.active.base_offset == log.synced_to
     log.abandon()
 
 

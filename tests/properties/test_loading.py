@@ -106,41 +106,6 @@ def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
     logs.abandon()
 
 
-def test_6T_239_what_cannot_be_loaded_is_offline_and_the_rest_serves(tmp_path: Path) -> None:
-    """6T.239: An I/O error while loading takes its directory offline and does not abort the start.
-
-    Here: No error aborts the opening of other partitions.
-
-    Partitions are loaded when they are first used. A damaged partition raises its error each time, and the
-    clean-shutdown marker is not written. `tests/logdir/test_log_dir_set.py` tests a directory that fails as a
-    whole.
-    """
-    with home(tmp_path) as logs:
-        logs.create_topic("users", 2)
-        for number in (0, 1):
-            logs.log("users", number).append_batches([batch(0, b"a")] * 3)
-    path = tmp_path / "users-0" / names.segment_file(0, names.LOG)
-    data = bytearray(path.read_bytes())
-    data[80] ^= 1
-    path.write_bytes(data)
-    (tmp_path / names.CLEAN_SHUTDOWN).unlink()
-    with home(tmp_path) as logs:
-        for _ in range(2):
-            with pytest.raises(CorruptBatchError):
-                logs.log("users", 0)
-        assert logs.log("users", 1).log_end == 3
-    assert path.read_bytes() == data and not (tmp_path / names.CLEAN_SHUTDOWN).exists()
-
-
-def test_6T_240_after_a_clean_stop_nothing_is_walked(tmp_path: Path) -> None:
-    """6T.240: A reload after a clean stop keeps the log end without recovery."""
-    directory = stopped(tmp_path)
-    log, recovery = opened(directory, SMALL, clean=True)
-    assert (log.log_end, recovery.walked, recovery.repaired) == (20, 0, ())
-    assert log.recovery_point == 20
-    log.abandon()
-
-
 def test_6T_241_after_a_crash_all_is_as_it_was(tmp_path: Path) -> None:
     """6T.241: A reload after a crash has the same log end and index entries; the recovery point is
     unchanged until a sync.
@@ -171,18 +136,6 @@ def test_6T_242_missing_indexes_are_built_again(tmp_path: Path, clean: bool) -> 
     assert indexes_fit(log)
     for number in range(20):
         assert offsets(log, number)[0] == number and log.offset_at(T + 1000 * number) == number
-    log.abandon()
-
-
-@pytest.mark.parametrize("size", [0, 1, 4, 7])
-def test_6T_243_indexes_that_are_too_short(tmp_path: Path, size: int) -> None:
-    """6T.243: Index files that are too short are rebuilt."""
-    directory = stopped(tmp_path, clean=False)
-    before = indexes(directory)
-    for name in before:
-        Path(directory, name).write_bytes(b" " * size)
-    log, _ = opened(directory, SMALL)
-    assert indexes(directory) == before and records(log) == [pair(n) for n in range(20)]
     log.abandon()
 
 

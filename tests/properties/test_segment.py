@@ -153,21 +153,6 @@ def test_6S_222_an_empty_segment_is_not_rolled_by_time(tmp_path: Path, timestamp
     log.abandon()
 
 
-def test_6S_223_after_a_truncation_time_and_offset_are_those_of_what_is_left(tmp_path: Path) -> None:
-    """6S.223: After a truncation the largest timestamp and the next offset are computed again."""
-    log, _ = opened(partition(tmp_path))
-    times = [10, 30, 20, 50, 40]
-    for time in times:
-        log.append_batch(batch(0, b"a", timestamp=T + time))
-    for end in (5, 4, 3, 2, 1):
-        log.truncate_to(end)
-        assert log.active.largest_timestamp == T + max(times[:end])
-        assert log.active.next_offset == log.log_end == end
-    log.truncate_to(0)
-    assert log.active.largest_timestamp == -1
-    log.abandon()
-
-
 def test_6S_224_a_full_truncation_resets_the_segments_time(tmp_path: Path) -> None:
     """6S.224: A full truncation resets the segment's time; appending at the original offsets works."""
     clock = ManualClock(T)
