@@ -50,19 +50,10 @@ def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
     assert checkpoint.read() == {orders: 7} | many
     path.write_bytes(b"")
     assert checkpoint.read() == {}
-    for bad in (
-        b"10\n0\n",
-        b"x\n0\n",
-        b"0\n",
-        b"0\n-1\n",
-        b"0\n2\na 0 1\n",
-        b"0\n1\na 0\n",
-        b"0\n1\na b c\n",
-    ):
-        path.write_bytes(bad)
-        with pytest.raises(CorruptFileError):
-            checkpoint.read()
-        assert checkpoint.read_valid() == {}  # the cost is a longer recovery
+    path.write_bytes(b"10\n0\n")  # `test_checkpoints.py` has other damage
+    with pytest.raises(CorruptFileError):
+        checkpoint.read()
+    assert checkpoint.read_valid() == {}  # the cost is a longer recovery
 
 
 def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:

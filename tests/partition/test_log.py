@@ -54,24 +54,6 @@ class SlowFiles(UnsyncedFiles):
         return handle
 
 
-def test_offsets_go_on_over_rolls_and_reopenings(tmp_path: Path) -> None:
-    directory = make(tmp_path)
-    for opening in range(4):
-        log, recovery = opened(directory, files=UNSYNCED, clean=opening > 0)
-        assert recovery.repaired == ()
-        assert log.log_end == 11 * opening
-        fill(log, 11)
-        assert indexes_fit(log)
-        assert log.close()
-    log, _ = opened(directory, files=UNSYNCED, clean=True)
-    assert records(log) == [pair(n) for n in range(44)]
-    assert [s.base_offset for s in log.segments] == [0, 7, 14, 21, 28, 35, 42]
-    assert all(
-        s.next_offset == following.base_offset
-        for s, following in zip(log.segments, log.segments[1:], strict=False)
-    )
-
-
 def test_many_batches_in_one_call_are_the_bytes_of_single_calls(tmp_path: Path) -> None:
     single, _ = opened(make(tmp_path / "a"), files=UNSYNCED)
     many, _ = opened(make(tmp_path / "b"), files=UNSYNCED)

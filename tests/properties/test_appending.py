@@ -67,10 +67,7 @@ def test_6U_265_rolling_by_time(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6U_265_the_times_of_records_decide(tmp_path: Path) -> None:
-    """6U.265: The first append to an empty expired segment does not roll; the next one does. The
-    timestamps of records decide.
-    """
+def test_the_times_of_records_decide(tmp_path: Path) -> None:
     clock = ManualClock(T)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=HOUR), clock=clock)
     log.append_batch(batch(0, b"a", timestamp=T))

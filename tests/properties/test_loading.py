@@ -86,10 +86,7 @@ def test_6T_238_the_marker_is_gone_after_loading(tmp_path: Path) -> None:
     logs.abandon()
 
 
-def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
-    """6T.238: The clean-shutdown marker is gone after loading, even if loading fails; the next load is
-    unclean.
-    """
+def test_also_when_loading_fails(tmp_path: Path) -> None:
     with home(tmp_path) as logs:
         logs.create_topic("users")
 
@@ -259,11 +256,7 @@ def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> N
     check_split(directory, [0, FAR, NEXT], WHOLE, clean=True, recovery_point=NEXT + 1)
 
 
-def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
-    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
-
-    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
-    """
+def test_a_sound_segment_is_not_split(tmp_path: Path) -> None:
     write_segment(tmp_path, 0, batch(0, b"a") + batch(MAX_INT, b"b"))
     segment = write_segment(tmp_path, FAR, batch(FAR, b"c"))
     log, recovery = opened(os.path.dirname(segment.file))
@@ -272,13 +265,9 @@ def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
-    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
-
-    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
-
-    No cleaner rewrites the active segment, so the offset is damage: no checksum covers it. The file does not
-    change.
+def test_the_last_segment_is_refused(tmp_path: Path) -> None:
+    """No cleaner rewrites the active segment, so the offset is damage: no checksum covers it. The file does
+    not change.
     """
     segment = write_segment(tmp_path, 0, b"".join(OVERFLOWING), indexes=False)
     with pytest.raises(CorruptBatchError) as caught:
@@ -289,11 +278,7 @@ def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
         inspect(UNSYNCED, os.path.dirname(segment.file), 0, index_interval_bytes=0)
 
 
-def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> None:
-    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
-
-    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
-    """
+def test_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> None:
     producer = {"producer_epoch": 0, "base_sequence": 0, "transactional": True}
     first, second = batch(1, b"x", producer_id=5, **producer), batch(FAR, b"y", producer_id=6, **producer)
     aborts = [placed(marker_batch(n, 0, False, 0, T), at) for n, at in ((5, 2), (6, FAR + 1))]
@@ -335,8 +320,7 @@ def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int)
     check_split(directory, [0, FAR, NEXT], WHOLE)
 
 
-def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
-    """6T.251: A crash in any phase of a split recovers the same records and the same number of segments."""
+def test_our_split_stopped_at_every_change(tmp_path: Path) -> None:
 
     def work(stop_at: int) -> bool:
         directory = overflowed(tmp_path / str(stop_at))
@@ -353,8 +337,7 @@ def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
-def test_6T_251_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None:
-    """6T.251: A crash in any phase of a split recovers the same records and the same number of segments."""
+def test_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None:
     directory = overflowed(tmp_path / "live")
     files = ForgetfulFiles(tmp_path / "live")
     log, _ = opened(str(directory), files=files, clean=True, recovery_point=NEXT + 1)

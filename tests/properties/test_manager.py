@@ -182,12 +182,8 @@ def test_6K_112_113_a_round_moves_the_checkpoint_when_it_is_done(tmp_path: Path)
     log.close()
 
 
-def test_6K_112_a_round_that_fails_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
-    """6K.112: A cleaning can only be finished while it is in progress. Finished, it leaves no state and
-    the checkpoint at its end; aborted, it leaves a paused partition and no new checkpoint.
-
-    Here: The checkpoint moves when a cleaning is done, and only then.
-    """
+def test_a_round_that_fails_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    """Here: The checkpoint moves when a cleaning is done, and only then."""
     failing: list[bool] = []
 
     def fail(call: Call) -> LastwordError | None:

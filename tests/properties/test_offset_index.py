@@ -148,10 +148,7 @@ def test_6P_199_truncation(tmp_path: Path, offset: int) -> None:
     log.abandon()
 
 
-def test_6P_199_full_truncation(tmp_path: Path) -> None:
-    """6P.199: Truncation at an entry removes it and those above; past the end it changes nothing; a full
-    truncation leaves no entry. Appending works afterwards.
-    """
+def test_full_truncation(tmp_path: Path) -> None:
     log, _ = opened(partition(tmp_path))
     for _ in range(4):
         log.append_batch(batch(0, b"a"))

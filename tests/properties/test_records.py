@@ -146,10 +146,7 @@ def test_6N_148_log_append_time_is_that_of_every_record(tmp_path: Path, codec: i
     log.abandon()
 
 
-def test_6N_148_no_batch_of_magic_2_is_without_a_timestamp_type() -> None:
-    """6N.148: Setting log append time changes the type and every record's timestamp, and the batch stays
-    valid. A batch of magic 2 without a timestamp type is refused.
-    """
+def test_no_batch_of_magic_2_is_without_a_timestamp_type() -> None:
     with pytest.raises(UsageError, match="timestamp type"):
         BatchBuilder(timestamp_type=NO_TIMESTAMP_TYPE)
 

@@ -51,14 +51,8 @@ def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6Q_203_times_rise_and_offsets_do_not_fall() -> None:
-    """6Q.203: An index that is full, with one reserved slot, refuses an entry; a lower offset is an error; a
-    valid entry is accepted.
-
-    Here: The log rolls instead.
-
-    The writer adds only valid entries. In a file, an invalid entry and all entries after it are not used.
-    """
+def test_times_rise_and_offsets_do_not_fall() -> None:
+    """The writer adds only valid entries. In a file, an invalid entry and those after it are not used."""
     builder = IndexBuilder(0, 0)
     for number, timestamp in enumerate((5, 5, 4, 7, -1, 7, 9)):
         builder.batch(100 * number, number, timestamp)
