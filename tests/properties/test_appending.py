@@ -11,12 +11,11 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.errors import InvalidTopicError, KeyRequiredError, OffsetOutOfRangeError, RecordTooLargeError
+from lastword.errors import KeyRequiredError, OffsetOutOfRangeError, RecordTooLargeError
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.segment import names
-from lastword.segment.names import PartitionDir, SegmentFile
 from lastword.testing.unsynced import UNSYNCED
 from tests.properties.support import (
     CONFIG,
@@ -302,61 +301,6 @@ def test_6U_287_the_first_batch_overflows_already(tmp_path: Path) -> None:
     log, recovery = opened(os.path.dirname(segment.file), clean=True)
     assert bases(log) == [0, MAX_INT + 1, 1 << 33] and recovery.repaired == ()
     log.abandon()
-
-
-@pytest.mark.parametrize(
-    ("name", "parsed"),
-    [
-        ("users-0", ("users", 0, "")),
-        ("a.b.c-12", ("a.b.c", 12, "")),
-        ("user-events-3", ("user-events", 3, "")),
-        (f"a.b-3.{'0f' * 16}-delete", ("a.b", 3, "delete")),
-        (f"a.b-3.{'0f' * 16}-future", ("a.b", 3, "future")),
-        (f"a.b-3.{'0f' * 16}-stray", ("a.b", 3, "stray")),
-        ("", None),
-        ("users", None),
-        ("-0", None),
-        ("users-", None),
-        ("users-1a", None),
-        ("users--", None),
-        ("users-0-delete", None),
-        ("us ers-0", None),
-    ],
-)
-def test_6U_290_names_of_partition_directories(name: str, parsed: tuple[str, int, str] | None) -> None:
-    """6U.290: Names of partition directories are parsed; topics may contain dots. A name without dash, topic
-    or number is an error.
-
-    Here: Other names are ignored (`logdir.topics`); a broker does not start if there are such names.
-    """
-    partition_dir = names.parse_partition_dir(name)
-    assert partition_dir == (PartitionDir(*parsed) if parsed else None)
-    if parsed and not parsed[2]:
-        assert names.partition_dir(parsed[0], parsed[1]) == name
-
-
-def test_6U_291_names_of_deleted_directories_fit(tmp_path: Path) -> None:
-    """6U.291: Names of deleted directories have at most 255 characters."""
-    for topic in ("a" * 249, "a"):
-        for partition_number in (0, 2**31 - 1):
-            name = names.marked_partition_dir(topic, partition_number, "delete", "0f" * 16)
-            assert len(name) <= 255
-            parsed = names.parse_partition_dir(name)
-            assert parsed is not None and topic.startswith(parsed.topic)
-            assert (parsed.partition, parsed.marker) == (partition_number, "delete")
-    (tmp_path / name).mkdir()
-    with pytest.raises(InvalidTopicError):
-        names.check_topic("a" * 250)
-
-
-@pytest.mark.parametrize("offset", [0, 23423423, 2**63 - 1])
-def test_6U_292_the_offset_in_a_file_name(offset: int) -> None:
-    """6U.292: The offset is parsed from the names of log, index, snapshot and deleted files."""
-    for extension in (*names.SEGMENT_EXTENSIONS, names.SNAPSHOT):
-        for suffix in ("", *names.SUFFIXES):
-            name = names.segment_file(offset, extension, suffix)
-            assert names.parse_segment_file(name) == SegmentFile(offset, extension, suffix)
-            assert len(name.split(".")[0]) == 20 and int(name.split(".")[0]) == offset
 
 
 def test_6U_293_a_segment_begins_at_the_log_end(tmp_path: Path) -> None:
