@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pyarrow as pa
 import pytest
 
@@ -581,6 +582,15 @@ def test_some_bits_of_the_journal(old_format: bool) -> None:
 @pytest.mark.parametrize("old_format", [False, True])
 def test_every_bit_of_the_journal(old_format: bool) -> None:
     _no_call_comes_in_twice(stride(127), old_format=old_format)
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_journal_of_another_version_is_refused(version: int) -> None:
+    tree, path, data = _journaled()
+    text = b'{"version": %d, "name": "", "id": -1}' % version
+    line = b"%08x %s\n" % (google_crc32c.value(text), text)
+    refusal = _repeated({**tree, path: line + data.partition(b"\n")[2]})
+    assert isinstance(refusal, DataError) and f"version {version}, known is 3" in refusal.message
 
 
 def test_a_journal_cut_at_every_length_is_torn_or_damaged() -> None:
