@@ -122,7 +122,7 @@ class GroupCommit:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # taken itself: the block of a condition takes four more calls
+        self._lock = threading.RLock()  # taken itself: the block of a condition takes four more calls
         self._changed = threading.Condition(self._lock)
         self._busy = False
         self._waiting = 0
