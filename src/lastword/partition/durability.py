@@ -111,6 +111,10 @@ class FailureLatch:
             raise
 
 
+_ONLY_PROTECTS = contextlib.suppress(LastwordError)
+"""For writes of the mark after a sync, which has succeeded."""
+
+
 class GroupCommit:
     """A mutex whose waiters may return without a turn if the holder's work served them.
 
@@ -118,13 +122,14 @@ class GroupCommit:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken itself: the block of a condition takes four more calls
+        self._changed = threading.Condition(self._lock)
         self._busy = False
         self._waiting = 0
 
     def begin(self, served: Callable[[], bool] | None = None) -> bool:
         """Wait for the turn; return True. Return False, without a turn, as soon as `served` holds."""
-        with self._changed:
+        with self._lock:
             while self._busy and not (served and served()):
                 self._waiting += 1
                 try:
@@ -138,7 +143,7 @@ class GroupCommit:
 
     def end(self) -> None:
         """End the turn."""
-        with self._changed:
+        with self._lock:
             self._busy = False
             if self._waiting:
                 self._changed.notify_all()
@@ -215,7 +220,6 @@ class Durability:
             run_steps(self.syncing(appender, end, indexes=indexes))
             return
         try:  # as `syncing`, for the log file alone
-            appender.open_to_sync(indexes=False)
             appender.sync_log()
         except LastwordError as error:
             self._failure.latch(error)
@@ -267,7 +271,7 @@ class Durability:
         if end > self.synced_to:
             self.synced_to = end
             self._synced_at = self._clock.monotonic()
-            with contextlib.suppress(LastwordError):  # it only protects; the sync itself has succeeded
+            with _ONLY_PROTECTS:
                 self.mark.write(end)
 
 
