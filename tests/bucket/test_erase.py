@@ -17,7 +17,7 @@ import pytest
 import lastword
 from lastword.clock import ManualClock, SystemClock
 from tests.api.test_erase import left_in
-from tests.fakes.objects import Bucket, Fault, Planned, Stopped
+from tests.fakes.objects import Bucket, Fault, Planned, Request, Stopped
 from tests.support.exhaustive import stride
 
 KEY, VALUE = b"the key of someone", b"an old value of someone"
@@ -178,3 +178,44 @@ def test_no_object_holds_the_keys_or_their_values(
     assert topic.get(keys[5]) is not None
     logs.close()
     assert left_in(scratch, [*old, *keys[:2]]) == set()
+
+
+@pytest.mark.parametrize("written", [b"busy", KEY])
+@pytest.mark.parametrize("now", [True, False])
+def test_an_erasure_ends_beside_a_writer_that_commits_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: bool, written: bytes
+) -> None:
+    clock = ManualClock(SystemClock().now_ms())
+    bucket = Bucket(clock=clock)
+
+    def opened(name: str) -> lastword.LogDir:
+        monkeypatch.setattr(lastword.objects, "open_store", lambda *_: bucket.process(name))
+        given: dict[str, Any] = {"lastword_commit_linger_ms": 0, "log_cleaner_enable": False}
+        return lastword.open("s3://double", "a", clock=clock, **given)
+
+    with opened("writer") as writer, opened("eraser") as eraser:
+        writing = fill(writer, 1, 4000)
+        others = records_of(writing)
+        store = eraser.dirs._bucket.store  # type: ignore[attr-defined]
+
+        def write(request: Request) -> None:
+            clock.advance(30)
+            if request.number % 9 == 0:  # an append to one partition needs 8 requests
+                writing.append(written, b"%d" % request.number)
+
+        began = len(bucket.log)
+        store.before = write
+        done = eraser.topic("users").erase([KEY], now=now)
+        store.before = None
+        swaps = [each for each in bucket.log[began:] if each.process == "eraser" and each.kind == "swap"]
+        assert len(swaps) < 30
+        [part] = done.partitions
+        assert (part.copies_found, done.complete) == (0, now)
+        assert objects_with(eraser, [VALUE], tmp_path) == set() or not now
+        assert [record for record in records_of(writing) if record[2] != b"busy"] == others
+        done.save(tmp_path / "certificate.json")
+        check = eraser.topic("users").check_erasure(tmp_path / "certificate.json")
+        assert (bool(check.came_back), check.left) == (written == KEY, ())
+        if written != KEY:
+            assert (part.records, len(part.ranges)) == (3, 3 + now)
+            assert objects_with(eraser, [KEY], tmp_path) == set() or not now

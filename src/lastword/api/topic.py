@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -824,7 +824,7 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
             PartialFailure: Partitions failed: they are damaged, or a transaction is open there. It is raised
                 at the end, with the certificate of the others.
         """
-        from lastword.api.erasing import collected, erase
+        from lastword.api.erasing import erase
         from lastword.api.keys import key_bytes
         from lastword.api.reader import check_keys
 
@@ -832,17 +832,16 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
         if prefix is not None and not isinstance(prefix, bytes):
             raise UsageError(f"prefix= is a {type(prefix).__name__}", remedy="give bytes")
         wanted = {key_bytes(self, key) for key in keys}
-        work = partial(
-            erase,
-            topic=self.name,
-            keys=wanted,
+        return erase(
+            self.dirs,
+            self.name,
+            wanted,
             prefix=prefix,
             partition=partition,
             now=now,
             dry_run=dry_run,
             progress=progress,
         )
-        return work(self.dirs) if dry_run else collected(self.dirs, self.dirs.transaction(work))
 
     def check_erasure(self, certificate: str | os.PathLike[str]) -> CertificateCheck:
         """Check that a certificate is unchanged, and look for its keys in the topic as it is now.

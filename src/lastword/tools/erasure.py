@@ -456,7 +456,8 @@ class PartitionErasure(Value):
 
     Attributes:
         partition: Its number.
-        end: The log end after the erasure. A record of a key from here on came back.
+        end: The log end when the tombstones were in the log; -1: a dry run. A record of a key from here on
+            came back.
         records: Records with a value that were removed.
         tombstones: Tombstones that were removed.
         ranges: The offsets of the removed records, as [first, last] of neighbours, at most `MOST_COPIES`.
@@ -474,22 +475,22 @@ class PartitionErasure(Value):
     """
 
     partition: int
-    end: int
-    records: int
-    tombstones: int
-    ranges: tuple[tuple[int, int], ...]
-    kept: tuple[KeptTombstone, ...]
-    leases: tuple[str, ...]
-    segments: tuple[SegmentDigest, ...]
-    files: int
-    read_bytes: int
-    records_searched: int
-    values: int
-    all_values: bool
-    copies: tuple[Copy, ...]
-    copies_found: int
-    others: tuple[Copy, ...]
-    others_found: int
+    end: int = -1
+    records: int = 0
+    tombstones: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+    kept: tuple[KeptTombstone, ...] = ()
+    leases: tuple[str, ...] = ()
+    segments: tuple[SegmentDigest, ...] = ()
+    files: int = 0
+    read_bytes: int = 0
+    records_searched: int = 0
+    values: int = 0
+    all_values: bool = True
+    copies: tuple[Copy, ...] = ()
+    copies_found: int = 0
+    others: tuple[Copy, ...] = ()
+    others_found: int = 0
 
 
 @dataclass(frozen=True, slots=True)

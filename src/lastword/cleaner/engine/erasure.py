@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 _MASK = (1 << 64) - 1
 
 Int64s = NDArray[np.int64]
+OnValue = Callable[[bytes], None]
 
 
 class SpanSet:
@@ -164,7 +165,7 @@ class FoundRecords:
 def find_records(
     segments: Sequence[Segment],
     keys: SpanSet,
-    on_value: Callable[[bytes], None],
+    on_value: OnValue | None = None,
 ) -> FoundRecords:
     """Find the records of the keys, of any transaction outcome. `on_value` is called with each value."""
     found, offsets = FoundRecords(), [np.empty(0, np.int64)]
@@ -175,7 +176,7 @@ def find_records(
             for row, key in zip(hits.rows.tolist(), hits.numbers.tolist(), strict=True):
                 size, start = int(columns.value_length[row]), int(columns.value_position[row])
                 found.newest[key] = int(columns.offset[row]), size < 0 and bool(plain[columns.row[row]])
-                if size >= 0:
+                if size >= 0 and on_value is not None:
                     on_value(chunk.uncompressed[start : start + size].tobytes())
             live = int((columns.value_length[hits.rows] >= 0).sum())
             found.records += live
@@ -192,10 +193,12 @@ class KeyErasure:
         removed: Offsets of the records that were found dead, ascending.
     """
 
-    def __init__(self, keys: SpanSet, tombstones: Mapping[int, int], *, drops_tombstones: bool) -> None:
-        """`tombstones`: the number of a key to the offset of its tombstone."""
+    def __init__(
+        self, keys: SpanSet, tombstones: Mapping[int, int], on_value: OnValue, *, drops_tombstones: bool
+    ) -> None:
+        """Make the erasure; for the parameters see `erase_records`."""
         self.removed = np.empty(0, np.int64)
-        self._keys = keys
+        self._keys, self._on_value = keys, on_value
         self._end = np.full(len(keys.members), -1, np.int64)
         for number, offset in tombstones.items():
             self._end[number] = offset + drops_tombstones
@@ -283,6 +286,9 @@ class KeyErasure:
             lost += (product ^ product >> 64) & _MASK
         counts.digests[number] = (int(counts.digests[number]) + int(pairs) - lost) & _MASK
         tombstones = gone.value_length < 0
+        for start, size in zip(gone.value_position.tolist(), gone.value_length.tolist(), strict=True):
+            if size >= 0:
+                self._on_value(chunk.uncompressed[start : start + size].tobytes())
         stats = counts.stats[number]
         stats[loops.DEAD_RECORDS] += dead.size
         stats[loops.DUE_TOMBSTONES] += int(tombstones.sum())
@@ -335,6 +341,7 @@ def erase_records(
     keys: SpanSet,
     tombstones: Mapping[int, int],
     context: CleanContext,
+    on_value: OnValue,
     *,
     drops_tombstones: bool,
 ) -> ErasedRecords:
@@ -348,6 +355,7 @@ def erase_records(
         keys: The keys.
         tombstones: The number of a key to the offset of its tombstone.
         context: Storage, memory, budget and progress of the cleaning.
+        on_value: Called with the value of each record that is removed.
         drops_tombstones: Remove the tombstones, too.
 
     Raises:
@@ -362,6 +370,6 @@ def erase_records(
                 remedy="end what holds them, then erase again",
                 file=log.directory,
             )
-        erasure = KeyErasure(keys, tombstones, drops_tombstones=drops_tombstones)
+        erasure = KeyErasure(keys, tombstones, on_value, drops_tombstones=drops_tombstones)
         sink = Publisher(log, plan, lambda _: None, holds_leases=not drops_tombstones)
         return ErasedRecords(clean(log, plan, erasure, sink, context), erasure.removed)
