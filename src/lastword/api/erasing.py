@@ -16,6 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lastword.api.cleaning import check_quarantine
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.erasure import (
@@ -161,9 +164,9 @@ def _size(dirs: OpenDirs, topic: str, number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Buried:
-    """The tombstones of a partition: the number of a key to the offset of its tombstone, and the log end."""
+    """The offset of the tombstone of each key in a partition, -1 without one; and the log end."""
 
-    tombstones: dict[int, int]
+    tombstones: NDArray[np.int64]
     end: int
 
 
@@ -230,8 +233,9 @@ class _Erasing:
     def _bury(self, log: PartitionLog, found: FoundRecords, end: int) -> _Buried:
         """Append a tombstone for each key without one. `end`: the log end when the records were found."""
         later = [segment for segment in log.segments if segment.next_offset > end]
-        newest = found.newest | find_records(later, self._keys).newest
-        if newest and log.cleanable_offset < log.log_end:
+        newer = find_records(later, self._keys)
+        has_newer, is_there = newer.newest >= 0, (newer.newest >= 0) | (found.newest >= 0)
+        if is_there.any() and log.cleanable_offset < log.log_end:
             raise BusyError(
                 f"{log.name}: a transaction or commit at {log.cleanable_offset} is not decided; "
                 "nothing was erased there",
@@ -239,8 +243,9 @@ class _Erasing:
                 file=log.directory,
                 offset=log.cleanable_offset,
             )
-        tombstones = {key: offset for key, (offset, is_tombstone) in newest.items() if is_tombstone}
-        left = [key for key in newest if key not in tombstones]
+        is_deleted = np.where(has_newer, newer.is_deleted, found.is_deleted)
+        tombstones = np.where(is_deleted, np.where(has_newer, newer.newest, found.newest), -1)
+        left = np.flatnonzero(is_there & ~is_deleted).tolist()
         limit = min(_BATCH_BYTES, log.config.max_message_bytes, log.config.segment_bytes)
         while left:
             builder = BatchBuilder(log.config.codec)
@@ -251,7 +256,7 @@ class _Erasing:
                 taken.append(left.pop())
                 builder.append(log.clock.now_ms(), self._keys.members[taken[-1]], None)
             base_offset = log.append_batch(builder.build()).base_offset
-            tombstones |= {key: base_offset + i for i, key in enumerate(taken)}
+            tombstones[taken] = np.arange(base_offset, base_offset + len(taken))
         log.sync()
         return _Buried(tombstones, log.log_end)
 
@@ -263,8 +268,8 @@ class _Erasing:
             check_quarantine(dirs, self._topic, number)
             log, wanted = log_dir.log(self._topic, number), Wanted(self._keys, self._salt)
             done = PartitionErasure(number)
-            if tombstones:
-                held = self._below(log, max(tombstones.values())) if self._now else ()
+            if (tombstones >= 0).any():
+                held = self._below(log, int(tombstones.max())) if self._now else ()
                 done = replace(self._removed(dirs, log, wanted, tombstones), leases=held)
             _discard_derived(dirs, log)
             if progress is not None:
@@ -286,7 +291,7 @@ class _Erasing:
         )
 
     def _removed(
-        self, dirs: OpenDirs, log: PartitionLog, wanted: Wanted, tombstones: dict[int, int]
+        self, dirs: OpenDirs, log: PartitionLog, wanted: Wanted, tombstones: NDArray[np.int64]
     ) -> PartitionErasure:
         """Rewrite the segments; return what was removed, and the tombstones that stay."""
         config, instance = dirs.config(log.topic), dirs.settings.instance
@@ -302,8 +307,8 @@ class _Erasing:
         kept: list[KeptTombstone] = []
         if not self._now:
             until_ms = dirs.clock.now_ms() + config.delete_retention_ms
-            for key, offset in sorted(tombstones.items(), key=lambda pair: pair[1]):
-                digest = digest_of(self._salt, self._keys.members[key]).hex()
+            for key in np.argsort(tombstones)[np.count_nonzero(tombstones < 0) :].tolist():
+                digest, offset = digest_of(self._salt, self._keys.members[key]).hex(), int(tombstones[key])
                 kept.append(KeptTombstone(digest, offset, until_ms, self._below(log, offset)))
         gone = 0 if done.round is None else done.round.removed.tombstone
         return PartitionErasure(
@@ -320,12 +325,11 @@ class _Erasing:
         return tuple(f"{lease.name} at {lease.position}" for lease in live if lease.position <= offset)
 
     def _search(self, dirs: OpenDirs, log: PartitionLog, wanted: Wanted, buried: _Buried) -> Searched:
-        numbers = {key: number for number, key in enumerate(self._keys.members)}
         log_dir = dirs.log_dir(log.topic, log.partition)
         others = [each.path for each in dirs.directories if each is not log_dir]
 
-        def is_kept(key: bytes, offset: int) -> bool:
-            is_tombstone = buried.tombstones.get(numbers[key]) == offset and not self._now
+        def is_kept(key: int, offset: int) -> bool:
+            is_tombstone = bool(buried.tombstones[key] == offset) and not self._now
             return is_tombstone or offset >= buried.end
 
         try:
