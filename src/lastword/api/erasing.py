@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -83,9 +83,12 @@ def erase(
     now: bool = False,
     dry_run: bool = False,
     progress: ProgressLike | bool | None = None,
-    salt: bytes | None = None,
+    found: Mapping[int, tuple[Collection[bytes], int]] | None = None,
 ) -> Erasure:
-    """See `Topic.erase`. `salt`: 16 bytes; None: new ones."""
+    """See `Topic.erase`. `found`: for partitions the keys that have a record below an offset, and the offset.
+
+    Without it, and in other partitions, the keys are looked for here.
+    """
     if not dry_run:
         dirs.require_writable()
     config = dirs.config(topic)
@@ -105,13 +108,13 @@ def erase(
             view = dirs.checked_view(topic, number)
             return dirs.on_view(view, lambda view: keys_with_prefix(view.segments, prefix))
 
-        found, failed = _each(dict.fromkeys(numbers), keys_of)
-        wanted, numbers = wanted.union(*found.values()), list(found)
+        begun, failed = _each(dict.fromkeys(numbers), keys_of)
+        wanted, numbers = wanted.union(*begun.values()), list(begun)
     if b"" in wanted or prefix == b"":
         raise UsageError(
             "a key of no bytes cannot be erased", remedy="give keys or a prefix of a byte or more"
         )
-    salt = os.urandom(SALT_BYTES) if salt is None else salt
+    salt = os.urandom(SALT_BYTES)
     meter = Meter("erase", progress, (1 if dry_run else 3) * sum(_size(dirs, topic, n) for n in numbers))
     one = _Erasing(dirs, topic, SpanSet(wanted), salt, now, meter)
     if dry_run:
@@ -119,7 +122,7 @@ def erase(
         failed += errors
         done = tuple(planned.values())
     else:
-        done = one.erased(numbers, failed)
+        done = one.erased(numbers, found or {}, failed)
     digests = tuple(digest_of(salt, key).hex() for key in sorted(wanted))
     times, messages = (began_ms, dirs.clock.now_ms()), tuple(error.message for error in failed)
     result = Erasure(topic, digests, salt.hex(), now, dry_run, *times, done, messages)
@@ -164,9 +167,10 @@ def _size(dirs: OpenDirs, topic: str, number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Buried:
-    """The offset of the tombstone of each key in a partition, -1 without one; and the log end."""
+    """The numbers of the keys with a tombstone in a partition, its offset for each, and the log end."""
 
-    tombstones: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     end: int
 
 
@@ -196,12 +200,20 @@ class _Erasing:
             all_values=wanted.all_values,
         )
 
-    def erased(self, numbers: Sequence[int], failed: list[LastwordError]) -> tuple[PartitionErasure, ...]:
+    def erased(
+        self,
+        numbers: Sequence[int],
+        known: Mapping[int, tuple[Collection[bytes], int]],
+        failed: list[LastwordError],
+    ) -> tuple[PartitionErasure, ...]:
         """Erase the keys from partitions, and search them. Appends the errors of the others to `failed`."""
 
         def find(number: int) -> tuple[FoundRecords, int]:
             check_quarantine(self._dirs, self._topic, number)
-            return self._found(number)
+            if number not in known:
+                return self._found(number)
+            keys, end = known[number]
+            return FoundRecords.undeleted(np.array([self._keys.number(key) for key in keys], np.int64)), end
 
         found, errors = _each(dict.fromkeys(numbers), lambda number, _: find(number))
         failed += errors
@@ -233,9 +245,13 @@ class _Erasing:
     def _bury(self, log: PartitionLog, found: FoundRecords, end: int) -> _Buried:
         """Append a tombstone for each key without one. `end`: the log end when the records were found."""
         later = [segment for segment in log.segments if segment.next_offset > end]
-        newer = find_records(later, self._keys)
-        has_newer, is_there = newer.newest >= 0, (newer.newest >= 0) | (found.newest >= 0)
-        if is_there.any() and log.cleanable_offset < log.log_end:
+        tombstones = np.full(len(self._keys.members), -1, np.int64)
+        is_left = np.zeros(tombstones.size, np.bool_)
+        for facts in (found, find_records(later, self._keys)):
+            is_left[facts.keys] = ~facts.is_deleted
+            tombstones[facts.keys] = np.where(facts.is_deleted, facts.newest, -1)
+        left = np.flatnonzero(is_left).tolist()
+        if (left or tombstones.max(initial=-1) >= 0) and log.cleanable_offset < log.log_end:
             raise BusyError(
                 f"{log.name}: a transaction or commit at {log.cleanable_offset} is not decided; "
                 "nothing was erased there",
@@ -243,9 +259,6 @@ class _Erasing:
                 file=log.directory,
                 offset=log.cleanable_offset,
             )
-        is_deleted = np.where(has_newer, newer.is_deleted, found.is_deleted)
-        tombstones = np.where(is_deleted, np.where(has_newer, newer.newest, found.newest), -1)
-        left = np.flatnonzero(is_there & ~is_deleted).tolist()
         limit = min(_BATCH_BYTES, log.config.max_message_bytes, log.config.segment_bytes)
         while left:
             builder = BatchBuilder(log.config.codec)
@@ -258,23 +271,25 @@ class _Erasing:
             base_offset = log.append_batch(builder.build()).base_offset
             tombstones[taken] = np.arange(base_offset, base_offset + len(taken))
         log.sync()
-        return _Buried(tombstones, log.log_end)
+        there = np.flatnonzero(tombstones >= 0)
+        return _Buried(there, tombstones[there], log.log_end)
 
     def _partition(self, dirs: OpenDirs, number: int, buried: _Buried) -> PartitionErasure:
         """Erase the keys from one partition, and search it."""
-        log_dir, tombstones = dirs.log_dir(self._topic, number), buried.tombstones
+        log_dir, tombstones = dirs.log_dir(self._topic, number), np.full(len(self._keys.members), -1)
+        tombstones[buried.keys] = buried.offsets
         part = self._meter.part(2 * _size(dirs, self._topic, number))
         with part as progress, log_dir.claim(self._topic, number):
             check_quarantine(dirs, self._topic, number)
             log, wanted = log_dir.log(self._topic, number), Wanted(self._keys, self._salt)
             done = PartitionErasure(number)
-            if (tombstones >= 0).any():
+            if buried.keys.size:
                 held = self._below(log, int(tombstones.max())) if self._now else ()
                 done = replace(self._removed(dirs, log, wanted, tombstones), leases=held)
             _discard_derived(dirs, log)
             if progress is not None:
                 progress(1, 2)
-            result = self._search(dirs, log, wanted, buried)
+            result = self._search(dirs, log, wanted, tombstones, buried.end)
         return replace(
             done,
             end=buried.end,
@@ -324,13 +339,14 @@ class _Erasing:
         live = leases.load(log.files, log.directory, self._dirs.clock.now_ms()).live
         return tuple(f"{lease.name} at {lease.position}" for lease in live if lease.position <= offset)
 
-    def _search(self, dirs: OpenDirs, log: PartitionLog, wanted: Wanted, buried: _Buried) -> Searched:
+    def _search(
+        self, dirs: OpenDirs, log: PartitionLog, wanted: Wanted, tombstones: NDArray[np.int64], end: int
+    ) -> Searched:
         log_dir = dirs.log_dir(log.topic, log.partition)
         others = [each.path for each in dirs.directories if each is not log_dir]
 
         def is_kept(key: int, offset: int) -> bool:
-            is_tombstone = bool(buried.tombstones[key] == offset) and not self._now
-            return is_tombstone or offset >= buried.end
+            return offset >= end or bool(tombstones[key] == offset and not self._now)
 
         try:
             return search(log.view(), wanted, is_kept, log_dir.path, log.files, others)

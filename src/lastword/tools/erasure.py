@@ -149,7 +149,7 @@ class Wanted:
                 for start, length in self._candidates(data, words[rows], shift + rows * _WINDOW):
                     found = data[start : start + length].tobytes()
                     is_value = digest_of(self.salt, found) in self._values
-                    if is_value or found in self.keys:
+                    if is_value or self.keys.number(found) >= 0:
                         yield start, length, is_value
 
     def _candidates(

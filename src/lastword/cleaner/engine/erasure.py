@@ -78,9 +78,10 @@ class SpanSet:
         self._order = np.argsort(hashes)
         self._sorted = hashes[self._order]
 
-    def __contains__(self, data: bytes) -> bool:
-        at = bisect_left(self.members, data)
-        return self.members[at : at + 1] == [data]
+    def number(self, member: bytes) -> int:
+        """Return the number of a member; -1: it is none."""
+        at = bisect_left(self.members, member)
+        return at if self.members[at : at + 1] == [member] else -1
 
     def find(
         self, data: NDArray[np.uint8], position: Int64s, length: NDArray[np.int32]
@@ -156,16 +157,23 @@ class FoundRecords:
     Attributes:
         records: Records with a value.
         tombstones: Records without one.
-        newest: For each key the highest offset of a record; -1: the key has none.
+        keys: The numbers of the keys that have a record, ascending.
+        newest: The highest offset of a record of each.
         is_deleted: Whether that record is a tombstone outside of transactions.
         offsets: All offsets, ascending.
     """
 
     records: int
     tombstones: int
+    keys: Int64s
     newest: Int64s
     is_deleted: NDArray[np.bool_]
     offsets: Int64s
+
+    @classmethod
+    def undeleted(cls, keys: Int64s) -> FoundRecords:
+        """Return keys that are to get a tombstone, without their records."""
+        return cls(0, 0, np.sort(keys), np.zeros_like(keys), np.zeros(keys.size, np.bool_), keys[:0])
 
 
 def find_records(segments: Sequence[Segment], keys: SpanSet, on_value: OnValue | None = None) -> FoundRecords:
@@ -183,8 +191,8 @@ def find_records(segments: Sequence[Segment], keys: SpanSet, on_value: OnValue |
                 _call_with_values(found, hits.chunk, on_value)
             records += int(has_value.sum())
             offsets.append(found.offset)
-    every = np.concatenate(offsets)
-    return FoundRecords(records, every.size - records, newest, is_deleted, every)
+    every, there = np.concatenate(offsets), np.flatnonzero(newest >= 0)
+    return FoundRecords(records, every.size - records, there, newest[there], is_deleted[there], every)
 
 
 def _call_with_values(columns: RecordColumns, chunk: Chunk, on_value: OnValue) -> None:
