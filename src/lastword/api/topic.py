@@ -66,6 +66,9 @@ if TYPE_CHECKING:
         expect: int | Absent | None
 
 
+_FREE: AbstractContextManager[None] = nullcontext()
+
+
 class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
     """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`. Safe from any thread.
 
@@ -267,7 +270,7 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
         now_ms = dirs.clock.now_ms()
         when = now_ms if timestamp is None else packer.timestamp_of(timestamp, now_ms)
         began = perf_counter()
-        held: AbstractContextManager[None] = nullcontext()
+        held: AbstractContextManager[None] = _FREE
         if expect is not None:
             from lastword.api.keys import expecting
 
