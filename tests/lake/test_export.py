@@ -123,14 +123,30 @@ def test_an_export_that_is_repeated_writes_nothing(topic: Any, to: str, place: P
     assert sorted(place.rglob("*")) == before
 
 
-def test_a_file_above_the_space_target_is_rewritten(topic: Any, to: str, place: Path) -> None:
+def test_a_table_above_the_space_target_is_rewritten(topic: Any, to: str, place: Path) -> None:
     fill(topic, 0, 30)
     topic.export(to)
-    fill(topic, 0, 15, "new")
+    fill(topic, 0, 16, "new")
     result = topic.export(to)
-    assert (result.added_rows, result.removed_rows, result.rewritten_rows) == (15, 15, 15)
+    assert (result.added_rows, result.removed_rows, result.rewritten_rows) == (16, 16, 14)
     (add,) = actions_of(place, 1, "add")
     assert json.loads(add["stats"])["numRecords"] == 30
+    assert values_of(place) == {record.key: record.value for record in topic.newest()}
+
+
+def test_the_files_with_the_most_dead_rows_are_rewritten(topic: Any, to: str, place: Path) -> None:
+    """A file that has few stays, also if the export before gave it a vector."""
+    fill(topic, 0, 20)
+    topic.export(to)
+    fill(topic, 20, 40)
+    topic.export(to)
+    fill(topic, 0, 12, "new")
+    fill(topic, 20, 22, "new")
+    topic.export(to)
+    fill(topic, 22, 32, "newer")
+    result = topic.export(to)
+    assert result.rewritten_rows == 8
+    assert len(actions_of(place, 3, "add")) == 2
     assert values_of(place) == {record.key: record.value for record in topic.newest()}
 
 
@@ -719,7 +735,7 @@ def test_a_saved_garbage_index_takes_the_place_of_a_scan(
     to: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records above the index are scanned; the rows are those of a scan of everything."""
-    from lastword.state import newest
+    from lastword.state import changes
 
     with lastword.open(tmp_path / "log", "a", log_cleaner_enable=False) as logs:
         topic = created(logs, segment_bytes=4000)
@@ -732,8 +748,8 @@ def test_a_saved_garbage_index_takes_the_place_of_a_scan(
         fill(topic, 50, 150, "newest")
         topic.delete("k299")
         found: list[Any] = []
-        inner = newest.from_accounts
-        monkeypatch.setattr(newest, "from_accounts", lambda *given: found.append(inner(*given)) or found[-1])
+        inner = changes.from_accounts
+        monkeypatch.setattr(changes, "from_accounts", lambda *given: found.append(inner(*given)) or found[-1])
         topic.export(to)
         assert found and found[0] is not None
         assert values_of(place) == {record.key: record.value for record in topic.newest()}

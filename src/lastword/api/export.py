@@ -20,20 +20,18 @@ from lastword.lake.table import Table
 from lastword.objects import ObjectStore, is_url, open_store, probe
 from lastword.parse import check_path
 from lastword.partition import removal_log
-from lastword.state.newest import newest_parts
+from lastword.state.changes import newer_parts
 from lastword.value_formats import FORMATS, format_of
 from lastword.value_formats.ddl import parse_ddl
 from lastword.values import Meter, ProgressLike
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from lastword.api.open_dirs import OpenDirs
+    from lastword.lake.vectors import Offsets
     from lastword.partition.moment import Range
     from lastword.partition.removal_log import RemovalLog
     from lastword.partition.view import PartitionView
-    from lastword.state.newest import NewestRecords
     from lastword.value_formats.interface import ValueFormat
 
 KIND = "delta:"
@@ -190,13 +188,10 @@ class _Source:
             partial(self._newest, range_),
         )
 
-    def _newest(self, range_: Range, since: int) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch | None]]:
+    def _newest(self, range_: Range, since: int, known: Offsets) -> Iterator[pa.RecordBatch]:
         map_bytes = self._dirs.settings.instance.map_bytes
         with self._meter.part(self._unread.pop(range_.partition, 0)) as update:
-            for records in newest_parts(
-                range_, tombstones=False, map_bytes=map_bytes, progress=update, saved=True
-            ):
-                yield self._form.split(records, range_.partition, since)
+            yield from self._form.newer_rows(range_, since, known, map_bytes, update)
 
 
 def _bytes_of(view: PartitionView) -> int:
@@ -232,22 +227,28 @@ class RowForm:
             ]
         )
 
-    def split(
-        self, records: NewestRecords, partition: int, since: int
-    ) -> tuple[NDArray[np.int64], pa.RecordBatch | None]:
-        """Return the offsets of records below `since`, and the rows of the others."""
-        columns, chunk = records.columns, records.chunk
-        if columns is None or chunk is None:
-            below = np.array([record.offset for record in records.records if record.offset < since], np.int64)
-            fresh = [record for record in records.records if record.offset >= since]
-            return below, self._rows(self._form.of_records(fresh, partition)) if fresh else None
-        middle = int(np.searchsorted(columns.offset, since))
-        below = columns.offset[:middle].copy()
-        if middle == len(columns):
-            return below, None
-        rest = columns.select(slice(middle, len(columns)))
-        batches = list(self._form.of_columns(rest, chunk, partition, INT64_MAX))
-        return below, self._rows(batches[0])
+    def newer_rows(
+        self,
+        range_: Range,
+        since: int,
+        known: Offsets,
+        map_bytes: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of live records from `since` on; see `LivePartition.newest`."""
+        counted = self._format is None or not self._format.has_deletions
+        for records in newer_parts(
+            range_, since, known, map_bytes=map_bytes, counted=counted, progress=progress
+        ):
+            if not len(records):
+                continue
+            if records.columns is None or records.chunk is None:
+                yield self._rows(self._form.of_records(records.records, range_.partition))
+            else:
+                for batch in self._form.of_columns(
+                    records.columns, records.chunk, range_.partition, INT64_MAX
+                ):
+                    yield self._rows(batch)
 
     def _rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return records as rows of the table. A value that its format takes for a deletion is left out."""

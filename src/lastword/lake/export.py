@@ -11,26 +11,25 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from lastword.arrow import pa
 from lastword.clock import Clock
 from lastword.errors import BusyError, InvalidSettingError, LastwordError, MissingError, ObjectVanishedError
-from lastword.lake.data import DataReader, DataWriter
+from lastword.lake.data import DataReader, DataWriter, Written
 from lastword.lake.directory import SCRATCH
+from lastword.lake.rows import Key, TableRows
 from lastword.lake.table import LAYOUT, LOG, OWN, TOPIC, DataFile, Snapshot, Table
-from lastword.lake.vectors import Offsets, Vector, VectorFile, bitmap_of, numbers_of, read_vector
+from lastword.lake.vectors import Offsets, VectorFile, numbers_of
+from lastword.objects.interface import ObjectStore
 from lastword.units import MIB, format_bytes
 from lastword.values import Value, plural
 from lastword.version import __version__
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 VECTORS = "vectors"
 ATTEMPTS = 16
@@ -49,7 +48,7 @@ _VECTORS = re.compile(r"deletion_vector_([0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f-]{21})
 
 logger = logging.getLogger(__name__)
 
-Newest = Callable[[int], "Iterator[tuple[NDArray[np.int64], pa.RecordBatch | None]]"]
+Newest = Callable[[int, Offsets], "Iterator[pa.RecordBatch]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,8 @@ class LivePartition:
         end: The committed end: no record from there on is live for the table.
         cuts: How often the log was cut, by its removal log.
         cut_since: Returns the lowest offset at which the log was cut after so many cuts.
-        newest: Takes an offset. Yields (offsets of live records below it, rows of live records from it on).
+        newest: Takes an offset and the offsets of records below it that have a row. Yields the rows of live
+            records from the offset on, and removes from the other offsets those that are not live.
     """
 
     number: int
@@ -128,6 +128,7 @@ def export(
     dry_run: bool = False,
     before_write: Callable[[], object] = lambda: None,
     checkpoint: Callable[[], object] = lambda: None,
+    work: Callable[[Writing], Work] | None = None,
 ) -> Exported:
     """Bring a table to the newest values of a topic; see `Topic.export`.
 
@@ -141,6 +142,7 @@ def export(
         dry_run: Measure, and write nothing.
         before_write: Called once before the first write.
         checkpoint: Writes a checkpoint of the table.
+        work: Makes the workers of an attempt; None: this process.
 
     Raises:
         TableRefusedError: As `Table.check` and `Table.check_changes`.
@@ -154,11 +156,14 @@ def export(
         if snapshot.version >= 0:
             table.check(snapshot, topic, VECTORS, columns)
             table.check_changes(snapshot)
-        attempt = _Attempt(table, snapshot, moment(), topic, schema, space_target, clock.now_ms())
+        writing = Writing(table.store, schema, snapshot.version + 1, clock.now_ms(), dry_run)
+        attempt = _Attempt(
+            table, snapshot, moment(), topic, space_target, writing, (work or LocalWork)(writing)
+        )
         if attempt.is_current:
             return attempt.result(None)
         if dry_run:
-            attempt.collect(dry=True)
+            attempt.collect()
             return attempt.result(None)
         if not prepared:
             before_write()
@@ -200,6 +205,89 @@ def delta_schema(schema: pa.Schema) -> dict[str, Any]:
     return parsed
 
 
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """The version of a table that is written, for the workers that write its files."""
+
+    store: ObjectStore
+    schema: pa.Schema
+    version: int
+    now_ms: int
+    dry: bool
+
+    def writer(self) -> DataWriter:
+        """Return a writer of data files, whose names no other writer gives."""
+        return DataWriter(
+            self.store, self.schema, _prefix(self.version, os.urandom(8).hex()), self.now_ms, dry=self.dry
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an export changes for a partition: rows added, and the rows that died, a bitmap for each file."""
+
+    added: int
+    died: Mapping[Key, Any]
+
+
+class Work(Protocol):
+    """The workers of one attempt."""
+
+    written: Written
+    """The files so far; also of work that failed."""
+
+    def change(self, parts: Sequence[tuple[LivePartition, int]], rows: TableRows) -> Iterable[Change]:
+        """Write the new rows of partitions, each from an offset on; find the rows that died."""
+
+    def rewrite(self, files: Sequence[tuple[DataFile, Any]]) -> None:
+        """Write the rows of files again, without those in a bitmap."""
+
+    def finish(self) -> None:
+        """End the last file."""
+
+
+class LocalWork:
+    """Writes the files of an attempt in this process, one after another."""
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
+        self._writer = writing.writer()
+        self.written = self._writer.written
+
+    def change(self, parts: Sequence[tuple[LivePartition, int]], rows: TableRows) -> Iterator[Change]:
+        """Write the new rows of partitions; find the rows that died."""
+        for part, since in parts:
+            yield change_of(part, since, rows, self._writer)
+
+    def rewrite(self, files: Sequence[tuple[DataFile, Any]]) -> None:
+        """Write the rows of files again, without those in a bitmap."""
+        rewrite(files, self._writing, self._writer)
+
+    def finish(self) -> None:
+        """End the last file."""
+        self._writer.close()
+
+
+def change_of(part: LivePartition, since: int, rows: TableRows, writer: DataWriter) -> Change:
+    """Write the new rows of a partition; find the rows that died. Since 0: none of its rows stays."""
+    known = rows.known(part.number) if since else Offsets()
+    added = 0
+    for batch in part.newest(since, known):
+        added += batch.num_rows
+        writer.write(batch)
+    return Change(added, rows.died(part.number, known))
+
+
+def rewrite(files: Sequence[tuple[DataFile, Any]], writing: Writing, writer: DataWriter) -> None:
+    """Write the rows of files again, without those in a bitmap."""
+    for file, dead in files:
+        reader = DataReader(writing.store, file.object, file.size)
+        mask = np.zeros(reader.rows, np.bool_)
+        mask[numbers_of(dead)] = True
+        for batch in reader.live(mask, writing.schema):
+            writer.write(batch)
+
+
 class _Attempt:
     """One attempt to commit the version after a snapshot."""
 
@@ -209,22 +297,19 @@ class _Attempt:
         snapshot: Snapshot,
         moment: Moment,
         topic: str,
-        schema: pa.Schema,
         space_target: float,
-        now_ms: int,
+        writing: Writing,
+        work: Work,
     ) -> None:
-        self.version = snapshot.version + 1
+        self.version = writing.version
         self._table = table
         self._snapshot = snapshot
         self._moment = moment
         self._topic = topic
-        self._schema = schema
         self._space_target = space_target
-        self._now_ms = now_ms
-        token = int.from_bytes(os.urandom(10), "big")
-        self._vectors = VectorFile(_identity(self.version, token))
-        self._prefix = f"lastword-{self.version:020}-{token & (1 << 64) - 1:016x}"
-        self._data = DataWriter(table.store, schema, self._prefix, now_ms)
+        self._writing = writing
+        self._work = work
+        self._vectors = VectorFile(_identity(self.version, int.from_bytes(os.urandom(10), "big")))
         self._own = f"{OWN}{moment.topic_id}/"
         self._others = [
             name
@@ -264,52 +349,58 @@ class _Attempt:
 
     # -------------------------------------------------------------- the content of the commit
 
-    def collect(self, *, dry: bool = False) -> None:
-        """Write data files and vectors, and collect the actions. `dry`: measure them."""
-        self._data = DataWriter(self._table.store, self._schema, self._prefix, self._now_ms, dry=dry)
-        live: dict[int, Offsets] = {}
-        for part in self._changed:
-            below = live[part.number] = Offsets()
-            for offsets, batch in part.newest(self._since(part)):
-                below.add(offsets)
-                if batch is not None:
-                    self._added += batch.num_rows
-                    self._data.write(batch)
-        small = [file for file in self._snapshot.files.values() if file.size < SMALL_BYTES]
-        joined = {file.key for file in small} if len(small) > MOST_SMALL else set()
-        for file in self._snapshot.files.values():
-            self._mark(file, live, joins=file.key in joined)
-        self._data.close()
-        if len(self._vectors) and not dry:
+    def collect(self) -> None:
+        """Write data files and vectors, and collect the actions; with a dry run, measure them."""
+        rows = TableRows(self._writing.store, [*self._snapshot.files.values()])
+        died: dict[Key, Any] = {}
+        parts = [(part, self._since(part)) for part in self._changed]
+        for change in self._work.change(parts, rows):
+            self._added += change.added
+            for key, bitmap in change.died.items():
+                died[key] = died[key] | bitmap if key in died else bitmap
+        counts = [_Counts.of(file, rows, died.get(file.key), self._is_remade) for file in rows.files]
+        self._removed = sum(each.died for each in counts)
+        again = self._to_rewrite(counts)
+        for each in counts:
+            if each.died or each.file.key in again:
+                self._replace(each, died.get(each.file.key), rows, again)
+        self._work.rewrite([*again.values()])
+        self._work.finish()
+        if len(self._vectors) and not self._writing.dry:
             self._table.store.put(self._vectors.name, bytes(self._vectors.data))
 
-    def _mark(self, file: DataFile, live: Mapping[int, Offsets], *, joins: bool) -> None:
-        """Remove a file, rewrite it, or give it a vector, if rows of it have died."""
-        reader = DataReader(self._table.store, file.object, file.size)
-        before = np.zeros(reader.rows, np.bool_)
-        if file.vector is not None:
-            before[numbers_of(read_vector(self._table.store, file.vector))] = True
-        dead = before | self._is_remade
-        if not self._is_remade:
-            partitions, offsets = reader.positions()
-            for number, below in live.items():
-                rows = np.flatnonzero(partitions == number)
-                dead[rows] |= below.missing(offsets[rows])
-        count, died = int(np.count_nonzero(dead)), int(np.count_nonzero(dead & ~before))
-        if not died and not joins:
+    def _to_rewrite(self, counts: Sequence[_Counts]) -> dict[Key, tuple[DataFile, Any]]:
+        """Return the files to rewrite so that the table keeps its space target, without their bitmaps.
+
+        The files with the largest dead share are rewritten first. Many small files are joined.
+        """
+        kept = sorted((each for each in counts if each.alive), key=lambda each: each.alive / each.rows)
+        small = [each for each in kept if each.file.size < SMALL_BYTES]
+        chosen = small if len(small) > MOST_SMALL else []
+        live = self._added + sum(each.alive for each in kept)
+        total = self._added + sum(each.rows for each in kept) - sum(each.dead for each in chosen)
+        for each in kept:
+            if total <= self._space_target * live:
+                break
+            if each not in chosen:
+                chosen.append(each)
+                total -= each.dead
+        self._rewritten = sum(each.alive for each in chosen)
+        return {each.file.key: (each.file, None) for each in chosen}
+
+    def _replace(
+        self, counts: _Counts, died: Any, rows: TableRows, again: dict[Key, tuple[DataFile, Any]]
+    ) -> None:
+        """Remove a file, and unless it is rewritten or has no live row, add it with a vector."""
+        file = counts.file
+        self._actions.append(file.removed(self._writing.now_ms))
+        if not counts.alive:
             return
-        self._removed += died
-        alive = reader.rows - count
-        vector: Vector | None = None
-        if alive and not joins and reader.rows <= self._space_target * alive:
-            vector = self._vectors.add(bitmap_of(np.flatnonzero(dead)))
-        elif alive:
-            self._rewritten += alive
-            for batch in reader.live(dead, self._schema):
-                self._data.write(batch)
-        self._actions.append(file.removed(self._now_ms))
-        if vector is not None:
-            self._actions.append(file.added_with(vector, reader.rows))
+        dead = rows.deleted(file) if died is None else rows.deleted(file) | died
+        if file.key in again:
+            again[file.key] = file, dead
+        else:
+            self._actions.append(file.added_with(self._vectors.add(dead), counts.rows))
 
     # -------------------------------------------------------------- the commit
 
@@ -318,7 +409,7 @@ class _Attempt:
         actions: list[dict[str, Any]] = [
             {
                 "commitInfo": {
-                    "timestamp": self._now_ms,
+                    "timestamp": self._writing.now_ms,
                     "operation": "LASTWORD EXPORT",
                     "operationParameters": {"topic": self._topic, "layout": VECTORS},
                     "isBlindAppend": False,
@@ -327,17 +418,18 @@ class _Attempt:
             }
         ]
         if self.version == 0:
-            actions += _created(self._topic, columns, self._now_ms)
+            actions += _created(self._topic, columns, self._writing.now_ms)
         positions = dict.fromkeys(self._others, NO_POSITION)
         for part in self._changed:
             positions |= self._txns(part)
         for name, value in positions.items():
-            actions.append({"txn": {"appId": name, "version": value, "lastUpdated": self._now_ms}})
-        return self._table.commit(self.version, [*actions, *self._actions, *self._data.actions])
+            actions.append({"txn": {"appId": name, "version": value, "lastUpdated": self._writing.now_ms}})
+        return self._table.commit(self.version, [*actions, *self._actions, *self._work.written.actions])
 
     def undo(self) -> None:
         """Remove the files of an attempt that failed or that another commit overtook."""
-        self._table.store.delete([*self._data.names, *([self._vectors.name] if len(self._vectors) else [])])
+        vectors = [self._vectors.name] if len(self._vectors) else []
+        self._table.store.delete([*self._work.written.names, *vectors])
 
     def result(self, version: int | None) -> Exported:
         """Return what the attempt wrote."""
@@ -348,10 +440,30 @@ class _Attempt:
             self._added,
             self._removed,
             self._rewritten,
-            len(self._data.names),
-            self._data.size + len(self._vectors),
+            len(self._work.written.names),
+            self._work.written.size_bytes + len(self._vectors),
             {part.number: part.end for part in self._moment.partitions},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The rows of a file: how many there are, are dead, and have died since the last export."""
+
+    file: DataFile
+    rows: int
+    dead: int
+    died: int
+
+    @property
+    def alive(self) -> int:
+        return self.rows - self.dead
+
+    @classmethod
+    def of(cls, file: DataFile, rows: TableRows, died: Any, is_remade: bool) -> _Counts:
+        count, before = rows.count(file), 0 if file.vector is None else file.vector.rows
+        new = count - before if is_remade else len(died or ())
+        return cls(file, count, before + new, new)
 
 
 def _created(topic: str, columns: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:
@@ -379,6 +491,11 @@ def _created(topic: str, columns: Mapping[str, Any], now_ms: int) -> list[dict[s
 
 
 # ---------------------------------------------------------------- files without a commit
+
+
+def _prefix(version: int, token: str) -> str:
+    """Return how the names of data files of a commit begin. `token`: 16 hexadecimal digits."""
+    return f"lastword-{version:020}-{token}"
 
 
 def _identity(version: int, token: int) -> uuid.UUID:

@@ -66,10 +66,28 @@ class Offsets:
     def add(self, offsets: NDArray[np.int64]) -> None:
         """Add offsets."""
         for high, low in _by_high(offsets):
+            self._by_high[high] = self._by_high.get(high, bitmap_class()()) | bitmap_of(low)
+
+    def discard(self, offsets: NDArray[np.int64]) -> None:
+        """Remove offsets, which need not be there."""
+        for high, low in _by_high(offsets):
             if high in self._by_high:
-                self._by_high[high] |= bitmap_of(low)
-            else:
-                self._by_high[high] = bitmap_of(low)
+                self._by_high[high] -= bitmap_of(low)
+
+    def keep(self, first: int, end: int, offsets: NDArray[np.int64]) -> None:
+        """Remove from [first, end) all but these offsets."""
+        kept = dict(_by_high(offsets))
+        for high, low, above in self._within(first, end):
+            known = self._by_high[high]
+            both = known & bitmap_of(kept[high]) if high in kept else bitmap_class()()
+            known.remove_range(low, above)
+            known |= both
+
+    def count(self, first: int, end: int) -> int:
+        """Return how many offsets are in [first, end)."""
+        return sum(
+            self._by_high[high].range_cardinality(low, above) for high, low, above in self._within(first, end)
+        )
 
     def missing(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of the offsets that are not in the set."""
@@ -81,6 +99,12 @@ class Offsets:
                 gone = bitmap_of(low) - self._by_high[high]
                 result[rows] = np.isin(low, numbers_of(gone)) if gone else False
         return result
+
+    def _within(self, first: int, end: int) -> list[tuple[int, int, int]]:
+        """Return the upper halves of offsets in [first, end), and the range of the lower halves."""
+        starts = {high: high << 32 for high in self._by_high}
+        ranges = [(high, max(first - start, 0), min(end - start, 1 << 32)) for high, start in starts.items()]
+        return [(high, low, above) for high, low, above in ranges if low < above]
 
 
 def _by_high(offsets: NDArray[np.int64]) -> list[tuple[int, NDArray[np.uint32]]]:

@@ -1,0 +1,106 @@
+"""The rows of a snapshot's data files: the records that they hold, and which of them have died."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lastword.lake.data import DataReader
+from lastword.lake.table import DataFile
+from lastword.lake.vectors import Offsets, bitmap_class, bitmap_of, numbers_of, read_vector
+from lastword.objects.interface import ObjectStore
+from lastword.units import MIB
+from lastword.wire import INT32_MAX
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Positions = tuple[NDArray[np.int32], NDArray[np.int64]]
+
+KEPT_BYTES = 64 * MIB
+"""Positions of rows are kept up to this size, and read again above it."""
+Key = tuple[str, str | None]
+
+
+class TableRows:
+    """The rows of data files. Each method opens the files that it needs."""
+
+    def __init__(self, store: ObjectStore, files: Sequence[DataFile]) -> None:
+        self._store = store
+        self.files = files
+        self._stats = {file.key: _stats_of(file) for file in files}
+        self._kept: dict[Key, Positions] = {}
+        self._kept_bytes = 0
+
+    def count(self, file: DataFile) -> int:
+        """Return the rows of a file, deleted ones included."""
+        known = self._stats[file.key].get("numRecords")
+        return int(known) if known is not None else self.reader(file).rows
+
+    def reader(self, file: DataFile) -> DataReader:
+        """Open a file."""
+        return DataReader(self._store, file.object, file.size)
+
+    def deleted(self, file: DataFile) -> Any:
+        """Return the roaring bitmap of the rows that a file leaves out."""
+        return bitmap_class()() if file.vector is None else read_vector(self._store, file.vector)
+
+    def known(self, number: int) -> Offsets:
+        """Return the offsets of the records of a partition that have a row."""
+        known = Offsets()
+        for file in self._of(number):
+            known.add(self._live(file, number)[1])
+        return known
+
+    def died(self, number: int, live: Offsets) -> dict[Key, Any]:
+        """Return the rows of a partition whose record is not live, but for deleted ones: a bitmap a file."""
+        died: dict[Key, Any] = {}
+        for file in self._of(number):
+            rows, offsets = self._live(file, number)
+            gone = live.missing(offsets)
+            if gone.any():
+                died[file.key] = bitmap_of(rows[gone])
+        return died
+
+    def positions(self, file: DataFile, rows: Any) -> Positions:
+        """Return the partition and the offset of the rows in a bitmap."""
+        partitions, offsets = self._positions(file)
+        numbers = numbers_of(rows)
+        return partitions[numbers], offsets[numbers]
+
+    def _of(self, number: int) -> list[DataFile]:
+        """Return the files that may have rows of a partition."""
+        return [file for file in self.files if _may_hold(self._stats[file.key], number)]
+
+    def _live(self, file: DataFile, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of a partition that are not deleted, and their offsets."""
+        partitions, offsets = self._positions(file)
+        live = partitions == number
+        if file.vector is not None:
+            live[numbers_of(self.deleted(file))] = False
+        rows = np.flatnonzero(live)
+        return rows, offsets[rows]
+
+    def _positions(self, file: DataFile) -> Positions:
+        found = self._kept.get(file.key)
+        if found is None:
+            found = self.reader(file).positions()
+            size = sum(column.nbytes for column in found)
+            if self._kept_bytes + size <= KEPT_BYTES:
+                self._kept[file.key] = found
+                self._kept_bytes += size
+        return found
+
+
+def _stats_of(file: DataFile) -> Mapping[str, Any]:
+    stats: Mapping[str, Any] = json.loads(file.action.get("stats") or "{}")
+    return stats
+
+
+def _may_hold(stats: Mapping[str, Any], number: int) -> bool:
+    low = (stats.get("minValues") or {}).get("partition", 0)
+    high = (stats.get("maxValues") or {}).get("partition", INT32_MAX)
+    return bool(low <= number <= high)
