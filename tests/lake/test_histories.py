@@ -12,7 +12,7 @@ import pytest
 
 from lastword.lake import rows as table_rows
 from lastword.lake import table
-from lastword.lake.export import _Attempt
+from lastword.lake.export import LivePartition, _Attempt
 from lastword.lake.table import Table
 from lastword.lake.vectors import Offsets, bitmap_of, numbers_of
 from tests.lake.histories import History, Violation
@@ -131,7 +131,7 @@ def test_dead_rows_from_the_records_above_the_position_alone(
 
 
 def test_a_cut_that_is_not_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_Attempt, "_since", lambda self, part: self._position(part.number) or 0)
+    monkeypatch.setattr(LivePartition, "since", lambda self, before: 0 if before is None else before.end)
     assert found(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from lastword.api.arrow import ArrowForm
 from lastword.api.reader import one_of, ranges
 from lastword.arrow import pa
 from lastword.errors import InvalidSettingError, TableRefusedError, UsageError, ValueFormatError
+from lastword.files import DEFAULT, Files
 from lastword.lake.directory import DirectoryStore
-from lastword.lake.export import Exported, LivePartition, Moment, delta_schema, export
+from lastword.lake.export import Exported, LivePartition, Moment, Work, Writing, delta_schema, export
 from lastword.lake.table import Table
 from lastword.objects import ObjectStore, is_url, open_store, probe
 from lastword.parse import check_path
@@ -42,62 +44,76 @@ _probed: set[str] = set()
 """URLs whose stores enforce conditions, as this process has seen."""
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the columns of a table are made from. Can be sent to a task.
+
+    Attributes:
+        topic: The topic.
+        names: The serializers of keys and values.
+        value_format: The name of a format; None: as the serializer says.
+        value_schema: The type of the column `value`, as text or in Arrow; None: as the format says.
+        format_options: Options of the format.
+    """
+
+    topic: str
+    names: tuple[str | None, str | None]
+    value_format: str | None = None
+    value_schema: Any = None
+    format_options: Mapping[str, str] | None = None
+
+
 def export_topic(
     dirs: OpenDirs,
-    topic: str,
-    names: tuple[str | None, str | None],
+    columns: Columns,
     to: Any,
     *,
-    value_format: str | None,
-    value_schema: Any,
-    format_options: Mapping[str, str] | None,
     dry_run: bool,
     storage_options: Mapping[str, str] | None,
     progress: ProgressLike | bool | None,
+    work: Callable[[Writing], Work] | None = None,
 ) -> Exported:
-    """Export a topic; see `Topic.export`. `names`: the serializers of keys and values."""
-    store, checkpoint = _target(dirs, to, storage_options)
-    form = RowForm(topic, names, value_format, value_schema, format_options or {})
+    """Export a topic; see `Topic.export`. `work`: as in `lake.export.export`."""
+    place = _place(to, storage_options, dirs)
+    form = RowForm(columns)
     delta_schema(form.schema)  # a package that is missing is named before the log is read
-    source = _Source(dirs, topic, form, progress)
-    with store:
+    source = Source(dirs, form, progress)
+    with store_at(place, storage_options, dirs.local_files) as store:
         result = export(
             Table(store),
             source.moment,
-            topic=topic,
+            topic=columns.topic,
             schema=form.schema,
             space_target=dirs.settings.instance.lastword_space_target,
             clock=dirs.clock,
             dry_run=dry_run,
             before_write=partial(_check_store, store, dirs),
-            checkpoint=checkpoint,
+            checkpoint=partial(_checkpoint, store.url, storage_options or {}),
+            work=work,
         )
     source.finish()
     return result
 
 
-def _target(
-    dirs: OpenDirs, to: Any, options: Mapping[str, str] | None
-) -> tuple[ObjectStore, Callable[[], object]]:
-    """Return the store of a table, and a function that writes a checkpoint."""
+def _place(to: Any, options: Mapping[str, str] | None, dirs: OpenDirs) -> str:
+    """Return the path or URL of a table, checked."""
     text = check_path("to", to)
     if not text.startswith(KIND) or text == KIND:
         raise UsageError(f"to={text!r} names no table", remedy="give delta:PATH or delta:URL")
     place = text.removeprefix(KIND)
-    if not is_url(place):
-        if options:
-            raise UsageError(
-                "storage options are for a table in a bucket", remedy="omit them for a directory"
-            )
-        path = check_path("to", place)
-        _check_directory(path, dirs)
-        return DirectoryStore(dirs.local_files, path), partial(_checkpoint, path, {})
-    _check_escapes(place)
-    store = open_store(place, options)
-    given = {name: value for name, value in (options or {}).items() if name.lower() not in _OWN_OPTIONS}
-    if store.url.startswith("memory:"):  # another library does not see the memory of this one
-        return store, lambda: None
-    return store, partial(_checkpoint, store.url, given)
+    if is_url(place):
+        _check_escapes(place)
+        return place
+    if options:
+        raise UsageError("storage options are for a table in a bucket", remedy="omit them for a directory")
+    path = check_path("to", place)
+    _check_directory(path, dirs)
+    return path
+
+
+def store_at(place: str, options: Mapping[str, str] | None, files: Files = DEFAULT) -> ObjectStore:
+    """Open the store of a table at a path or URL."""
+    return open_store(place, options) if is_url(place) else DirectoryStore(files, place)
 
 
 def _check_directory(path: str, dirs: OpenDirs) -> None:
@@ -122,9 +138,11 @@ def _check_escapes(place: str) -> None:
 
 
 def _checkpoint(place: str, options: Mapping[str, str]) -> None:
+    if place.startswith("memory:"):  # another library does not see the memory of this one
+        return
     from deltalake import DeltaTable
 
-    given = dict(options)
+    given = {name: value for name, value in options.items() if name.lower() not in _OWN_OPTIONS}
     if any(value.startswith("http://") for value in given.values()):
         given.setdefault("allow_http", "true")
     DeltaTable(place, storage_options=given).create_checkpoint()
@@ -140,17 +158,15 @@ def _check_store(store: ObjectStore, dirs: OpenDirs) -> None:
 # ---------------------------------------------------------------- one moment of the log
 
 
-class _Source:
+class Source:
     """The log of a topic, from which each attempt of an export reads one moment."""
 
-    def __init__(
-        self, dirs: OpenDirs, topic: str, form: RowForm, progress: ProgressLike | bool | None
-    ) -> None:
+    def __init__(self, dirs: OpenDirs, form: RowForm, progress: ProgressLike | bool | None = None) -> None:
         self._dirs = dirs
-        self._topic = topic
+        self._topic = form.topic
         self._form = form
         dirs.refresh()
-        sizes = {number: _bytes_of(view) for number, view in dirs.views(topic).items()}
+        sizes = {number: _bytes_of(view) for number, view in dirs.views(form.topic).items()}
         self._meter = Meter("export", progress, sum(sizes.values()))
         self._unread = sizes
 
@@ -160,12 +176,14 @@ class _Source:
             with self._meter.part(size):
                 pass
 
-    def moment(self) -> Moment:
-        """Return the topic as it is now, with its files held open."""
+    def moment(self, partition: int | None = None) -> Moment:
+        """Return the topic, or a partition of it, as it is now, with its files held open."""
         dirs, topic = self._dirs, self._topic
         dirs.refresh()
         topic_id = dirs.topic_id(topic)
         views = dict(dirs.views(topic))
+        if partition is not None:
+            views = {partition: views[partition]}
         if topic_id is None:
             raise TableRefusedError(
                 f"{topic} has no topic id, by which an export would notice that it was made again",
@@ -201,17 +219,12 @@ def _bytes_of(view: PartitionView) -> int:
 class RowForm:
     """The columns of a table and the rows of records: key, value, partition, offset, timestamp."""
 
-    def __init__(
-        self,
-        topic: str,
-        names: tuple[str | None, str | None],
-        value_format: str | None,
-        value_schema: Any,
-        options: Mapping[str, str],
-    ) -> None:
-        self._topic = topic
-        self._format, kind = _format(topic, value_format, value_schema, options)
-        key, value = names[0], names[1] if self._format is None else "bytes"
+    def __init__(self, columns: Columns) -> None:
+        self.topic = topic = columns.topic
+        self._format, kind = _format(
+            topic, columns.value_format, columns.value_schema, columns.format_options or {}
+        )
+        key, value = columns.names[0], columns.names[1] if self._format is None else "bytes"
         self._json = {column for column, name in (("key", key), ("value", value)) if name == "json"}
         self._form = ArrowForm(topic, key, value)
         types = {column: self._form.schema.field(column).type for column in ("key", "value")}
@@ -273,7 +286,7 @@ class RowForm:
         result = self._format.decode(raw, self.schema.field("value").type)
         if result.problems:
             row, reason = min(result.problems.items())
-            name = f"{self._topic}-{batch.column('partition')[row].as_py()}"
+            name = f"{self.topic}-{batch.column('partition')[row].as_py()}"
             offset = batch.column("offset")[row].as_py()
             error = ValueFormatError.at(name, offset, "value", self._format.name, reason)
             error.remedy = "correct value_format or value_schema, or write the key again"

@@ -641,17 +641,13 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
             UnconditionalStoreError: The table's store does not enforce conditions.
             BusyError: Other commits to the table came first 16 times.
         """
-        from lastword.api.export import export_topic
+        from lastword.api.export import Columns, export_topic
 
-        schema = self.schema
+        names = self.schema.key.name, self.schema.value.name
         return export_topic(
             self.dirs,
-            self.name,
-            (schema.key.name, schema.value.name),
+            Columns(self.name, names, value_format, value_schema, format_options),
             to,
-            value_format=value_format,
-            value_schema=value_schema,
-            format_options=format_options,
             dry_run=dry_run,
             storage_options=storage_options,
             progress=progress,

@@ -51,26 +51,45 @@ logger = logging.getLogger(__name__)
 Newest = Callable[[int, Offsets], "Iterator[pa.RecordBatch]"]
 
 
-@dataclass(frozen=True, slots=True)
-class LivePartition:
-    """The live records of a partition at one moment.
+@dataclass(frozen=True)
+class Reached:
+    """The state of a partition's log of which a table has the newest values.
 
     Attributes:
         number: The partition.
         start: The log start.
         end: The committed end: no record from there on is live for the table.
         cuts: How often the log was cut, by its removal log.
-        cut_since: Returns the lowest offset at which the log was cut after so many cuts.
-        newest: Takes an offset and the offsets of records below it that have a row. Yields the rows of live
-            records from the offset on, and removes from the other offsets those that are not live.
     """
 
     number: int
     start: int
     end: int
     cuts: int
-    cut_since: Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class LivePartition(Reached):
+    """The live records of a partition at one moment.
+
+    Attributes:
+        cut_since: Returns the lowest offset at which the log was cut after so many cuts.
+        newest: Takes an offset and the offsets of records below it that have a row. Yields the rows of live
+            records from the offset on, and removes from the other offsets those that are not live.
+    """
+
+    cut_since: Callable[[int], int] = field(repr=False)
     newest: Newest = field(repr=False)
+
+    def since(self, before: Reached | None) -> int:
+        """Return the offset below which the table has the records of the partition; 0: it has none.
+
+        After a cut below the position, offsets may have other records, and a record whose successor was cut
+        off is live again. Then every row of the partition is replaced.
+        """
+        if before is None or min(self.end, self.cut_since(before.cuts)) < before.end:
+            return 0
+        return before.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +245,12 @@ class Writing:
 class Change:
     """What an export changes for a partition: rows added, and the rows that died, a bitmap for each file."""
 
+    reached: Reached
     added: int
     died: Mapping[Key, Any]
+
+
+Part = tuple[LivePartition, Reached | None]
 
 
 class Work(Protocol):
@@ -236,8 +259,8 @@ class Work(Protocol):
     written: Written
     """The files so far; also of work that failed."""
 
-    def change(self, parts: Sequence[tuple[LivePartition, int]], rows: TableRows) -> Iterable[Change]:
-        """Write the new rows of partitions, each from an offset on; find the rows that died."""
+    def change(self, parts: Sequence[Part], rows: TableRows) -> Iterable[Change]:
+        """Write the new rows of partitions, each with what the table has of it; find the rows that died."""
 
     def rewrite(self, files: Sequence[tuple[DataFile, Any]]) -> None:
         """Write the rows of files again, without those in a bitmap."""
@@ -254,10 +277,10 @@ class LocalWork:
         self._writer = writing.writer()
         self.written = self._writer.written
 
-    def change(self, parts: Sequence[tuple[LivePartition, int]], rows: TableRows) -> Iterator[Change]:
+    def change(self, parts: Sequence[Part], rows: TableRows) -> Iterator[Change]:
         """Write the new rows of partitions; find the rows that died."""
-        for part, since in parts:
-            yield change_of(part, since, rows, self._writer)
+        for part, before in parts:
+            yield change_of(part, before, rows, self._writer)
 
     def rewrite(self, files: Sequence[tuple[DataFile, Any]]) -> None:
         """Write the rows of files again, without those in a bitmap."""
@@ -268,14 +291,16 @@ class LocalWork:
         self._writer.close()
 
 
-def change_of(part: LivePartition, since: int, rows: TableRows, writer: DataWriter) -> Change:
-    """Write the new rows of a partition; find the rows that died. Since 0: none of its rows stays."""
+def change_of(part: LivePartition, before: Reached | None, rows: TableRows, writer: DataWriter) -> Change:
+    """Write the new rows of a partition; find the rows that died. `before`: what the table has of it."""
+    since = part.since(before)
     known = rows.known(part.number) if since else Offsets()
     added = 0
     for batch in part.newest(since, known):
         added += batch.num_rows
         writer.write(batch)
-    return Change(added, rows.died(part.number, known))
+    reached = Reached(part.number, part.start, part.end, part.cuts)
+    return Change(reached, added, rows.died(part.number, known))
 
 
 def rewrite(files: Sequence[tuple[DataFile, Any]], writing: Writing, writer: DataWriter) -> None:
@@ -318,6 +343,7 @@ class _Attempt:
         ]
         self._is_remade = bool(self._others)
         self._changed = [part for part in moment.partitions if self._is_remade or self._txns(part)]
+        self._reached: dict[int, Reached] = {}
         self._actions: list[dict[str, Any]] = []
         self._added = self._removed = self._rewritten = 0
 
@@ -326,26 +352,17 @@ class _Attempt:
         """Whether the table has the position of every partition."""
         return self._snapshot.version >= 0 and not self._changed and not self._is_remade
 
-    def _position(self, number: int, suffix: str = "") -> int | None:
-        version = self._snapshot.positions.get(f"{self._own}{number}{suffix}")
-        return None if version == NO_POSITION else version
-
-    def _txns(self, part: LivePartition) -> dict[str, int]:
+    def _txns(self, part: Reached) -> dict[str, int]:
         """Return the versions of application ids that a commit changes for a partition."""
         name = f"{self._own}{part.number}"
         values = {name: part.end, f"{name}/start": part.start, f"{name}/cuts": part.cuts}
         return {key: value for key, value in values.items() if self._snapshot.positions.get(key) != value}
 
-    def _since(self, part: LivePartition) -> int:
-        """Return the offset below which the table has the records of a partition; 0: it has none.
-
-        After a cut below the position, offsets may have other records, and a record whose successor was cut
-        off is live again. Then every row of the partition is replaced.
-        """
-        known, cuts = self._position(part.number), self._position(part.number, "/cuts")
-        if self._is_remade or known is None or cuts is None or min(part.end, part.cut_since(cuts)) < known:
-            return 0
-        return known
+    def _before(self, number: int) -> Reached | None:
+        """Return what the table has of a partition; None: nothing that may stay."""
+        name, known = f"{self._own}{number}", self._snapshot.positions
+        values = [known.get(key, NO_POSITION) for key in (f"{name}/start", name, f"{name}/cuts")]
+        return None if self._is_remade or NO_POSITION in values else Reached(number, *values)
 
     # -------------------------------------------------------------- the content of the commit
 
@@ -353,8 +370,9 @@ class _Attempt:
         """Write data files and vectors, and collect the actions; with a dry run, measure them."""
         rows = TableRows(self._writing.store, [*self._snapshot.files.values()])
         died: dict[Key, Any] = {}
-        parts = [(part, self._since(part)) for part in self._changed]
+        parts = [(part, self._before(part.number)) for part in self._changed]
         for change in self._work.change(parts, rows):
+            self._reached[change.reached.number] = change.reached
             self._added += change.added
             for key, bitmap in change.died.items():
                 died[key] = died[key] | bitmap if key in died else bitmap
@@ -421,7 +439,7 @@ class _Attempt:
             actions += _created(self._topic, columns, self._writing.now_ms)
         positions = dict.fromkeys(self._others, NO_POSITION)
         for part in self._changed:
-            positions |= self._txns(part)
+            positions |= self._txns(self._reached[part.number])
         for name, value in positions.items():
             actions.append({"txn": {"appId": name, "version": value, "lastUpdated": self._writing.now_ms}})
         return self._table.commit(self.version, [*actions, *self._actions, *self._work.written.actions])
@@ -442,7 +460,7 @@ class _Attempt:
             self._rewritten,
             len(self._work.written.names),
             self._work.written.size_bytes + len(self._vectors),
-            {part.number: part.end for part in self._moment.partitions},
+            {part.number: self._reached.get(part.number, part).end for part in self._moment.partitions},
         )
 
 

@@ -40,6 +40,10 @@ class TableRows:
         known = self._stats[file.key].get("numRecords")
         return int(known) if known is not None else self.reader(file).rows
 
+    def of(self, number: int) -> list[DataFile]:
+        """Return the files that may have rows of a partition."""
+        return [file for file in self.files if _may_hold(self._stats[file.key], number)]
+
     def reader(self, file: DataFile) -> DataReader:
         """Open a file."""
         return DataReader(self._store, file.object, file.size)
@@ -51,29 +55,19 @@ class TableRows:
     def known(self, number: int) -> Offsets:
         """Return the offsets of the records of a partition that have a row."""
         known = Offsets()
-        for file in self._of(number):
+        for file in self.of(number):
             known.add(self._live(file, number)[1])
         return known
 
     def died(self, number: int, live: Offsets) -> dict[Key, Any]:
         """Return the rows of a partition whose record is not live, but for deleted ones: a bitmap a file."""
         died: dict[Key, Any] = {}
-        for file in self._of(number):
+        for file in self.of(number):
             rows, offsets = self._live(file, number)
             gone = live.missing(offsets)
             if gone.any():
                 died[file.key] = bitmap_of(rows[gone])
         return died
-
-    def positions(self, file: DataFile, rows: Any) -> Positions:
-        """Return the partition and the offset of the rows in a bitmap."""
-        partitions, offsets = self._positions(file)
-        numbers = numbers_of(rows)
-        return partitions[numbers], offsets[numbers]
-
-    def _of(self, number: int) -> list[DataFile]:
-        """Return the files that may have rows of a partition."""
-        return [file for file in self.files if _may_hold(self._stats[file.key], number)]
 
     def _live(self, file: DataFile, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of a partition that are not deleted, and their offsets."""
