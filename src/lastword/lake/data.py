@@ -27,6 +27,8 @@ BUFFERED_BYTES = 16 * MIB
 """Rows that are collected before they become a row group, or are decoded at a time."""
 BATCH_ROWS = 1 << 16
 """The most rows that are decoded at a time."""
+POSITION_ROWS = 1 << 19
+"""The most rows whose positions are decoded at a time."""
 POSITION = ("partition", "offset")
 """The columns that name the record of a row."""
 
@@ -199,12 +201,11 @@ class DataReader:
         """The number of rows, deleted ones included."""
         return int(self._file.metadata.num_rows)
 
-    def positions(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the partition and the offset of each row."""
-        with self._readable():
-            table = self._file.read(list(POSITION))
-        partitions, offsets = (np.asarray(table.column(name)) for name in POSITION)
-        return partitions.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
+    def positions(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+        """Yield the partition and the offset of each row, some rows at a time."""
+        for batch in self._batches(POSITION_ROWS, list(POSITION)):
+            partitions, offsets = (np.asarray(batch.column(name)) for name in POSITION)
+            yield partitions.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
 
     def live(self, dead: NDArray[np.bool_], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose bit in `dead` is not set, in the order of the file."""
@@ -212,16 +213,20 @@ class DataReader:
         metadata = self._file.metadata
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         rows = max(1, min(BATCH_ROWS, self.rows * BUFFERED_BYTES // max(1, size)))
-        batches = self._file.iter_batches(batch_size=rows, columns=schema.names)
+        for batch in self._batches(rows, schema.names):
+            kept = batch.filter(pa.array(~dead[first : first + batch.num_rows]))
+            first += batch.num_rows
+            arrays = [kept.column(field.name).cast(field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _batches(self, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        batches = self._file.iter_batches(batch_size=rows, columns=columns)
         while True:
             with self._readable():
                 batch = next(batches, None)
             if batch is None:
                 return
-            kept = batch.filter(pa.array(~dead[first : first + batch.num_rows]))
-            first += batch.num_rows
-            arrays = [kept.column(field.name).cast(field.type) for field in schema]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield batch
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

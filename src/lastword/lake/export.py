@@ -175,10 +175,10 @@ def export(
         if snapshot.version >= 0:
             table.check(snapshot, topic, VECTORS, columns)
             table.check_changes(snapshot)
-        writing = Writing(table.store, schema, snapshot.version + 1, clock.now_ms(), dry_run)
-        attempt = _Attempt(
-            table, snapshot, moment(), topic, space_target, writing, (work or LocalWork)(writing)
-        )
+        now = moment()
+        version = Version(snapshot.version + 1, now.topic_id, clock.now_ms())
+        writing = Writing(table.store, schema, version, dry_run)
+        attempt = _Attempt(table, snapshot, now, topic, space_target, writing, (work or LocalWork)(writing))
         if attempt.is_current:
             return attempt.result(None)
         if dry_run:
@@ -225,20 +225,27 @@ def delta_schema(schema: pa.Schema) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """The version of a table that is written: its number, the topic, and the time."""
+
+    number: int
+    topic_id: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Writing:
-    """The version of a table that is written, for the workers that write its files."""
+    """The writing of a version. `dry`: measure files, and store none."""
 
     store: ObjectStore
     schema: pa.Schema
-    version: int
-    now_ms: int
-    dry: bool
+    version: Version
+    dry: bool = False
 
     def writer(self) -> DataWriter:
         """Return a writer of data files, whose names no other writer gives."""
-        return DataWriter(
-            self.store, self.schema, _prefix(self.version, os.urandom(8).hex()), self.now_ms, dry=self.dry
-        )
+        prefix = f"lastword-{self.version.number:020}-{os.urandom(8).hex()}"
+        return DataWriter(self.store, self.schema, prefix, self.version.now_ms, dry=self.dry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +333,7 @@ class _Attempt:
         writing: Writing,
         work: Work,
     ) -> None:
-        self.version = writing.version
+        self.version = writing.version.number
         self._table = table
         self._snapshot = snapshot
         self._moment = moment
@@ -411,7 +418,7 @@ class _Attempt:
     ) -> None:
         """Remove a file, and unless it is rewritten or has no live row, add it with a vector."""
         file = counts.file
-        self._actions.append(file.removed(self._writing.now_ms))
+        self._actions.append(file.removed(self._writing.version.now_ms))
         if not counts.alive:
             return
         dead = rows.deleted(file) if died is None else rows.deleted(file) | died
@@ -427,7 +434,7 @@ class _Attempt:
         actions: list[dict[str, Any]] = [
             {
                 "commitInfo": {
-                    "timestamp": self._writing.now_ms,
+                    "timestamp": self._writing.version.now_ms,
                     "operation": "LASTWORD EXPORT",
                     "operationParameters": {"topic": self._topic, "layout": VECTORS},
                     "isBlindAppend": False,
@@ -436,12 +443,14 @@ class _Attempt:
             }
         ]
         if self.version == 0:
-            actions += _created(self._topic, columns, self._writing.now_ms)
+            actions += _created(self._topic, columns, self._writing.version.now_ms)
         positions = dict.fromkeys(self._others, NO_POSITION)
         for part in self._changed:
             positions |= self._txns(self._reached[part.number])
         for name, value in positions.items():
-            actions.append({"txn": {"appId": name, "version": value, "lastUpdated": self._writing.now_ms}})
+            actions.append(
+                {"txn": {"appId": name, "version": value, "lastUpdated": self._writing.version.now_ms}}
+            )
         return self._table.commit(self.version, [*actions, *self._actions, *self._work.written.actions])
 
     def undo(self) -> None:
@@ -509,11 +518,6 @@ def _created(topic: str, columns: Mapping[str, Any], now_ms: int) -> list[dict[s
 
 
 # ---------------------------------------------------------------- files without a commit
-
-
-def _prefix(version: int, token: str) -> str:
-    """Return how the names of data files of a commit begin. `token`: 16 hexadecimal digits."""
-    return f"lastword-{version:020}-{token}"
 
 
 def _identity(version: int, token: int) -> uuid.UUID:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from lastword.lake.data import DataReader
 from lastword.lake.table import DataFile
 from lastword.lake.vectors import Offsets, bitmap_class, bitmap_of, numbers_of, read_vector
 from lastword.objects.interface import ObjectStore
-from lastword.units import MIB
 from lastword.wire import INT32_MAX
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
     Positions = tuple[NDArray[np.int32], NDArray[np.int64]]
 
-KEPT_BYTES = 64 * MIB
-"""Positions of rows are kept up to this size, and read again above it."""
+KEPT_ROWS = 4 << 20
+"""The positions of this many rows are kept, at 12 bytes each. Those of others are read again."""
 Key = tuple[str, str | None]
 
 
@@ -32,8 +31,8 @@ class TableRows:
         self._store = store
         self.files = files
         self._stats = {file.key: _stats_of(file) for file in files}
-        self._kept: dict[Key, Positions] = {}
-        self._kept_bytes = 0
+        self._kept: dict[Key, list[Positions]] = {}
+        self._kept_rows = 0
 
     def count(self, file: DataFile) -> int:
         """Return the rows of a file, deleted ones included."""
@@ -56,36 +55,37 @@ class TableRows:
         """Return the offsets of the records of a partition that have a row."""
         known = Offsets()
         for file in self.of(number):
-            known.add(self._live(file, number)[1])
+            for _, offsets in self._live(file, number):
+                known.add(offsets)
         return known
 
     def died(self, number: int, live: Offsets) -> dict[Key, Any]:
         """Return the rows of a partition whose record is not live, but for deleted ones: a bitmap a file."""
         died: dict[Key, Any] = {}
         for file in self.of(number):
-            rows, offsets = self._live(file, number)
-            gone = live.missing(offsets)
-            if gone.any():
-                died[file.key] = bitmap_of(rows[gone])
+            for rows, offsets in self._live(file, number):
+                gone = live.missing(offsets)
+                if gone.any():
+                    died[file.key] = died.get(file.key, bitmap_class()()) | bitmap_of(rows[gone])
         return died
 
-    def _live(self, file: DataFile, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows of a partition that are not deleted, and their offsets."""
-        partitions, offsets = self._positions(file)
-        live = partitions == number
-        if file.vector is not None:
-            live[numbers_of(self.deleted(file))] = False
-        rows = np.flatnonzero(live)
-        return rows, offsets[rows]
+    def _live(self, file: DataFile, number: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield rows of a partition that are not deleted, and their offsets."""
+        deleted = numbers_of(self.deleted(file))
+        first = 0
+        for partitions, offsets in self._positions(file):
+            live = partitions == number
+            within = slice(*np.searchsorted(deleted, [first, first + live.size]))
+            live[deleted[within] - first] = False
+            rows = np.flatnonzero(live)
+            yield first + rows, offsets[rows]
+            first += live.size
 
-    def _positions(self, file: DataFile) -> Positions:
-        found = self._kept.get(file.key)
-        if found is None:
-            found = self.reader(file).positions()
-            size = sum(column.nbytes for column in found)
-            if self._kept_bytes + size <= KEPT_BYTES:
-                self._kept[file.key] = found
-                self._kept_bytes += size
+    def _positions(self, file: DataFile) -> Iterable[Positions]:
+        if file.key in self._kept or self._kept_rows + self.count(file) > KEPT_ROWS:
+            return self._kept.get(file.key) or self.reader(file).positions()
+        self._kept[file.key] = found = [*self.reader(file).positions()]
+        self._kept_rows += self.count(file)
         return found
 
 
