@@ -69,6 +69,7 @@ class History:
         self.clock = ManualClock(NOW_MS)
         self.table = str(self.place / "table")
         self.to = f"delta:{self.table}"
+        self.layout = "merge" if self.seed % 5 == 4 else "vectors"
         self.value = 0
         self.producer = 0
         self.open: list[tuple[int, int]] = []
@@ -186,7 +187,7 @@ class History:
     def export(self, files: Any = DEFAULT) -> Any:
         """Export as another process does, which has the log open to read; check the table."""
         with lastword.open(self.place / "log", "r", files=files, clock=self.clock) as logs:
-            result = logs.topic(TOPIC).export(self.to)
+            result = logs.topic(TOPIC).export(self.to, layout=self.layout)
         self.check(result.version)
         return result
 

@@ -150,6 +150,26 @@ def test_the_files_with_the_most_dead_rows_are_rewritten(topic: Any, to: str, pl
     assert values_of(place) == {record.key: record.value for record in topic.newest()}
 
 
+def test_the_layout_merge_has_no_vectors(topic: Any, to: str, place: Path) -> None:
+    """Each file of which a row died is written again; readers without vectors see the newest values."""
+    fill(topic, 0, 20)
+    topic.export(to, layout="merge")
+    fill(topic, 20, 40)
+    topic.export(to, layout="merge")
+    topic.delete("k7")
+    result = topic.export(to, layout="merge")
+    assert (result.added_rows, result.removed_rows, result.rewritten_rows) == (0, 1, 19)
+    assert not list(place.glob("deletion_vector_*"))
+    (protocol,) = actions_of(place, 0, "protocol")
+    assert protocol == {"minReaderVersion": 1, "minWriterVersion": 2}
+    rows = DeltaTable(str(place)).to_pyarrow_table(columns=["key", "value"]).to_pylist()
+    expected = {record.key: record.value for record in topic.newest()}
+    assert {row["key"]: row["value"] for row in rows} == expected and len(rows) == 39
+    assert values_of(place) == expected
+    with pytest.raises(TableRefusedError, match="in layout merge, not of 't' in layout vectors"):
+        topic.export(to)
+
+
 def test_a_vector_replaces_the_one_before(topic: Any, to: str, place: Path) -> None:
     fill(topic, 0, 100)
     topic.export(to)
@@ -342,6 +362,7 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
+        ({"layout": "bitmaps"}, UsageError, "layout"),
         ({"value_format": "xml"}, UsageError, "value_format"),
         ({"value_format": "json"}, UsageError, "gives no type"),
         ({"value_schema": "a INT"}, UsageError, "need value_format"),

@@ -17,7 +17,17 @@ from lastword.arrow import pa
 from lastword.errors import InvalidSettingError, TableRefusedError, UsageError, ValueFormatError
 from lastword.files import DEFAULT, Files
 from lastword.lake.directory import DirectoryStore
-from lastword.lake.export import Exported, LivePartition, Moment, Work, Writing, delta_schema, export
+from lastword.lake.export import (
+    LAYOUTS,
+    Exported,
+    LivePartition,
+    Moment,
+    TableForm,
+    Work,
+    Writing,
+    delta_schema,
+    export,
+)
 from lastword.lake.table import Table
 from lastword.objects import ObjectStore, is_url, open_store, probe
 from lastword.parse import check_path
@@ -68,6 +78,7 @@ def export_topic(
     columns: Columns,
     to: Any,
     *,
+    layout: str,
     dry_run: bool,
     storage_options: Mapping[str, str] | None,
     progress: ProgressLike | bool | None,
@@ -75,6 +86,7 @@ def export_topic(
 ) -> Exported:
     """Export a topic; see `Topic.export`. `work`: as in `lake.export.export`."""
     place = _place(to, storage_options, dirs)
+    one_of(layout, LAYOUTS, "layout")
     form = RowForm(columns)
     delta_schema(form.schema)  # a package that is missing is named before the log is read
     source = Source(dirs, form, progress)
@@ -82,9 +94,7 @@ def export_topic(
         result = export(
             Table(store),
             source.moment,
-            topic=columns.topic,
-            schema=form.schema,
-            space_target=dirs.settings.instance.lastword_space_target,
+            TableForm(columns.topic, form.schema, layout, dirs.settings.instance.lastword_space_target),
             clock=dirs.clock,
             dry_run=dry_run,
             before_write=partial(_check_store, store, dirs),

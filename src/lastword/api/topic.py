@@ -612,6 +612,7 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
         self,
         to: PathLike,
         *,
+        layout: str = "vectors",
         value_format: str | None = None,
         value_schema: Any = None,
         format_options: Mapping[str, str] | None = None,
@@ -623,10 +624,12 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
 
         A later call writes what has changed since, in one commit with the position; repeated, it adds
         nothing.
-        Columns: key, value, partition, offset, timestamp. Readers need deletion vectors.
+        Columns: key, value, partition, offset, timestamp.
 
         Args:
             to: "delta:PATH" or "delta:URL".
+            layout: "vectors": rows that died get a deletion vector, which readers must support. "merge":
+                their files are written again without them, for every reader of Delta. A table keeps its own.
             value_format: "json", "avro", "confluent" or "protobuf"; None: as the topic's serializer says.
             value_schema: The type of the column `value`: text ("city STRING, population BIGINT"), or a type
                 or schema of Arrow. None: that of the format's own schema.
@@ -648,6 +651,7 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
             self.dirs,
             Columns(self.name, names, value_format, value_schema, format_options),
             to,
+            layout=layout,
             dry_run=dry_run,
             storage_options=storage_options,
             progress=progress,

@@ -24,6 +24,7 @@ lastword export data users --to delta:lake/users --dry-run
 lastword export data users --to delta:lake/users
 lastword export data users --to delta:s3://bucket/lake
 lastword export data users --to delta:lake/typed --value-format json --value-schema 'n BIGINT'
+lastword export data users --to delta:lake/copy --layout merge
 lastword export data users --to delta:lake/users --every 1m
 """
 
@@ -40,6 +41,9 @@ def export(
     to: Annotated[
         str | None, typer.Option("--to", metavar="TARGET", help="the table: delta:PATH or delta:URL")
     ] = None,
+    layout: Annotated[
+        str, typer.Option("--layout", metavar="NAME", help="vectors, or merge for readers without vectors")
+    ] = "vectors",
     value_format: Annotated[
         str | None,
         typer.Option("--value-format", metavar="NAME", help="json, avro, confluent or protobuf"),
@@ -84,6 +88,7 @@ def export(
     if every is not None and dry_run:
         raise UsageError("--dry-run cannot be combined with --every", remedy="give one of them")
     options: dict[str, Any] = {
+        "layout": layout,
         "value_format": value_format,
         "value_schema": value_schema,
         "format_options": storage_of(format_option, "--format-option avroSchema=user.avsc") or None,

@@ -32,6 +32,9 @@ from lastword.values import Value, plural
 from lastword.version import __version__
 
 VECTORS = "vectors"
+MERGE = "merge"
+LAYOUTS = (VECTORS, MERGE)
+"""How rows die: by a deletion vector of their file, or by a copy of the file without them, as in a MERGE."""
 ATTEMPTS = 16
 CHECKPOINT_COMMITS = 10
 """A checkpoint is written, and orphans are removed, at each version that this number divides."""
@@ -42,7 +45,6 @@ MOST_SMALL = 16
 """More files below SMALL_BYTES than these are joined."""
 NO_POSITION = -1
 """The version of an application id whose topic has no rows in the table: it was made again."""
-_FEATURES = ["deletionVectors"]
 _DATA = re.compile(r"lastword-(\d{20})-[0-9a-f]{16}-\d{4,}\.parquet")
 _VECTORS = re.compile(r"deletion_vector_([0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f-]{21})\.bin")
 
@@ -101,6 +103,23 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class TableForm:
+    """What a table is made of.
+
+    Attributes:
+        topic: The name of the topic.
+        schema: The columns; `partition` and `offset` are among them.
+        layout: One of LAYOUTS.
+        space_target: The table has at most this many times its live rows.
+    """
+
+    topic: str
+    schema: pa.Schema
+    layout: str
+    space_target: float
+
+
+@dataclass(frozen=True, slots=True)
 class Exported(Value):
     """What an export wrote, or with `dry_run` would write.
 
@@ -139,10 +158,8 @@ class Exported(Value):
 def export(
     table: Table,
     moment: Callable[[], Moment],
+    form: TableForm,
     *,
-    topic: str,
-    schema: pa.Schema,
-    space_target: float,
     clock: Clock,
     dry_run: bool = False,
     before_write: Callable[[], object] = lambda: None,
@@ -154,9 +171,7 @@ def export(
     Args:
         table: The table, which may be absent.
         moment: Returns the topic as it is now. Called once for each attempt.
-        topic: The name of the topic.
-        schema: The columns; `partition` and `offset` are among them.
-        space_target: A file is rewritten if it has more than this many times its live rows.
+        form: The topic, the columns and the layout.
         clock: For the times in the log, and the age of orphans.
         dry_run: Measure, and write nothing.
         before_write: Called once before the first write.
@@ -168,17 +183,18 @@ def export(
         BusyError: Other commits came first 16 times.
         UncertainCommitError: As `Table.commit`.
     """
-    columns = delta_schema(schema)
+    columns = delta_schema(form.schema)
     prepared = False
     for _ in range(ATTEMPTS):
         snapshot = table.snapshot()
         if snapshot.version >= 0:
-            table.check(snapshot, topic, VECTORS, columns)
+            table.check(snapshot, form.topic, form.layout, columns)
             table.check_changes(snapshot)
         now = moment()
         version = Version(snapshot.version + 1, now.topic_id, clock.now_ms())
-        writing = Writing(table.store, schema, version, dry_run)
-        attempt = _Attempt(table, snapshot, now, topic, space_target, writing, (work or LocalWork)(writing))
+        writing = Writing(table.store, form.schema, version, dry_run)
+        workers = (work or LocalWork)(writing)
+        attempt = _Attempt(table, snapshot, now, form, writing, workers)
         if attempt.is_current:
             return attempt.result(None)
         if dry_run:
@@ -328,8 +344,7 @@ class _Attempt:
         table: Table,
         snapshot: Snapshot,
         moment: Moment,
-        topic: str,
-        space_target: float,
+        form: TableForm,
         writing: Writing,
         work: Work,
     ) -> None:
@@ -337,8 +352,7 @@ class _Attempt:
         self._table = table
         self._snapshot = snapshot
         self._moment = moment
-        self._topic = topic
-        self._space_target = space_target
+        self._form = form
         self._writing = writing
         self._work = work
         self._vectors = VectorFile(_identity(self.version, int.from_bytes(os.urandom(10), "big")))
@@ -397,15 +411,18 @@ class _Attempt:
     def _to_rewrite(self, counts: Sequence[_Counts]) -> dict[Key, tuple[DataFile, Any]]:
         """Return the files to rewrite so that the table keeps its space target, without their bitmaps.
 
-        The files with the largest dead share are rewritten first. Many small files are joined.
+        The files with the largest dead share are rewritten first; without vectors, all of which rows died.
+        Many small files are joined.
         """
         kept = sorted((each for each in counts if each.alive), key=lambda each: each.alive / each.rows)
         small = [each for each in kept if each.file.size < SMALL_BYTES]
         chosen = small if len(small) > MOST_SMALL else []
+        if self._form.layout == MERGE:
+            chosen += [each for each in kept if each.died and each not in chosen]
         live = self._added + sum(each.alive for each in kept)
         total = self._added + sum(each.rows for each in kept) - sum(each.dead for each in chosen)
         for each in kept:
-            if total <= self._space_target * live:
+            if total <= self._form.space_target * live:
                 break
             if each not in chosen:
                 chosen.append(each)
@@ -436,14 +453,14 @@ class _Attempt:
                 "commitInfo": {
                     "timestamp": self._writing.version.now_ms,
                     "operation": "LASTWORD EXPORT",
-                    "operationParameters": {"topic": self._topic, "layout": VECTORS},
+                    "operationParameters": {"topic": self._form.topic, "layout": self._form.layout},
                     "isBlindAppend": False,
                     "engineInfo": f"lastword/{__version__}",
                 }
             }
         ]
         if self.version == 0:
-            actions += _created(self._topic, columns, self._writing.version.now_ms)
+            actions += _created(self._form, columns, self._writing.version.now_ms)
         positions = dict.fromkeys(self._others, NO_POSITION)
         for part in self._changed:
             positions |= self._txns(self._reached[part.number])
@@ -461,7 +478,7 @@ class _Attempt:
     def result(self, version: int | None) -> Exported:
         """Return what the attempt wrote."""
         return Exported(
-            self._topic,
+            self._form.topic,
             self._table.store.url,
             version,
             self._added,
@@ -493,24 +510,23 @@ class _Counts:
         return cls(file, count, before + new, new)
 
 
-def _created(topic: str, columns: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:
+def _created(form: TableForm, columns: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:
     """Return the actions that make a table."""
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+    settings = {TOPIC: form.topic, LAYOUT: form.layout}
+    if form.layout == VECTORS:
+        features = {f"{side}Features": ["deletionVectors"] for side in ("reader", "writer")}
+        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+        settings["delta.enableDeletionVectors"] = "true"
     return [
-        {
-            "protocol": {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": _FEATURES,
-                "writerFeatures": _FEATURES,
-            }
-        },
+        {"protocol": protocol},
         {
             "metaData": {
                 "id": str(uuid.uuid4()),
                 "format": {"provider": "parquet", "options": {}},
                 "schemaString": json.dumps(columns),
                 "partitionColumns": [],
-                "configuration": {"delta.enableDeletionVectors": "true", TOPIC: topic, LAYOUT: VECTORS},
+                "configuration": settings,
                 "createdTime": now_ms,
             }
         },

@@ -47,6 +47,7 @@ def export(
     topic: str,
     to: str,
     *,
+    layout: str = "vectors",
     value_format: str | None = None,
     value_schema: Any = None,
     format_options: Mapping[str, str] | None = None,
@@ -63,6 +64,7 @@ def export(
             in a bucket. It is not changed.
         topic: The topic.
         to: "delta:PATH", a directory that all executors see, or "delta:URL".
+        layout: As for `Topic.export`.
         value_format: As for `Topic.export`.
         value_schema: As for `Topic.export`.
         format_options: As for `Topic.export`.
@@ -95,6 +97,7 @@ def export(
             logs.dirs,
             columns,
             to,
+            layout=layout,
             dry_run=False,
             storage_options=write_with,
             progress=None,
