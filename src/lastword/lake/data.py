@@ -14,7 +14,7 @@ import numpy as np
 from lastword.arrow import pa, pc, pq
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.objects.interface import ObjectStore
-from lastword.units import MIB
+from lastword.units import KIB, MIB
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,8 @@ BATCH_ROWS = 1 << 16
 """The most rows that are decoded at a time."""
 POSITION_ROWS = 1 << 19
 """The most rows whose positions are decoded at a time."""
+TAIL_BYTES = 256 * KIB
+"""The bytes of a data file that are read with its footer. The positions of 100,000 rows are among them."""
 POSITION = ("partition", "offset")
 """The columns that name the record of a row."""
 
@@ -154,13 +156,15 @@ def _encodings(schema: pa.Schema) -> dict[str, str]:
 
 
 class _Ranges(io.RawIOBase):
-    """An object as a file that Arrow reads."""
+    """An object as a file that Arrow reads. Its end is read once: the footer, maybe with the last columns."""
 
     def __init__(self, store: ObjectStore, key: str, size: int) -> None:
         self._store = store
         self._key = key
         self._size = size
         self._position = 0
+        self._tail_at = max(0, size - TAIL_BYTES)
+        self._tail = memoryview(store.get_range(key, self._tail_at, size - self._tail_at))
 
     def readable(self) -> bool:
         return True
@@ -179,9 +183,10 @@ class _Ranges(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._size - self._position)
         size = left if size < 0 else min(size, left)
-        data = bytes(self._store.get_range(self._key, self._position, size)) if size else b""
-        self._position += size
-        return data
+        at, self._position = self._position, self._position + size
+        if at >= self._tail_at:
+            return bytes(self._tail[at - self._tail_at :][:size])
+        return bytes(self._store.get_range(self._key, at, size)) if size else b""
 
 
 class DataReader:

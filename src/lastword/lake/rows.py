@@ -11,7 +11,7 @@ import numpy as np
 from lastword.lake.data import DataReader
 from lastword.lake.table import DataFile
 from lastword.lake.vectors import Offsets, bitmap_class, bitmap_of, numbers_of, read_vector
-from lastword.objects.interface import ObjectStore
+from lastword.objects.interface import Buffer, ObjectStore
 from lastword.wire import INT32_MAX
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class TableRows:
         self._stats = {file.key: _stats_of(file) for file in files}
         self._kept: dict[Key, list[Positions]] = {}
         self._kept_rows = 0
+        self._vectors = _WholeFiles(store)
+        self._deleted: dict[Key, Any] = {}
 
     def count(self, file: DataFile) -> int:
         """Return the rows of a file, deleted ones included."""
@@ -49,7 +51,11 @@ class TableRows:
 
     def deleted(self, file: DataFile) -> Any:
         """Return the roaring bitmap of the rows that a file leaves out."""
-        return bitmap_class()() if file.vector is None else read_vector(self._store, file.vector)
+        if file.vector is None:
+            return bitmap_class()()
+        if file.key not in self._deleted:
+            self._deleted[file.key] = read_vector(self._vectors, file.vector)
+        return self._deleted[file.key]
 
     def known(self, number: int) -> Offsets:
         """Return the offsets of the records of a partition that have a row."""
@@ -87,6 +93,23 @@ class TableRows:
         self._kept[file.key] = found = [*self.reader(file).positions()]
         self._kept_rows += self.count(file)
         return found
+
+
+class _WholeFiles:
+    """Files of vectors, each of which is read whole, once: it has the vectors of many data files."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.url = store.url
+        self._store = store
+        self._read: dict[str, Buffer] = {}
+
+    def get_range(self, key: str, start: int, size: int) -> Buffer:
+        """Return bytes of a file."""
+        if key not in self._read:
+            stored = self._store.get(key)
+            assert stored is not None  # a read without a version
+            self._read[key] = stored.data
+        return memoryview(self._read[key])[start : start + size]
 
 
 def _stats_of(file: DataFile) -> Mapping[str, Any]:

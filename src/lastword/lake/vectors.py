@@ -18,12 +18,12 @@ import zlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from lastword.errors import CorruptFileError, MissingError
-from lastword.objects.interface import ObjectStore
+from lastword.objects.interface import Buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -162,7 +162,17 @@ class Vector:
         return {**fields, **offset, "cardinality": self.rows}
 
 
-def read_vector(store: ObjectStore, vector: Vector) -> Any:
+class Ranges(Protocol):
+    """Reads parts of objects; an `ObjectStore` is one."""
+
+    url: str
+
+    def get_range(self, key: str, start: int, size: int) -> Buffer:
+        """Return bytes of an object."""
+        ...
+
+
+def read_vector(store: Ranges, vector: Vector) -> Any:
     """Return the bitmap of a vector.
 
     Raises:
@@ -176,6 +186,8 @@ def read_vector(store: ObjectStore, vector: Vector) -> Any:
         start = vector.offset or 0
         data = bytes(store.get_range(vector.file, start, vector.size + 8))
         content = data[4:-4]
+        if len(data) != vector.size + 8:
+            raise _damaged(place, "ends within a vector")
         size, checksum = struct.unpack(">i", data[:4])[0], struct.unpack(">I", data[-4:])[0]
         if size != vector.size or checksum != zlib.crc32(content):
             raise _damaged(place, "has another size or checksum than its vector")
