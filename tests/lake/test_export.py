@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 import lastword
+from lastword import metrics
 from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
@@ -226,6 +227,25 @@ def test_a_dry_run_measures_and_writes_nothing(topic: Any, to: str, place: Path)
     topic.delete("k1")
     assert topic.export(to, dry_run=True).removed_rows == 1
     assert len(rows_of(str(place))) == 100
+
+
+def test_metrics_of_exports(topic: Any, to: str) -> None:
+    def value(metric: metrics.Metric, *labels: str) -> Any:
+        return dict(metric.samples()).get(("t", *labels), 0)
+
+    before = value(metrics.EXPORTS, "committed"), value(metrics.EXPORT_ROWS, "added")
+    fill(topic, 0, 5)
+    topic.export(to, dry_run=True)
+    written = value(metrics.EXPORT_WRITTEN_BYTES) + topic.export(to).written_bytes
+    topic.export(to)
+    assert value(metrics.EXPORTS, "committed") == before[0] + 1
+    assert value(metrics.EXPORT_ROWS, "added") == before[1] + 5
+    assert value(metrics.EXPORT_WRITTEN_BYTES) == written
+    assert value(metrics.EXPORT_LAST_SUCCESS) == NOW_MS / 1000
+    failed = value(metrics.EXPORTS, "failed")
+    with pytest.raises(TableRefusedError):
+        topic.export(to, layout="merge")
+    assert value(metrics.EXPORTS, "failed") == failed + 1
 
 
 def test_an_empty_topic_makes_an_empty_table(topic: Any, to: str, place: Path) -> None:

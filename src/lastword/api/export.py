@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,17 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from lastword import metrics
 from lastword.api.arrow import ArrowForm
 from lastword.api.reader import one_of, ranges
 from lastword.arrow import pa
-from lastword.errors import InvalidSettingError, TableRefusedError, UsageError, ValueFormatError
+from lastword.errors import (
+    InvalidSettingError,
+    LastwordError,
+    TableRefusedError,
+    UsageError,
+    ValueFormatError,
+)
 from lastword.files import DEFAULT, Files
 from lastword.lake.directory import DirectoryStore
 from lastword.lake.export import (
@@ -90,7 +98,8 @@ def export_topic(
     form = RowForm(columns)
     delta_schema(form.schema)  # a package that is missing is named before the log is read
     source = Source(dirs, form, progress)
-    with store_at(place, storage_options, dirs.local_files) as store:
+    began = dirs.clock.monotonic()
+    with store_at(place, storage_options, dirs.local_files) as store, _counted_failure(columns.topic):
         result = export(
             Table(store),
             source.moment,
@@ -102,7 +111,29 @@ def export_topic(
             work=work,
         )
     source.finish()
+    if not dry_run:
+        _count(result, dirs.clock.now_ms(), dirs.clock.monotonic() - began)
     return result
+
+
+@contextmanager
+def _counted_failure(topic: str) -> Iterator[None]:
+    try:
+        yield
+    except LastwordError:
+        metrics.EXPORTS.add(1, topic, "failed")
+        raise
+
+
+def _count(result: Exported, now_ms: int, seconds: float) -> None:
+    topic = result.topic
+    metrics.EXPORTS.add(1, topic, "unchanged" if result.version is None else "committed")
+    rows = {"added": result.added_rows, "removed": result.removed_rows, "rewritten": result.rewritten_rows}
+    for change, count in rows.items():
+        metrics.EXPORT_ROWS.add(count, topic, change)
+    metrics.EXPORT_WRITTEN_BYTES.add(result.written_bytes, topic)
+    metrics.EXPORT_SECONDS.observe(seconds, topic)
+    metrics.EXPORT_LAST_SUCCESS.set(now_ms / 1000, topic)
 
 
 def _place(to: Any, options: Mapping[str, str] | None, dirs: OpenDirs) -> str:

@@ -235,7 +235,8 @@ class Table:
         if settings[TOPIC] != topic or settings.get(LAYOUT) != layout:
             known = f"{settings[TOPIC]!r} in layout {settings.get(LAYOUT)}"
             raise self._refused(
-                f"it is the table of {known}, not of {topic!r} in layout {layout}", "choose another path"
+                f"it is the table of {known}, not of {topic!r} in layout {layout}",
+                "give the topic and the layout of before, or choose another path",
             )
         listed = (protocol.get(f"{side}Features") or () for side in ("reader", "writer"))
         unknown = sorted({name for names in listed for name in names} - FEATURES)

@@ -45,7 +45,7 @@ def export(
     spark: SparkSession,
     source: str | os.PathLike[str],
     topic: str,
-    to: str,
+    to: str | os.PathLike[str],
     *,
     layout: str = "vectors",
     value_format: str | None = None,
