@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,28 @@ from typing import Any
 import numpy as np
 import polars
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 import lastword
-from bench.merge_workloads import ROUNDS, value_rows
+from bench.merge_workloads import ROUNDS, Cost, RemoteUsage, s3_server, value_rows
+from bench.metered_store import Usage
 from bench.registry import Measured, Run, timed, workload
 
 DELETED = 20
 """One of this many changes is a deletion."""
 SEEN = ["key", "value", "partition", "offset", "timestamp"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The log, and two tables: paths or URLs, with the options of both libraries and their server's usage."""
+
+    log: Path
+    ours: str
+    theirs: str
+    options: dict[str, str] | None = None
+    delta_options: dict[str, str] | None = None
+    usage: RemoteUsage | None = None
 
 
 @workload("lake")
@@ -28,46 +42,11 @@ def lake(run: Run) -> Iterator[Measured]:
     Rival: deltalake's merge of the changes, read from the same log. Both tables are in a directory, and have
     the same rows after each round. The log is cleaned after each round when it is due.
     """
-    keys, rng = run.records, np.random.default_rng(1)
-    ours, theirs = run.scratch / "ours", run.scratch / "theirs"
-    costs: dict[str, list[tuple[float, float, int]]] = {"export": [], "merge": []}
-    with lastword.open(run.scratch / "log", "a", log_cleaner_enable=False) as logs:
-        topic = logs.create_topic(
-            "t",
-            cleanup_policy="compact",
-            compression_type="lz4",
-            key_serializer="str",
-            value_serializer="str",
-        )
-        topic.extend(value_rows(np.arange(keys), rng))
-        position = topic.read().position
-        for number in range(ROUNDS + 1):
-            steps: list[tuple[str, Path, Callable[[], Any]]] = [
-                ("export", ours, partial(topic.export, f"delta:{ours}")),
-                ("merge", theirs, partial(_merge, topic, position, theirs)),
-            ]
-            for name, place, work in steps if number % 2 else reversed(steps):
-                before = _written(place)
-                times = timed(work)
-                written = sum(size for file, size in _written(place).items() if file not in before)
-                costs[name].append((times.cpu, times.wall, written))
-                print(
-                    f"round {number} {name:<7} {times.cpu:>8.2f} CPU s {times.wall:>8.2f} s "
-                    f"{written / 1e6:>8.1f} MB written",
-                    flush=True,
-                )
-            if number == 0:
-                costs = {"export": [], "merge": []}  # the first load is not a round
-            position = {partition: end for partition, (_, end) in topic.bounds().items()}
-            rows = value_rows(rng.choice(keys, keys // 10, replace=False), rng)
-            topic.extend(_with_deletions(rows, rng))
-            logs.clean(due=True)
-        topic.export(f"delta:{ours}")
-        _merge(topic, position, theirs)
-    assert _content(ours).equals(_content(theirs))
-    yield from _lines(costs)
-    reads = {place: timed(partial(_read, place)) for place in (ours, theirs)}
-    mine, rival = reads[ours], reads[theirs]
+    places = Places(run.scratch / "lake", str(run.scratch / "ours"), str(run.scratch / "theirs"))
+    yield from _lines("lake", _compared(run, places))
+    _read(places.theirs)  # the first read starts the threads of polars
+    reads = {place: timed(partial(_read, place)) for place in (places.ours, places.theirs)}
+    mine, rival = reads[places.ours], reads[places.theirs]
     yield Measured(
         "lake",
         "read with polars",
@@ -79,13 +58,88 @@ def lake(run: Run) -> Iterator[Measured]:
     )
 
 
-def _lines(costs: dict[str, list[tuple[float, float, int]]]) -> Iterator[Measured]:
-    for place, unit, divisor in ((0, "CPU s", 1.0), (2, "MB written", 1e6)):
-        mine, rival = (sum(cost[place] for cost in costs[name]) / divisor for name in ("export", "merge"))
-        wall = {f"{name}_wall_seconds": sum(cost[1] for cost in costs[name]) for name in costs}
-        yield Measured(
-            "lake", f"{ROUNDS} exports", unit, mine, rival, "deltalake's merge", rival / max(mine, 1e-6), wall
+@workload("lake-bucket")
+def lake_bucket(run: Run) -> Iterator[Measured]:
+    """As `lake`, with both tables on one S3 server (moto, in a process of its own)."""
+    with s3_server() as usage:
+        root, options = usage.server.root, usage.server.options
+        delta_options = {f"aws_{name}": value for name, value in options.items()}
+        delta_options |= {"aws_allow_http": "true", "aws_conditional_put": "etag"}
+        log = run.scratch / "lake-bucket"
+        places = Places(log, f"{root}/ours", f"{root}/theirs", options, delta_options, usage)
+        yield from _lines("lake-bucket", _compared(run, places))
+
+
+def _compared(run: Run, places: Places) -> dict[str, list[Cost]]:
+    """Run the rounds; return the costs of each side."""
+    keys, rng = run.records, np.random.default_rng(1)
+    costs: dict[str, list[Cost]] = {"export": [], "merge": []}
+    with lastword.open(places.log, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "t",
+            cleanup_policy="compact",
+            compression_type="lz4",
+            key_serializer="str",
+            value_serializer="str",
         )
+        topic.extend(value_rows(np.arange(keys), rng))
+        position = topic.read().position
+        export = partial(topic.export, f"delta:{places.ours}", storage_options=places.options)
+        for number in range(ROUNDS + 1):
+            steps: list[tuple[str, str, Callable[[], Any]]] = [
+                ("export", places.ours, export),
+                ("merge", places.theirs, partial(_merge, topic, position, places)),
+            ]
+            for name, place, work in steps if number % 2 else reversed(steps):
+                costs[name].append(_cost(work, place, places.usage))
+                spent = costs[name][-1]
+                print(
+                    f"round {number} {name:<7} {spent.cpu:>8.2f} CPU s {spent.wall:>8.2f} s "
+                    f"{spent.usage.sent / 1e6:>8.1f} MB written {spent.requests:>6} requests",
+                    flush=True,
+                )
+            if number == 0:
+                costs = {"export": [], "merge": []}  # the first load is not a round
+            position = {partition: end for partition, (_, end) in topic.bounds().items()}
+            rows = value_rows(rng.choice(keys, keys // 10, replace=False), rng)
+            topic.extend(_with_deletions(rows, rng))
+            logs.clean(due=True)
+        export()
+        _merge(topic, position, places)
+    assert _content(places.ours, places).equals(_content(places.theirs, places))
+    return costs
+
+
+def _cost(work: Callable[[], Any], place: str, server: RemoteUsage | None) -> Cost:
+    """Measure a step. In a directory, what was written are the new files."""
+    before = _sizes(place)
+    if server is not None:
+        server.take()
+    times = timed(work)
+    written = sum(size for file, size in _sizes(place).items() if file not in before)
+    return Cost(times.cpu, times.wall, Usage(0, 0, written, 0) if server is None else server.take())
+
+
+def _lines(name: str, costs: dict[str, list[Cost]]) -> Iterator[Measured]:
+    amounts: dict[str, Callable[[Cost], float]] = {
+        "CPU s": lambda cost: cost.cpu,
+        "MB written": lambda cost: cost.usage.sent / 1e6,
+        "requests": lambda cost: cost.requests,
+    }
+    wall = {f"{side}_wall_seconds": sum(cost.wall for cost in costs[side]) for side in costs}
+    for unit, amount in amounts.items():
+        mine, rival = (sum(map(amount, costs[side])) for side in ("export", "merge"))
+        if rival:
+            yield Measured(
+                name,
+                f"{ROUNDS} exports",
+                unit,
+                mine,
+                rival,
+                "deltalake's merge",
+                rival / max(mine, 1e-6),
+                wall,
+            )
 
 
 def _with_deletions(rows: pa.Table, rng: np.random.Generator) -> pa.Table:
@@ -94,26 +148,30 @@ def _with_deletions(rows: pa.Table, rng: np.random.Generator) -> pa.Table:
     return rows.set_column(1, "value", values)
 
 
-def _merge(topic: Any, start: dict[int, int], place: Path) -> None:
+def _merge(topic: Any, start: dict[int, int], places: Places) -> None:
     """Merge the changes from an offset on; the first call writes the table."""
-    if not place.exists():
+    place, options = places.theirs, places.delta_options
+    if not DeltaTable.is_deltatable(place, storage_options=options):
         rows = topic.read(view="newest").arrow().read_all().select(SEEN)
-        write_deltalake(str(place), rows)
+        write_deltalake(place, rows, storage_options=options)
         return
     changes = topic.read(start, view="changes").arrow().read_all().select(SEEN)
     on = "t.key = s.key AND t.partition = s.partition"
-    merger = DeltaTable(str(place)).merge(changes, on, source_alias="s", target_alias="t")
+    table = DeltaTable(place, storage_options=options)
+    merger = table.merge(changes, on, source_alias="s", target_alias="t")
     merger = merger.when_matched_delete("s.value IS NULL").when_matched_update_all()
     merger.when_not_matched_insert_all("s.value IS NOT NULL").execute()
 
 
-def _written(place: Path) -> dict[str, int]:
-    return {str(file): file.stat().st_size for file in place.rglob("*") if file.is_file()}
+def _sizes(place: str) -> dict[str, int]:
+    return {str(file): file.stat().st_size for file in Path(place).rglob("*") if file.is_file()}
 
 
-def _read(place: Path) -> int:
-    return polars.scan_delta(str(place)).collect().height
+def _read(place: str) -> int:
+    return polars.scan_delta(place).collect().height
 
 
-def _content(place: Path) -> polars.DataFrame:
-    return polars.scan_delta(str(place)).select("key", "value", "offset").sort("key").collect()
+def _content(place: str, places: Places) -> polars.DataFrame:
+    table = DeltaTable(place, storage_options=places.delta_options)
+    query = QueryBuilder().register("t", table).execute('select key, value, "offset" from t order by key')
+    return polars.DataFrame(pa.table(query))

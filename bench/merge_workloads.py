@@ -55,9 +55,9 @@ def merge(run: Run) -> Iterator[Measured]:
 
 
 def _compared(records: int, keys: str) -> Iterator[Measured]:
-    with _server() as usage:
+    with s3_server() as usage:
         ours = _costs(_Log(usage.server), usage, records, keys, f"log, {keys} keys")
-    with _server() as usage:
+    with s3_server() as usage:
         theirs = _costs(_Delta(usage.server), usage, records, keys, f"MERGE, {keys} keys")
     for step in ("upserts", "read"):
         mine, rival = ours[step], theirs[step]
@@ -76,7 +76,7 @@ def _compared(records: int, keys: str) -> Iterator[Measured]:
                 yield Measured("merge", f"{step}, {keys} keys", unit, a, b, name, b / max(a, 1e-6), facts)
 
 
-def _costs(table: _Log | _Delta, usage: _RemoteUsage, records: int, keys: str, name: str) -> dict[str, Cost]:
+def _costs(table: _Log | _Delta, usage: RemoteUsage, records: int, keys: str, name: str) -> dict[str, Cost]:
     """Load the table, upsert in rounds and read; return the cost of each."""
     rng = np.random.default_rng(1)
     costs: dict[str, Cost] = {}
@@ -185,7 +185,7 @@ class _Delta:
 # ---------------------------------------------------------------- the server
 
 
-class _RemoteUsage:
+class RemoteUsage:
     """The requests of a server in another process."""
 
     def __init__(self, connection: Connection) -> None:
@@ -200,13 +200,13 @@ class _RemoteUsage:
 
 
 @contextmanager
-def _server() -> Iterator[_RemoteUsage]:
+def s3_server() -> Iterator[RemoteUsage]:
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,))
     process.start()
     try:
-        yield _RemoteUsage(connection)
+        yield RemoteUsage(connection)
     finally:
         connection.send(False)
         process.join()

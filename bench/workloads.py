@@ -38,6 +38,8 @@ from lastword.partition.open import open_log
 from lastword.partition.view import PartitionView
 from lastword.records.columns import decode_columns
 from lastword.resolve import resolve
+from lastword.resolve.facts import Rules
+from lastword.resolve.hash_map import HashResolver
 
 MIB = 1 << 20
 MAP_BYTES = 128 * MIB
@@ -154,8 +156,13 @@ def _append_singly(run: Run, records: int) -> Iterator[Measured]:
             rate(len(few), [t.wall for t in theirs[number]]) * 1000,
             "SQLite, a synced commit a row",
             unit="k records/s by the clock",
-            cpu_seconds=statistics.median(t.cpu for t in ours[number]),
-            rival_cpu_seconds=statistics.median(t.cpu for t in theirs[number]),
+        )
+        yield compared(
+            "append",
+            f"{case}: CPU",
+            rate(len(few), [t.cpu for t in ours[number]]),
+            rate(len(few), [t.cpu for t in theirs[number]]),
+            "SQLite, a synced commit a row",
         )
 
 
@@ -223,6 +230,7 @@ def map_(run: Run) -> Iterator[Measured]:
             resolution = resolve(segments, map_bytes=MAP_BYTES, salt=b"bench" * 4, now_ms=None)
 
         ours = run.times(read)
+        by_hash = HashResolver(segments, MAP_BYTES, b"bench" * 4, Rules()).run()
         theirs = _kafka_cleanings(run, data)
         yield compared(
             "map",
@@ -234,6 +242,7 @@ def map_(run: Run) -> Iterator[Measured]:
             map_passes=resolution.passes,
             map_used_ratio=resolution.map_used_ratio,
             rival_passes=theirs[-1].passes,
+            hash_bytes_per_key=by_hash.map_bytes_used / by_hash.distinct_keys,
             **_bytes_per_key(resolution),
         )
 

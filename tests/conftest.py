@@ -107,9 +107,14 @@ def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
     The seed is the name of the test and TESTS_SEED (`make chance`). Processes that a test starts have none.
     """
     rng = random.Random(f"{os.environ.get('TESTS_SEED', '')} {request.node.nodeid}")
+    of_system, process = os.urandom, os.getpid()
+
+    def drawn(size: int) -> bytes:
+        return rng.randbytes(size) if os.getpid() == process else of_system(size)  # two forks differ
+
     with pytest.MonkeyPatch.context() as patch:  # not the test's own: its paths would be removed first
-        patch.setattr(os, "urandom", rng.randbytes)
-        patch.setattr(random, "_urandom", rng.randbytes)  # SystemRandom, and so secrets
+        patch.setattr(os, "urandom", drawn)
+        patch.setattr(random, "_urandom", drawn)  # SystemRandom, and so secrets
         yield
 
 

@@ -202,6 +202,16 @@ MONITOR_ERRORS = Counter(
     "monitor_errors_total", "Partitions and directories that its passes could not measure", ("dir",)
 )
 
+EXPORTS = Counter("exports_total", "Exports to a table, by result", ("topic", "result"))
+EXPORT_ROWS = Counter(
+    "export_rows_total", "Rows added, removed and rewritten by exports", ("topic", "change")
+)
+EXPORT_WRITTEN_BYTES = Counter("export_written_bytes_total", "Bytes written by exports", ("topic",))
+EXPORT_SECONDS = Histogram("export_duration_seconds", "Duration of an export", ("topic",))
+EXPORT_LAST_SUCCESS = Gauge(
+    "export_last_success_timestamp_seconds", "Time of the last export that ended, since 1970", ("topic",)
+)
+
 SERVER_REQUESTS = Counter(
     "server_requests_total", "Requests of Kafka clients, by the first error of the answer", ("api", "error")
 )

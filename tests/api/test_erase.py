@@ -159,7 +159,7 @@ def test_a_repeated_call_appends_no_second_tombstone(logs):
     assert topic.erase([b"a"]).partitions[0].end == first.partitions[0].end == 2
 
 
-def test_a_key_that_is_written_meanwhile_stays(logs, monkeypatch):
+def test_a_key_that_is_written_meanwhile_stays(logs, monkeypatch, tmp_path):
     topic = logs.create_topic("users", cleanup_policy="compact")
     topic.append(b"the key of someone", b"1")
     rewrite = erasing.erase_records
@@ -169,8 +169,12 @@ def test_a_key_that_is_written_meanwhile_stays(logs, monkeypatch):
         return rewrite(*arguments, **options)
 
     monkeypatch.setattr(erasing, "erase_records", write_first)
-    assert topic.erase([b"the key of someone"], now=True).complete
+    done = topic.erase([b"the key of someone"], now=True)
+    assert done.complete
     assert [(record.offset, record.value) for record in topic.read()] == [(2, b"2")]
+    done.save(tmp_path / "certificate.json")
+    check = topic.check_erasure(tmp_path / "certificate.json")
+    assert (check.came_back, check.left) == (((0, 2),), ())
 
 
 def test_refusals_change_nothing(logs):

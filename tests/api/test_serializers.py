@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lastword
-from lastword.api.serializers import SERIALIZERS, serializer_of
+from lastword.api.serializers import SERIALIZERS, field_json, field_writer, json_text, serializer_of
 from lastword.errors import InvalidSettingError, SerializerError, UsageError
 
 
@@ -121,6 +121,37 @@ def test_json_is_canonical(value):
     assert json_.encode(json_.decode(data, "key"), "key") == data
     if isinstance(value, dict):
         assert json_.encode(dict(reversed(value.items())), "key") == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        b"",
+        b"null",
+        b"NaN",
+        b"-Infinity",
+        b"1e400",
+        b"1.0",
+        b"1.50",
+        b" 1",
+        b"\xff",
+        b"\xef\xbb\xbf1",
+        b'"\\ud800"',
+        '"\u00e9\U0001f600"'.encode(),
+        b'"\\u00e9"',
+        b'{"a":1,"a":2}',
+        b'{"b":1,"a":2}',
+        b'{"a":[true,null],"b":{"base64":"YQ=="}}',
+        b'{"base64":"YQ=="}',
+        b"9" * 5000,
+        b"[" * 100_000,
+    ],
+)
+def test_a_line_has_the_text_of_json_that_is_canonical_and_else_base64(data):
+    text = field_writer("json")(data)
+    assert text == json_text(field_json(data, "json"))
+    assert "base64" in text or text.encode() == (b"null" if data is None else data)
 
 
 def test_both_serializers_are_one_argument_or_two(tmp_path):

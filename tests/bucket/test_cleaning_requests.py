@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -51,6 +52,22 @@ def test_a_rewrite_reads_nothing_behind_its_last_source(
     read_bytes = sum(size for _, _, size in ranges)
     # Each source once, the new segment for the index, and ends and indexes of segments.
     assert read_bytes < result.read_bytes + newest.size + 200_000
+
+
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_a_whole_cleaning_reads_each_byte_once(
+    opened: Open, ranges: list[tuple[str, int, int]], strategy: str
+) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact", lastword_strategy=strategy)
+    for _ in range(3):
+        topic.extend([(b"%d" % number, random.Random(number).randbytes(300)) for number in range(10_000)])
+    sizes = [segment.size_bytes for segment in topic.segments()]
+    ranges.clear()
+    logs.clean()
+    read_bytes = sum(size for _, _, size in ranges)
+    # Ends and indexes of segments, too. The key index reads the segment that is not rewritten.
+    assert read_bytes < sum(sizes) + 200_000 + (max(sizes) if strategy == "generational" else 0)
 
 
 def test_a_scan_of_new_segments_takes_a_request_for_each(opened: Open, requests: Counter[str]) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword.api.open_dirs import OpenDirs
 from lastword.clock import ManualClock, SystemClock
+from lastword.errors import CorruptFileError
 from tests.api.test_erase import left_in
-from tests.fakes.objects import Bucket, Fault, Planned, Stopped
+from tests.fakes.objects import Bucket, Fault, Planned, Request, Stopped
 from tests.support.exhaustive import stride
 
 KEY, VALUE = b"the key of someone", b"an old value of someone"
@@ -178,3 +180,86 @@ def test_no_object_holds_the_keys_or_their_values(
     assert topic.get(keys[5]) is not None
     logs.close()
     assert left_in(scratch, [*old, *keys[:2]]) == set()
+
+
+@pytest.mark.parametrize("written", [b"busy", KEY])
+@pytest.mark.parametrize("now", [True, False])
+def test_an_erasure_ends_beside_a_writer_that_commits_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: bool, written: bytes
+) -> None:
+    clock = ManualClock(SystemClock().now_ms())
+    bucket = Bucket(clock=clock)
+
+    def opened(name: str) -> lastword.LogDir:
+        monkeypatch.setattr(lastword.objects, "open_store", lambda *_: bucket.process(name))
+        given: dict[str, Any] = {"lastword_commit_linger_ms": 0, "log_cleaner_enable": False}
+        return lastword.open("s3://double", "a", clock=clock, **given)
+
+    with opened("writer") as writer, opened("eraser") as eraser:
+        writing = fill(writer, 1, 4000)
+        others = records_of(writing)
+        store = eraser.dirs._bucket.store  # type: ignore[attr-defined]
+
+        def write(request: Request) -> None:
+            clock.advance(30)
+            if request.number % 9 == 0:  # an append to one partition needs 8 requests
+                writing.append(written, b"%d" % request.number)
+
+        began = len(bucket.log)
+        store.before = write
+        done = eraser.topic("users").erase([KEY], now=now)
+        store.before = None
+        swaps = [each for each in bucket.log[began:] if each.process == "eraser" and each.kind == "swap"]
+        assert len(swaps) < 30
+        [part] = done.partitions
+        assert (part.copies_found, done.complete) == (0, now)
+        assert objects_with(eraser, [VALUE], tmp_path) == set() or not now
+        assert [record for record in records_of(writing) if record[2] != b"busy"] == others
+        done.save(tmp_path / "certificate.json")
+        check = eraser.topic("users").check_erasure(tmp_path / "certificate.json")
+        assert (bool(check.came_back), check.left) == (written == KEY, ())
+        if written != KEY:
+            assert (part.records, len(part.ranges)) == (3, 3 + now)
+            assert objects_with(eraser, [KEY], tmp_path) == set() or not now
+
+
+def test_planted_copies_and_a_changed_certificate_are_found(
+    opened: Callable[..., lastword.LogDir], tmp_path: Path
+) -> None:
+    logs = opened()
+    topic = fill(logs, 1, 4000)
+    logs.dirs.refresh()
+    view = logs.dirs.view("users", 0)
+    segment = next(each for each in view.segments if each.size)
+    data = view.files.read_bytes(segment.file)
+    copies = {
+        "users-0/00000000000000000777.snapshot": b"\0" * 9 + KEY,
+        "users-0/lastword/copy/00000000000000000000.log": data,
+        "users-0/lastword/sharded-1/unit-1.data": b"x" * 5 + VALUE + b" 0y",
+        "users-0.0123456789abcdef0123456789abcdef-delete/00000000000000000000.log": data,
+    }
+
+    def plant(dirs: OpenDirs) -> None:
+        for name, content in copies.items():
+            path = f"{dirs.paths[0]}/{name}"
+            with suppress(FileExistsError):
+                dirs.files.mkdir(path.rpartition("/")[0])
+            dirs.files.write_atomic(path, content)
+
+    logs.dirs.transaction(plant)
+    done = topic.erase([KEY], now=True)
+    assert not done.complete
+    found = {copy.file for copy in done.partitions[0].copies}
+    assert found == {name for name in copies if "/lastword/" in name}  # opening to change removes the others
+    assert objects_with(logs, [KEY, VALUE], tmp_path)
+    logs.dirs.transaction(lambda dirs: [dirs.files.unlink(f"{dirs.paths[0]}/{name}") for name in found])
+    done = topic.erase([KEY], now=True)
+    assert done.complete
+    assert objects_with(logs, [KEY, VALUE], tmp_path) == set()
+    certificate = tmp_path / "certificate.json"
+    done.save(certificate)
+    checked = topic.check_erasure(certificate)
+    assert (checked.came_back, checked.left, checked.changed_segments) == ((), (), 0)
+    certificate.write_bytes(certificate.read_bytes().replace(b'"now": true', b'"now": null'))
+    with pytest.raises(CorruptFileError, match="changed since"):
+        topic.check_erasure(certificate)

@@ -104,6 +104,27 @@ def test_a_range_that_is_announced_is_read_in_long_ranges_and_nothing_behind_it(
         assert handle.pread(10, 30 * MIB) == scan.contents[0][30 * MIB : 30 * MIB + 10]
 
 
+def test_a_scan_from_the_end_reads_each_byte_once_and_the_next_range_ahead(wait_for) -> None:
+    scan = Scan([70 * MIB, 5 * MIB])
+    longest = CHANGE_BLOCKS * BLOCK_BYTES
+
+    def work(files: BucketFiles) -> None:
+        handles = [files.open_read(path) for path in scan.paths]
+        for number in (1, 0):
+            content, handle = scan.contents[number], handles[number]
+            for each in handles[max(number - 1, 0) : number + 1]:
+                each.will_read_back()
+            if number:
+                wait_for(lambda: scan.ranges() == 2)  # that of the file that follows, too
+            for position in reversed(range(0, len(content), MIB)):
+                assert handle.pread(MIB, position) == content[position : position + MIB]
+                assert len(handle._handle._held[1]) <= longest
+        assert scan.store.received["range"] == 75 * MIB and scan.ranges() == 4
+        assert handles[0].pread(MIB, 0) == scan.contents[0][:MIB]  # another scan, in the usual direction
+
+    scan.bucket.transaction(work)
+
+
 def test_small_segments_are_fetched_ahead_from_the_second_on(wait_for) -> None:
     scan = Scan([5000] * 50)
     handles = [scan.files.open_read(path) for path in scan.paths]
@@ -141,6 +162,8 @@ def test_reads_at_random_and_scans_at_the_same_time_return_the_bytes(monkeypatch
             number, position = choose.randrange(12), choose.randrange(30_000)
             if choose.random() < 0.5:
                 handles[number] = scan.files.open_read(scan.paths[number])
+            if choose.random() < 0.3:
+                handles[number].will_read_back()
         if position >= len(scan.contents[number]):
             number, position = (number + 1) % 12, 0
         places[at] = number, position

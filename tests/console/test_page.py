@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 import lastword
+from lastword.cleaner.engine.cleaning import Steps
 from lastword.console.app import BUCKET_POLL_SECONDS, Access, Guard
 from lastword.console.reports import KEY_BYTES, VALUE_BYTES
 from lastword.console.watch import MOST_SAMPLES, Samples, Watch
@@ -190,6 +191,39 @@ def test_the_server_cleans_and_the_page_shows_its_history(tmp_path: Path, capsys
             viewer.get("/api/t/users/count")
             (part,) = viewer.get("/api/t/users")["partitions"]
             assert {name: part[name] for name in exact} == exact
+
+
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_a_cleaning_that_runs_is_shown_with_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "users",
+            cleanup_policy="compact",
+            segment_bytes="4KiB",
+            lastword_strategy=strategy,
+            key_serializer="str",
+            value_serializer="str",
+        )
+        topic.extend((f"k{i % 9}", "v" * 50) for i in range(600))
+        with viewing(logs) as viewer:
+            seen: list[dict[str, Any]] = []
+            step = Steps._step
+
+            def stepped(steps: Steps, chunk_bytes: int) -> None:
+                step(steps, chunk_bytes)
+                [drive] = viewer.get("/api/overview")["drives"]
+                assert drive["running"] == viewer.get("/api/t/users")["running"]
+                seen.extend(drive["running"])
+
+            monkeypatch.setattr(Steps, "_step", stepped)
+            while logs.background.scheduler.turn():
+                pass
+            assert viewer.get("/api/t/users")["running"] == []
+            assert {(row["topic"], row["partition"]) for row in seen} == {("users", 0)}
+            counted = [row for row in seen if row["total_bytes"]]
+            assert counted and all(0 < row["done_bytes"] <= row["total_bytes"] for row in counted)
 
 
 def test_only_what_changed_is_sent(sample: Path, tmp_path: Path) -> None:

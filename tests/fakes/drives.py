@@ -9,13 +9,14 @@ Three ways to clean the same partitions with two threads:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lastword.background.scheduler import Done, Scheduler, Stop, Urgency
 from lastword.background.states import States
 from lastword.cleaner.engine.throttle import DriveBudget
 from lastword.logdir import TopicPartition
+from lastword.values import Progress
 from tests.fakes.simulated import SimulatedClock
 
 MB, MIB = 1_000_000, 1 << 20
@@ -84,6 +85,7 @@ class _Task:
     partition: TopicPartition
     drive: str
     urgency: Urgency
+    steps: Sequence[Progress] = ()
 
     def run(self, stop: Stop) -> Done:
         self.work.move(self.partition, stop)

@@ -74,8 +74,7 @@ producers = st.builds(
 
 
 @given(st.lists(producers, unique_by=lambda p: p.producer_id))
-def test_6W_315_round_trip(known: list[Producer]) -> None:
-    """6W.315: A snapshot round-trips open, finished and empty transactions."""
+def test_round_trip(known: list[Producer]) -> None:
     decoded = snapshots.decode(snapshots.encode(known), "x")
     assert decoded == sorted(known, key=lambda p: p.producer_id)
 

@@ -66,8 +66,7 @@ offsets = st.integers(0, 2**63 - 1)
 
 
 @given(st.lists(st.tuples(st.integers(-1, 2**63 - 1), offsets, offsets, offsets)))
-def test_6R_216_round_trip_ignoring_a_fragment(rows: list[tuple[int, int, int, int]]) -> None:
-    """6R.216: An entry round-trips through its bytes."""
+def test_round_trip_ignoring_a_fragment(rows: list[tuple[int, int, int, int]]) -> None:
     entries = [AbortedTransaction(*row) for row in rows]
     data = indexes.encode_aborted(entries)
     assert len(data) == 34 * len(entries)

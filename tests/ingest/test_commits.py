@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import shutil
 import sys
 import threading
@@ -749,37 +748,10 @@ def test_an_old_mark_counts_while_its_manifest_is_there(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("lastword.committed-*"))
 
 
-def first_version(manifest: CommitManifest) -> bytes:
-    """Return the bytes of a manifest of version 1."""
-    fields = json.loads(manifest.encoded().partition(b" ")[2])
-    assert fields.pop("format") == 2 and fields.pop("shared") == []
-    body = json.dumps({"format": 1, **fields}, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(body), body)
-
-
-@pytest.mark.parametrize("marked", [False, True], ids=["one begun", "one done"])
-def test_a_commit_of_the_first_version_that_was_begun_is_finished(tmp_path: Path, marked: bool) -> None:
-    """Its driver was killed: partition 0 has the commit, or one of its two batches; partition 1 has none."""
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_manifest_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
     make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True)
-    with LogDirectory.open(str(tmp_path), "a", clock=ManualClock(NOW_MS)) as directory:
-        log = directory.log("t", 0)
-        log.append_batches([batch("before")])
-        log.append_batches([batch(value) for value in ("ab" if marked else "a")])
-    staged = Path(staged_batches.staging_dir(str(tmp_path / "t-0"), "j"))
-    staged_batches.BEGUN_FORM.save(DEFAULT, str(staged / staged_batches.BEGUN), {"log_end": 1})
-    if marked:
-        Path(staging.committed_mark(str(tmp_path / "t-0"), "j")).touch()
-    (tmp_path / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(first_version(manifest))
-    with LogDirectory.open(str(tmp_path)) as directory:
-        assert directory.view("t", 0).incomplete_commit_offset == 1
-    open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()
-    assert values(tmp_path) == {0: ["before", "a", "b"], 1: ["c"]} and leftovers(tmp_path) == []
-
-
-def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    make(tmp_path)
-    body = b'{"format":3,"job":"j"}'
+    body = b'{"format":%d,"job":"j","files":[]}' % version
     manifest = b"%08x %s\n" % (zlib.crc32(body), body)
     (tmp_path / f"lastword.inbox-{NOW_MS:020d}-j").write_bytes(manifest)
     open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()

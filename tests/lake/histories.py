@@ -37,7 +37,7 @@ from lastword.errors import LastwordError
 from lastword.files import DEFAULT
 from lastword.partition import scan
 from lastword.records.batch import BatchBuilder
-from lastword.state import newest
+from lastword.state import changes
 from tests.fakes.recording import Call, RecordingFiles, Stopped
 from tests.transactions import end_transaction
 
@@ -47,7 +47,7 @@ STEPS = 14
 MOST_CHANGES = 15
 """File operations of an export, about; a kill comes before one of them."""
 NOW_MS = 1_790_000_000_000
-FROM_ACCOUNTS = newest.from_accounts
+FROM_ACCOUNTS = changes.from_accounts
 
 Rows = dict[tuple[int, int], tuple[str, str]]
 
@@ -69,6 +69,7 @@ class History:
         self.clock = ManualClock(NOW_MS)
         self.table = str(self.place / "table")
         self.to = f"delta:{self.table}"
+        self.layout = "merge" if self.seed % 5 == 4 else "vectors"
         self.value = 0
         self.producer = 0
         self.open: list[tuple[int, int]] = []
@@ -77,7 +78,7 @@ class History:
     def run(self) -> None:
         """Run all steps, with an export at the end. Odd seeds read short logs with the kernels, too."""
         with ExitStack() as stack:
-            stack.enter_context(patch.object(newest, "from_accounts", self.from_accounts))
+            stack.enter_context(patch.object(changes, "from_accounts", self.from_accounts))
             if self.seed % 2:
                 stack.enter_context(patch.object(scan, "is_short", lambda *given: False))
             self._run()
@@ -186,7 +187,7 @@ class History:
     def export(self, files: Any = DEFAULT) -> Any:
         """Export as another process does, which has the log open to read; check the table."""
         with lastword.open(self.place / "log", "r", files=files, clock=self.clock) as logs:
-            result = logs.topic(TOPIC).export(self.to)
+            result = logs.topic(TOPIC).export(self.to, layout=self.layout)
         self.check(result.version)
         return result
 

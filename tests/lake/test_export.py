@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 import lastword
+from lastword import metrics
 from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
@@ -123,15 +124,51 @@ def test_an_export_that_is_repeated_writes_nothing(topic: Any, to: str, place: P
     assert sorted(place.rglob("*")) == before
 
 
-def test_a_file_above_the_space_target_is_rewritten(topic: Any, to: str, place: Path) -> None:
+def test_a_table_above_the_space_target_is_rewritten(topic: Any, to: str, place: Path) -> None:
     fill(topic, 0, 30)
     topic.export(to)
-    fill(topic, 0, 15, "new")
+    fill(topic, 0, 16, "new")
     result = topic.export(to)
-    assert (result.added_rows, result.removed_rows, result.rewritten_rows) == (15, 15, 15)
+    assert (result.added_rows, result.removed_rows, result.rewritten_rows) == (16, 16, 14)
     (add,) = actions_of(place, 1, "add")
     assert json.loads(add["stats"])["numRecords"] == 30
     assert values_of(place) == {record.key: record.value for record in topic.newest()}
+
+
+def test_the_files_with_the_most_dead_rows_are_rewritten(topic: Any, to: str, place: Path) -> None:
+    """A file that has few stays, also if the export before gave it a vector."""
+    fill(topic, 0, 20)
+    topic.export(to)
+    fill(topic, 20, 40)
+    topic.export(to)
+    fill(topic, 0, 12, "new")
+    fill(topic, 20, 22, "new")
+    topic.export(to)
+    fill(topic, 22, 32, "newer")
+    result = topic.export(to)
+    assert result.rewritten_rows == 8
+    assert len(actions_of(place, 3, "add")) == 2
+    assert values_of(place) == {record.key: record.value for record in topic.newest()}
+
+
+def test_the_layout_merge_has_no_vectors(topic: Any, to: str, place: Path) -> None:
+    """Each file of which a row died is written again; readers without vectors see the newest values."""
+    fill(topic, 0, 20)
+    topic.export(to, layout="merge")
+    fill(topic, 20, 40)
+    topic.export(to, layout="merge")
+    topic.delete("k7")
+    result = topic.export(to, layout="merge")
+    assert (result.added_rows, result.removed_rows, result.rewritten_rows) == (0, 1, 19)
+    assert not list(place.glob("deletion_vector_*"))
+    (protocol,) = actions_of(place, 0, "protocol")
+    assert protocol == {"minReaderVersion": 1, "minWriterVersion": 2}
+    rows = DeltaTable(str(place)).to_pyarrow_table(columns=["key", "value"]).to_pylist()
+    expected = {record.key: record.value for record in topic.newest()}
+    assert {row["key"]: row["value"] for row in rows} == expected and len(rows) == 39
+    assert values_of(place) == expected
+    with pytest.raises(TableRefusedError, match="in layout merge, not of 't' in layout vectors"):
+        topic.export(to)
 
 
 def test_a_vector_replaces_the_one_before(topic: Any, to: str, place: Path) -> None:
@@ -190,6 +227,25 @@ def test_a_dry_run_measures_and_writes_nothing(topic: Any, to: str, place: Path)
     topic.delete("k1")
     assert topic.export(to, dry_run=True).removed_rows == 1
     assert len(rows_of(str(place))) == 100
+
+
+def test_metrics_of_exports(topic: Any, to: str) -> None:
+    def value(metric: metrics.Metric, *labels: str) -> Any:
+        return dict(metric.samples()).get(("t", *labels), 0)
+
+    before = value(metrics.EXPORTS, "committed"), value(metrics.EXPORT_ROWS, "added")
+    fill(topic, 0, 5)
+    topic.export(to, dry_run=True)
+    written = value(metrics.EXPORT_WRITTEN_BYTES) + topic.export(to).written_bytes
+    topic.export(to)
+    assert value(metrics.EXPORTS, "committed") == before[0] + 1
+    assert value(metrics.EXPORT_ROWS, "added") == before[1] + 5
+    assert value(metrics.EXPORT_WRITTEN_BYTES) == written
+    assert value(metrics.EXPORT_LAST_SUCCESS) == NOW_MS / 1000
+    failed = value(metrics.EXPORTS, "failed")
+    with pytest.raises(TableRefusedError):
+        topic.export(to, layout="merge")
+    assert value(metrics.EXPORTS, "failed") == failed + 1
 
 
 def test_an_empty_topic_makes_an_empty_table(topic: Any, to: str, place: Path) -> None:
@@ -326,6 +382,7 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
+        ({"layout": "bitmaps"}, UsageError, "layout"),
         ({"value_format": "xml"}, UsageError, "value_format"),
         ({"value_format": "json"}, UsageError, "gives no type"),
         ({"value_schema": "a INT"}, UsageError, "need value_format"),
@@ -719,7 +776,7 @@ def test_a_saved_garbage_index_takes_the_place_of_a_scan(
     to: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records above the index are scanned; the rows are those of a scan of everything."""
-    from lastword.state import newest
+    from lastword.state import changes
 
     with lastword.open(tmp_path / "log", "a", log_cleaner_enable=False) as logs:
         topic = created(logs, segment_bytes=4000)
@@ -732,8 +789,8 @@ def test_a_saved_garbage_index_takes_the_place_of_a_scan(
         fill(topic, 50, 150, "newest")
         topic.delete("k299")
         found: list[Any] = []
-        inner = newest.from_accounts
-        monkeypatch.setattr(newest, "from_accounts", lambda *given: found.append(inner(*given)) or found[-1])
+        inner = changes.from_accounts
+        monkeypatch.setattr(changes, "from_accounts", lambda *given: found.append(inner(*given)) or found[-1])
         topic.export(to)
         assert found and found[0] is not None
         assert values_of(place) == {record.key: record.value for record in topic.newest()}

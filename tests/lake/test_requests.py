@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,14 @@ def test_each_request_that_fails_leaves_the_table_as_before_or_after(
         assert each.rows() == each.newest(), f"request {number}: {fault}"
         each.logs.close()
     whole.logs.close()
+
+
+def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data file is one request, if it is small, and so are a commit and the vectors of all files."""
+    each = Exporter(tmp_path, monkeypatch)
+    each.export()
+    each.topic.append("k9", "newest")
+    kinds = Counter(request.kind for request in each.export())
+    assert kinds == {"list": 1, "get": 3, "range": 2, "put": 2, "create": 1}
+    assert each.rows() == each.newest()
+    each.logs.close()

@@ -42,6 +42,7 @@ def test_golden(tmp_path: Path) -> None:
     "data",
     [
         b"1\n0\n",
+        b"x\n0\n",
         b"0\n",
         b"0\n2\na 0 1\n",
         b"0\n0\na 0 1\n",

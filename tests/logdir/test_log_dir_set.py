@@ -264,13 +264,7 @@ def test_the_marker_of_one_does_not_depend_on_the_other(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b" / names.CLEAN_SHUTDOWN).read_text())["version"] == 0
 
 
-def test_a_partition_list_of_version_0_is_read_and_a_damaged_one_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / names.PARTITION_LIST
-    path.write_text("0\n2\nusers 0\nusers 1\n")
-    assert read_partition_list(DEFAULT, str(path)) == [("users", 0), ("users", 1)]
-    path.write_text("0\n2\nusers 0\n")
-    with pytest.raises(CorruptFileError, match=r"1 lines, 2 announced"):
-        read_partition_list(DEFAULT, str(path))
+def test_a_damaged_partition_list_is_ignored(tmp_path: Path) -> None:
     spread = spread_over(tmp_path / "a", tmp_path / "b")
     create(spread, "users", 2)
     lists = [tmp_path / root / names.PARTITION_LIST for root in "ab"]

@@ -87,17 +87,6 @@ def test_everything_comes_along(tmp_path: Path) -> None:
         assert b.recovery.repaired == ()
 
 
-def test_and_back_again(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    a, b = both(tmp_path)
-    for source, target in ((a, b), (b, a), (a, b)):
-        move(source, target, "users", 0)
-        append(target, 3)
-    assert records(b.log("users", 0)) == [pair(n) for n in range(7, 29)]
-    a.close()
-    b.close()
-
-
 def test_refusals(tmp_path: Path, monkeypatch) -> None:
     prepare(tmp_path)
     a, b = both(tmp_path)

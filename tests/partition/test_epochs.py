@@ -46,10 +46,9 @@ def test_6X_328_epochs_and_offsets_rise(
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), max_size=12))
-def test_6X_328_whatever_is_assigned(
+def test_whatever_is_assigned(
     tmp_path_factory: pytest.TempPathFactory, assigned: list[tuple[int, int]]
 ) -> None:
-    """6X.328: Epochs and their start offsets strictly increase; a conflicting newer entry is replaced."""
     directory = tmp_path_factory.mktemp("epochs")
     leader_epochs = epochs(directory, *assigned)
     for earlier, later in zip(pairs(leader_epochs), pairs(leader_epochs)[1:], strict=False):

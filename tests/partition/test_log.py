@@ -54,24 +54,6 @@ class SlowFiles(UnsyncedFiles):
         return handle
 
 
-def test_offsets_go_on_over_rolls_and_reopenings(tmp_path: Path) -> None:
-    directory = make(tmp_path)
-    for opening in range(4):
-        log, recovery = opened(directory, files=UNSYNCED, clean=opening > 0)
-        assert recovery.repaired == ()
-        assert log.log_end == 11 * opening
-        fill(log, 11)
-        assert indexes_fit(log)
-        assert log.close()
-    log, _ = opened(directory, files=UNSYNCED, clean=True)
-    assert records(log) == [pair(n) for n in range(44)]
-    assert [s.base_offset for s in log.segments] == [0, 7, 14, 21, 28, 35, 42]
-    assert all(
-        s.next_offset == following.base_offset
-        for s, following in zip(log.segments, log.segments[1:], strict=False)
-    )
-
-
 def test_many_batches_in_one_call_are_the_bytes_of_single_calls(tmp_path: Path) -> None:
     single, _ = opened(make(tmp_path / "a"), files=UNSYNCED)
     many, _ = opened(make(tmp_path / "b"), files=UNSYNCED)
@@ -96,6 +78,7 @@ def test_a_batch_of_several_records(tmp_path: Path) -> None:
 
 
 def test_reading_from_any_offset(tmp_path: Path) -> None:
+    """6U.269: Reads by offset return each record; a read at the log end is empty."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 40)
     for reader in (log, log.view(), PartitionView.load(DirectorySegments(UNSYNCED, log.directory))):
@@ -184,6 +167,10 @@ class TestRolling:
         assert [segment.base_offset for segment in log.segments] == [0, 2]
 
     def test_by_a_full_index(self, tmp_path: Path) -> None:
+        """6P.195: An append to a full index is refused.
+
+        Here: The log rolls instead: no index of a log is larger than `segment.index.bytes`.
+        """
         config = TopicConfig(segment_index_bytes=48, index_interval_bytes=0)
         for call in ("single", "many"):
             log, _ = opened(make(tmp_path / call), files=UNSYNCED, config=config)
@@ -192,7 +179,8 @@ class TestRolling:
             else:
                 log.append_batches([build_batch(n) for n in range(12)])
             assert [s.base_offset for s in log.segments] == [0, 4, 8]
-            assert all(Path(s.stored.path(names.TIME_INDEX)).stat().st_size <= 48 for s in log.segments)
+            for extension in (names.INDEX, names.TIME_INDEX):
+                assert all(Path(s.stored.path(extension)).stat().st_size <= 48 for s in log.segments)
 
     def test_a_segment_of_many_lives_has_room_for_its_rebuilt_index(self, tmp_path: Path) -> None:
         """Opening continues from the last index entry, so a rebuild finds no more entries than were made.
@@ -221,6 +209,10 @@ class TestRolling:
 
 class TestSync:
     def test_the_old_segment_is_synced_before_the_new_one_exists(self, tmp_path: Path) -> None:
+        """6U.275: Closed segments are synced in the background.
+
+        Here: The roll syncs the segment that it closes.
+        """
         files = RecordingFiles(UNSYNCED)
         log, _ = opened(make(tmp_path), files=files)
         fill(log, 7)

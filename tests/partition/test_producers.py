@@ -20,7 +20,7 @@ from lastword.errors import (
     StorageError,
     TransactionStateError,
 )
-from lastword.files import DEFAULT, Handle
+from lastword.files import Handle
 from lastword.partition import PartitionLog, PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.producer_state import Producer, ProducerState
@@ -31,7 +31,6 @@ from lastword.segment import indexes, names
 from lastword.segment.indexes import AbortedTransaction
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.cleaner.test_outgrown import work_of
-from tests.golden import loader
 from tests.partition.logs import NOW, SMALL, fill, make, opened, records
 from tests.support.exhaustive import few
 from tests.transactions import end_transaction
@@ -585,47 +584,6 @@ def _aborted(appended: list[tuple[str, int, int, int, int]]) -> list[tuple[int, 
 def _checkpoint(path: Path) -> dict[str, int]:
     lines = [line.split() for line in path.read_text().splitlines()[2:]]
     return {f"{topic}-{number}": int(offset) for topic, number, offset in lines}
-
-
-@pytest.mark.parametrize(
-    ("case", "before", "after"),
-    [("dir-clean", "data", "data"), ("dir-killed", "killed", "recovered"), ("dir-torn", "died", "recovered")],
-)
-def test_snapshots_after_recovery_are_kafkas(case: str, before: str, after: str, tmp_path: Path) -> None:
-    """When lastword opens and closes a broker's directory, the producers equal those that Kafka leaves."""
-    root = loader.case(case).unpack(tmp_path, before) / before
-    recovered = loader.case(case).unpack(tmp_path / "kafka", after) / after
-    clean = (root / names.CLEAN_SHUTDOWN).exists()
-    starts, recovery_points = (_checkpoint(root / name) for name in (names.LOG_STARTS, names.RECOVERY_POINTS))
-    compared = 0
-    for directory in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("__")):
-        expected = Snapshots(DEFAULT, str(recovered / directory.name))
-        offsets = expected.offsets()
-        if not offsets:
-            continue
-        now_ms = int(
-            (recovered / directory.name / names.segment_file(offsets[-1], ".snapshot")).stat().st_mtime
-        )
-        log, _ = opened(
-            str(directory),
-            files=UNSYNCED,
-            config=TopicConfig(),
-            clean=clean,
-            recovery_point=recovery_points.get(directory.name, 0),
-            log_start=starts.get(directory.name, 0),
-            clock=ManualClock(now_ms * 1000),
-        )
-        assert log.close()
-        ours = Snapshots(UNSYNCED, str(directory))
-        kept = offsets if before != after else [o for o in offsets if o in ours.offsets()]
-        assert ours.offsets() == kept and kept[-1] == offsets[-1]
-        for offset in kept:
-            assert encode_producers(ours.read(offset)) == encode_producers(expected.read(offset)), (
-                directory.name,
-                offset,
-            )
-            compared += 1
-    assert compared
 
 
 def test_an_empty_log_is_not_rewritten_at_each_stop(tmp_path: Path) -> None:

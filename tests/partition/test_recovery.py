@@ -260,13 +260,15 @@ def test_a_damaged_old_message_is_damage_like_any_other(tmp_path: Path, magic: i
 
 
 @pytest.mark.parametrize("extension", [names.INDEX, names.TIME_INDEX])
-@pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "ones", "short", "foreign"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "tiny", "zeros", "ones", "short", "foreign"])
 def test_indexes_are_built_again(tmp_path: Path, extension: str, damage: str) -> None:
+    """6T.243: Index files that are too short are rebuilt."""
     directory = filled(tmp_path, 20)
     path = Path(directory) / names.segment_file(7, extension)
     good = path.read_bytes()
     bad = {
         "empty": b"",
+        "tiny": b" " * 7,
         "zeros": bytes(4096),
         "ones": b"\xff" * 120,
         "short": good[:-3],

@@ -52,10 +52,7 @@ def test_6U_283_289_truncation_and_what_is_appended_then(tmp_path: Path, offset:
     assert records(log) == [pair(n) for n in range(20)] and indexes_fit(log)
 
 
-def test_6U_283_at_the_log_end_and_beyond_nothing_happens(tmp_path: Path) -> None:
-    """6U.283: Truncation to the log end or beyond does nothing; to the middle and to 0 it works, and
-    appending again gives the same size.
-    """
+def test_at_the_log_end_and_beyond_nothing_happens(tmp_path: Path) -> None:
     log = filled(tmp_path, 5)
     inode = Path(log.active.file).stat().st_mtime_ns
     for offset in (5, 6, 1000):

@@ -11,14 +11,12 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.errors import InvalidTopicError, KeyRequiredError, OffsetOutOfRangeError, RecordTooLargeError
+from lastword.errors import KeyRequiredError, OffsetOutOfRangeError, RecordTooLargeError
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.segment import names
-from lastword.segment.names import PartitionDir, SegmentFile
 from lastword.testing.unsynced import UNSYNCED
-from tests.partition.logs import fill
 from tests.properties.support import (
     CONFIG,
     T,
@@ -28,7 +26,6 @@ from tests.properties.support import (
     offsets,
     opened,
     partition,
-    read,
     records_of,
     write_segment,
 )
@@ -69,10 +66,7 @@ def test_6U_265_rolling_by_time(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6U_265_the_times_of_records_decide(tmp_path: Path) -> None:
-    """6U.265: The first append to an empty expired segment does not roll; the next one does. The
-    timestamps of records decide.
-    """
+def test_the_times_of_records_decide(tmp_path: Path) -> None:
     clock = ManualClock(T)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=HOUR), clock=clock)
     log.append_batch(batch(0, b"a", timestamp=T))
@@ -139,18 +133,6 @@ def test_6U_268_an_empty_active_segment_is_not_rolled(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6U_269_every_offset_gives_its_record(tmp_path: Path) -> None:
-    """6U.269: Reads by offset return each record; a read at the log end is empty."""
-    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=300))
-    for number in range(30):
-        log.append_batch(batch(0, b"value-%d" % number))
-    for number in range(30):
-        records = list(read(log, number, number + 1))
-        assert [(r.offset, r.value) for r in records] == [(number, b"value-%d" % number)]
-    assert offsets(log, 30) == []
-    log.abandon()
-
-
 def test_6U_270_a_read_in_a_hole_gives_the_next_record(tmp_path: Path) -> None:
     """6U.270: A read at a hole in the offsets returns the next record."""
     at = [*range(50), *range(50, 200, 7)]
@@ -207,17 +189,6 @@ def test_6U_274_an_offset_inside_a_compressed_batch_leads_to_the_batch(tmp_path:
     log.append_batches([batch(0, b"hello", b"there", codec=codec), batch(0, b"alpha", b"beta", codec=codec)])
     assert offsets(log, 0) == [0, 1, 2, 3] == offsets(log, 1)
     assert offsets(log, 2) == offsets(log, 3) == [2, 3]
-    log.abandon()
-
-
-def test_6U_275_a_roll_syncs_what_it_closes(tmp_path: Path) -> None:
-    """6U.275: Closed segments are synced in the background.
-
-    Here: The roll syncs the segment that it closes.
-    """
-    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=500))
-    fill(log, 30)
-    assert len(log.segments) > 3 and log.recovery_point == log.active.base_offset == log.synced_to
     log.abandon()
 
 
@@ -330,61 +301,6 @@ def test_6U_287_the_first_batch_overflows_already(tmp_path: Path) -> None:
     log, recovery = opened(os.path.dirname(segment.file), clean=True)
     assert bases(log) == [0, MAX_INT + 1, 1 << 33] and recovery.repaired == ()
     log.abandon()
-
-
-@pytest.mark.parametrize(
-    ("name", "parsed"),
-    [
-        ("users-0", ("users", 0, "")),
-        ("a.b.c-12", ("a.b.c", 12, "")),
-        ("user-events-3", ("user-events", 3, "")),
-        (f"a.b-3.{'0f' * 16}-delete", ("a.b", 3, "delete")),
-        (f"a.b-3.{'0f' * 16}-future", ("a.b", 3, "future")),
-        (f"a.b-3.{'0f' * 16}-stray", ("a.b", 3, "stray")),
-        ("", None),
-        ("users", None),
-        ("-0", None),
-        ("users-", None),
-        ("users-1a", None),
-        ("users--", None),
-        ("users-0-delete", None),
-        ("us ers-0", None),
-    ],
-)
-def test_6U_290_names_of_partition_directories(name: str, parsed: tuple[str, int, str] | None) -> None:
-    """6U.290: Names of partition directories are parsed; topics may contain dots. A name without dash, topic
-    or number is an error.
-
-    Here: Other names are ignored (`logdir.topics`); a broker does not start if there are such names.
-    """
-    partition_dir = names.parse_partition_dir(name)
-    assert partition_dir == (PartitionDir(*parsed) if parsed else None)
-    if parsed and not parsed[2]:
-        assert names.partition_dir(parsed[0], parsed[1]) == name
-
-
-def test_6U_291_names_of_deleted_directories_fit(tmp_path: Path) -> None:
-    """6U.291: Names of deleted directories have at most 255 characters."""
-    for topic in ("a" * 249, "a"):
-        for partition_number in (0, 2**31 - 1):
-            name = names.marked_partition_dir(topic, partition_number, "delete", "0f" * 16)
-            assert len(name) <= 255
-            parsed = names.parse_partition_dir(name)
-            assert parsed is not None and topic.startswith(parsed.topic)
-            assert (parsed.partition, parsed.marker) == (partition_number, "delete")
-    (tmp_path / name).mkdir()
-    with pytest.raises(InvalidTopicError):
-        names.check_topic("a" * 250)
-
-
-@pytest.mark.parametrize("offset", [0, 23423423, 2**63 - 1])
-def test_6U_292_the_offset_in_a_file_name(offset: int) -> None:
-    """6U.292: The offset is parsed from the names of log, index, snapshot and deleted files."""
-    for extension in (*names.SEGMENT_EXTENSIONS, names.SNAPSHOT):
-        for suffix in ("", *names.SUFFIXES):
-            name = names.segment_file(offset, extension, suffix)
-            assert names.parse_segment_file(name) == SegmentFile(offset, extension, suffix)
-            assert len(name.split(".")[0]) == 20 and int(name.split(".")[0]) == offset
 
 
 def test_6U_293_a_segment_begins_at_the_log_end(tmp_path: Path) -> None:

@@ -13,12 +13,9 @@ from lastword.cleaner.engine.liveness import FullScan
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.engine.sinks import Collector, Publisher
 from lastword.cleaner.policy.plan import CleanRequest
-from lastword.clock import ManualClock
 from lastword.errors import LastwordError
-from lastword.logdir import LogDirectory
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
-from lastword.testing.unsynced import UNSYNCED
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.properties.strategies import by_strategy
@@ -89,18 +86,6 @@ def test_6C_20_a_message_as_large_as_is_allowed(tmp_path: Path, codec: int, stra
     log.clean(strategy=strategy)
     assert log.state() == {b"large": value + b"1", b"small": b"1"} and log.offsets() == [2, 3]
     log.close()
-
-
-def test_6C_21_a_topic_that_goes_takes_its_checkpoint_along(tmp_path: Path) -> None:
-    """6C.21: A partition that is removed loses its line in the cleaner checkpoint."""
-    home = LogDirectory.open(str(tmp_path), "a", UNSYNCED, ManualClock())
-    for name in ("gone", "stays"):
-        home.create_topic(name)
-        home.set_first_dirty(name, 0, 5)
-    home.delete_topic("gone")
-    lines = (tmp_path / "cleaner-offset-checkpoint").read_text().splitlines()
-    assert len(lines) == 3 and lines[2].startswith("stays 0 ")
-    home.close()
 
 
 @by_strategy

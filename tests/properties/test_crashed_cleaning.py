@@ -60,7 +60,7 @@ class Stage:
         log, _ = opened(self.directory, files=UNSYNCED)
         recovered = records(log)
         assert recovered == seen
-        assert leftovers(self.directory) == [] and indexes_fit(log)  # 6L.122
+        assert leftovers(self.directory) == [] and indexes_fit(log)
         for segment in log.segments:
             assert segment.next_offset - 1 - segment.base_offset <= MAX_RELATIVE_OFFSET
         log.abandon()
@@ -80,85 +80,52 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def cleaned(stage: Stage) -> list:
-    gone = [r for r in stage.old if FIRST <= r[0] < LAST + 7]
-    left = [r for r in stage.old if r not in gone]
-    recovered = stage.recovered()
-    kept = [r for r in recovered if r not in left]
-    assert [r for r in recovered if r in left] == left  # outside the range nothing changed
-    assert len(kept) < len(gone) and set(kept) < set(gone)
-    return recovered
-
-
-def test_6L_116_only_cleaned_files(stage: Stage) -> None:
-    """6L.116: After a crash with only `.cleaned` files, all original records are present."""
-    stage.put(".cleaned")
-    assert stage.recovered() == stage.old
-
-
-def test_6L_117_the_log_is_swap_and_its_indexes_are_cleaned(stage: Stage) -> None:
-    """6L.117: After a crash with the `.log` as `.swap` and its indexes as `.cleaned`, the cleaning is
-    undone and all original records are present.
-    """
-    stage.put(".swap", names.LOG)
-    stage.put(".cleaned", names.INDEX, names.TIME_INDEX)
-    assert stage.recovered() == stage.old
-
-
-def test_6L_118_all_swap_beside_the_old_ones(stage: Stage) -> None:
-    """6L.118: After a crash with all new files as `.swap` and the old files in place, the cleaning is
-    completed.
-    """
-    stage.put(".swap")
-    cleaned(stage)
-
-
-def test_6L_119_swap_and_the_old_ones_deleted(stage: Stage) -> None:
-    """6L.119: After a crash with all new files as `.swap` and the old ones as `.deleted`, the cleaning is
-    completed.
-    """
-    stage.put(".swap")
-    stage.set_aside()
-    cleaned(stage)
-
-
-def test_6L_120_one_file_still_swap(stage: Stage) -> None:
-    """6L.120: After a crash with some new files in place and one still as `.swap`, the cleaning is
-    completed.
-    """
-    stage.set_aside()
-    stage.put("", names.LOG, names.INDEX)
-    stage.put(".swap", names.TIME_INDEX)
-    cleaned(stage)
-
-
-def test_6L_121_all_final_beside_the_deleted_ones(stage: Stage) -> None:
-    """6L.121: After a crash with the swap done and `.deleted` files left, these files are removed, and the
-    log has the cleaned records.
-    """
-    stage.set_aside()
-    stage.put("")
-    cleaned(stage)
-
-
 @pytest.mark.parametrize(
-    "step",
+    ("is_undone", "step"),
     [
-        lambda s: s.put(".cleaned"),
-        lambda s: s.put(".swap"),
-        lambda s: (s.put(".swap"), s.set_aside()),
-        lambda s: (s.set_aside(), s.put("")),
-        lambda s: (s.remove_sources(), s.put("", names.LOG), s.put(".swap", names.INDEX, names.TIME_INDEX)),
+        (True, lambda s: s.put(".cleaned")),
+        (True, lambda s: (s.put(".swap", names.LOG), s.put(".cleaned", names.INDEX, names.TIME_INDEX))),
+        (False, lambda s: s.put(".swap")),
+        (False, lambda s: (s.put(".swap"), s.set_aside())),
+        (
+            False,
+            lambda s: (s.set_aside(), s.put("", names.LOG, names.INDEX), s.put(".swap", names.TIME_INDEX)),
+        ),
+        (
+            False,
+            lambda s: (
+                s.remove_sources(),
+                s.put("", names.LOG),
+                s.put(".swap", names.INDEX, names.TIME_INDEX),
+            ),
+        ),
+        (False, lambda s: (s.set_aside(), s.put(""))),
     ],
 )
-def test_6L_122_nothing_is_left_and_a_second_opening_finds_the_same(
-    stage: Stage, step: Callable[[Stage], object]
+def test_6L_116_117_118_119_120_121_122_a_crash_at_each_step(
+    stage: Stage, is_undone: bool, step: Callable[[Stage], object]
 ) -> None:
-    """6L.122: After every recovery no `.deleted`, `.cleaned` or `.swap` file is left, and no offset
+    """6L.116: After a crash with only `.cleaned` files, all original records are present.
+    6L.117: After a crash with the `.log` as `.swap` and its indexes as `.cleaned`, the cleaning is
+    undone and all original records are present.
+    6L.118: After a crash with all new files as `.swap` and the old files in place, the cleaning is
+    completed.
+    6L.119: After a crash with all new files as `.swap` and the old ones as `.deleted`, the cleaning is
+    completed.
+    6L.120: After a crash with some new files in place and one still as `.swap`, the cleaning is
+    completed.
+    6L.121: After a crash with the swap done and `.deleted` files left, these files are removed, and the
+    log has the cleaned records.
+    6L.122: After every recovery no `.deleted`, `.cleaned` or `.swap` file is left, and no offset
     overflows an index entry.
     """
     step(stage)
-    assert stage.recovered() == stage.recovered()
+    recovered = stage.recovered()
+    assert recovered == stage.recovered()
+    gone = [] if is_undone else [r for r in stage.old if FIRST <= r[0] < LAST + 7]
+    kept = [r for r in recovered if r in gone]
+    assert [r for r in recovered if r not in gone] == [r for r in stage.old if r not in gone]
+    assert len(kept) < len(gone) or is_undone
 
 
 def test_6L_123_opening_removes_what_was_deleted(stage: Stage) -> None:

@@ -189,13 +189,8 @@ def test_6O_187_no_log_file_passes_max_int(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6O_187_a_larger_file_is_refused(tmp_path: Path) -> None:
-    """6O.187: An append that would pass 2^31 - 1 bytes fails, and so does opening a larger file.
-
-    Here: A larger file is refused with its name, and not cut.
-
-    An index entry has no room for a position above 2^31 - 1.
-    """
+def test_a_larger_file_is_refused(tmp_path: Path) -> None:
+    """An index entry has no room for a position above 2^31 - 1."""
     segment = write_segment(tmp_path, 0, LOG[0])
     DEFAULT.truncate(segment.file, MAX_INT + 1)
     with pytest.raises(CorruptBatchError) as caught:
@@ -232,12 +227,8 @@ def test_6O_188_a_preallocated_file_of_kafka(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6O_188_an_empty_preallocated_file(tmp_path: Path) -> None:
-    """6O.188: A preallocated file is empty and has the requested size on disk; it is trimmed to its data when
-    it is closed and opened.
-
-    Here: No file is preallocated; Kafka's preallocated files are read and trimmed.
-    """
+def test_an_empty_preallocated_file(tmp_path: Path) -> None:
+    """Here: No file is preallocated; Kafka's preallocated files are read and trimmed."""
     segment = write_segment(tmp_path, 7, bytes(1 << 20), indexes=False)
     log, _ = opened(os.path.dirname(segment.file))
     assert (log.log_end, Path(segment.file).stat().st_size) == (7, 0)

@@ -86,10 +86,7 @@ def test_6T_238_the_marker_is_gone_after_loading(tmp_path: Path) -> None:
     logs.abandon()
 
 
-def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
-    """6T.238: The clean-shutdown marker is gone after loading, even if loading fails; the next load is
-    unclean.
-    """
+def test_also_when_loading_fails(tmp_path: Path) -> None:
     with home(tmp_path) as logs:
         logs.create_topic("users")
 
@@ -104,41 +101,6 @@ def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
     logs = home(tmp_path)  # the lock is free, and the failed load counts as a crash
     assert not logs.recovery.clean
     logs.abandon()
-
-
-def test_6T_239_what_cannot_be_loaded_is_offline_and_the_rest_serves(tmp_path: Path) -> None:
-    """6T.239: An I/O error while loading takes its directory offline and does not abort the start.
-
-    Here: No error aborts the opening of other partitions.
-
-    Partitions are loaded when they are first used. A damaged partition raises its error each time, and the
-    clean-shutdown marker is not written. `tests/logdir/test_log_dir_set.py` tests a directory that fails as a
-    whole.
-    """
-    with home(tmp_path) as logs:
-        logs.create_topic("users", 2)
-        for number in (0, 1):
-            logs.log("users", number).append_batches([batch(0, b"a")] * 3)
-    path = tmp_path / "users-0" / names.segment_file(0, names.LOG)
-    data = bytearray(path.read_bytes())
-    data[80] ^= 1
-    path.write_bytes(data)
-    (tmp_path / names.CLEAN_SHUTDOWN).unlink()
-    with home(tmp_path) as logs:
-        for _ in range(2):
-            with pytest.raises(CorruptBatchError):
-                logs.log("users", 0)
-        assert logs.log("users", 1).log_end == 3
-    assert path.read_bytes() == data and not (tmp_path / names.CLEAN_SHUTDOWN).exists()
-
-
-def test_6T_240_after_a_clean_stop_nothing_is_walked(tmp_path: Path) -> None:
-    """6T.240: A reload after a clean stop keeps the log end without recovery."""
-    directory = stopped(tmp_path)
-    log, recovery = opened(directory, SMALL, clean=True)
-    assert (log.log_end, recovery.walked, recovery.repaired) == (20, 0, ())
-    assert log.recovery_point == 20
-    log.abandon()
 
 
 def test_6T_241_after_a_crash_all_is_as_it_was(tmp_path: Path) -> None:
@@ -171,18 +133,6 @@ def test_6T_242_missing_indexes_are_built_again(tmp_path: Path, clean: bool) -> 
     assert indexes_fit(log)
     for number in range(20):
         assert offsets(log, number)[0] == number and log.offset_at(T + 1000 * number) == number
-    log.abandon()
-
-
-@pytest.mark.parametrize("size", [0, 1, 4, 7])
-def test_6T_243_indexes_that_are_too_short(tmp_path: Path, size: int) -> None:
-    """6T.243: Index files that are too short are rebuilt."""
-    directory = stopped(tmp_path, clean=False)
-    before = indexes(directory)
-    for name in before:
-        Path(directory, name).write_bytes(b" " * size)
-    log, _ = opened(directory, SMALL)
-    assert indexes(directory) == before and records(log) == [pair(n) for n in range(20)]
     log.abandon()
 
 
@@ -306,11 +256,7 @@ def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> N
     check_split(directory, [0, FAR, NEXT], WHOLE, clean=True, recovery_point=NEXT + 1)
 
 
-def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
-    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
-
-    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
-    """
+def test_a_sound_segment_is_not_split(tmp_path: Path) -> None:
     write_segment(tmp_path, 0, batch(0, b"a") + batch(MAX_INT, b"b"))
     segment = write_segment(tmp_path, FAR, batch(FAR, b"c"))
     log, recovery = opened(os.path.dirname(segment.file))
@@ -319,13 +265,9 @@ def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
-    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
-
-    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
-
-    No cleaner rewrites the active segment, so the offset is damage: no checksum covers it. The file does not
-    change.
+def test_the_last_segment_is_refused(tmp_path: Path) -> None:
+    """No cleaner rewrites the active segment, so the offset is damage: no checksum covers it. The file does
+    not change.
     """
     segment = write_segment(tmp_path, 0, b"".join(OVERFLOWING), indexes=False)
     with pytest.raises(CorruptBatchError) as caught:
@@ -336,11 +278,7 @@ def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
         inspect(UNSYNCED, os.path.dirname(segment.file), 0, index_interval_bytes=0)
 
 
-def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> None:
-    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
-
-    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
-    """
+def test_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> None:
     producer = {"producer_epoch": 0, "base_sequence": 0, "transactional": True}
     first, second = batch(1, b"x", producer_id=5, **producer), batch(FAR, b"y", producer_id=6, **producer)
     aborts = [placed(marker_batch(n, 0, False, 0, T), at) for n, at in ((5, 2), (6, FAR + 1))]
@@ -382,8 +320,7 @@ def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int)
     check_split(directory, [0, FAR, NEXT], WHOLE)
 
 
-def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
-    """6T.251: A crash in any phase of a split recovers the same records and the same number of segments."""
+def test_our_split_stopped_at_every_change(tmp_path: Path) -> None:
 
     def work(stop_at: int) -> bool:
         directory = overflowed(tmp_path / str(stop_at))
@@ -400,8 +337,7 @@ def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
-def test_6T_251_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None:
-    """6T.251: A crash in any phase of a split recovers the same records and the same number of segments."""
+def test_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None:
     directory = overflowed(tmp_path / "live")
     files = ForgetfulFiles(tmp_path / "live")
     log, _ = opened(str(directory), files=files, clean=True, recovery_point=NEXT + 1)

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
-from lastword.errors import CorruptBatchError, LastwordError, StorageError
+from lastword.errors import LastwordError, StorageError
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.log_dir_set import move
 from lastword.testing.unsynced import UNSYNCED
@@ -37,6 +36,7 @@ def test_6K_100_101_102_115_one_retention_for_every_policy(
     6K.102: The cleaner's retention is offered logs with the policy compact, because segments below their log
     start must be removed.
     6K.115: The log manager's retention does not touch logs with the policies compact and compact,delete.
+    6V.302: With the policy compact,delete, retention by time deletes.
 
     Here: One retention serves every policy. The policy decides whether it removes segments by age, or only
     those below the log start.
@@ -48,21 +48,6 @@ def test_6K_100_101_102_115_one_retention_for_every_policy(
     log = Log(tmp_path, **settings, **{"retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
     log.raise_log_start(7)
     assert log.expire().segments == removed
-    log.home.close()
-
-
-def test_6K_103_retention_goes_on_where_cleaning_stopped(tmp_path: Path) -> None:
-    """6K.103: Quarantined partitions are not offered to the cleaner's retention.
-
-    Here: Retention also removes segments of partitions that cannot be cleaned.
-
-    In Kafka a partition that cannot be cleaned does not expire either, so a bad record can fill the disk.
-    """
-    log = Log(tmp_path, **{"cleanup.policy": "compact,delete", "retention.ms": "1h"}).fill(
-        15, age_ms=5 * HOUR
-    )
-    quarantine.put(log.files, str(log.path), CorruptBatchError("bad"), T)
-    assert log.expire().segments == 3
     log.home.close()
 
 
@@ -197,12 +182,8 @@ def test_6K_112_113_a_round_moves_the_checkpoint_when_it_is_done(tmp_path: Path)
     log.close()
 
 
-def test_6K_112_a_round_that_fails_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
-    """6K.112: A cleaning can only be finished while it is in progress. Finished, it leaves no state and
-    the checkpoint at its end; aborted, it leaves a paused partition and no new checkpoint.
-
-    Here: The checkpoint moves when a cleaning is done, and only then.
-    """
+def test_a_round_that_fails_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    """Here: The checkpoint moves when a cleaning is done, and only then."""
     failing: list[bool] = []
 
     def fail(call: Call) -> LastwordError | None:
@@ -220,20 +201,4 @@ def test_6K_112_a_round_that_fails_leaves_the_checkpoint_alone(tmp_path: Path) -
     failing.clear()
     log.clean()
     assert log.first_dirty == 6 and log.state() == {b"k": b"5"}
-    log.close()
-
-
-def test_6K_114_a_topic_that_is_not_compacted_any_more(tmp_path: Path) -> None:
-    """6K.114: A topic that changes from compact to delete has its cleaning aborted, once for each partition.
-
-    Here: A background cleaning is aborted; a cleaning that was called ends under the settings it began with.
-
-    New settings apply from the next round on.
-    """
-    log = LogBuilder(tmp_path)
-    for number in range(6):
-        log.put("k", number).roll()
-    assert log.plan().action == "clean"
-    log.config = log.log.config = log.config.replace(cleanup_policy=frozenset({"delete"}))
-    assert log.plan().action != "clean"
     log.close()

@@ -149,11 +149,7 @@ def test_6B_14_small_maps_over_transactions_come_to_the_end() -> None:
 
 
 @by_strategy
-def test_6B_14_ours_with_a_small_map_over_transactions(tmp_path: Path, strategy: str) -> None:
-    """6B.14: Passes with a map of four slots over 20 transactional offsets reach the end.
-
-    Here: Our own cleaner takes more passes over the log, and still one rewrite.
-    """
+def test_ours_with_a_small_map_over_transactions(tmp_path: Path, strategy: str) -> None:
     log = LogBuilder(tmp_path)
     for n in range(40):
         producer = Producer(log, n % 3, n)

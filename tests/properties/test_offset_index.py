@@ -12,7 +12,7 @@ import pytest
 
 from lastword.segment import Segment, names
 from lastword.segment.indexes import OffsetEntry, OffsetIndex
-from tests.properties.support import CONFIG, batch, offsets, opened, partition, write_segment
+from tests.properties.support import T, batch, opened, partition, write_segment
 
 BASE = 45
 HUGE = 1 << 30
@@ -71,22 +71,6 @@ def test_6P_194_entries_by_number() -> None:
         index.positions()[10]
 
 
-def test_6P_195_nothing_is_put_into_a_full_index(tmp_path: Path) -> None:
-    """6P.195: An append to a full index is refused.
-
-    Here: The log rolls instead: no index of a log is larger than `segment.index.bytes`.
-    """
-    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=12 * 5))
-    for _ in range(30):
-        log.append_batch(batch(0, b"a"))
-    log.append_batches([batch(0, b"a")] * 30)
-    assert len(log.segments) > 5 and offsets(log, 0) == list(range(60))
-    for segment in log.segments:
-        assert len(index_bytes(segment)) <= 60
-        assert Path(segment.stored.path(names.TIME_INDEX)).stat().st_size <= 60
-    log.abandon()
-
-
 @pytest.mark.parametrize("offset", [50, 49, 45])
 def test_6P_196_offsets_rise(tmp_path: Path, offset: int) -> None:
     """6P.196: An append of an offset that is not higher than the last is an error.
@@ -139,16 +123,24 @@ def test_6P_198_entries_survive_closing_and_more_follow(tmp_path: Path) -> None:
 def test_6P_199_truncation(tmp_path: Path, offset: int) -> None:
     """6P.199: Truncation at an entry removes it and those above; past the end it changes nothing; a full
     truncation leaves no entry. Appending works afterwards.
+    6Q.202: Truncation, also to the first offset, empties the index.
+    6S.223: After a truncation the largest timestamp and the next offset are computed again.
     """
     log, _ = opened(partition(tmp_path))
-    for _ in range(9):
-        log.append_batch(batch(0, b"a"))
+    times = [10, 30, 20, 50, 40, 60, 55, 80, 70]
+    for time in times:
+        log.append_batch(batch(0, b"a", timestamp=T + time))
     entries = list(log.active.offset_index.entries())
+    time_entries = list(log.active.time_index.entries())
+    assert [e.offset for e in time_entries] == [1, 3, 5, 7]
     assert [e.offset for e in entries] == list(range(1, 9))
     log.truncate_to(offset)
     kept = [e for e in entries if e.offset < offset]
     assert list(log.active.offset_index.entries()) == kept
     assert len(index_bytes(log.active)) == 8 * len(kept)
+    assert list(log.active.time_index.entries()) == [e for e in time_entries if e.offset < offset]
+    assert log.active.largest_timestamp == (T + max(times[:offset]) if offset else -1)
+    assert log.active.next_offset == log.log_end == min(offset, 9)
     log.append_batch(batch(0, b"a"))
     log.append_batch(batch(0, b"a"))
     end = min(offset, 9)
@@ -156,10 +148,7 @@ def test_6P_199_truncation(tmp_path: Path, offset: int) -> None:
     log.abandon()
 
 
-def test_6P_199_full_truncation(tmp_path: Path) -> None:
-    """6P.199: Truncation at an entry removes it and those above; past the end it changes nothing; a full
-    truncation leaves no entry. Appending works afterwards.
-    """
+def test_full_truncation(tmp_path: Path) -> None:
     log, _ = opened(partition(tmp_path))
     for _ in range(4):
         log.append_batch(batch(0, b"a"))

@@ -12,7 +12,6 @@ import pytest
 
 from lastword.errors import CorruptBatchError, UsageError
 from lastword.partition import scan
-from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchBuilder, crc_ok, read_records, set_base_offset
 from lastword.records.compression import compress, decompress, xxh32
 from lastword.records.record import (
@@ -147,23 +146,9 @@ def test_6N_148_log_append_time_is_that_of_every_record(tmp_path: Path, codec: i
     log.abandon()
 
 
-def test_6N_148_no_batch_of_magic_2_is_without_a_timestamp_type() -> None:
-    """6N.148: Setting log append time changes the type and every record's timestamp, and the batch stays
-    valid. A batch of magic 2 without a timestamp type is refused.
-    """
+def test_no_batch_of_magic_2_is_without_a_timestamp_type() -> None:
     with pytest.raises(UsageError, match="timestamp type"):
         BatchBuilder(timestamp_type=NO_TIMESTAMP_TYPE)
-
-
-@pytest.mark.parametrize("commit", [False, True])
-def test_6N_149_control_batches_round_trip(commit: bool) -> None:
-    """6N.149: The flag of a control batch and its control records round-trip."""
-    data = marker_batch(5, 2, commit, 7, T)
-    header = header_of(data)
-    assert header.control and header.transactional and header.count == 1
-    marker = control_of(data, header, "test.log")
-    assert marker is not None
-    assert (marker.type, marker.coordinator_epoch) == ("commit" if commit else "abort", 7)
 
 
 @pytest.mark.parametrize("codec", range(5))

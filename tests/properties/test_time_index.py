@@ -32,20 +32,6 @@ def test_6Q_201_lookup() -> None:
     assert index.lookup(10_000) == index.last == TimeEntry(290, BASE + 29)
 
 
-@pytest.mark.parametrize("offset", range(8))
-def test_6Q_202_truncation(tmp_path: Path, offset: int) -> None:
-    """6Q.202: Truncation, also to the first offset, empties the index."""
-    log, _ = opened(partition(tmp_path))
-    for number in range(7):
-        log.append_batch(batch(0, b"a", timestamp=T + number))
-    entries = list(log.active.time_index.entries())
-    assert [e.offset for e in entries] == list(range(1, 7))
-    log.truncate_to(offset)
-    assert list(log.active.time_index.entries()) == [e for e in entries if e.offset < offset]
-    assert log.active.largest_timestamp == (T + offset - 1 if offset else -1)
-    log.abandon()
-
-
 def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
     """6Q.203: An index that is full, with one reserved slot, refuses an entry; a lower offset is an error; a
     valid entry is accepted.
@@ -65,14 +51,8 @@ def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6Q_203_times_rise_and_offsets_do_not_fall() -> None:
-    """6Q.203: An index that is full, with one reserved slot, refuses an entry; a lower offset is an error; a
-    valid entry is accepted.
-
-    Here: The log rolls instead.
-
-    The writer adds only valid entries. In a file, an invalid entry and all entries after it are not used.
-    """
+def test_times_rise_and_offsets_do_not_fall() -> None:
+    """The writer adds only valid entries. In a file, an invalid entry and those after it are not used."""
     builder = IndexBuilder(0, 0)
     for number, timestamp in enumerate((5, 5, 4, 7, -1, 7, 9)):
         builder.batch(100 * number, number, timestamp)

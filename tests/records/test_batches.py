@@ -147,6 +147,7 @@ class TestKafkasBytes:
 
     @pytest.mark.parametrize(("kind", "expected"), [(COMMIT, COMMIT_MARKER), (ABORT, ABORT_MARKER)])
     def test_markers(self, kind: int, expected: str) -> None:
+        """6N.149: The flag of a control batch and its control records round-trip."""
         builder = BatchBuilder(producer_id=5, producer_epoch=2, transactional=True, control=True)
         builder.append(T, control_key(kind), marker_value(7))
         raw = builder.build(21, 4)
@@ -194,15 +195,6 @@ class TestKafkasBytes:
         header = read_header(empty_batch(read_header(raw, 0, len(raw), "x")), 0, 61, "x")
         assert (header.codec, header.delete_horizon_ms, header.base_timestamp) == (0, None, -1)
         assert header.max_timestamp == T + 2
-
-    def test_a_delete_horizon_is_what_timestamps_are_relative_to(self) -> None:
-        header, records = decode(bytes.fromhex(HORIZON))
-        assert header.delete_horizon_ms == T + 1500
-        assert records == [
-            record(40, T, b"a", b"1"),
-            record(41, T + 1, b"b", None),
-            record(42, T + 2, b"c", b"3"),
-        ]
 
     def test_a_cleaned_batch_keeps_its_last_offset(self) -> None:
         header, records = decode(bytes.fromhex(AFTER_A_CLEANING))

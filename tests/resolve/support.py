@@ -9,6 +9,13 @@ from lastword.records.chunk import BytesSource, Chunk, ChunkReader
 from tests.naive.batches import walk
 
 
+class MemoryLog(BytesSource):
+    """The handle of a segment in memory."""
+
+    def will_read_back(self) -> None:
+        """Do nothing: everything is in memory."""
+
+
 class MemorySegment:
     """A SegmentSource over bytes; `chunk_bytes` here overrides the reader's, so that chunks are small."""
 
@@ -27,8 +34,8 @@ class MemorySegment:
         return ChunkReader(BytesSource(self.data), self.file, 0, self.size, chunk_bytes=size, verify=verify)
 
     @property
-    def handle(self) -> BytesSource:
-        return BytesSource(self.data)
+    def handle(self) -> MemoryLog:
+        return MemoryLog(self.data)
 
     def cuts(self, part_bytes: int) -> list[int]:
         positions = [0]

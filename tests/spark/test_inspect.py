@@ -12,7 +12,8 @@ import pytest
 import lastword
 import lastword.spark
 from lastword import errors
-from lastword.errors import NotALogDirError, UsageError
+from lastword.api import erasing
+from lastword.errors import NotALogDirError, PartialFailure, UsageError
 from tests.spark.conftest import append, create, descriptions, numbered
 
 pytestmark = pytest.mark.spark
@@ -280,7 +281,14 @@ def test_what_can_be_told_of_a_call_before_spark_is_asked(root: Path) -> None:
         lastword.spark.audit(None, root, "t", delivered=None)
 
 
-def test_erase(spark: Any, tmp_path: Path) -> None:
+def test_erase(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    in_driver = erasing._Erasing._found
+    monkeypatch.setattr(
+        erasing._Erasing,
+        "_found",
+        lambda one, number, *on: searched.append(number) or in_driver(one, number, *on),
+    )
     create(tmp_path, "u", 2)
     for partition in range(2):
         append(tmp_path, "u", partition, [numbered(100 * partition, 20, 5)])
@@ -289,11 +297,22 @@ def test_erase(spark: Any, tmp_path: Path) -> None:
     gone = sorted(every)[:2]
     keys = spark.createDataFrame([(key.decode(),) for key in [*gone, *gone]], "key string")
     planned = lastword.spark.erase(spark, str(tmp_path), "u", keys, dry_run=True)
+    assert searched == [0, 1]
     done = lastword.spark.erase(spark, str(tmp_path), "u", keys, now=True)
+    assert searched == [0, 1]  # tasks have found the keys
     assert (len(done.keys), done.complete) == (2, True)
     assert [part.records for part in done.partitions] == [part.records for part in planned.partitions]
     with lastword.open(tmp_path) as logs:
         assert {record.key for record in logs["u"].newest()} == every - set(gone)
+    with lastword.open(tmp_path, "a") as logs:
+        logs.dirs.log("u", 1).roll()
+    damaged = max((tmp_path / "u-1").glob("*.log"), key=lambda path: path.stat().st_size)
+    data = bytearray(damaged.read_bytes())
+    data[18] ^= 1  # its checksum
+    damaged.write_bytes(data)
+    with pytest.raises(PartialFailure) as raised:  # the other partition is erased
+        lastword.spark.erase(spark, str(tmp_path), "u", spark.createDataFrame([("user-5",)], "key string"))
+    assert [part.partition for part in raised.value.results[0].partitions] == [0]
     with pytest.raises(UsageError, match="a key is null"):
         lastword.spark.erase(spark, str(tmp_path), "u", spark.sql("select cast(null as binary) as key"))
     with pytest.raises(UsageError, match="column `key` of binary or string"):

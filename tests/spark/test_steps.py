@@ -282,7 +282,7 @@ def half_written(log: LogBuilder, job: ShardedJob) -> None:
 
 
 def older(log: LogBuilder, job: ShardedJob) -> None:
-    before = replace(job_files.FORM, version=1, oldest=0).encode({"value": job.to_dict()})
+    before = replace(job_files.FORM, version=1).encode({"value": job.to_dict()})
     Path(job.directory, "job.json").write_bytes(before)
 
 

@@ -338,17 +338,6 @@ def test_a_kill_that_loses_nothing_refuses_no_file(tmp_path, clock, path):
         logs.dirs.closed = True
 
 
-def test_a_file_of_the_older_form_is_refused(logs, tmp_path):
-    logs.state("users")["ada"] = 1
-    path = tmp_path / "users.jsonl"
-    logs.restore("users", to=path)
-    *rows, last = path.read_text().splitlines()
-    old = {name: value for name, value in json.loads(last).items() if name != "cuts"} | {"format": 1}
-    path.write_text("\n".join([*rows, json.dumps(old)]) + "\n")
-    with pytest.raises(errors.SnapshotRefusedError, match="of an older form"):
-        logs.state("users", snapshot=path)
-
-
 def test_many_cuts_are_kept_as_their_number_and_the_lowest():
     from lastword.partition.removal_log import EVERYTHING, RemovalLog
 

@@ -309,22 +309,6 @@ def test_closed(logs):
     assert "closed" in repr(users)
 
 
-def test_from_many_threads(logs):
-    totals = logs.state("totals", default=int)
-
-    def work(name):
-        for _ in range(50):
-            totals[name] += 1
-
-    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert dict(totals) == {f"t{n}": 50 for n in range(4)}
-    assert dict(logs.state("totals")) == dict(totals)
-
-
 def from_four_threads(work):
     """Start four threads together; each runs `work` 500 times."""
     begin = threading.Barrier(4)

@@ -86,16 +86,6 @@ def test_it_is_what_a_dictionary_finds(logs, seed):
     assert figures(whole) == expected[None]
 
 
-def test_a_small_map_counts_the_same(tmp_path):
-    clock = ManualClock(BEGIN_MS)
-    with lastword.open(tmp_path / "d", "a", clock=clock, log_cleaner_enable=False) as logs:
-        filled(logs, 5, keys=300)
-        expected = logs.duplication("t", by="topic")
-        views = {n: logs.dirs.view("t", n) for n in range(3)}
-        small = tool.counted("t", views, "topic", _quiet, whole=True, map_bytes=4096)
-        assert small == expected
-
-
 @pytest.mark.parametrize("by", ["topic", "partition", "segment"])
 def test_more_keys_than_memory_are_read_once(tmp_path, monkeypatch, by):
     """A partition is read once for each count; several are concatenated, forwards and backwards, too."""

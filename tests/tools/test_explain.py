@@ -268,6 +268,21 @@ STEPS = st.lists(
 )
 
 
+def versions_after(logs, topic, clock, history):
+    for operation, key in history:
+        if operation == "put":
+            topic.append(key, b"v")
+        elif operation == "delete":
+            topic.delete(key)
+        elif operation == "roll":
+            roll(logs)
+        elif operation == "clean":
+            logs.clean(topic.name)
+        else:
+            clock.advance(2 * HOUR)
+    return {v.offset: v for key in "abc" for v in logs.explain(topic.name, key=key).versions}
+
+
 @settings(max_examples=few(25), deadline=None)
 @given(history=STEPS)
 def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
@@ -276,18 +291,7 @@ def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
     path = tmp_path_factory.mktemp("explain") / "data"
     with lastword.open(path, "a", clock=clock, log_cleaner_enable=False) as logs:
         topic = create_topic(logs, delete_retention_ms="1h", min_cleanable_dirty_ratio=0.0)
-        for operation, key in history:
-            if operation == "put":
-                topic.append(key, b"v")
-            elif operation == "delete":
-                topic.delete(key)
-            elif operation == "roll":
-                roll(logs)
-            elif operation == "clean":
-                logs.clean(topic.name)
-            else:
-                clock.advance(2 * HOUR)
-        said = {v.offset: v for key in "abc" for v in logs.explain(topic.name, key=key).versions}
+        said = versions_after(logs, topic, clock, history)
         assert set(said) == {record.offset for record in topic.read()}
         if logs.explain(topic.name).plan.action != "clean":
             return
@@ -323,18 +327,7 @@ def test_what_goes_was_free_to_go_by_its_own_word(tmp_path_factory, history):
     path = tmp_path_factory.mktemp("explain") / "data"
     with lastword.open(path, "a", clock=clock, log_cleaner_enable=False) as logs:
         topic = create_topic(logs, lastword_strategy="generational", delete_retention_ms="1h")
-        for operation, key in history:
-            if operation == "put":
-                topic.append(key, b"v")
-            elif operation == "delete":
-                topic.delete(key)
-            elif operation == "roll":
-                roll(logs)
-            elif operation == "clean":
-                logs.clean(topic.name)
-            else:
-                clock.advance(2 * HOUR)
-        said = {v.offset: v for key in "abc" for v in logs.explain(topic.name, key=key).versions}
+        said = versions_after(logs, topic, clock, history)
         logs.clean(topic.name)
         for offset in said.keys() - {record.offset for record in topic.read()}:
             version = said[offset]

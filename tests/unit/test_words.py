@@ -25,7 +25,7 @@ from lastword.cli import records as read_command
 from lastword.cli.main import command_tree, run
 from lastword.config import TOPIC_SETTINGS
 from lastword.config.tables import INSTANCE_SETTINGS, STRATEGIES
-from lastword.errors import LogDirLockedError, SparkOptionError, UnknownSettingError, UsageError
+from lastword.errors import LogDirLockedError, UnknownSettingError, UsageError
 from lastword.server import topics
 from lastword.spark import options as spark_options
 from lastword.testing import Broker, Clock, LogBuilder
@@ -154,7 +154,7 @@ def test_no_metric_or_setting_has_the_word_of_a_position() -> None:
     assert [name for name in names if "latest" in name or "earliest" in name] == []
 
 
-# -------------------------------------------------------------- the old words
+# -------------------------------------------------------------- wrong words
 
 
 def test_the_log_end_is_no_start_of_a_bounded_read(tmp_path: Path) -> None:
@@ -170,21 +170,6 @@ def test_the_log_end_is_no_start_of_a_bounded_read(tmp_path: Path) -> None:
         assert list(users.newest(["b"])) == [] and [r.value for r in users.newest(end=1)] == [1]
         with pytest.raises(UsageError, match="unknown view 'latest'; nearest: newest"):
             users.read(view="latest")  # type: ignore[arg-type]  # once the name of the view
-
-
-def test_the_old_words_are_refused_with_the_new_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = str(tmp_path / "d")
-    LogBuilder(root).put("a", 1).open().close()
-    assert run(["read", root, "users", "--view", "latest"]) == 2
-    assert "nearest: newest" in capsys.readouterr().err
-    assert run(["read", root, "users", "--start", "latest"]) == 2
-    assert "--view newest" in capsys.readouterr().err
-    with pytest.raises(SparkOptionError, match="nearest: newest"):
-        spark_options.parse_read({"path": root, "subscribe": "users", "view": "latest"})
-    with pytest.raises(UnknownSettingError, match="nearest: lastword_newest_bytes"):
-        lastword.open(root, lastword_latest_bytes="1MiB")  # type: ignore[call-arg]
 
 
 def test_a_misspelled_parameter_is_found_before_a_setting(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ append.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BucketDirs
     from lastword.cleaner.engine.report import CleanRound
     from lastword.config import TopicConfig
+    from lastword.values import Progress
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +197,7 @@ class _BucketTask:
     work: BucketWork
     partition: TopicPartition
     urgency: Urgency = field(default_factory=lambda: Urgency(0))
+    steps: Sequence[Progress] = ()
 
     @property
     def drive(self) -> str:

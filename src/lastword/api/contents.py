@@ -656,7 +656,8 @@ class Contents:
             self._log.sync()
             self._is_unsynced = False
         finally:
-            self._take_back_refused()
+            if self._refused is not None:
+                self._take_back_refused()
 
     def _note_refused(self, error: BaseException) -> None:
         """Note that the log will never have a change that the mapping shows. For another thread."""

@@ -1,8 +1,9 @@
 """`Topic.erase`: remove keys and their values from every file of a topic, and search what is left.
 
-For each partition: a tombstone for each key, then the rewrite of every segment that has a record of a key
-(`cleaner.engine.erasure`), then the removal of derived files, which hold keys, and of files that wait for
-their deletion, then the search (`tools.erasure`). Each step may be repeated: a call after a crash does what
+First every partition is searched for the keys. An append then has a tombstone for each key without one. Then
+a transaction, for each partition: the rewrite of every segment that has a record of a key
+(`cleaner.engine.erasure`), the removal of derived files, which hold keys, and of files that wait for
+their deletion, and the search (`tools.erasure`). Each step may be repeated: a call after a crash does what
 is left. It does not look for the old values that are gone already.
 """
 
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lastword.api.cleaning import check_quarantine
 from lastword.cleaner.engine.cleaning import CleanContext
@@ -58,9 +62,15 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.partition.log import PartitionLog
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 _BATCH_BYTES = 32 << 10
-_COLLECTIONS = 3
+_COLLECTIONS = 4
 """Further collections of a bucket: objects are noted, then removed, then the list of the notes is."""
+_SETTLE_SECONDS = 1.1
+"""An object that is noted after a commit of another process is due when the store's clock, which may count
+seconds, has moved on."""
 
 
 def erase(
@@ -73,9 +83,12 @@ def erase(
     now: bool = False,
     dry_run: bool = False,
     progress: ProgressLike | bool | None = None,
-    salt: bytes | None = None,
+    found: Mapping[int, tuple[Collection[bytes], int]] | None = None,
 ) -> Erasure:
-    """See `Topic.erase`. `salt`: 16 bytes; None: new ones."""
+    """See `Topic.erase`. `found`: for partitions the keys that have a record below an offset, and the offset.
+
+    Without it, and in other partitions, the keys are looked for here.
+    """
     if not dry_run:
         dirs.require_writable()
     config = dirs.config(topic)
@@ -87,41 +100,38 @@ def erase(
             f"{topic} has cleanup.policy={config.policy_text}: a key cannot be erased from it",
             remedy=f"`{command}`, then erase again",
         )
-    chosen = dirs.select(topic, partition)
-    wanted = set(keys)
-    failed: list[LastwordError] = []
+    numbers = [number for _, number in dirs.select(topic, partition)]
+    began_ms, wanted, failed = dirs.clock.now_ms(), set(keys), list[LastwordError]()
     if prefix is not None:
-        for tp in list(chosen):
-            try:
-                view = dirs.checked_view(*tp)
-                wanted |= dirs.on_view(view, lambda view: keys_with_prefix(view.segments, prefix))
-            except (DataError, StorageError, BusyError) as error:
-                failed.append(error)
-                chosen.remove(tp)
+
+        def keys_of(number: int, _: None) -> set[bytes]:
+            view = dirs.checked_view(topic, number)
+            return dirs.on_view(view, lambda view: keys_with_prefix(view.segments, prefix))
+
+        begun, failed = _each(dict.fromkeys(numbers), keys_of)
+        wanted, numbers = wanted.union(*begun.values()), list(begun)
     if b"" in wanted or prefix == b"":
         raise UsageError(
             "a key of no bytes cannot be erased", remedy="give keys or a prefix of a byte or more"
         )
-    salt = os.urandom(SALT_BYTES) if salt is None else salt
-    began_ms = dirs.clock.now_ms()
-    one = _Erasing(dirs, topic, SpanSet(wanted), salt, now, dry_run)
-    done: list[PartitionErasure] = []
-    meter = Meter("erase", progress, sum(_size(dirs, *tp) for tp in chosen))
-    for _, number in chosen:
-        try:
-            with meter.part(_size(dirs, topic, number)) as part:
-                done.append(one.partition(number, part or (lambda done, total: None)))
-        except (DataError, StorageError, BusyError) as error:
-            failed.append(error)
-    digests = tuple(digest_of(salt, key).hex() for key in one.keys.members)
-    times = began_ms, dirs.clock.now_ms()
-    errors = tuple(error.message for error in failed)
-    result = Erasure(topic, digests, salt.hex(), now, dry_run, *times, tuple(done), errors)
+    salt = os.urandom(SALT_BYTES)
+    meter = Meter("erase", progress, (1 if dry_run else 3) * sum(_size(dirs, topic, n) for n in numbers))
+    one = _Erasing(dirs, topic, SpanSet(wanted), salt, now, meter)
+    if dry_run:
+        planned, errors = _each(dict.fromkeys(numbers), lambda number, _: one.planned(number))
+        failed += errors
+        done = tuple(planned.values())
+    else:
+        done = one.erased(numbers, found or {}, failed)
+    digests = tuple(digest_of(salt, key).hex() for key in sorted(wanted))
+    times, messages = (began_ms, dirs.clock.now_ms()), tuple(error.message for error in failed)
+    result = Erasure(topic, digests, salt.hex(), now, dry_run, *times, done, messages)
+    result = result if dry_run else _collected(dirs, result)
     PartialFailure.check([result], failed)
     return result
 
 
-def collected(dirs: OpenDirs, erasure: Erasure) -> Erasure:
+def _collected(dirs: OpenDirs, erasure: Erasure) -> Erasure:
     """Remove objects of a bucket that hold erased records, as `now` or their retention allows.
 
     In a directory there is nothing to do.
@@ -131,8 +141,9 @@ def collected(dirs: OpenDirs, erasure: Erasure) -> Erasure:
     dirs.drop_removed_bytes()
     done = dirs.collect(retention_ms=0 if erasure.now else None)
     removed = done.removed_objects
-    for _ in range(_COLLECTIONS if erasure.now else 0):
-        if done.waiting_objects:  # a call has noted them, and the next one removes them
+    for number in range(_COLLECTIONS if erasure.now else 0):
+        if done.waiting_objects > done.pinned_objects:  # a call has noted them, and a later one removes them
+            dirs.clock.sleep(_SETTLE_SECONDS if number else 0)
             done = dirs.collect(retention_ms=0)
             removed += done.removed_objects
     return replace(
@@ -154,55 +165,136 @@ def _size(dirs: OpenDirs, topic: str, number: int) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Buried:
+    """The numbers of the keys with a tombstone in a partition, its offset for each, and the log end."""
+
+    keys: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    end: int
+
+
 class _Erasing:
-    """One call, for each partition of a topic."""
+    """One call, for the partitions of a topic.
+
+    The tombstones are one append, and the removal is one transaction that appends nothing: in a bucket other
+    writers may append to the partitions meanwhile.
+    """
 
     def __init__(
-        self, dirs: OpenDirs, topic: str, keys: SpanSet, salt: bytes, now: bool, dry_run: bool
+        self, dirs: OpenDirs, topic: str, keys: SpanSet, salt: bytes, now: bool, meter: Meter
     ) -> None:
-        self.keys = keys
-        self._dirs, self._topic, self._salt = dirs, topic, salt
-        self._now, self._dry_run = now, dry_run
+        self._dirs, self._topic, self._keys, self._salt = dirs, topic, keys, salt
+        self._now, self._meter = now, meter
 
-    def partition(self, number: int, progress: Callable[[int, int], None]) -> PartitionErasure:
-        """Erase the keys from one partition, and search it."""
-        log_dir = self._dirs.log_dir(self._topic, number)
-        if self._dry_run:
-            wanted = Wanted(self.keys, self._salt)
-            view = self._dirs.checked_view(self._topic, number)
-            found = self._dirs.on_view(
-                view, lambda view: find_records(view.segments, self.keys, wanted.add_value)
-            )
-            return self._planned(number, found, wanted)
-        with log_dir.claim(self._topic, number):
+    def planned(self, number: int) -> PartitionErasure:
+        """Return what would be removed from one partition."""
+        wanted = Wanted(self._keys, self._salt)
+        found, _ = self._found(number, wanted.add_value)
+        return PartitionErasure(
+            partition=number,
+            records=found.records,
+            tombstones=found.tombstones if self._now else 0,
+            ranges=ranges_of(found.offsets),
+            values=wanted.values,
+            all_values=wanted.all_values,
+        )
+
+    def erased(
+        self,
+        numbers: Sequence[int],
+        known: Mapping[int, tuple[Collection[bytes], int]],
+        failed: list[LastwordError],
+    ) -> tuple[PartitionErasure, ...]:
+        """Erase the keys from partitions, and search them. Appends the errors of the others to `failed`."""
+
+        def find(number: int) -> tuple[FoundRecords, int]:
             check_quarantine(self._dirs, self._topic, number)
-            log = log_dir.log(self._topic, number)
-            wanted = Wanted(self.keys, self._salt)
-            found = find_records(log.segments, self.keys, wanted.add_value)
-            progress(1, 3)
-            floors = dict.fromkeys(range(len(self.keys.members)), log.log_end)
-            held: tuple[str, ...] = ()
-            done = self._planned(number, found, wanted)
-            if found.newest:
-                if log.cleanable_offset < log.log_end:
-                    raise BusyError(
-                        f"{log.name}: a transaction or commit at {log.cleanable_offset} is not decided; "
-                        "nothing was erased there",
-                        remedy=f"`lastword transactions {_where(self._dirs, self._topic)}` shows an open one",
-                        file=log.directory,
-                        offset=log.cleanable_offset,
-                    )
-                tombstones = self._bury(log, found)
-                floors |= {key: offset + self._now for key, offset in tombstones.items()}
-                held = self._below(log, max(tombstones.values())) if self._now else ()
-                done = self._removed(log, done, tombstones)
-            self._discard_derived(log)
-            progress(2, 3)
-            result = self._search(log, wanted, floors)
+            if number not in known:
+                return self._found(number)
+            keys, end = known[number]
+            return FoundRecords.undeleted(np.array([self._keys.number(key) for key in keys], np.int64)), end
+
+        found, errors = _each(dict.fromkeys(numbers), lambda number, _: find(number))
+        failed += errors
+
+        def bury(dirs: OpenDirs) -> tuple[dict[int, _Buried], list[LastwordError]]:
+            return _each(found, lambda number, facts: self._bury(dirs.log(self._topic, number), *facts))
+
+        size = sum(map(len, self._keys.members))
+        buried, errors = self._dirs.append(self._topic, bury, (bytes(size), None))
+        failed += errors
+
+        def remove(dirs: OpenDirs) -> tuple[dict[int, PartitionErasure], list[LastwordError]]:
+            return _each(buried, lambda number, facts: self._partition(dirs, number, facts))
+
+        done, errors = self._dirs.transaction(remove)
+        failed += errors
+        return tuple(done.values())
+
+    def _found(
+        self, number: int, on_value: Callable[[bytes], None] | None = None
+    ) -> tuple[FoundRecords, int]:
+        """Return the records of the keys, and the log end."""
+        with self._meter.part(_size(self._dirs, self._topic, number)):
+            return self._dirs.on_view(
+                self._dirs.checked_view(self._topic, number),
+                lambda view: (find_records(view.segments, self._keys, on_value), view.log_end),
+            )
+
+    def _bury(self, log: PartitionLog, found: FoundRecords, end: int) -> _Buried:
+        """Append a tombstone for each key without one. `end`: the log end when the records were found."""
+        later = [segment for segment in log.segments if segment.next_offset > end]
+        tombstones = np.full(len(self._keys.members), -1, np.int64)
+        is_left = np.zeros(tombstones.size, np.bool_)
+        for facts in (found, find_records(later, self._keys)):
+            is_left[facts.keys] = ~facts.is_deleted
+            tombstones[facts.keys] = np.where(facts.is_deleted, facts.newest, -1)
+        left = np.flatnonzero(is_left).tolist()
+        if (left or tombstones.max(initial=-1) >= 0) and log.cleanable_offset < log.log_end:
+            raise BusyError(
+                f"{log.name}: a transaction or commit at {log.cleanable_offset} is not decided; "
+                "nothing was erased there",
+                remedy=f"`lastword transactions {_where(self._dirs, self._topic)}` shows an open one",
+                file=log.directory,
+                offset=log.cleanable_offset,
+            )
+        limit = min(_BATCH_BYTES, log.config.max_message_bytes, log.config.segment_bytes)
+        while left:
+            builder = BatchBuilder(log.config.codec)
+            taken: list[int] = []
+            while left and (
+                not taken or builder.size_estimate + len(self._keys.members[left[-1]]) + 32 < limit
+            ):
+                taken.append(left.pop())
+                builder.append(log.clock.now_ms(), self._keys.members[taken[-1]], None)
+            base_offset = log.append_batch(builder.build()).base_offset
+            tombstones[taken] = np.arange(base_offset, base_offset + len(taken))
+        log.sync()
+        there = np.flatnonzero(tombstones >= 0)
+        return _Buried(there, tombstones[there], log.log_end)
+
+    def _partition(self, dirs: OpenDirs, number: int, buried: _Buried) -> PartitionErasure:
+        """Erase the keys from one partition, and search it."""
+        log_dir, tombstones = dirs.log_dir(self._topic, number), np.full(len(self._keys.members), -1)
+        tombstones[buried.keys] = buried.offsets
+        part = self._meter.part(2 * _size(dirs, self._topic, number))
+        with part as progress, log_dir.claim(self._topic, number):
+            check_quarantine(dirs, self._topic, number)
+            log, wanted = log_dir.log(self._topic, number), Wanted(self._keys, self._salt)
+            done = PartitionErasure(number)
+            if buried.keys.size:
+                held = self._below(log, int(tombstones.max())) if self._now else ()
+                done = replace(self._removed(dirs, log, wanted, tombstones), leases=held)
+            _discard_derived(dirs, log)
+            if progress is not None:
+                progress(1, 2)
+            result = self._search(dirs, log, wanted, tombstones, buried.end)
         return replace(
             done,
-            end=log.log_end,
-            leases=held,
+            end=buried.end,
+            values=wanted.values,
+            all_values=wanted.all_values,
             segments=tuple(result.segments),
             files=result.files,
             read_bytes=result.read_bytes,
@@ -213,69 +305,29 @@ class _Erasing:
             others_found=result.others_found,
         )
 
-    def _planned(self, number: int, found: FoundRecords, wanted: Wanted) -> PartitionErasure:
-        """Return what was found, as what is to be removed."""
-        return PartitionErasure(
-            partition=number,
-            end=-1,
-            records=found.records,
-            tombstones=found.tombstones if self._now else 0,
-            ranges=ranges_of(found.offsets),
-            kept=(),
-            leases=(),
-            segments=(),
-            files=0,
-            read_bytes=0,
-            records_searched=0,
-            values=wanted.values,
-            all_values=wanted.all_values,
-            copies=(),
-            copies_found=0,
-            others=(),
-            others_found=0,
-        )
-
-    def _bury(self, log: PartitionLog, found: FoundRecords) -> dict[int, int]:
-        """Append a tombstone for each key without one; return the offset of the tombstone of each key."""
-        tombstones = {key: offset for key, (offset, is_tombstone) in found.newest.items() if is_tombstone}
-        left = [key for key in found.newest if key not in tombstones]
-        limit = min(_BATCH_BYTES, log.config.max_message_bytes, log.config.segment_bytes)
-        while left:
-            builder = BatchBuilder(log.config.codec)
-            taken: list[int] = []
-            while left and (
-                not taken or builder.size_estimate + len(self.keys.members[left[-1]]) + 32 < limit
-            ):
-                taken.append(left.pop())
-                builder.append(log.clock.now_ms(), self.keys.members[taken[-1]], None)
-            base_offset = log.append_batch(builder.build()).base_offset
-            tombstones |= {key: base_offset + i for i, key in enumerate(taken)}
-        log.sync()
-        return tombstones
-
     def _removed(
-        self, log: PartitionLog, planned: PartitionErasure, tombstones: dict[int, int]
+        self, dirs: OpenDirs, log: PartitionLog, wanted: Wanted, tombstones: NDArray[np.int64]
     ) -> PartitionErasure:
         """Rewrite the segments; return what was removed, and the tombstones that stay."""
-        dirs = self._dirs
-        instance = dirs.settings.instance
+        config, instance = dirs.config(log.topic), dirs.settings.instance
         context = CleanContext(
             log.files,
             dirs.clock,
             threads=instance.log_cleaner_threads,
             budget=dirs.drives.budget(dirs.log_dir(log.topic, log.partition).path),
         )
-        config = dirs.config(log.topic)
-        done = erase_records(log, config, self.keys, tombstones, context, drops_tombstones=self._now)
+        done = erase_records(
+            log, config, self._keys, tombstones, context, wanted.add_value, drops_tombstones=self._now
+        )
         kept: list[KeptTombstone] = []
         if not self._now:
             until_ms = dirs.clock.now_ms() + config.delete_retention_ms
-            for key, offset in sorted(tombstones.items(), key=lambda pair: pair[1]):
-                digest = digest_of(self._salt, self.keys.members[key]).hex()
+            for key in np.argsort(tombstones)[np.count_nonzero(tombstones < 0) :].tolist():
+                digest, offset = digest_of(self._salt, self._keys.members[key]).hex(), int(tombstones[key])
                 kept.append(KeptTombstone(digest, offset, until_ms, self._below(log, offset)))
         gone = 0 if done.round is None else done.round.removed.tombstone
-        return replace(
-            planned,
+        return PartitionErasure(
+            log.partition,
             records=done.offsets.size - gone,
             tombstones=gone,
             ranges=ranges_of(done.offsets),
@@ -287,29 +339,14 @@ class _Erasing:
         live = leases.load(log.files, log.directory, self._dirs.clock.now_ms()).live
         return tuple(f"{lease.name} at {lease.position}" for lease in live if lease.position <= offset)
 
-    def _discard_derived(self, log: PartitionLog) -> None:
-        """Remove the garbage index, the key index, outputs of cleanings and files that wait for deletion."""
-        dirs, files = self._dirs, log.files
+    def _search(
+        self, dirs: OpenDirs, log: PartitionLog, wanted: Wanted, tombstones: NDArray[np.int64], end: int
+    ) -> Searched:
         log_dir = dirs.log_dir(log.topic, log.partition)
-        log_dir.ledgers.forget(TopicPartition(log.topic, log.partition))
-        index = dirs.key_index(log.topic, log.partition, log.directory)
-        if index is not None:
-            with index.lock:
-                index.remove()
-        private = os.path.join(log.directory, names.PRIVATE)
-        log.store.discard_outputs()
-        for name in files.listdir(private) if files.exists(private) else ():
-            if name in (names.ACCOUNTS, names.KEYS) or name.startswith(names.KEY_RUN):
-                files.unlink(os.path.join(private, name), missing_ok=True)
-        log.remove_deferred(all=True)
+        others = [each.path for each in dirs.directories if each is not log_dir]
 
-    def _search(self, log: PartitionLog, wanted: Wanted, floors: dict[int, int]) -> Searched:
-        numbers = {key: number for number, key in enumerate(self.keys.members)}
-        log_dir = self._dirs.log_dir(log.topic, log.partition)
-        others = [each.path for each in self._dirs.directories if each is not log_dir]
-
-        def is_kept(key: bytes, offset: int) -> bool:
-            return offset >= floors[numbers[key]]
+        def is_kept(key: int, offset: int) -> bool:
+            return offset >= end or bool(tombstones[key] == offset and not self._now)
 
         try:
             return search(log.view(), wanted, is_kept, log_dir.path, log.files, others)
@@ -317,6 +354,34 @@ class _Erasing:
             raise BusyError(
                 f"{error.file} was removed while it was searched", remedy="erase again", file=error.file
             ) from None
+
+
+def _each(parts: Mapping[int, T], work: Callable[[int, T], U]) -> tuple[dict[int, U], list[LastwordError]]:
+    """Return the results of partitions by their numbers, and the errors of the others."""
+    done: dict[int, U] = {}
+    failed: list[LastwordError] = []
+    for number, part in parts.items():
+        try:
+            done[number] = work(number, part)
+        except (DataError, StorageError, BusyError) as error:
+            failed.append(error)
+    return done, failed
+
+
+def _discard_derived(dirs: OpenDirs, log: PartitionLog) -> None:
+    """Remove the garbage index, the key index, outputs of cleanings and files that wait for deletion."""
+    files, log_dir = log.files, dirs.log_dir(log.topic, log.partition)
+    log_dir.ledgers.forget(TopicPartition(log.topic, log.partition))
+    index = dirs.key_index(log.topic, log.partition, log.directory)
+    if index is not None:
+        with index.lock:
+            index.remove()
+    private = os.path.join(log.directory, names.PRIVATE)
+    log.store.discard_outputs()
+    for name in files.listdir(private) if files.exists(private) else ():
+        if name in (names.ACCOUNTS, names.KEYS) or name.startswith(names.KEY_RUN):
+            files.unlink(os.path.join(private, name), missing_ok=True)
+    log.remove_deferred(all=True)
 
 
 def check(dirs: OpenDirs, path: str) -> CertificateCheck:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,30 +12,46 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from lastword import metrics
 from lastword.api.arrow import ArrowForm
 from lastword.api.reader import one_of, ranges
 from lastword.arrow import pa
-from lastword.errors import InvalidSettingError, TableRefusedError, UsageError, ValueFormatError
+from lastword.errors import (
+    InvalidSettingError,
+    LastwordError,
+    TableRefusedError,
+    UsageError,
+    ValueFormatError,
+)
+from lastword.files import DEFAULT, Files
 from lastword.lake.directory import DirectoryStore
-from lastword.lake.export import Exported, LivePartition, Moment, delta_schema, export
+from lastword.lake.export import (
+    LAYOUTS,
+    Exported,
+    LivePartition,
+    Moment,
+    TableForm,
+    Work,
+    Writing,
+    delta_schema,
+    export,
+)
 from lastword.lake.table import Table
 from lastword.objects import ObjectStore, is_url, open_store, probe
 from lastword.parse import check_path
 from lastword.partition import removal_log
-from lastword.state.newest import newest_parts
+from lastword.state.changes import newer_parts
 from lastword.value_formats import FORMATS, format_of
 from lastword.value_formats.ddl import parse_ddl
 from lastword.values import Meter, ProgressLike
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from lastword.api.open_dirs import OpenDirs
+    from lastword.lake.vectors import Offsets
     from lastword.partition.moment import Range
     from lastword.partition.removal_log import RemovalLog
     from lastword.partition.view import PartitionView
-    from lastword.state.newest import NewestRecords
     from lastword.value_formats.interface import ValueFormat
 
 KIND = "delta:"
@@ -44,62 +62,99 @@ _probed: set[str] = set()
 """URLs whose stores enforce conditions, as this process has seen."""
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the columns of a table are made from. Can be sent to a task.
+
+    Attributes:
+        topic: The topic.
+        names: The serializers of keys and values.
+        value_format: The name of a format; None: as the serializer says.
+        value_schema: The type of the column `value`, as text or in Arrow; None: as the format says.
+        format_options: Options of the format.
+    """
+
+    topic: str
+    names: tuple[str | None, str | None]
+    value_format: str | None = None
+    value_schema: Any = None
+    format_options: Mapping[str, str] | None = None
+
+
 def export_topic(
     dirs: OpenDirs,
-    topic: str,
-    names: tuple[str | None, str | None],
+    columns: Columns,
     to: Any,
     *,
-    value_format: str | None,
-    value_schema: Any,
-    format_options: Mapping[str, str] | None,
+    layout: str,
     dry_run: bool,
     storage_options: Mapping[str, str] | None,
     progress: ProgressLike | bool | None,
+    work: Callable[[Writing], Work] | None = None,
 ) -> Exported:
-    """Export a topic; see `Topic.export`. `names`: the serializers of keys and values."""
-    store, checkpoint = _target(dirs, to, storage_options)
-    form = RowForm(topic, names, value_format, value_schema, format_options or {})
+    """Export a topic; see `Topic.export`. `work`: as in `lake.export.export`."""
+    place = _place(to, storage_options, dirs)
+    one_of(layout, LAYOUTS, "layout")
+    form = RowForm(columns)
     delta_schema(form.schema)  # a package that is missing is named before the log is read
-    source = _Source(dirs, topic, form, progress)
-    with store:
+    source = Source(dirs, form, progress)
+    began = dirs.clock.monotonic()
+    with store_at(place, storage_options, dirs.local_files) as store, _counted_failure(columns.topic):
         result = export(
             Table(store),
             source.moment,
-            topic=topic,
-            schema=form.schema,
-            space_target=dirs.settings.instance.lastword_space_target,
+            TableForm(columns.topic, form.schema, layout, dirs.settings.instance.lastword_space_target),
             clock=dirs.clock,
             dry_run=dry_run,
             before_write=partial(_check_store, store, dirs),
-            checkpoint=checkpoint,
+            checkpoint=partial(_checkpoint, store.url, storage_options or {}),
+            work=work,
         )
     source.finish()
+    if not dry_run:
+        _count(result, dirs.clock.now_ms(), dirs.clock.monotonic() - began)
     return result
 
 
-def _target(
-    dirs: OpenDirs, to: Any, options: Mapping[str, str] | None
-) -> tuple[ObjectStore, Callable[[], object]]:
-    """Return the store of a table, and a function that writes a checkpoint."""
+@contextmanager
+def _counted_failure(topic: str) -> Iterator[None]:
+    try:
+        yield
+    except LastwordError:
+        metrics.EXPORTS.add(1, topic, "failed")
+        raise
+
+
+def _count(result: Exported, now_ms: int, seconds: float) -> None:
+    topic = result.topic
+    metrics.EXPORTS.add(1, topic, "unchanged" if result.version is None else "committed")
+    rows = {"added": result.added_rows, "removed": result.removed_rows, "rewritten": result.rewritten_rows}
+    for change, count in rows.items():
+        metrics.EXPORT_ROWS.add(count, topic, change)
+    metrics.EXPORT_WRITTEN_BYTES.add(result.written_bytes, topic)
+    metrics.EXPORT_SECONDS.observe(seconds, topic)
+    metrics.EXPORT_LAST_SUCCESS.set(now_ms / 1000, topic)
+
+
+def _place(to: Any, options: Mapping[str, str] | None, dirs: OpenDirs) -> str:
+    """Return the path or URL of a table, checked."""
     text = check_path("to", to)
     if not text.startswith(KIND) or text == KIND:
         raise UsageError(f"to={text!r} names no table", remedy="give delta:PATH or delta:URL")
     place = text.removeprefix(KIND)
-    if not is_url(place):
-        if options:
-            raise UsageError(
-                "storage options are for a table in a bucket", remedy="omit them for a directory"
-            )
-        path = check_path("to", place)
-        _check_directory(path, dirs)
-        return DirectoryStore(dirs.local_files, path), partial(_checkpoint, path, {})
-    _check_escapes(place)
-    store = open_store(place, options)
-    given = {name: value for name, value in (options or {}).items() if name.lower() not in _OWN_OPTIONS}
-    if store.url.startswith("memory:"):  # another library does not see the memory of this one
-        return store, lambda: None
-    return store, partial(_checkpoint, store.url, given)
+    if is_url(place):
+        _check_escapes(place)
+        return place
+    if options:
+        raise UsageError("storage options are for a table in a bucket", remedy="omit them for a directory")
+    path = check_path("to", place)
+    _check_directory(path, dirs)
+    return path
+
+
+def store_at(place: str, options: Mapping[str, str] | None, files: Files = DEFAULT) -> ObjectStore:
+    """Open the store of a table at a path or URL."""
+    return open_store(place, options) if is_url(place) else DirectoryStore(files, place)
 
 
 def _check_directory(path: str, dirs: OpenDirs) -> None:
@@ -124,9 +179,11 @@ def _check_escapes(place: str) -> None:
 
 
 def _checkpoint(place: str, options: Mapping[str, str]) -> None:
+    if place.startswith("memory:"):  # another library does not see the memory of this one
+        return
     from deltalake import DeltaTable
 
-    given = dict(options)
+    given = {name: value for name, value in options.items() if name.lower() not in _OWN_OPTIONS}
     if any(value.startswith("http://") for value in given.values()):
         given.setdefault("allow_http", "true")
     DeltaTable(place, storage_options=given).create_checkpoint()
@@ -142,17 +199,15 @@ def _check_store(store: ObjectStore, dirs: OpenDirs) -> None:
 # ---------------------------------------------------------------- one moment of the log
 
 
-class _Source:
+class Source:
     """The log of a topic, from which each attempt of an export reads one moment."""
 
-    def __init__(
-        self, dirs: OpenDirs, topic: str, form: RowForm, progress: ProgressLike | bool | None
-    ) -> None:
+    def __init__(self, dirs: OpenDirs, form: RowForm, progress: ProgressLike | bool | None = None) -> None:
         self._dirs = dirs
-        self._topic = topic
+        self._topic = form.topic
         self._form = form
         dirs.refresh()
-        sizes = {number: _bytes_of(view) for number, view in dirs.views(topic).items()}
+        sizes = {number: _bytes_of(view) for number, view in dirs.views(form.topic).items()}
         self._meter = Meter("export", progress, sum(sizes.values()))
         self._unread = sizes
 
@@ -162,12 +217,14 @@ class _Source:
             with self._meter.part(size):
                 pass
 
-    def moment(self) -> Moment:
-        """Return the topic as it is now, with its files held open."""
+    def moment(self, partition: int | None = None) -> Moment:
+        """Return the topic, or a partition of it, as it is now, with its files held open."""
         dirs, topic = self._dirs, self._topic
         dirs.refresh()
         topic_id = dirs.topic_id(topic)
         views = dict(dirs.views(topic))
+        if partition is not None:
+            views = {partition: views[partition]}
         if topic_id is None:
             raise TableRefusedError(
                 f"{topic} has no topic id, by which an export would notice that it was made again",
@@ -190,13 +247,10 @@ class _Source:
             partial(self._newest, range_),
         )
 
-    def _newest(self, range_: Range, since: int) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch | None]]:
+    def _newest(self, range_: Range, since: int, known: Offsets) -> Iterator[pa.RecordBatch]:
         map_bytes = self._dirs.settings.instance.map_bytes
         with self._meter.part(self._unread.pop(range_.partition, 0)) as update:
-            for records in newest_parts(
-                range_, tombstones=False, map_bytes=map_bytes, progress=update, saved=True
-            ):
-                yield self._form.split(records, range_.partition, since)
+            yield from self._form.newer_rows(range_, since, known, map_bytes, update)
 
 
 def _bytes_of(view: PartitionView) -> int:
@@ -206,17 +260,12 @@ def _bytes_of(view: PartitionView) -> int:
 class RowForm:
     """The columns of a table and the rows of records: key, value, partition, offset, timestamp."""
 
-    def __init__(
-        self,
-        topic: str,
-        names: tuple[str | None, str | None],
-        value_format: str | None,
-        value_schema: Any,
-        options: Mapping[str, str],
-    ) -> None:
-        self._topic = topic
-        self._format, kind = _format(topic, value_format, value_schema, options)
-        key, value = names[0], names[1] if self._format is None else "bytes"
+    def __init__(self, columns: Columns) -> None:
+        self.topic = topic = columns.topic
+        self._format, kind = _format(
+            topic, columns.value_format, columns.value_schema, columns.format_options or {}
+        )
+        key, value = columns.names[0], columns.names[1] if self._format is None else "bytes"
         self._json = {column for column, name in (("key", key), ("value", value)) if name == "json"}
         self._form = ArrowForm(topic, key, value)
         types = {column: self._form.schema.field(column).type for column in ("key", "value")}
@@ -232,22 +281,28 @@ class RowForm:
             ]
         )
 
-    def split(
-        self, records: NewestRecords, partition: int, since: int
-    ) -> tuple[NDArray[np.int64], pa.RecordBatch | None]:
-        """Return the offsets of records below `since`, and the rows of the others."""
-        columns, chunk = records.columns, records.chunk
-        if columns is None or chunk is None:
-            below = np.array([record.offset for record in records.records if record.offset < since], np.int64)
-            fresh = [record for record in records.records if record.offset >= since]
-            return below, self._rows(self._form.of_records(fresh, partition)) if fresh else None
-        middle = int(np.searchsorted(columns.offset, since))
-        below = columns.offset[:middle].copy()
-        if middle == len(columns):
-            return below, None
-        rest = columns.select(slice(middle, len(columns)))
-        batches = list(self._form.of_columns(rest, chunk, partition, INT64_MAX))
-        return below, self._rows(batches[0])
+    def newer_rows(
+        self,
+        range_: Range,
+        since: int,
+        known: Offsets,
+        map_bytes: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of live records from `since` on; see `LivePartition.newest`."""
+        counted = self._format is None or not self._format.has_deletions
+        for records in newer_parts(
+            range_, since, known, map_bytes=map_bytes, counted=counted, progress=progress
+        ):
+            if not len(records):
+                continue
+            if records.columns is None or records.chunk is None:
+                yield self._rows(self._form.of_records(records.records, range_.partition))
+            else:
+                for batch in self._form.of_columns(
+                    records.columns, records.chunk, range_.partition, INT64_MAX
+                ):
+                    yield self._rows(batch)
 
     def _rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return records as rows of the table. A value that its format takes for a deletion is left out."""
@@ -272,7 +327,7 @@ class RowForm:
         result = self._format.decode(raw, self.schema.field("value").type)
         if result.problems:
             row, reason = min(result.problems.items())
-            name = f"{self._topic}-{batch.column('partition')[row].as_py()}"
+            name = f"{self.topic}-{batch.column('partition')[row].as_py()}"
             offset = batch.column("offset")[row].as_py()
             error = ValueFormatError.at(name, offset, "value", self._format.name, reason)
             error.remedy = "correct value_format or value_schema, or write the key again"

@@ -67,8 +67,6 @@ class Producers:
         with self._alone(name):
             producer = self._journal.name(name)
             self._settle(producer, log_of)
-            if self._journal.is_old:
-                self._rewrite(log_of)
             last = producer.last_sequence
             is_done = last is not None and sequence <= last
             yield None if is_done else ProducerCall(producer, sequence, log_of, self._journal)

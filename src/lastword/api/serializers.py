@@ -223,6 +223,9 @@ _encode_json = json.JSONEncoder(
 ).encode  # `json.dumps` would make the encoder for each value
 
 
+_decode_json = json.JSONDecoder().decode
+
+
 def _json_dumps(value: Any) -> bytes:
     return _encode_json(value).encode()
 
@@ -447,13 +450,22 @@ def field_writer(serializer: str | None) -> Callable[[bytes | None], str]:
         except UnicodeDecodeError:
             return json_text(bytes_json(data))
 
-    def of_value(data: bytes | None) -> str:
-        value = field_json(data, serializer)
-        if serializer == "json" and data is not None and not is_base64_form(value):
-            return data.decode()  # encoding the value gives the same bytes
-        return json_text(value)
+    def of_json(data: bytes | None) -> str:
+        try:  # as `of_value`, with fewer calls
+            text = "" if data is None else data.decode()
+            value = _decode_json(text)
+            if value is not None and not is_base64_form(value) and _encode_json(value) == text:
+                return text
+        except (ValueError, TypeError, RecursionError):
+            pass
+        return of_value(data)
 
-    return of_text if serializer in (None, "bytes", "str") else of_value
+    def of_value(data: bytes | None) -> str:
+        return json_text(field_json(data, serializer))
+
+    if serializer in (None, "bytes", "str"):
+        return of_text
+    return of_json if serializer == "json" else of_value
 
 
 json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -43,7 +43,7 @@ class StateLog:
 
     def append(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> Appended:
         """Append one record."""
-        return self._topic.append(key, value, headers=headers, ack="os")
+        return self._topic._append(key, value, headers, None, None, "os")
 
     def append_expecting(
         self, key: bytes, value: bytes | None, headers: tuple[Header, ...], expect: int | Absent

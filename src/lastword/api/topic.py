@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -74,6 +74,9 @@ if TYPE_CHECKING:
         producer: str | None
         sequence: int | None
         expect: int | Absent | None
+
+
+_FREE: AbstractContextManager[None] = nullcontext()
 
 
 class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
@@ -277,7 +280,7 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
         now_ms = dirs.clock.now_ms()
         when = now_ms if timestamp is None else packer.timestamp_of(timestamp, now_ms)
         began = perf_counter()
-        held: AbstractContextManager[None] = nullcontext()
+        held: AbstractContextManager[None] = _FREE
         if expect is not None:
             from lastword.api.keys import expecting
 
@@ -619,6 +622,7 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
         self,
         to: PathLike,
         *,
+        layout: str = "vectors",
         value_format: str | None = None,
         value_schema: Any = None,
         format_options: Mapping[str, str] | None = None,
@@ -630,10 +634,12 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
 
         A later call writes what has changed since, in one commit with the position; repeated, it adds
         nothing.
-        Columns: key, value, partition, offset, timestamp. Readers need deletion vectors.
+        Columns: key, value, partition, offset, timestamp.
 
         Args:
             to: "delta:PATH" or "delta:URL".
+            layout: "vectors": rows that died get a deletion vector, which readers must support. "merge":
+                their files are written again without them, for every reader of Delta. A table keeps its own.
             value_format: "json", "avro", "confluent" or "protobuf"; None: as the topic's serializer says.
             value_schema: The type of the column `value`: text ("city STRING, population BIGINT"), or a type
                 or schema of Arrow. None: that of the format's own schema.
@@ -648,17 +654,14 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
             UnconditionalStoreError: The table's store does not enforce conditions.
             BusyError: Other commits to the table came first 16 times.
         """
-        from lastword.api.export import export_topic
+        from lastword.api.export import Columns, export_topic
 
-        schema = self.schema
+        names = self.schema.key.name, self.schema.value.name
         return export_topic(
             self.dirs,
-            self.name,
-            (schema.key.name, schema.value.name),
+            Columns(self.name, names, value_format, value_schema, format_options),
             to,
-            value_format=value_format,
-            value_schema=value_schema,
-            format_options=format_options,
+            layout=layout,
             dry_run=dry_run,
             storage_options=storage_options,
             progress=progress,
@@ -834,7 +837,7 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
             PartialFailure: Partitions failed: they are damaged, or a transaction is open there. It is raised
                 at the end, with the certificate of the others.
         """
-        from lastword.api.erasing import collected, erase
+        from lastword.api.erasing import erase
         from lastword.api.keys import key_bytes
         from lastword.api.reader import check_keys
 
@@ -842,17 +845,16 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
         if prefix is not None and not isinstance(prefix, bytes):
             raise UsageError(f"prefix= is a {type(prefix).__name__}", remedy="give bytes")
         wanted = {key_bytes(self, key) for key in keys}
-        work = partial(
-            erase,
-            topic=self.name,
-            keys=wanted,
+        return erase(
+            self.dirs,
+            self.name,
+            wanted,
             prefix=prefix,
             partition=partition,
             now=now,
             dry_run=dry_run,
             progress=progress,
         )
-        return work(self.dirs) if dry_run else collected(self.dirs, self.dirs.transaction(work))
 
     def check_erasure(self, certificate: str | os.PathLike[str]) -> CertificateCheck:
         """Check that a certificate is unchanged, and look for its keys in the topic as it is now.

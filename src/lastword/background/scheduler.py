@@ -39,7 +39,7 @@ from lastword import metrics
 from lastword.background.states import RUNNING, States
 from lastword.clock import Clock
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.values import Value
+from lastword.values import Progress, Value
 
 if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound
@@ -104,6 +104,10 @@ class BackgroundTask(Protocol):
     @property
     def urgency(self) -> Urgency:
         """Return how urgent the task is."""
+
+    @property
+    def steps(self) -> Sequence[Progress]:
+        """Return the newest progress of a task that runs; empty if it counts no bytes."""
 
     def run(self, stop: Stop) -> Done | None:
         """Run the task. None: there was nothing to do any more.

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,7 @@ from lastword.config import TopicConfig
 from lastword.errors import LastwordError, UnknownTopicError
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.values import Progress
 
 if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound
@@ -50,13 +53,14 @@ _RANKS = {"overdue": OVERDUE, "ceiling": SPACE_LIMIT, "target": DIRTY, "files": 
 
 @dataclass(frozen=True, slots=True)
 class CleaningTask:
-    """Work on one partition that is due now."""
+    """Work on one partition that is due now. `steps` holds the newest progress of a cleaning that runs."""
 
     work: DirectoryWork
     partition: TopicPartition
     log_dir: LogDirectory
     drive: str
     urgency: Urgency
+    steps: deque[Progress] = field(default_factory=lambda: deque(maxlen=1), init=False, compare=False)
 
     def run(self, stop: Stop) -> Done | None:
         """Run with the partition's claim if it is free.
@@ -104,7 +108,8 @@ class PartitionTask(CleaningTask):
         from lastword.cleaner.engine.cleaning import CleanContext
         from lastword.cleaner.inspection import DrivePartition
 
-        context = CleanContext(self.log_dir.files, self.log_dir.clock, budget=self._budget(), stop=stop)
+        files, clock, progress = self.log_dir.files, self.log_dir.clock, self.steps.append
+        context = CleanContext(files, clock, budget=self._budget(), stop=stop, progress=progress)
         partition = DrivePartition.of(self.partition, self.log_dir)
         return self._done(clean_one(partition, context, strategy="kafka"))
 
@@ -119,7 +124,7 @@ class RunTask(CleaningTask):
         from lastword.cleaner.drive import InlineExecutor
         from lastword.cleaner.inspection import DrivePartition
 
-        executor = InlineExecutor(self._budget(), stop)
+        executor = InlineExecutor(self._budget(), stop, lambda _: nullcontext(self.steps.append))
         (outcome,) = executor.rewrite([(DrivePartition.of(self.partition, self.log_dir), [self.chosen])])
         if outcome.error is not None:
             raise outcome.error

@@ -545,6 +545,10 @@ class _StoredHandle(Handle):
         """As `Handle.will_read`."""
         self._reading().will_read(start, end)
 
+    def will_read_back(self) -> None:
+        """As `Handle.will_read_back`."""
+        self._reading().will_read_back()
+
     def ends_scan(self) -> None:
         """As `Handle.ends_scan`."""
         self._reading().ends_scan()

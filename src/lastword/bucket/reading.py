@@ -8,6 +8,9 @@ partition, because a log in a bucket has a segment for each commit, and a pause 
 longer than the transfer of its bytes. A stream begins with one block and has `GROWTH` times as many in flight
 after each block that is read, up to `AHEAD_BLOCKS` of all streams together.
 
+A scan from the end of each file to its beginning (`will_read_back`) has its next range in flight, also that
+of the file that follows.
+
 Memory is bounded: by `AHEAD_BLOCKS` blocks ahead, and `HELD_BYTES` of all open files.
 
 The objects that this process has uploaded last stay in memory, if a server sets `tail_bytes`: its consumers
@@ -67,6 +70,14 @@ class _Block(NamedTuple):
     data: Future[Buffer]
     stream: _Stream
     place: _Place
+
+
+class _Below(NamedTuple):
+    """The range of a file that a backward scan reads next."""
+
+    start: int
+    end: int
+    data: Future[Buffer]
 
 
 _Key = tuple[str, int]  # object, position of the first byte in it
@@ -268,6 +279,16 @@ class ObjectReads:
                     self._read_whole.popitem(last=False)
             return is_next
 
+    def begin_fetch(self, entry: Entry, position: int, size: int) -> Future[Buffer]:
+        """Fetch bytes of a file in another thread."""
+        with self._lock:
+            return self._threads_ahead().submit(self.fetch, entry, position, size)
+
+    def _threads_ahead(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lastword-read-ahead")
+        return self._pool
+
     def _fetch_ahead(self, stream: _Stream) -> None:
         while len(stream.keys) < stream.depth and (place := stream.next_place()) is not None:
             path, entry, position = place
@@ -275,10 +296,8 @@ class ObjectReads:
             key = entry.object, entry.position + position
             if key in self._blocks or not self._has_room(stream):
                 return
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lastword-read-ahead")
             size = min(stream.blocks * BLOCK_BYTES, entry.size - position)
-            data = self._pool.submit(self._range, *key, size)
+            data = self._threads_ahead().submit(self._range, *key, size)
             self._blocks[key] = _Block(data, stream, place)
             stream.keys[key] = None
             stream.place = _Place(path, entry, position + size)
@@ -404,12 +423,34 @@ class _ObjectHandle(Handle):
         self._window = FIRST_BYTES
         self._stream: _Stream | None = None  # while it has blocks of this file
         self._range: tuple[int, int] | None = None  # of the only scan (`will_read`)
+        self._is_back = False  # a scan reads backward (`will_read_back`), and has not come to the beginning
+        self._below: _Below | None = None  # what it reads next
 
     def will_read(self, start: int, end: int) -> None:
         """As `Handle.will_read`."""
         with self._lock:
             self._end_stream()
             self._range = start, min(end, self._entry.size)
+
+    def will_read_back(self) -> None:
+        """As `Handle.will_read_back`."""
+        with self._lock:
+            if not self._is_back and self._entry.object is not None:
+                self._is_back = True
+                self._fetch_below(self._entry.size)
+
+    def _fetch_below(self, end: int) -> None:
+        """Begin to fetch the range that ends here, if there is one."""
+        self._below = None
+        if end:
+            start = max(end - self._blocks * BLOCK_BYTES, 0)
+            self._below = _Below(start, end, self._reads.begin_fetch(self._entry, start, end - start))
+
+    def _end_back(self) -> None:
+        self._is_back = False
+        if self._below is not None:
+            self._below.data.cancel()
+            self._below = None
 
     def ends_scan(self) -> None:
         """As `Handle.ends_scan`."""
@@ -434,11 +475,14 @@ class _ObjectHandle(Handle):
             while done < wanted:
                 at = position + done
                 if not 0 <= at - start < len(held):
-                    start, held = at, self._load(at, wanted - done)
+                    start, held = self._load(at, wanted - done)
                 part = memoryview(held)[at - start : at - start + wanted - done]
                 view[done : done + len(part)] = part
                 done += len(part)
-            if len(held) > FIRST_BYTES and position + done == self._entry.size:
+            if self._is_back:
+                if not position:
+                    self._end_back()
+            elif len(held) > FIRST_BYTES and position + done == self._entry.size:
                 # A scan goes on in another file. Its caller looks at the last batch again.
                 tail = memoryview(held)[-FIRST_BYTES:]
                 self._held = self._entry.size - len(tail), bytes(tail)
@@ -449,11 +493,14 @@ class _ObjectHandle(Handle):
         """Free the bytes in memory."""
         self._held = self._nothing
 
-    def _load(self, position: int, wanted: int) -> Buffer:
-        """Hold and return the bytes from `position` on, and fetch ahead if the reads are a scan."""
+    def _load(self, position: int, wanted: int) -> tuple[int, Buffer]:
+        """Hold bytes of which one is at `position`; return their position and them. Fetch ahead in a scan."""
         if self._reads.keeps(self._entry.object) and self._stream is None:
-            return _patched(self._reads.fetch(self._entry, position, wanted), position, self._patch)
+            data = self._reads.fetch(self._entry, position, wanted)
+            return position, _patched(data, position, self._patch)
         self._reads.check_may_wait()
+        if self._is_back:
+            return self._load_back(position, wanted)
         block = self._reads.take(self._entry, position)
         if block is not None:
             self._stream = block.stream
@@ -478,9 +525,23 @@ class _ObjectHandle(Handle):
         if self._end == (self._entry.size if self._range is None else self._range[1]):
             self._stream = None  # its blocks are of the files that follow
         data = _patched(data, position, self._patch)
+        self._hold(position, data)
+        return self._held
+
+    def _load_back(self, position: int, wanted: int) -> tuple[int, Buffer]:
+        """As `_load` while a scan reads the file from its end to its beginning."""
+        below = self._below
+        if below is None or not below.start <= position < below.end:  # the rest of a read across two ranges
+            data = self._reads.fetch(self._entry, position, wanted)
+            return position, _patched(data, position, self._patch)
+        data = below.data.result()
+        self._fetch_below(below.start)
+        self._hold(below.start, _patched(data, below.start, self._patch))
+        return self._held
+
+    def _hold(self, position: int, data: Buffer) -> None:
         self._held = position, data
         self._reads.hold(self, len(data))
-        return data
 
     def _is_scan(self, position: int, wanted: int, size: int) -> bool:
         if self._entry.object is None:
@@ -520,6 +581,7 @@ class _ObjectHandle(Handle):
         """As `Handle.close`."""
         with self._lock:
             self._end_stream()
+            self._end_back()
             self.free()
             self._reads.closed(self)
 

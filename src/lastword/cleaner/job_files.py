@@ -21,7 +21,6 @@ FORM = Framed(
     2,
     "bad-job-file",
     "clean the partition again: the job is discarded and starts again",
-    oldest=2,
 )
 
 

@@ -75,6 +75,10 @@ def verify(
         out.line(
             out.paint(f"{collision}: Kafka's cleaner would remove records of one key for the other", "red")
         )
+    for check in verification.topics:
+        out.row("topic", check.to_dict())
+        if len(verification.topics) > 1 and (out.verbose or check.problems):
+            out.line(out.paint(str(check), "red" if check.problems else "green"))
     counts = f"{plural(verification.batches, 'batch')}, {plural(verification.records, 'record')}"
     if quick:
         counts += ", from headers only: checksums and records were not checked"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lastword.cli import signals
-from lastword.cli.clean import POLL_SECONDS, interval_ms
+from lastword.cli.clean import POLL_SECONDS, exporter, interval_ms, parse_address
 from lastword.cli.command import CONTEXT, Session, command
 from lastword.cli.target import Directory, MoreDirs, Target, TopicName, storage_of
 from lastword.clock import SystemClock
@@ -24,6 +25,7 @@ lastword export data users --to delta:lake/users --dry-run
 lastword export data users --to delta:lake/users
 lastword export data users --to delta:s3://bucket/lake
 lastword export data users --to delta:lake/typed --value-format json --value-schema 'n BIGINT'
+lastword export data users --to delta:lake/copy --layout merge
 lastword export data users --to delta:lake/users --every 1m
 """
 
@@ -40,6 +42,9 @@ def export(
     to: Annotated[
         str | None, typer.Option("--to", metavar="TARGET", help="the table: delta:PATH or delta:URL")
     ] = None,
+    layout: Annotated[
+        str, typer.Option("--layout", metavar="NAME", help="vectors, or merge for readers without vectors")
+    ] = "vectors",
     value_format: Annotated[
         str | None,
         typer.Option("--value-format", metavar="NAME", help="json, avro, confluent or protobuf"),
@@ -68,6 +73,14 @@ def export(
     every: Annotated[
         str | None, typer.Option("--every", metavar="TIME", help="keep running; export at this interval")
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="[HOST:]PORT",
+            help="with --every: serve Prometheus metrics; without HOST only to this machine",
+        ),
+    ] = None,
     more: MoreDirs = None,
 ) -> None:
     """Bring a Delta table to the newest values of a topic.
@@ -83,7 +96,13 @@ def export(
         )
     if every is not None and dry_run:
         raise UsageError("--dry-run cannot be combined with --every", remedy="give one of them")
+    if metrics is not None and every is None:
+        raise UsageError(
+            "--metrics needs --every",
+            remedy=target.command("export", *target.words, "--to", to, "--every", "1m", "--metrics", "9464"),
+        )
     options: dict[str, Any] = {
+        "layout": layout,
         "value_format": value_format,
         "value_schema": value_schema,
         "format_options": storage_of(format_option, "--format-option avroSchema=user.avsc") or None,
@@ -94,7 +113,13 @@ def export(
             result = logs.topic(known).export(to, dry_run=dry_run, progress=progress, **options)
         _show(out, result, dry_run=dry_run)
         return
-    with signals.held(), out.open(target) as logs:
+    address = None if metrics is None else parse_address(metrics)
+    with ExitStack() as stack:
+        stack.enter_context(signals.held())
+        logs = stack.enter_context(out.open(target))
+        if address is not None:
+            url = stack.enter_context(exporter(*address))
+            out.notice("metrics", {"address": url}, f"metrics on {url}")
         _keep_exporting(out, logs, known, to, interval_ms(every), options)
 
 

@@ -337,7 +337,8 @@ class Page:
             while not (self._is_closed or await request.is_disconnected()):
                 changed = self._changed
                 state = {"version": self.watch.version, "failed": self._failed}
-                text = json.dumps(state | {"read": self._read, "poll_seconds": self._seconds})
+                state |= {"running": reports.running(self.watch), "read": self._read}
+                text = json.dumps(state | {"poll_seconds": self._seconds})
                 if text != sent:
                     sent, at = text, now()
                     yield f"data: {text}\n\n"

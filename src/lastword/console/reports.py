@@ -92,12 +92,22 @@ def overview(watch: Watch, since: int) -> dict[str, Any]:
     }
 
 
-def running(watch: Watch, drive: str | None = None) -> list[str]:
-    """Return the partitions that the background cleaner of this process is cleaning, on one drive or all."""
+def running(watch: Watch, drive: str | None = None) -> list[dict[str, Any]]:
+    """Return the partitions that the background cleaner of this process cleans, on one drive or all.
+
+    The bytes are those of a cleaning that reads and rewrites; both are 0 while it begins or only scans.
+    """
     if watch.logs.mode != "a":
         return []
     tasks = watch.logs.background.scheduler.running()
-    return sorted(str(tp) for tp, task in tasks.items() if drive in (None, task.drive))
+    rows = []
+    for tp, task in sorted(tasks.items()):
+        if drive in (None, task.drive):
+            done, total = next(((step.done_bytes, step.total_bytes) for step in task.steps), (0, 0))
+            rows.append(
+                {"topic": tp.topic, "partition": tp.partition, "done_bytes": done, "total_bytes": total}
+            )
+    return rows
 
 
 def topic(watch: Watch, name: str, first: int, command: Command) -> dict[str, Any]:
@@ -124,7 +134,7 @@ def topic(watch: Watch, name: str, first: int, command: Command) -> dict[str, An
         "numbers": [number for number, _ in parts],
         "samples": samples,
         "cleanings": cleanings(watch, name),
-        "running": [tp for tp in running(watch) if tp.rpartition("-")[0] == name],
+        "running": [row for row in running(watch) if row["topic"] == name],
         "commands": {
             "count": command("ls", name),
             "plan": command("clean", name, "--dry-run", "--due"),

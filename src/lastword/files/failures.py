@@ -95,7 +95,8 @@ class Root:
         A lost lock takes the root offline. Costs one system call, so it is used only before names change and
         before syncs.
         """
-        self.check()
+        if self.failure is not None:
+            self.check()
         if self.lock is None:
             return
         try:

@@ -6,7 +6,6 @@ lastword <kind> <version> <CRC-32C, 8 hex digits>\n
 ```
 
 The checksum covers kind, version and content, so a flipped bit, a cut or a run of zeros is always detected.
-Files of version 0 have no such line and no checksum: they begin with the JSON object, and are still read.
 docs/formats.md lists every private file.
 """
 
@@ -38,17 +37,15 @@ class Framed:
 
     Attributes:
         kind: The kind that the first line names.
-        version: The version that this program writes, and the newest that it reads.
+        version: The version that this program writes and reads.
         code: Code of the problem that `verify` reports for a damaged file.
         remedy: Remedy for a damaged file.
-        oldest: The oldest version that it reads.
     """
 
     kind: str
     version: int
     code: str
     remedy: str
-    oldest: int = 0
 
     def encode(self, fields: Mapping[str, Any], encoded: Mapping[str, str] | None = None) -> bytes:
         """Encode a file with these fields.
@@ -72,29 +69,27 @@ class Framed:
         """Decode the fields of a file.
 
         Raises:
-            CorruptFileError: the file is damaged, or of a newer version.
+            CorruptFileError: the file is damaged, or of another version.
         """
-        version, body = 0, data
-        if not data.startswith(b"{"):
-            line, newline, body = data.partition(b"\n")
-            parts = line.split(b" ")
-            if not newline or not line.startswith(MAGIC) or len(parts) != 4:
-                raise self.damaged(path, f"the first line is not that of kind {self.kind!r}")
-            try:
-                version, stored = _digits(parts[2]), parts[3]
-            except ValueError:
-                raise self.damaged(path, "the version is not a number") from None
-            if parts[1] != self.kind.encode() or stored != b"%08x" % _crc(self.kind, version, body):
-                raise self.damaged(path, "the checksum is wrong")
-            if version > self.version:
-                raise CorruptFileError(
-                    f"{self.kind} of version {version}; this program reads versions up to {self.version}",
-                    code=NEWER,
-                    remedy="use the version of lastword that wrote it, or a newer one",
-                    file=path,
-                )
-            if version < self.oldest:
-                raise self.damaged(path, f"version {version} is too old")
+        line, newline, body = data.partition(b"\n")
+        parts = line.split(b" ")
+        if not newline or not line.startswith(MAGIC) or len(parts) != 4:
+            raise self.damaged(path, f"the first line is not that of kind {self.kind!r}")
+        try:
+            version, stored = _digits(parts[2]), parts[3]
+        except ValueError:
+            raise self.damaged(path, "the version is not a number") from None
+        if parts[1] != self.kind.encode() or stored != b"%08x" % _crc(self.kind, version, body):
+            raise self.damaged(path, "the checksum is wrong")
+        if version > self.version:
+            raise CorruptFileError(
+                f"{self.kind} of version {version}; this program reads version {self.version}",
+                code=NEWER,
+                remedy="use the version of lastword that wrote it, or a newer one",
+                file=path,
+            )
+        if version < self.version:
+            raise self.damaged(path, f"version {version} is too old")
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError):
@@ -107,7 +102,7 @@ class Framed:
         """Read the fields of the file at `path`; None if there is no such file.
 
         Raises:
-            CorruptFileError: the file is damaged, or of a newer version.
+            CorruptFileError: the file is damaged, or of another version.
         """
         facts = files.stat(path)
         if facts is None:

@@ -142,6 +142,9 @@ class Handle(ABC):
     def will_read(self, start: int, end: int) -> None:  # noqa: B027 - storage may do nothing here
         """Note that a scan of these bytes follows, and that no other bytes are read ahead. Reads nothing."""
 
+    def will_read_back(self) -> None:  # noqa: B027 - storage may do nothing here
+        """Note that a scan follows, from the end of the file to its beginning. It may be read ahead."""
+
     def ends_scan(self) -> None:  # noqa: B027 - storage may do nothing here
         """Note that a scan that comes to this file goes on in no other file. Reads nothing."""
 

@@ -213,8 +213,14 @@ class OsHandle(Handle):
 
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of `data` at `position`."""
-        self._root.check()
-        fd = self._acquire("write")
+        if self._root.failure is not None:
+            self._root.check()
+        try:
+            fd = self._descriptors.acquire(self)
+        except OSError as error:
+            if isinstance(error, LastwordError):
+                raise
+            raise translate(error, self.path, "write") from error
         try:
             self.unsynced = True
             size = len(data) if type(data) is bytes else memoryview(data).nbytes
@@ -257,7 +263,8 @@ class OsHandle(Handle):
         The modification time is not synced: its change alone would cost a write of the inode.
         """
         root = self._root
-        root.check()
+        if root.failure is not None:
+            root.check()
         if root.is_synced(self._changed, self._identity[0]):
             self.unsynced = False
             return

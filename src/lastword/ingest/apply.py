@@ -195,7 +195,7 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
     # Every log is opened before the first is appended to: a commit that is refused has added nothing.
     logs = directory.logs(partitions)
     noted = log_ends if is_begun else None
-    began = {tp: log.begin_commit(_noted_end(log, commit_id, noted)) for tp, log in logs.items()}
+    began = {tp: log.begin_commit(_noted_end(log, noted)) for tp, log in logs.items()}
     if not is_begun:
         LogEnds(commit_id, {logs[tp].name: offset for tp, offset in began.items()}).save(files, root)
     sync = manifest.sync or named
@@ -240,14 +240,14 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
     return added
 
 
-def _noted_end(log: PartitionLog, commit_id: str, log_ends: LogEnds | None) -> int | None:
+def _noted_end(log: PartitionLog, log_ends: LogEnds | None) -> int | None:
     """Return the log end at which an earlier try of the commit began; None: this is the first try.
 
     A note that was there when the log was opened holds the log back: without that, no note is looked for.
     """
-    if log.incomplete_commit_offset is None:
+    if log.incomplete_commit_offset is None or log_ends is None:
         return None
-    return staged_batches.log_end_at_begin(log.files, log.directory, commit_id, log_ends)
+    return log_ends.offsets.get(names.root_and_name(log.directory)[1])
 
 
 def _threads(partitions: int, size_bytes: int) -> int | None:

@@ -54,7 +54,7 @@ from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError,
 from lastword.files import Files, Handle, overlapped
 from lastword.files.framed import Framed
 from lastword.partition.appending import check_sizes, largest_batch
-from lastword.partition.staged_batches import BEGUN, STAGING, Block, blocks_of, discard, staging_dir
+from lastword.partition.staged_batches import STAGING, Block, blocks_of, discard, staging_dir
 from lastword.segment import names
 from lastword.wire import INT64_MAX
 
@@ -357,8 +357,7 @@ def needed_files(files: Files, root: str, manifest: CommitManifest, *, is_begun:
         if directory not in marked:
             marked[directory] = files.exists(committed_mark(directory, manifest.commit_id))
         if not marked[directory]:
-            begun = is_begun or files.exists(os.path.join(folder, BEGUN))
-            needed.append(StagedPath(os.path.join(folder, run.name), (run,), begun))
+            needed.append(StagedPath(os.path.join(folder, run.name), (run,), is_begun))
     return [*(StagedPath(os.path.join(root, name), tuple(runs)) for name, runs in shared.items()), *needed]
 
 
@@ -537,18 +536,15 @@ class CommitManifest:
 
     @classmethod
     def decoded(cls, data: bytes, file: str) -> CommitManifest:
-        """Parse the bytes of a file. CorruptFileError if they are no manifest.
-
-        Version 1 has no shared files.
-        """
+        """Parse the bytes of a file. CorruptFileError if they are no manifest."""
         body = data.partition(b" ")[2].removesuffix(b"\n")
         try:
             if data != b"%08x %s\n" % (zlib.crc32(body), body):
                 raise ValueError("its checksum differs")
             fields = json.loads(body)
-            if fields.pop("format") not in (1, _FORMAT):
+            if fields.pop("format") != _FORMAT:
                 raise ValueError("another version wrote it")
-            runs = [run for shared in fields.pop("shared", ()) for run in _runs_of(**shared)]
+            runs = [run for shared in fields.pop("shared") for run in _runs_of(**shared)]
             runs += [StagedRun.from_json(staged) for staged in fields.pop("files")]
             return cls(fields.pop("job"), tuple(runs), **fields)
         except (ValueError, TypeError, KeyError) as error:

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from lastword.arrow import pa, pc, pq
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.objects.interface import ObjectStore
-from lastword.units import MIB
+from lastword.units import KIB, MIB
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,12 +27,37 @@ BUFFERED_BYTES = 16 * MIB
 """Rows that are collected before they become a row group, or are decoded at a time."""
 BATCH_ROWS = 1 << 16
 """The most rows that are decoded at a time."""
+POSITION_ROWS = 1 << 19
+"""The most rows whose positions are decoded at a time."""
+TAIL_BYTES = 256 * KIB
+"""The bytes of a data file that are read with its footer. The positions of 100,000 rows are among them."""
 POSITION = ("partition", "offset")
 """The columns that name the record of a row."""
 
 
+@dataclass(slots=True)
+class Written:
+    """Data files that were written.
+
+    Attributes:
+        actions: The `add` action of each file.
+        names: The name of each file.
+        size_bytes: Bytes of all files.
+    """
+
+    actions: list[dict[str, Any]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def add(self, other: Written) -> None:
+        """Add the files of another writer."""
+        self.actions += other.actions
+        self.names += other.names
+        self.size_bytes += other.size_bytes
+
+
 class DataWriter:
-    """Writes rows to data files of about `FILE_BYTES`. `actions` has the `add` action of each file.
+    """Writes rows to data files of about `FILE_BYTES`. `written` has the files.
 
     With `dry` the files are made and measured, but not stored.
     """
@@ -44,10 +70,7 @@ class DataWriter:
         self._prefix = prefix
         self._now_ms = now_ms
         self._dry = dry
-        self.actions: list[dict[str, Any]] = []
-        self.names: list[str] = []
-        self.rows = 0
-        self.size = 0
+        self.written = Written()
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._sink: Any = None
@@ -66,10 +89,11 @@ class DataWriter:
             if self._sink is not None and self._sink.tell() >= FILE_BYTES:
                 self._end_file()
 
-    def close(self) -> None:
-        """End the last file."""
+    def close(self) -> Written:
+        """End the last file; return all."""
         self._flush()
         self._end_file()
+        return self.written
 
     def _flush(self) -> None:
         if not self._held:
@@ -83,7 +107,7 @@ class DataWriter:
                 self._schema,
                 compression="snappy",
                 use_dictionary=["partition"],
-                column_encoding={"offset": "DELTA_BINARY_PACKED"},
+                column_encoding=_encodings(self._schema),
             )
         self._parquet.write_table(table, row_group_size=GROUP_ROWS)
         for name in POSITION:
@@ -97,8 +121,8 @@ class DataWriter:
             return
         self._parquet.close()
         data = self._sink.getvalue()
-        name = f"{self._prefix}-{len(self.actions):04}.parquet"
-        self.names.append(name)
+        name = f"{self._prefix}-{len(self.written.names):04}.parquet"
+        self.written.names.append(name)
         if not self._dry:
             self._store.put(name, memoryview(data))
         stats = {
@@ -108,7 +132,7 @@ class DataWriter:
             "nullCount": dict.fromkeys(POSITION, 0),
             "tightBounds": True,
         }
-        self.actions.append(
+        self.written.actions.append(
             {
                 "add": {
                     "path": name,
@@ -120,20 +144,27 @@ class DataWriter:
                 }
             }
         )
-        self.rows += self._file_rows
-        self.size += data.size
+        self.written.size_bytes += data.size
         self._sink = self._parquet = None
         self._bounds, self._file_rows = {}, 0
 
 
+def _encodings(schema: pa.Schema) -> dict[str, str]:
+    """Return the encodings of columns. Lengths apart from their bytes are compressed in half the time."""
+    texts = [column.name for column in schema if column.type in (pa.string(), pa.binary())]
+    return {"offset": "DELTA_BINARY_PACKED", **dict.fromkeys(texts, "DELTA_LENGTH_BYTE_ARRAY")}
+
+
 class _Ranges(io.RawIOBase):
-    """An object as a file that Arrow reads."""
+    """An object as a file that Arrow reads. Its end is read once: the footer, maybe with the last columns."""
 
     def __init__(self, store: ObjectStore, key: str, size: int) -> None:
         self._store = store
         self._key = key
         self._size = size
         self._position = 0
+        self._tail_at = max(0, size - TAIL_BYTES)
+        self._tail = memoryview(store.get_range(key, self._tail_at, size - self._tail_at))
 
     def readable(self) -> bool:
         return True
@@ -152,9 +183,10 @@ class _Ranges(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._size - self._position)
         size = left if size < 0 else min(size, left)
-        data = bytes(self._store.get_range(self._key, self._position, size)) if size else b""
-        self._position += size
-        return data
+        at, self._position = self._position, self._position + size
+        if at >= self._tail_at:
+            return bytes(self._tail[at - self._tail_at :][:size])
+        return bytes(self._store.get_range(self._key, at, size)) if size else b""
 
 
 class DataReader:
@@ -174,12 +206,11 @@ class DataReader:
         """The number of rows, deleted ones included."""
         return int(self._file.metadata.num_rows)
 
-    def positions(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the partition and the offset of each row."""
-        with self._readable():
-            table = self._file.read(list(POSITION))
-        partitions, offsets = (np.asarray(table.column(name)) for name in POSITION)
-        return partitions.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
+    def positions(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+        """Yield the partition and the offset of each row, some rows at a time."""
+        for batch in self._batches(POSITION_ROWS, list(POSITION)):
+            partitions, offsets = (np.asarray(batch.column(name)) for name in POSITION)
+            yield partitions.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
 
     def live(self, dead: NDArray[np.bool_], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose bit in `dead` is not set, in the order of the file."""
@@ -187,16 +218,20 @@ class DataReader:
         metadata = self._file.metadata
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         rows = max(1, min(BATCH_ROWS, self.rows * BUFFERED_BYTES // max(1, size)))
-        batches = self._file.iter_batches(batch_size=rows, columns=schema.names)
+        for batch in self._batches(rows, schema.names):
+            kept = batch.filter(pa.array(~dead[first : first + batch.num_rows]))
+            first += batch.num_rows
+            arrays = [kept.column(field.name).cast(field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _batches(self, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        batches = self._file.iter_batches(batch_size=rows, columns=columns)
         while True:
             with self._readable():
                 batch = next(batches, None)
             if batch is None:
                 return
-            kept = batch.filter(pa.array(~dead[first : first + batch.num_rows]))
-            first += batch.num_rows
-            arrays = [kept.column(field.name).cast(field.type) for field in schema]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield batch
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

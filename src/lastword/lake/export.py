@@ -11,28 +11,30 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from lastword.arrow import pa
 from lastword.clock import Clock
 from lastword.errors import BusyError, InvalidSettingError, LastwordError, MissingError, ObjectVanishedError
-from lastword.lake.data import DataReader, DataWriter
+from lastword.lake.data import DataReader, DataWriter, Written
 from lastword.lake.directory import SCRATCH
+from lastword.lake.rows import Key, TableRows
 from lastword.lake.table import LAYOUT, LOG, OWN, TOPIC, DataFile, Snapshot, Table
-from lastword.lake.vectors import Offsets, Vector, VectorFile, bitmap_of, numbers_of, read_vector
+from lastword.lake.vectors import Offsets, VectorFile, numbers_of
+from lastword.objects.interface import ObjectStore
 from lastword.units import MIB, format_bytes
 from lastword.values import Value, plural
 from lastword.version import __version__
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 VECTORS = "vectors"
+MERGE = "merge"
+LAYOUTS = (VECTORS, MERGE)
+"""How rows die: by a deletion vector of their file, or by a copy of the file without them, as in a MERGE."""
 ATTEMPTS = 16
 CHECKPOINT_COMMITS = 10
 """A checkpoint is written, and orphans are removed, at each version that this number divides."""
@@ -43,34 +45,53 @@ MOST_SMALL = 16
 """More files below SMALL_BYTES than these are joined."""
 NO_POSITION = -1
 """The version of an application id whose topic has no rows in the table: it was made again."""
-_FEATURES = ["deletionVectors"]
 _DATA = re.compile(r"lastword-(\d{20})-[0-9a-f]{16}-\d{4,}\.parquet")
 _VECTORS = re.compile(r"deletion_vector_([0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f-]{21})\.bin")
 
 logger = logging.getLogger(__name__)
 
-Newest = Callable[[int], "Iterator[tuple[NDArray[np.int64], pa.RecordBatch | None]]"]
+Newest = Callable[[int, Offsets], "Iterator[pa.RecordBatch]"]
 
 
-@dataclass(frozen=True, slots=True)
-class LivePartition:
-    """The live records of a partition at one moment.
+@dataclass(frozen=True)
+class Reached:
+    """The state of a partition's log of which a table has the newest values.
 
     Attributes:
         number: The partition.
         start: The log start.
         end: The committed end: no record from there on is live for the table.
         cuts: How often the log was cut, by its removal log.
-        cut_since: Returns the lowest offset at which the log was cut after so many cuts.
-        newest: Takes an offset. Yields (offsets of live records below it, rows of live records from it on).
     """
 
     number: int
     start: int
     end: int
     cuts: int
-    cut_since: Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class LivePartition(Reached):
+    """The live records of a partition at one moment.
+
+    Attributes:
+        cut_since: Returns the lowest offset at which the log was cut after so many cuts.
+        newest: Takes an offset and the offsets of records below it that have a row. Yields the rows of live
+            records from the offset on, and removes from the other offsets those that are not live.
+    """
+
+    cut_since: Callable[[int], int] = field(repr=False)
     newest: Newest = field(repr=False)
+
+    def since(self, before: Reached | None) -> int:
+        """Return the offset below which the table has the records of the partition; 0: it has none.
+
+        After a cut below the position, offsets may have other records, and a record whose successor was cut
+        off is live again. Then every row of the partition is replaced.
+        """
+        if before is None or min(self.end, self.cut_since(before.cuts)) < before.end:
+            return 0
+        return before.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +100,23 @@ class Moment:
 
     topic_id: str
     partitions: Sequence[LivePartition]
+
+
+@dataclass(frozen=True, slots=True)
+class TableForm:
+    """What a table is made of.
+
+    Attributes:
+        topic: The name of the topic.
+        schema: The columns; `partition` and `offset` are among them.
+        layout: One of LAYOUTS.
+        space_target: The table has at most this many times its live rows.
+    """
+
+    topic: str
+    schema: pa.Schema
+    layout: str
+    space_target: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,45 +158,47 @@ class Exported(Value):
 def export(
     table: Table,
     moment: Callable[[], Moment],
+    form: TableForm,
     *,
-    topic: str,
-    schema: pa.Schema,
-    space_target: float,
     clock: Clock,
     dry_run: bool = False,
     before_write: Callable[[], object] = lambda: None,
     checkpoint: Callable[[], object] = lambda: None,
+    work: Callable[[Writing], Work] | None = None,
 ) -> Exported:
     """Bring a table to the newest values of a topic; see `Topic.export`.
 
     Args:
         table: The table, which may be absent.
         moment: Returns the topic as it is now. Called once for each attempt.
-        topic: The name of the topic.
-        schema: The columns; `partition` and `offset` are among them.
-        space_target: A file is rewritten if it has more than this many times its live rows.
+        form: The topic, the columns and the layout.
         clock: For the times in the log, and the age of orphans.
         dry_run: Measure, and write nothing.
         before_write: Called once before the first write.
         checkpoint: Writes a checkpoint of the table.
+        work: Makes the workers of an attempt; None: this process.
 
     Raises:
         TableRefusedError: As `Table.check` and `Table.check_changes`.
         BusyError: Other commits came first 16 times.
         UncertainCommitError: As `Table.commit`.
     """
-    columns = delta_schema(schema)
+    columns = delta_schema(form.schema)
     prepared = False
     for _ in range(ATTEMPTS):
         snapshot = table.snapshot()
         if snapshot.version >= 0:
-            table.check(snapshot, topic, VECTORS, columns)
+            table.check(snapshot, form.topic, form.layout, columns)
             table.check_changes(snapshot)
-        attempt = _Attempt(table, snapshot, moment(), topic, schema, space_target, clock.now_ms())
+        now = moment()
+        version = Version(snapshot.version + 1, now.topic_id, clock.now_ms())
+        writing = Writing(table.store, form.schema, version, dry_run)
+        workers = (work or LocalWork)(writing)
+        attempt = _Attempt(table, snapshot, now, form, writing, workers)
         if attempt.is_current:
             return attempt.result(None)
         if dry_run:
-            attempt.collect(dry=True)
+            attempt.collect()
             return attempt.result(None)
         if not prepared:
             before_write()
@@ -200,6 +240,102 @@ def delta_schema(schema: pa.Schema) -> dict[str, Any]:
     return parsed
 
 
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The version of a table that is written: its number, the topic, and the time."""
+
+    number: int
+    topic_id: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """The writing of a version. `dry`: measure files, and store none."""
+
+    store: ObjectStore
+    schema: pa.Schema
+    version: Version
+    dry: bool = False
+
+    def writer(self) -> DataWriter:
+        """Return a writer of data files, whose names no other writer gives."""
+        prefix = f"lastword-{self.version.number:020}-{os.urandom(8).hex()}"
+        return DataWriter(self.store, self.schema, prefix, self.version.now_ms, dry=self.dry)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an export changes for a partition: rows added, and the rows that died, a bitmap for each file."""
+
+    reached: Reached
+    added: int
+    died: Mapping[Key, Any]
+
+
+Part = tuple[LivePartition, Reached | None]
+
+
+class Work(Protocol):
+    """The workers of one attempt."""
+
+    written: Written
+    """The files so far; also of work that failed."""
+
+    def change(self, parts: Sequence[Part], rows: TableRows) -> Iterable[Change]:
+        """Write the new rows of partitions, each with what the table has of it; find the rows that died."""
+
+    def rewrite(self, files: Sequence[tuple[DataFile, Any]]) -> None:
+        """Write the rows of files again, without those in a bitmap."""
+
+    def finish(self) -> None:
+        """End the last file."""
+
+
+class LocalWork:
+    """Writes the files of an attempt in this process, one after another."""
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
+        self._writer = writing.writer()
+        self.written = self._writer.written
+
+    def change(self, parts: Sequence[Part], rows: TableRows) -> Iterator[Change]:
+        """Write the new rows of partitions; find the rows that died."""
+        for part, before in parts:
+            yield change_of(part, before, rows, self._writer)
+
+    def rewrite(self, files: Sequence[tuple[DataFile, Any]]) -> None:
+        """Write the rows of files again, without those in a bitmap."""
+        rewrite(files, self._writing, self._writer)
+
+    def finish(self) -> None:
+        """End the last file."""
+        self._writer.close()
+
+
+def change_of(part: LivePartition, before: Reached | None, rows: TableRows, writer: DataWriter) -> Change:
+    """Write the new rows of a partition; find the rows that died. `before`: what the table has of it."""
+    since = part.since(before)
+    known = rows.known(part.number) if since else Offsets()
+    added = 0
+    for batch in part.newest(since, known):
+        added += batch.num_rows
+        writer.write(batch)
+    reached = Reached(part.number, part.start, part.end, part.cuts)
+    return Change(reached, added, rows.died(part.number, known))
+
+
+def rewrite(files: Sequence[tuple[DataFile, Any]], writing: Writing, writer: DataWriter) -> None:
+    """Write the rows of files again, without those in a bitmap."""
+    for file, dead in files:
+        reader = DataReader(writing.store, file.object, file.size)
+        mask = np.zeros(reader.rows, np.bool_)
+        mask[numbers_of(dead)] = True
+        for batch in reader.live(mask, writing.schema):
+            writer.write(batch)
+
+
 class _Attempt:
     """One attempt to commit the version after a snapshot."""
 
@@ -208,23 +344,18 @@ class _Attempt:
         table: Table,
         snapshot: Snapshot,
         moment: Moment,
-        topic: str,
-        schema: pa.Schema,
-        space_target: float,
-        now_ms: int,
+        form: TableForm,
+        writing: Writing,
+        work: Work,
     ) -> None:
-        self.version = snapshot.version + 1
+        self.version = writing.version.number
         self._table = table
         self._snapshot = snapshot
         self._moment = moment
-        self._topic = topic
-        self._schema = schema
-        self._space_target = space_target
-        self._now_ms = now_ms
-        token = int.from_bytes(os.urandom(10), "big")
-        self._vectors = VectorFile(_identity(self.version, token))
-        self._prefix = f"lastword-{self.version:020}-{token & (1 << 64) - 1:016x}"
-        self._data = DataWriter(table.store, schema, self._prefix, now_ms)
+        self._form = form
+        self._writing = writing
+        self._work = work
+        self._vectors = VectorFile(_identity(self.version, int.from_bytes(os.urandom(10), "big")))
         self._own = f"{OWN}{moment.topic_id}/"
         self._others = [
             name
@@ -233,6 +364,7 @@ class _Attempt:
         ]
         self._is_remade = bool(self._others)
         self._changed = [part for part in moment.partitions if self._is_remade or self._txns(part)]
+        self._reached: dict[int, Reached] = {}
         self._actions: list[dict[str, Any]] = []
         self._added = self._removed = self._rewritten = 0
 
@@ -241,75 +373,76 @@ class _Attempt:
         """Whether the table has the position of every partition."""
         return self._snapshot.version >= 0 and not self._changed and not self._is_remade
 
-    def _position(self, number: int, suffix: str = "") -> int | None:
-        version = self._snapshot.positions.get(f"{self._own}{number}{suffix}")
-        return None if version == NO_POSITION else version
-
-    def _txns(self, part: LivePartition) -> dict[str, int]:
+    def _txns(self, part: Reached) -> dict[str, int]:
         """Return the versions of application ids that a commit changes for a partition."""
         name = f"{self._own}{part.number}"
         values = {name: part.end, f"{name}/start": part.start, f"{name}/cuts": part.cuts}
         return {key: value for key, value in values.items() if self._snapshot.positions.get(key) != value}
 
-    def _since(self, part: LivePartition) -> int:
-        """Return the offset below which the table has the records of a partition; 0: it has none.
-
-        After a cut below the position, offsets may have other records, and a record whose successor was cut
-        off is live again. Then every row of the partition is replaced.
-        """
-        known, cuts = self._position(part.number), self._position(part.number, "/cuts")
-        if self._is_remade or known is None or cuts is None or min(part.end, part.cut_since(cuts)) < known:
-            return 0
-        return known
+    def _before(self, number: int) -> Reached | None:
+        """Return what the table has of a partition; None: nothing that may stay."""
+        name, known = f"{self._own}{number}", self._snapshot.positions
+        values = [known.get(key, NO_POSITION) for key in (f"{name}/start", name, f"{name}/cuts")]
+        return None if self._is_remade or NO_POSITION in values else Reached(number, *values)
 
     # -------------------------------------------------------------- the content of the commit
 
-    def collect(self, *, dry: bool = False) -> None:
-        """Write data files and vectors, and collect the actions. `dry`: measure them."""
-        self._data = DataWriter(self._table.store, self._schema, self._prefix, self._now_ms, dry=dry)
-        live: dict[int, Offsets] = {}
-        for part in self._changed:
-            below = live[part.number] = Offsets()
-            for offsets, batch in part.newest(self._since(part)):
-                below.add(offsets)
-                if batch is not None:
-                    self._added += batch.num_rows
-                    self._data.write(batch)
-        small = [file for file in self._snapshot.files.values() if file.size < SMALL_BYTES]
-        joined = {file.key for file in small} if len(small) > MOST_SMALL else set()
-        for file in self._snapshot.files.values():
-            self._mark(file, live, joins=file.key in joined)
-        self._data.close()
-        if len(self._vectors) and not dry:
+    def collect(self) -> None:
+        """Write data files and vectors, and collect the actions; with a dry run, measure them."""
+        rows = TableRows(self._writing.store, [*self._snapshot.files.values()])
+        died: dict[Key, Any] = {}
+        parts = [(part, self._before(part.number)) for part in self._changed]
+        for change in self._work.change(parts, rows):
+            self._reached[change.reached.number] = change.reached
+            self._added += change.added
+            for key, bitmap in change.died.items():
+                died[key] = died[key] | bitmap if key in died else bitmap
+        counts = [_Counts.of(file, rows, died.get(file.key), self._is_remade) for file in rows.files]
+        self._removed = sum(each.died for each in counts)
+        again = self._to_rewrite(counts)
+        for each in counts:
+            if each.died or each.file.key in again:
+                self._replace(each, died.get(each.file.key), rows, again)
+        self._work.rewrite([*again.values()])
+        self._work.finish()
+        if len(self._vectors) and not self._writing.dry:
             self._table.store.put(self._vectors.name, bytes(self._vectors.data))
 
-    def _mark(self, file: DataFile, live: Mapping[int, Offsets], *, joins: bool) -> None:
-        """Remove a file, rewrite it, or give it a vector, if rows of it have died."""
-        reader = DataReader(self._table.store, file.object, file.size)
-        before = np.zeros(reader.rows, np.bool_)
-        if file.vector is not None:
-            before[numbers_of(read_vector(self._table.store, file.vector))] = True
-        dead = before | self._is_remade
-        if not self._is_remade:
-            partitions, offsets = reader.positions()
-            for number, below in live.items():
-                rows = np.flatnonzero(partitions == number)
-                dead[rows] |= below.missing(offsets[rows])
-        count, died = int(np.count_nonzero(dead)), int(np.count_nonzero(dead & ~before))
-        if not died and not joins:
+    def _to_rewrite(self, counts: Sequence[_Counts]) -> dict[Key, tuple[DataFile, Any]]:
+        """Return the files to rewrite so that the table keeps its space target, without their bitmaps.
+
+        The files with the largest dead share are rewritten first; without vectors, all of which rows died.
+        Many small files are joined.
+        """
+        kept = sorted((each for each in counts if each.alive), key=lambda each: each.alive / each.rows)
+        small = [each for each in kept if each.file.size < SMALL_BYTES]
+        chosen = small if len(small) > MOST_SMALL else []
+        if self._form.layout == MERGE:
+            chosen += [each for each in kept if each.died and each not in chosen]
+        live = self._added + sum(each.alive for each in kept)
+        total = self._added + sum(each.rows for each in kept) - sum(each.dead for each in chosen)
+        for each in kept:
+            if total <= self._form.space_target * live:
+                break
+            if each not in chosen:
+                chosen.append(each)
+                total -= each.dead
+        self._rewritten = sum(each.alive for each in chosen)
+        return {each.file.key: (each.file, None) for each in chosen}
+
+    def _replace(
+        self, counts: _Counts, died: Any, rows: TableRows, again: dict[Key, tuple[DataFile, Any]]
+    ) -> None:
+        """Remove a file, and unless it is rewritten or has no live row, add it with a vector."""
+        file = counts.file
+        self._actions.append(file.removed(self._writing.version.now_ms))
+        if not counts.alive:
             return
-        self._removed += died
-        alive = reader.rows - count
-        vector: Vector | None = None
-        if alive and not joins and reader.rows <= self._space_target * alive:
-            vector = self._vectors.add(bitmap_of(np.flatnonzero(dead)))
-        elif alive:
-            self._rewritten += alive
-            for batch in reader.live(dead, self._schema):
-                self._data.write(batch)
-        self._actions.append(file.removed(self._now_ms))
-        if vector is not None:
-            self._actions.append(file.added_with(vector, reader.rows))
+        dead = rows.deleted(file) if died is None else rows.deleted(file) | died
+        if file.key in again:
+            again[file.key] = file, dead
+        else:
+            self._actions.append(file.added_with(self._vectors.add(dead), counts.rows))
 
     # -------------------------------------------------------------- the commit
 
@@ -318,60 +451,82 @@ class _Attempt:
         actions: list[dict[str, Any]] = [
             {
                 "commitInfo": {
-                    "timestamp": self._now_ms,
+                    "timestamp": self._writing.version.now_ms,
                     "operation": "LASTWORD EXPORT",
-                    "operationParameters": {"topic": self._topic, "layout": VECTORS},
+                    "operationParameters": {"topic": self._form.topic, "layout": self._form.layout},
                     "isBlindAppend": False,
                     "engineInfo": f"lastword/{__version__}",
                 }
             }
         ]
         if self.version == 0:
-            actions += _created(self._topic, columns, self._now_ms)
+            actions += _created(self._form, columns, self._writing.version.now_ms)
         positions = dict.fromkeys(self._others, NO_POSITION)
         for part in self._changed:
-            positions |= self._txns(part)
+            positions |= self._txns(self._reached[part.number])
         for name, value in positions.items():
-            actions.append({"txn": {"appId": name, "version": value, "lastUpdated": self._now_ms}})
-        return self._table.commit(self.version, [*actions, *self._actions, *self._data.actions])
+            actions.append(
+                {"txn": {"appId": name, "version": value, "lastUpdated": self._writing.version.now_ms}}
+            )
+        return self._table.commit(self.version, [*actions, *self._actions, *self._work.written.actions])
 
     def undo(self) -> None:
         """Remove the files of an attempt that failed or that another commit overtook."""
-        self._table.store.delete([*self._data.names, *([self._vectors.name] if len(self._vectors) else [])])
+        vectors = [self._vectors.name] if len(self._vectors) else []
+        self._table.store.delete([*self._work.written.names, *vectors])
 
     def result(self, version: int | None) -> Exported:
         """Return what the attempt wrote."""
         return Exported(
-            self._topic,
+            self._form.topic,
             self._table.store.url,
             version,
             self._added,
             self._removed,
             self._rewritten,
-            len(self._data.names),
-            self._data.size + len(self._vectors),
-            {part.number: part.end for part in self._moment.partitions},
+            len(self._work.written.names),
+            self._work.written.size_bytes + len(self._vectors),
+            {part.number: self._reached.get(part.number, part).end for part in self._moment.partitions},
         )
 
 
-def _created(topic: str, columns: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The rows of a file: how many there are, are dead, and have died since the last export."""
+
+    file: DataFile
+    rows: int
+    dead: int
+    died: int
+
+    @property
+    def alive(self) -> int:
+        return self.rows - self.dead
+
+    @classmethod
+    def of(cls, file: DataFile, rows: TableRows, died: Any, is_remade: bool) -> _Counts:
+        count, before = rows.count(file), 0 if file.vector is None else file.vector.rows
+        new = count - before if is_remade else len(died or ())
+        return cls(file, count, before + new, new)
+
+
+def _created(form: TableForm, columns: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:
     """Return the actions that make a table."""
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+    settings = {TOPIC: form.topic, LAYOUT: form.layout}
+    if form.layout == VECTORS:
+        features = {f"{side}Features": ["deletionVectors"] for side in ("reader", "writer")}
+        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+        settings["delta.enableDeletionVectors"] = "true"
     return [
-        {
-            "protocol": {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": _FEATURES,
-                "writerFeatures": _FEATURES,
-            }
-        },
+        {"protocol": protocol},
         {
             "metaData": {
                 "id": str(uuid.uuid4()),
                 "format": {"provider": "parquet", "options": {}},
                 "schemaString": json.dumps(columns),
                 "partitionColumns": [],
-                "configuration": {"delta.enableDeletionVectors": "true", TOPIC: topic, LAYOUT: VECTORS},
+                "configuration": settings,
                 "createdTime": now_ms,
             }
         },

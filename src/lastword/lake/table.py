@@ -122,6 +122,7 @@ class Table:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
+        self._last: tuple[int, list[dict[str, Any]]] | None = None  # the check reads the newest commit again
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """Read the table at a version; None: the newest.
@@ -174,6 +175,8 @@ class Table:
         Raises:
             ObjectVanishedError: There is no such commit.
         """
+        if self._last is not None and self._last[0] == version:
+            return self._last[1]
         key = commit_key(version)
         stored = self.store.get(key)
         assert stored is not None
@@ -183,6 +186,7 @@ class Table:
                 raise ValueError
         except ValueError:
             raise self._damaged(key) from None
+        self._last = version, actions
         return actions
 
     def _checkpoint(self, names: list[str]) -> Iterator[dict[str, Any]]:
@@ -231,7 +235,8 @@ class Table:
         if settings[TOPIC] != topic or settings.get(LAYOUT) != layout:
             known = f"{settings[TOPIC]!r} in layout {settings.get(LAYOUT)}"
             raise self._refused(
-                f"it is the table of {known}, not of {topic!r} in layout {layout}", "choose another path"
+                f"it is the table of {known}, not of {topic!r} in layout {layout}",
+                "give the topic and the layout of before, or choose another path",
             )
         listed = (protocol.get(f"{side}Features") or () for side in ("reader", "writer"))
         unknown = sorted({name for names in listed for name in names} - FEATURES)

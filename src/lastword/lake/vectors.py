@@ -18,12 +18,12 @@ import zlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from lastword.errors import CorruptFileError, MissingError
-from lastword.objects.interface import ObjectStore
+from lastword.objects.interface import Buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,10 +66,28 @@ class Offsets:
     def add(self, offsets: NDArray[np.int64]) -> None:
         """Add offsets."""
         for high, low in _by_high(offsets):
+            self._by_high[high] = self._by_high.get(high, bitmap_class()()) | bitmap_of(low)
+
+    def discard(self, offsets: NDArray[np.int64]) -> None:
+        """Remove offsets, which need not be there."""
+        for high, low in _by_high(offsets):
             if high in self._by_high:
-                self._by_high[high] |= bitmap_of(low)
-            else:
-                self._by_high[high] = bitmap_of(low)
+                self._by_high[high] -= bitmap_of(low)
+
+    def keep(self, first: int, end: int, offsets: NDArray[np.int64]) -> None:
+        """Remove from [first, end) all but these offsets."""
+        kept = dict(_by_high(offsets))
+        for high, low, above in self._within(first, end):
+            known = self._by_high[high]
+            both = known & bitmap_of(kept[high]) if high in kept else bitmap_class()()
+            known.remove_range(low, above)
+            known |= both
+
+    def count(self, first: int, end: int) -> int:
+        """Return how many offsets are in [first, end)."""
+        return sum(
+            self._by_high[high].range_cardinality(low, above) for high, low, above in self._within(first, end)
+        )
 
     def missing(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of the offsets that are not in the set."""
@@ -81,6 +99,12 @@ class Offsets:
                 gone = bitmap_of(low) - self._by_high[high]
                 result[rows] = np.isin(low, numbers_of(gone)) if gone else False
         return result
+
+    def _within(self, first: int, end: int) -> list[tuple[int, int, int]]:
+        """Return the upper halves of offsets in [first, end), and the range of the lower halves."""
+        starts = {high: high << 32 for high in self._by_high}
+        ranges = [(high, max(first - start, 0), min(end - start, 1 << 32)) for high, start in starts.items()]
+        return [(high, low, above) for high, low, above in ranges if low < above]
 
 
 def _by_high(offsets: NDArray[np.int64]) -> list[tuple[int, NDArray[np.uint32]]]:
@@ -138,7 +162,17 @@ class Vector:
         return {**fields, **offset, "cardinality": self.rows}
 
 
-def read_vector(store: ObjectStore, vector: Vector) -> Any:
+class Ranges(Protocol):
+    """Reads parts of objects; an `ObjectStore` is one."""
+
+    url: str
+
+    def get_range(self, key: str, start: int, size: int) -> Buffer:
+        """Return bytes of an object."""
+        ...
+
+
+def read_vector(store: Ranges, vector: Vector) -> Any:
     """Return the bitmap of a vector.
 
     Raises:
@@ -152,6 +186,8 @@ def read_vector(store: ObjectStore, vector: Vector) -> Any:
         start = vector.offset or 0
         data = bytes(store.get_range(vector.file, start, vector.size + 8))
         content = data[4:-4]
+        if len(data) != vector.size + 8:
+            raise _damaged(place, "ends within a vector")
         size, checksum = struct.unpack(">i", data[:4])[0], struct.unpack(">I", data[-4:])[0]
         if size != vector.size or checksum != zlib.crc32(content):
             raise _damaged(place, "has another size or checksum than its vector")

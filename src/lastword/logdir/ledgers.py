@@ -11,7 +11,6 @@ All of this is derived from the logs. A ledger that cannot be saved is omitted: 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -109,7 +108,6 @@ class Ledgers:
         *,
         saves: bool = True,
         scratch: Callable[[], str | None] = lambda: None,
-        salt: Callable[[], bytes] = lambda: os.urandom(16),
         clock: Clock | None = None,
     ) -> None:
         self._files = files
@@ -119,7 +117,6 @@ class Ledgers:
         self.kept: KeptLedgers | None = None
         """Where ledgers come from and go to when this is closed; None: they are saved, or made again."""
         self._scratch = scratch
-        self._salt = salt
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._slots: OrderedDict[TopicPartition, _Slot] = OrderedDict()
@@ -209,7 +206,6 @@ class Ledgers:
                     log.directory,
                     segments,
                     map_bytes=budget,
-                    salt=self._salt,
                     scratch=self._scratch(),
                 )
                 slot.ledger = ledger

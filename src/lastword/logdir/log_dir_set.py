@@ -59,7 +59,6 @@ from lastword.logdir.checkpoints import TopicPartition, part_of_a_commit
 from lastword.logdir.identity import directory_name, read_move_note, remove_move_note, write_move_note
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.topics import Listing
-from lastword.partition.checkpoint_file import number, parse_lines
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
@@ -269,18 +268,13 @@ def _listed(files: Files, path: str) -> Iterator[TopicPartition]:
 
 
 def read_partition_list(files: Files, path: str) -> list[TopicPartition]:
-    """Return the partitions that a list names; none if there is no list. CorruptFileError if it is damaged.
+    """Return the partitions that a list names; none if there is no list.
 
-    Lists of version 0 are text checkpoints of `topic partition` lines.
+    CorruptFileError if it is damaged.
     """
-    if not files.exists(path):
+    fields = LIST.load(files, path)
+    if fields is None:
         return []
-    data = files.read_bytes(path)
-    if data[:2] == b"0\n":
-        with LIST.reading(path):
-            lines = parse_lines(data.decode(), path, 2)
-            return [TopicPartition(topic, number(partition, path)) for topic, partition in lines]
-    fields = LIST.decode(data, path)
     with LIST.reading(path):
         return [
             TopicPartition(str(topic), names.check_partition(number))

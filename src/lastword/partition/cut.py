@@ -60,7 +60,7 @@ from lastword.units import format_time
 LOG_START_FORM = Framed(
     "log-start", 1, "bad-note", "remove the file: it only says why the log starts where it does"
 )
-KEYS_FORM = Framed("keys", 2, "bad-key-index", "delete the file: it is made again from the log", oldest=2)
+KEYS_FORM = Framed("keys", 2, "bad-key-index", "delete the file: it is made again from the log")
 """The manifest of the key index (`lastword.keys.manifest`)."""
 
 # ---------------------------------------------------------------- the front

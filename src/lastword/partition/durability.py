@@ -111,6 +111,10 @@ class FailureLatch:
             raise
 
 
+_ONLY_PROTECTS = contextlib.suppress(LastwordError)
+"""For writes of the mark after a sync, which has succeeded."""
+
+
 class GroupCommit:
     """A mutex whose waiters may return without a turn if the holder's work served them.
 
@@ -118,13 +122,14 @@ class GroupCommit:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken itself: the block of a condition takes four more calls
+        self._changed = threading.Condition(self._lock)
         self._busy = False
         self._waiting = 0
 
     def begin(self, served: Callable[[], bool] | None = None) -> bool:
         """Wait for the turn; return True. Return False, without a turn, as soon as `served` holds."""
-        with self._changed:
+        with self._lock:
             while self._busy and not (served and served()):
                 self._waiting += 1
                 try:
@@ -138,7 +143,7 @@ class GroupCommit:
 
     def end(self) -> None:
         """End the turn."""
-        with self._changed:
+        with self._lock:
             self._busy = False
             if self._waiting:
                 self._changed.notify_all()
@@ -215,7 +220,6 @@ class Durability:
             run_steps(self.syncing(appender, end, indexes=indexes))
             return
         try:  # as `syncing`, for the log file alone
-            appender.open_to_sync(indexes=False)
             appender.sync_log()
         except LastwordError as error:
             self._failure.latch(error)
@@ -267,7 +271,7 @@ class Durability:
         if end > self.synced_to:
             self.synced_to = end
             self._synced_at = self._clock.monotonic()
-            with contextlib.suppress(LastwordError):  # it only protects; the sync itself has succeeded
+            with _ONLY_PROTECTS:
                 self.mark.write(end)
 
 
@@ -275,7 +279,6 @@ class Durability:
 
 
 VERSION = 2
-_OLD_MARK = struct.Struct(">qI")
 _FIELDS = struct.Struct(">hqi")
 _CRC = struct.Struct(">I")
 _BYTES = _FIELDS.size + _CRC.size
@@ -349,31 +352,25 @@ def read_mark(files: Files, directory: str, epochs: LeaderEpochs | None = None) 
     return _mark(files, directory, *_read(files, directory), epochs)
 
 
-def _mark(
-    files: Files, directory: str, offset: int, epoch: int | None, epochs: LeaderEpochs | None = None
-) -> Mark:
-    if offset == 0 or epoch is None:
-        return Mark(offset)
+def _mark(files: Files, directory: str, offset: int, epoch: int, epochs: LeaderEpochs | None = None) -> Mark:
+    if offset == 0:
+        return Mark()
     latest = (epochs or LeaderEpochs.load(files, directory)).latest
     is_current = epoch == (_NO_EPOCH if latest is None else latest)
     root, _ = names.root_and_name(directory)
     return Mark(offset, is_current, not files.exists(f"{root}/{names.HIGH_WATERMARKS}"))
 
 
-def _read(files: Files, directory: str) -> tuple[int, int | None]:
-    """Return offset and epoch; version 1 has no epoch."""
+def _read(files: Files, directory: str) -> tuple[int, int]:
     path = f"{directory}/{names.PRIVATE}/{names.SYNCED}"
     try:
-        return decode_mark(files.read_bytes(path)) or (0, None)
+        return decode_mark(files.read_bytes(path)) or (0, _NO_EPOCH)
     except LastwordError:
-        return 0, None
+        return 0, _NO_EPOCH
 
 
-def decode_mark(data: bytes) -> tuple[int, int | None] | None:
-    """Return offset and epoch of a mark's bytes, without epoch for version 1; None if they are damaged."""
-    if len(data) == _OLD_MARK.size:
-        offset, crc = _OLD_MARK.unpack(data)
-        return (max(offset, 0), None) if google_crc32c.value(data[:8]) == crc else None
+def decode_mark(data: bytes) -> tuple[int, int] | None:
+    """Return offset and epoch of a mark's bytes; None if they are damaged."""
     if len(data) != _BYTES:
         return None
     version, offset, epoch = _FIELDS.unpack_from(data)

@@ -199,7 +199,7 @@ def _read(files: Files, directory: str, name: str, known: RemovalLog) -> LeaseFa
         return None
     try:
         fields = FORM.decode(files.read_bytes(path), path)
-        stored, cuts = whole(fields["position"]), whole(fields.get("cuts", 0))
+        stored, cuts = whole(fields["position"]), whole(fields["cuts"])
         position = min(stored, known.cut_since(cuts))
         return LeaseFacts(
             name=name,
@@ -208,8 +208,8 @@ def _read(files: Files, directory: str, name: str, known: RemovalLog) -> LeaseFa
             max_age_ms=whole(fields["max_age_ms"]),
             drops=whole(fields["drops"]),
             cuts=cuts,
-            elsewhere=whole(fields.get("elsewhere", 0)),
-            cleaned_to=whole(fields.get("cleaned_to", 0)),
+            elsewhere=whole(fields["elsewhere"]),
+            cleaned_to=whole(fields["cleaned_to"]),
             cut_from=stored if position < stored else None,
         )
     except FileVanishedError:

@@ -9,9 +9,6 @@ r"""The journal of named producers: `<topic>-<lowest partition>/lastword/produce
 {"id": 4611686018427387999, "sequence": 42, "parts": {"0": [120, 4711]}}      after a call's last record
 ```
 
-Versions 1 and 2 lack the lines with `ends`, version 1 the first line too. They are read, and become version 3
-before the next call.
-
 `ends`: the number of the producer's records in the partition after each batch, and a digest of the records of
 the call up to there. When a call is repeated, and a cleaning has removed some of its records, the digest
 shows that they were those of this call. Numbers above `from` that were noted before are of records that are
@@ -135,7 +132,7 @@ def read_journal(files: Files, directory: str) -> tuple[dict[str, NamedProducer]
         Producers by name, and how many bytes are sound; behind them is only what a crash tore.
 
     Raises:
-        CorruptFileError: damage, or a later version.
+        CorruptFileError: damage, or another version.
     """
     path = journal_path(directory)
     data = files.read_bytes(path) if files.exists(path) else b""
@@ -149,8 +146,8 @@ def read_journal(files: Files, directory: str) -> tuple[dict[str, NamedProducer]
                 raise ValueError("no end of line")
             line = _decode(data[sound:end])
             if "version" in line:
-                if line["version"] not in (2, VERSION):
-                    raise _damaged(path, sound, f"version {line['version']}, known are 1 to {VERSION}")
+                if line["version"] != VERSION:
+                    raise _damaged(path, sound, f"version {line['version']}, known is {VERSION}")
             elif "name" in line:
                 by_id[line["id"]] = NamedProducer(line["name"], line["id"])
             elif "ends" in line:
@@ -206,9 +203,6 @@ class Journal:
         self._handle: Handle | None = None
         self._synced = 0
         self.producers, self.size_bytes = read_journal(files, directory)
-        first = _encode(_FIRST_LINE)
-        self.is_old = self.size_bytes > 0 and not files.read_bytes(journal_path(directory)).startswith(first)
-        """The file is of an earlier version, and has to be rewritten before it gets another line."""
 
     def name(self, name: str) -> NamedProducer:
         """Return the producer of that name. A new producer gets its id, durably."""
@@ -268,7 +262,6 @@ class Journal:
             self._close()
             self._files.write_atomic(journal_path(self._directory), lines)
             self.size_bytes = self._synced = len(lines)
-            self.is_old = False
 
     def _append(self, line: dict[str, Any]) -> None:
         data = _encode(line)

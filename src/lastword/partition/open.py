@@ -236,7 +236,7 @@ class _Opening:
             producers=producers,
             snapshots=snapshots,
             producer_expiration_ms=producer_expiration_ms,
-            incomplete_commit_offset=incomplete_commit_offset(files, directory, private),
+            incomplete_commit_offset=incomplete_commit_offset(files, directory),
             recovered_to=None if self.clean or created else log_end,
             private_names=private,
         )

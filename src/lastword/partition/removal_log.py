@@ -14,9 +14,6 @@
     cleaned_knowing       records below this offset made our cleanings remove older ones; 0: none was noted
 ```
 
-Versions 0 and 1 lack `older_cuts` and `cleaned_knowing`. They are read, and written as version 2 with the
-next note.
-
 Where the log may have been cut. After a stop that was not clean, nothing shows whether a power cut took
 records that a reader has read. The log that is left is a prefix, so a reader at or below its end has lost
 nothing. The end is noted before anything is appended. A snapshot file or lease that reaches above the note,
@@ -45,9 +42,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from lastword.errors import CorruptFileError, FileTakenError
 from lastword.files import Files
@@ -144,20 +142,10 @@ def load(files: Files, directory: str) -> RemovalLog:
     """Read the removal log of a partition. A damaged file counts as the removal of everything."""
     path = _path(directory)
     try:
-        fields = FORM.load(files, path)
-        if fields is None:
+        content = FORM.load(files, path)
+        if content is None:
             return RemovalLog()
-        return RemovalLog(
-            up_to=whole(fields["up_to"]),
-            drops=whole(fields["drops"]),
-            cuts=tuple(whole(cut) for cut in fields.get("cuts", ())),
-            elsewhere=whole(fields.get("elsewhere", 0)),
-            elsewhere_up_to=whole(fields.get("elsewhere_up_to", 0)),
-            cleaned_to=tuple(whole(offset) for offset in fields.get("cleaned_to", ())),
-            older_cuts=whole(fields.get("older_cuts", 0)),
-            lowest_older_cut=whole(fields.get("lowest_older_cut", EVERYTHING)),
-            cleaned_knowing=whole(fields.get("cleaned_knowing", 0)),
-        )
+        return RemovalLog(**{name: read(content[name]) for name, read in _READERS.items()})
     except (CorruptFileError, ValueError, KeyError, TypeError, AttributeError):
         return RemovalLog(EVERYTHING, EVERYTHING)
 
@@ -280,6 +268,15 @@ def whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= EVERYTHING:
         raise ValueError(f"{value!r} is no number")
     return value
+
+
+def _wholes(values: Iterable[object]) -> tuple[int, ...]:
+    return tuple(map(whole, values))
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    field.name: _wholes if field.name in ("cuts", "cleaned_to") else whole for field in fields(RemovalLog)
+}
 
 
 def _path(directory: str) -> str:

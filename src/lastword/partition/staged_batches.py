@@ -5,8 +5,7 @@ A commit is appended in several steps, and a stop between two steps leaves a par
 try compares the batches above that offset with the staged batches and appends what is missing. So nothing
 above that offset is cleaned, trimmed or moved meanwhile: a rewritten batch would not be recognized, and its
 records would be appended twice. The file is for all partitions, so that a commit into thousands of them
-waits for the drive once. A commit of an earlier version has a note in each partition,
-`<partition>/lastword/staging-<commit>/begun.json`, which is still read.
+waits for the drive once.
 
 **In blocks.** Whole batches are read into one buffer, to check and append them without copying each batch.
 The kernels are used if they are loaded. Without them it is nearly as fast: the batches of a staged file are
@@ -42,12 +41,10 @@ from lastword.segment import names
 from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES
 
 STAGING = "staging-"
-BEGUN = "begun.json"
 _REMEDY = (
     "restore the file from a copy; without one the commit is refused when the directory is next opened to "
     "write, and its batches that are in the log stay"
 )
-BEGUN_FORM = Framed("begun", 1, "bad-begun", _REMEDY)
 LOG_ENDS_FORM = Framed("commit-begun", 1, "bad-begun", _REMEDY)
 
 BLOCK_BYTES = 8 << 20
@@ -106,19 +103,6 @@ def _read_log_ends(files: Files, path: str) -> LogEnds:
         return LogEnds(str(fields["job"]), offsets)
 
 
-def log_end_at_begin(files: Files, directory: str, commit_id: str, log_ends: LogEnds | None) -> int | None:
-    """Return the log end at which a commit began in one partition; None if the commit did not begin there.
-
-    CorruptFileError if the note in the partition is damaged.
-    """
-    path = f"{staging_dir(directory, commit_id)}/{BEGUN}"
-    if files.exists(path):
-        return read_begun(files, path)
-    if log_ends is None or log_ends.commit_id != commit_id:
-        return None
-    return log_ends.offsets.get(names.root_and_name(directory)[1])
-
-
 def discard(files: Files, directory: str, commit_id: str) -> None:
     """Remove the files that were staged for a commit in one partition."""
     folder = staging_dir(directory, commit_id)
@@ -126,50 +110,22 @@ def discard(files: Files, directory: str, commit_id: str) -> None:
         files.remove_tree(folder)
 
 
-def incomplete_commit_offset(
-    files: Files, directory: str, listing: Iterable[str] | None = None
-) -> int | None:
-    """Return the lowest offset at which an incomplete commit begins; None if all commits are complete.
+def incomplete_commit_offset(files: Files, directory: str) -> int | None:
+    """Return the offset at which an incomplete commit begins; None if all commits are complete.
 
-    An unreadable note counts as 0. `listing`: the names in the partition's private directory, listed now.
+    An unreadable note counts as 0.
     """
-    private = f"{directory}/{names.PRIVATE}"
     root, partition = names.root_and_name(directory)
-    offsets: list[int] = []
     try:
         log_ends = load_log_ends(files, root)
-        if log_ends is not None and partition in log_ends.offsets:
-            offsets.append(log_ends.offsets[partition])
     except CorruptFileError:
-        offsets.append(0)
-    try:
-        for name in files.listdir(private) if listing is None else listing:
-            path = f"{private}/{name}/{BEGUN}"
-            if name.startswith(STAGING) and files.exists(path):
-                offsets.append(_read_or_0(files, path))
-    except FileVanishedError:  # no private directory, or a commit was completed meanwhile
-        pass
-    return min(offsets, default=None)
+        return 0
+    return None if log_ends is None else log_ends.offsets.get(partition)
 
 
 def below(offset: int, incomplete: int | None) -> int:
     """Return `offset`, lowered to where an incomplete commit begins."""
     return offset if incomplete is None else min(offset, incomplete)
-
-
-def read_begun(files: Files, path: str) -> int:
-    """Return the log end that a note holds. CorruptFileError if the note is damaged."""
-    log_end = BEGUN_FORM.decode(files.read_bytes(path), path).get("log_end")
-    if not isinstance(log_end, int) or isinstance(log_end, bool) or log_end < 0:
-        raise BEGUN_FORM.damaged(path, "it names no log end")
-    return log_end
-
-
-def _read_or_0(files: Files, path: str) -> int:
-    try:
-        return read_begun(files, path)
-    except CorruptFileError:
-        return 0
 
 
 # ---------------------------------------------------------------- in blocks

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
+from lastword.files import Handle
 from lastword.kernels import hash_map as hash_loops
 from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
@@ -36,7 +37,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import rows_that_fit, walk_batches
 from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.kernels.pages import PAGE_WORDS
-from lastword.records.chunk import Chunk, RecordBuffer, Source
+from lastword.records.chunk import Chunk, RecordBuffer
 from lastword.records.compression import limit_of
 from lastword.records.pipeline import prepared, second_thread
 from lastword.resolve.bitmaps import DeadBitmaps, union
@@ -84,7 +85,7 @@ class PartSource(SegmentSource, Protocol):
     """A segment that is read part by part."""
 
     @property
-    def handle(self) -> Source:
+    def handle(self) -> Handle:
         """Return the file."""
         ...
 
@@ -280,6 +281,8 @@ class HashResolver:
         above = INT64_MAX  # no batch may end at or above it
         for segment in reversed(range(len(self._sources))):
             source = self._sources[segment]
+            for each in self._sources[max(segment - 1, 0) : segment + 1][::-1]:
+                each.handle.will_read_back()  # the one that follows, too: a request takes long
             positions = source.cuts(PART_BYTES)
             while len(positions) > 1:
                 used = next(buffers)

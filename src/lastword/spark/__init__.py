@@ -11,11 +11,12 @@ only when it is used.
     plan      the plan of `clean` for each partition, with its reasons
     clean     a cleaning of each partition, built by tasks, published by the driver
     copy      topics in another log: files copied by tasks, published by the driver
+    export    a Delta table of newest values: files written by tasks, committed by the driver
     duplication  audit  verify  restore  expire   the library's verbs with a DataFrame as result
     erase     keys of a DataFrame and their values, out of every file of a topic
 
 Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`, `clean.py`,
-`copy.py`, `bucket.py`. A task of `clean` runs `remote.py` or `sharded.py`, which use no PySpark.
+`copy.py`, `export.py`, `bucket.py`. A task of `clean` runs `remote.py` or `sharded.py`, which use no PySpark.
 The modules with tasks begin with where their parts run, what travels between them, and what happens when
 tasks fail.
 """
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 from lastword.spark.bootstrap import need_pyspark, session, warn_of_other_python
 from lastword.spark.clean import clean, plan
 from lastword.spark.copy import copy
+from lastword.spark.export import export
 from lastword.spark.inspect import audit, duplication, erase, expire, lag, restore, verify
 from lastword.spark.update import update_stream
 
@@ -40,6 +42,7 @@ __all__ = [
     "duplication",
     "erase",
     "expire",
+    "export",
     "lag",
     "plan",
     "register",

@@ -23,11 +23,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.api.schema import PARTITIONERS
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import DataError, LastwordError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.partition import removal_log
 from lastword.segment import names
-from lastword.spark.bootstrap import as_pattern, shared_directory, shared_log
+from lastword.spark.bootstrap import as_pattern, shared_directory, shared_log, typed
 from lastword.spark.bucket import files_at, open_logs
 from lastword.values import Meter, ProgressLike
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructField
 
+    from lastword.api.logs import LogDir
     from lastword.api.open_dirs import By, OpenDirs
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.spark.options import StorageOptions
@@ -335,9 +336,11 @@ def erase(
     dry_run: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> Erasure:
-    """Remove keys and all their values from every file of a topic: `Topic.erase`, in the caller's process.
+    """Remove keys and all their values from every file of a topic: `Topic.erase` with keys of a DataFrame.
 
-    Tasks compute the distinct keys, which the caller's process then holds in memory.
+    Tasks compute the distinct keys, and which of them each partition has. The caller's process appends the
+    tombstones, rewrites and searches; it holds the keys in memory, with about 500 bytes for each. A key of a
+    partition gets a new tombstone, also if it has one.
 
     Args:
         spark: The session.
@@ -357,19 +360,44 @@ def erase(
     path, storage = shared_log(path, storage_options)
     from pyspark.sql.functions import col
 
+    from lastword.api.erasing import erase
+
     kinds = {field.name: field.dataType.typeName() for field in frame.schema.fields}
     if kinds.get("key") not in ("binary", "string"):
         raise UsageError(
             f"the keys need a column `key` of binary or string, not {kinds}",
             remedy='keys.selectExpr("cast(id as string) as key")',
         )
-    rows = frame.select(col("key").cast("binary").alias("key")).distinct().toLocalIterator()
-    wanted = {None if row.key is None else bytes(row.key) for row in rows}
-    if None in wanted:
+    keys = frame.select(col("key").cast("binary").alias("key")).distinct()
+    rows = {row.key for row in keys.toLocalIterator()}
+    if None in rows:
         raise UsageError("a key is null", remedy='keys.where("key is not null")')
+    wanted = {bytes(key) for key in rows}
     with open_logs(path, storage, "r" if dry_run else "a") as logs:
-        source = logs.topic(topic, key_serializer="bytes", value_serializer="bytes")
-        return source.erase(wanted, now=now, dry_run=dry_run)
+        found = {} if dry_run else _keys_found(spark, logs, topic, keys, path, storage)
+        return erase(logs.dirs, topic, wanted, now=now, dry_run=dry_run, found=found)
+
+
+def _keys_found(
+    spark: SparkSession, logs: LogDir, topic: str, keys: DataFrame, path: str, storage: StorageOptions
+) -> dict[int, tuple[list[bytes], int]]:
+    """Return the keys that each partition has, and its log end before; empty if a partition is damaged."""
+    from lastword.spark.source import load
+    from lastword.spark.tasks import described
+
+    found: dict[int, tuple[list[bytes], int]] = {n: ([], end) for n, (_, end) in logs[topic].bounds().items()}
+    options = {"isolationLevel": "read_uncommitted"}
+    records = load(spark, path, topic, list(found), view="log", formats=options, storage=storage)
+    rows = records.select("partition", "key").join(keys, "key", "leftsemi").distinct()
+    try:
+        with described(spark, f"lastword erase: {topic}"):
+            for row in rows.toLocalIterator():
+                found[row.partition][0].append(bytes(row.key))
+    except Exception as error:
+        if not isinstance(typed(error), DataError):
+            raise
+        return {}  # the other partitions are erased nevertheless
+    return found
 
 
 # ---------------------------------------------------------------- lag

@@ -68,7 +68,7 @@ from lastword.spark.bucket import files_at
 from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, EngineSchema, arrow_schema
 from lastword.spark.splits import MAX_RELOADS, LogPartition, parts_of
-from lastword.state.newest import from_accounts
+from lastword.state.changes import from_accounts
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:

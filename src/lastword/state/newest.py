@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lastword.records.chunk import Chunk, SkipRows
     from lastword.records.columns import RecordColumns
     from lastword.resolve import Resolution
-    from lastword.resolve.facts import SegmentSource, TransactionOutcomes
+    from lastword.resolve.facts import TransactionOutcomes
 
 
 T = TypeVar("T")
@@ -174,6 +174,9 @@ class NewestRecords:
     columns: RecordColumns | None = None
     chunk: Chunk | None = None
 
+    def __len__(self) -> int:
+        return len(self.records if self.columns is None else self.columns)
+
 
 def newest(
     range_: Range,
@@ -223,7 +226,7 @@ def _newest(
         yield from scan.newest_records(view, start, end, tombstones=tombstones, committed=committed)
         return
     if keys is not None and plain is not False:
-        yield from _replayed(view, start, end, tombstones, keys, committed)
+        yield from replayed(view, start, end, tombstones, keys, committed)
         return
     for part in _resolved(view, start, end, tombstones, map_bytes, progress, _records, committed):
         if keys is None:
@@ -318,19 +321,15 @@ def newest_parts(
     map_bytes: int,
     committed: bool = True,
     progress: BytesDone | None = None,
-    saved: bool = False,
 ) -> Generator[NewestRecords]:
     """Yield the newest records without an object per record where the range is long.
 
     Each item holds the columns of a chunk, which are valid until the next item, or a list of records. The
-    arguments are those of `newest`. `saved`: use a saved garbage index in place of the first pass, if it
-    applies; only for a range from the log start on, without tombstones.
+    arguments are those of `newest`.
     """
     return at_one_moment(
         range_,
-        lambda view, start, end: _newest_parts(
-            view, start, end, tombstones, map_bytes, committed, progress, saved
-        ),
+        lambda view, start, end: _newest_parts(view, start, end, tombstones, map_bytes, committed, progress),
     )
 
 
@@ -342,7 +341,6 @@ def _newest_parts(
     map_bytes: int,
     committed: bool,
     progress: BytesDone | None,
-    saved: bool,
 ) -> Iterator[NewestRecords]:
     if scan.is_short(view, start, end):
         short = scan.newest_records(view, start, end, tombstones=tombstones, committed=committed)
@@ -351,22 +349,20 @@ def _newest_parts(
     from lastword.records.chunk import SCAN_BYTES
 
     # A batch of Arrow for each chunk: larger chunks have fewer.
-    for parts in _resolved(
+    yield from _resolved(
         view,
         start,
         end,
         tombstones,
         map_bytes,
         progress,
-        _as_parts,
+        lambda columns, chunk, records: NewestRecords(records, columns, chunk),
         committed,
         chunk_bytes=SCAN_BYTES,
-        saved=saved,
-    ):
-        yield from parts
+    )
 
 
-def _replayed(
+def replayed(
     view: PartitionView,
     start: int,
     end: int,
@@ -374,6 +370,7 @@ def _replayed(
     keys: frozenset[bytes] | None,
     committed: bool = True,
 ) -> Iterator[RawRecord]:
+    """Yield the newest record of each key, of these `keys` if given, by decoding record after record."""
     newest_records: dict[bytes, RawRecord] = {}
     for record in scan.records(view, start, end, keys=keys, committed=committed):
         if record.key is not None:
@@ -437,11 +434,9 @@ def _resolved(
     committed: bool = True,
     threads: int = 1,
     chunk_bytes: int = 1 << 20,
-    saved: bool = False,
 ) -> Iterator[T]:
     """Resolve a range, then read its live records, `chunk_bytes` at a time. The files are held open."""
     from lastword.records.columns import decode_live, raw_records
-    from lastword.resolve import ScratchPlace, resolve
 
     parts, cut = slices_of(view, start, end)
     total = 2 * sum(part.size for part in parts)
@@ -451,20 +446,9 @@ def _resolved(
             progress(min(done, total // 2), total)
 
     outcomes = Outcomes(view, end) if committed else Decisions()
-    resolution = from_accounts(view, parts, outcomes, map_bytes) if saved else None
-    if resolution is None:
-        resolution = resolve(
-            parts,
-            map_bytes=map_bytes,
-            salt=os.urandom(16),
-            now_ms=None,
-            outcomes=outcomes,
-            progress=report_scan,
-            threads=threads if total >= 2 * _LARGE_BYTES else 1,
-            place=ScratchPlace.for_read(view.directory),
-        )
-    dead = resolution.dead
-    tail = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
+    threads = threads if total >= 2 * _LARGE_BYTES else 1
+    dead = resolution_of(view, parts, outcomes, map_bytes, report_scan, threads).dead
+    tail = {record.key: record for record in replayed(view, cut, end, True, None, committed)}
     done = total // 2
     for part in parts:
         for chunk in part.chunk_reader(chunk_bytes=chunk_bytes, skip_rows=dead.wholly_dead):
@@ -477,6 +461,29 @@ def _resolved(
             if progress is not None:
                 progress(min(done, total), total)
     yield convert(None, None, [record for record in tail.values() if tombstones or record.value is not None])
+
+
+def resolution_of(
+    view: PartitionView,
+    parts: Sequence[SegmentSlice],
+    outcomes: TransactionOutcomes,
+    map_bytes: int,
+    progress: BytesDone,
+    threads: int = 1,
+) -> Resolution:
+    """Resolve the slices of a view for a read."""
+    from lastword.resolve import ScratchPlace, resolve
+
+    return resolve(
+        parts,
+        map_bytes=map_bytes,
+        salt=os.urandom(16),
+        now_ms=None,
+        outcomes=outcomes,
+        progress=progress,
+        threads=threads,
+        place=ScratchPlace.for_read(view.directory),
+    )
 
 
 def slices_of(view: PartitionView, start: int, end: int) -> tuple[list[SegmentSlice], int]:
@@ -507,36 +514,6 @@ def slices_of(view: PartitionView, start: int, end: int) -> tuple[list[SegmentSl
                 base_offset = max(base_offset, min(start, segment.first_offset_of(header)))
             parts.append(SegmentSlice(segment, base_offset, following, first, last))
     return parts, cut
-
-
-def from_accounts(
-    view: PartitionView,
-    sources: Sequence[SegmentSource],
-    outcomes: TransactionOutcomes | None,
-    map_bytes: int,
-) -> Resolution | None:
-    """Use the saved garbage index of a partition instead of the first pass; None if it does not apply.
-
-    The index applies if it fits the log and does not extend beyond the end of the range. Only records above
-    its limit are scanned. The index counts a tombstone whose delete horizon has passed, and a record without
-    a key, as dead; a read without tombstones shows neither. It also counts records of aborted transactions as
-    dead. With `outcomes` None those records must be shown, so the index of a log with transactions does not
-    apply.
-    """
-    from lastword.accounts.ledger import Ledger
-    from lastword.resolve import MapFull
-
-    ledger = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)
-    if not ledger.exact or not sources or not 0 < ledger.limit <= sources[-1].next_offset:
-        return None
-    if outcomes is None and ledger.transactions_from >= 0:
-        return None
-    try:
-        above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
-        ledger.tracking.running.add_segments(above, outcomes=outcomes or Decisions())
-        return ledger.resolution()
-    except MapFull:
-        return None
 
 
 def _records(columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]) -> list[RawRecord]:
@@ -589,9 +566,3 @@ def _sliced(
 def _pairs_of(records: list[RawRecord]) -> Pairs:
     keyed = {record.key: record.value for record in records if record.key is not None}
     return Pairs.of(list(keyed), list(keyed.values()))
-
-
-def _as_parts(
-    columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]
-) -> list[NewestRecords]:
-    return [NewestRecords(records, columns, chunk)]

@@ -24,7 +24,6 @@ from lastword.errors import (
     CorruptFileError,
     FileVanishedError,
     LastwordError,
-    SnapshotRefusedError,
     UsageError,
 )
 from lastword.files import Files, Handle
@@ -68,18 +67,10 @@ class Reach(Value):
         """Decode; `file` names the file in errors.
 
         Raises:
-            SnapshotRefusedError: the file has format 1.
             CorruptFileError: the JSON object is damaged.
         """
         try:
             fields = json.loads(text)
-            if fields["format"] == 1:
-                raise SnapshotRefusedError(
-                    f"{file} cannot start a state: it is of an older format, which lacks the number of "
-                    "truncations of the log",
-                    remedy="open the state without snapshot=, and restore a new file",
-                    file=file,
-                )
             if fields["format"] != _FORMAT:
                 raise ValueError(f"format {fields['format']}")
             ends, cuts = (
@@ -89,8 +80,6 @@ class Reach(Value):
             if ends.keys() != cuts.keys():
                 raise ValueError("end_offsets and cuts of different partitions")
             return cls(fields["topic"], fields["topic_id"], ends, int(fields["complete_ms"]), cuts)
-        except SnapshotRefusedError:
-            raise
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptFileError(
                 f"{file}: its end offsets are not valid ({error})",

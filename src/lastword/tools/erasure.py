@@ -18,6 +18,7 @@ import hashlib
 import hmac
 import json
 import os
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,16 +92,14 @@ class Wanted:
         self.keys = keys
         self.salt = salt
         self.all_values = True
-        self._windows: set[tuple[int, int, int]] = set()  # a window, its position in the whole, the length
-        self._begins: set[int] = set()  # the first eight bytes
-        self._ends: set[int] = set()  # the last eight
-        self._keys: set[bytes] = set()  # digests
-        self._values: set[bytes] = set()
-        self._longest = max((len(key) for key in keys.members), default=0)
+        self._values: set[bytes] = set()  # digests
+        # Of each wanted string: a window, its position, the length; the first and the last eight bytes.
+        self._words, self._begins, self._ends = array("Q"), array("Q"), array("Q")
+        self._places, self._lengths = array("q"), array("q")
         self._is_ready = False
         for key in keys.members:
             if len(key.strip(b"\0")) >= SHORTEST_KEY:
-                self._keys.add(self._add(key, len(key) - _WINDOW))
+                self._add(key, len(key) - _WINDOW)
 
     @property
     def values(self) -> int:
@@ -114,26 +113,28 @@ class Wanted:
         if len(self._values) >= MOST_VALUES:
             self.all_values = False
             return
-        self._longest = max(self._longest, len(value))
-        self._values.add(self._add(value, _window_of(value)))
+        digest = digest_of(self.salt, value)
+        if digest not in self._values:
+            self._values.add(digest)
+            self._add(value, _window_of(value))
 
-    def _add(self, data: bytes, at: int) -> bytes:
-        self._windows.add((int.from_bytes(data[at : at + _WINDOW], "little"), at, len(data)))
-        self._begins.add(int.from_bytes(data[:_WINDOW], "little"))
-        self._ends.add(int.from_bytes(data[-_WINDOW:], "little"))
+    def _add(self, data: bytes, at: int) -> None:
+        for words, start in ((self._words, at), (self._begins, 0), (self._ends, len(data) - _WINDOW)):
+            words.append(int.from_bytes(data[start : start + _WINDOW], "little"))
+        self._places.append(at)
+        self._lengths.append(len(data))
         self._is_ready = False
-        return digest_of(self.salt, data)
 
     def _make_ready(self) -> None:
         """Make the arrays by which windows are looked up."""
-        windows = sorted(self._windows)
-        self._words = np.array([word for word, _, _ in windows], np.uint64)
-        self._at = np.array([at for _, at, _ in windows], np.int64)
-        self._length = np.array([length for _, _, length in windows], np.int64)
+        words, begins, ends = (np.array(each, np.uint64) for each in (self._words, self._begins, self._ends))
+        order = np.argsort(words)
+        self._sorted = words[order]
+        self._at, self._length = (np.array(each, np.int64)[order] for each in (self._places, self._lengths))
         self._has_window, self._has_begin, self._has_end = np.zeros((3, 1 << _TABLE_BITS), np.bool_)
-        self._has_window[self._slots(self._words)] = True
-        self._has_begin[self._slots(np.array(list(self._begins), np.uint64))] = True
-        self._has_end[self._slots(np.array(list(self._ends), np.uint64))] = True
+        self._has_window[self._slots(words)] = True
+        self._has_begin[self._slots(begins)] = True
+        self._has_end[self._slots(ends)] = True
         self._is_ready = True
 
     def find(self, data: Bytes) -> Iterator[tuple[int, int, bool]]:
@@ -146,15 +147,16 @@ class Wanted:
             rows = np.flatnonzero(self._has_window[self._slots(words)])
             if rows.size:
                 for start, length in self._candidates(data, words[rows], shift + rows * _WINDOW):
-                    digest = digest_of(self.salt, data[start : start + length].tobytes())
-                    if digest in self._values or digest in self._keys:
-                        yield start, length, digest in self._values
+                    found = data[start : start + length].tobytes()
+                    is_value = digest_of(self.salt, found) in self._values
+                    if is_value or self.keys.number(found) >= 0:
+                        yield start, length, is_value
 
     def _candidates(
         self, data: Bytes, words: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> Iterator[tuple[int, int]]:
         """Yield start and length where a window matches, and the first and last eight bytes may."""
-        low, high = (np.searchsorted(self._words, words, side) for side in ("left", "right"))
+        low, high = (np.searchsorted(self._sorted, words, side) for side in ("left", "right"))
         for step in range(int((high - low).max())):
             there = low + step < high
             numbers = low[there] + step
@@ -171,7 +173,7 @@ class Wanted:
 
     def find_in_file(self, handle: Handle, start: int, end: int) -> Iterator[tuple[int, bool]]:
         """Yield position and whether it is a value, for each key and value in a part of a file, once."""
-        overlap = max(self._longest - 1, 0)
+        overlap = max(self._lengths, default=1) - 1
         step = max(_BLOCK_BYTES, 4 * overlap)
         for position in range(start, end, step):
             data = np.frombuffer(handle.pread(min(step + overlap, end - position), position), np.uint8)
@@ -274,7 +276,7 @@ class _Search:
     """A search of the files of one partition."""
 
     def __init__(
-        self, files: Files, root: str, wanted: Wanted, is_kept: Callable[[bytes, int], bool], result: Searched
+        self, files: Files, root: str, wanted: Wanted, is_kept: Callable[[int, int], bool], result: Searched
     ) -> None:
         self._files, self._root, self._wanted, self._is_kept = files, root, wanted, is_kept
         self.result = result
@@ -312,7 +314,7 @@ class _Search:
         own = set(rows.tolist())
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
             offset = int(columns.offset[row])
-            if not (keeps and self._is_kept(wanted.keys.members[number], offset)):
+            if not (keeps and self._is_kept(number, offset)):
                 what = "a record of the key" if columns.value_length[row] >= 0 else "a tombstone of the key"
                 self._add(path, None, offset, what)
         starts = columns.key_position.tolist()
@@ -349,7 +351,7 @@ class _Search:
         try:
             run = Run(handle, size, None, path)
             digest = digest_function(run.salt)
-            named = {digest(key): key for key in self._wanted.keys.members}
+            named = {digest(key): number for number, key in enumerate(self._wanted.keys.members)}
             for found, word in run.find_sorted(sorted(named)).items():
                 if not self._is_kept(named[found], word >> 1):
                     self._add(path, None, word >> 1, "a digest of the key in the key index")
@@ -370,7 +372,7 @@ class _Search:
 def search(
     view: PartitionView,
     wanted: Wanted,
-    is_kept: Callable[[bytes, int], bool],
+    is_kept: Callable[[int, int], bool],
     root: str,
     files: Files,
     others: Sequence[str] = (),
@@ -380,7 +382,7 @@ def search(
     Args:
         view: The partition.
         wanted: Keys and values.
-        is_kept: Returns whether the record of a key at an offset may be in the log.
+        is_kept: Returns whether the record of a key, by its number, at an offset may be in the log.
         root: Its log directory.
         files: The storage.
         others: The other log directories: a move leaves directories of the partition there.
@@ -456,7 +458,8 @@ class PartitionErasure(Value):
 
     Attributes:
         partition: Its number.
-        end: The log end after the erasure. A record of a key from here on came back.
+        end: The log end when the tombstones were in the log; -1: a dry run. A record of a key from here on
+            came back.
         records: Records with a value that were removed.
         tombstones: Tombstones that were removed.
         ranges: The offsets of the removed records, as [first, last] of neighbours, at most `MOST_COPIES`.
@@ -474,22 +477,22 @@ class PartitionErasure(Value):
     """
 
     partition: int
-    end: int
-    records: int
-    tombstones: int
-    ranges: tuple[tuple[int, int], ...]
-    kept: tuple[KeptTombstone, ...]
-    leases: tuple[str, ...]
-    segments: tuple[SegmentDigest, ...]
-    files: int
-    read_bytes: int
-    records_searched: int
-    values: int
-    all_values: bool
-    copies: tuple[Copy, ...]
-    copies_found: int
-    others: tuple[Copy, ...]
-    others_found: int
+    end: int = -1
+    records: int = 0
+    tombstones: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+    kept: tuple[KeptTombstone, ...] = ()
+    leases: tuple[str, ...] = ()
+    segments: tuple[SegmentDigest, ...] = ()
+    files: int = 0
+    read_bytes: int = 0
+    records_searched: int = 0
+    values: int = 0
+    all_values: bool = True
+    copies: tuple[Copy, ...] = ()
+    copies_found: int = 0
+    others: tuple[Copy, ...] = ()
+    others_found: int = 0
 
 
 @dataclass(frozen=True, slots=True)

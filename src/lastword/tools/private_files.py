@@ -64,7 +64,7 @@ def reader_of(path: str) -> Reader | None:
             (reader for prefix, reader in _PREFIXES.items() if name.startswith(prefix)), _other
         )
     if above == names.PRIVATE:
-        return _NAMES_BELOW.get(name) or _EXTENSIONS_BELOW.get(Path(name).suffix, _other)
+        return _EXTENSIONS_BELOW.get(Path(name).suffix, _other)
     return _NAMES.get(name) if name in (names.QUARANTINE, names.SYNCED) else None
 
 
@@ -183,14 +183,8 @@ def _synced(files: Files, path: str) -> Fields:
     mark = decode_mark(data)
     if mark is None and data.strip(b"\0"):  # zeros: a power cut before the first sync of the file
         raise CorruptFileError("the mark's checksum is wrong", code="bad-synced", file=path, position=0)
-    offset, epoch = mark or (0, None)
-    yield "synced below offset", str(offset)
-    if epoch is not None:
-        yield "leader epoch", str(epoch)
-
-
-def _begun(files: Files, path: str) -> Fields:
-    yield "log_end", str(staged_batches.read_begun(files, path))
+    for name, value in zip(("synced below offset", "leader epoch"), mark or (0,), strict=False):
+        yield name, str(value)
 
 
 def _manifest(files: Files, path: str) -> Fields:
@@ -276,7 +270,6 @@ _PREFIXES: dict[str, Reader] = {
     COMMITTED: _marker,
     OPEN: _marker,
 }
-_NAMES_BELOW: dict[str, Reader] = {staged_batches.BEGUN: _begun}
 _EXTENSIONS_BELOW: dict[str, Reader] = {
     ".json": _job,
     ".npz": _arrays,

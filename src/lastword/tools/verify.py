@@ -29,6 +29,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, SystemClock
@@ -59,12 +60,29 @@ _CHECKS = 20  # of one partition at most
 
 
 @dataclass(frozen=True, slots=True)
+class TopicCheck(Value):
+    """The sums of the partitions of a topic. `problems`: those of their files, without shared checkpoints."""
+
+    topic: str
+    partitions: int = 0
+    batches: int = 0
+    records: int = 0
+    read_bytes: int = 0
+    problems: int = 0
+
+    def __str__(self) -> str:
+        wrong = plural(self.problems, "problem") if self.problems else "sound"
+        counts = f"{plural(self.batches, 'batch')}, {plural(self.records, 'record')}"
+        return f"{self.topic}: {wrong}: {plural(self.partitions, 'partition')}, {counts}"
+
+
+@dataclass(frozen=True, slots=True)
 class Verification(Value):
     """The result of a verification. `ok` is True only if there are no problems and no collisions.
 
     `collisions`, if requested, are valid keys that Kafka's cleaner cannot tell apart; `keys` is the number of
     compared keys. `cuts`: the log files that the next opening to write would cut at a torn end, or remove
-    behind it.
+    behind it. `topics`: the sums of each topic.
     """
 
     ok: bool
@@ -75,6 +93,7 @@ class Verification(Value):
     collisions: tuple[Md5Collision, ...] = ()
     keys: int = 0
     cuts: tuple[Cut, ...] = ()
+    topics: tuple[TopicCheck, ...] = ()
 
     def __str__(self) -> str:
         text = f"{plural(self.batches, 'batch')}, {plural(self.records, 'record')}"
@@ -128,8 +147,13 @@ def verify(
 
     views: list[PartitionView] = []
     ends: dict[tuple[str, int], int] = {}
-    for (_, _, directory), first_view in zip(partitions, first_views, strict=True):
+    topics: dict[str, TopicCheck] = {}
+    for (topic, _, directory), first_view in zip(partitions, first_views, strict=True):
+        counts = _counts(findings)
         view = _verify_partition(files, directory, first_view, quick, findings, clock, advance)
+        found = [1, *(after - before for before, after in zip(counts, _counts(findings), strict=True))]
+        sums = topics.setdefault(topic, TopicCheck(topic)).to_dict()
+        topics[topic] = TopicCheck(sums.pop("topic"), *map(add, sums.values(), found))
         if view is not None:
             views.append(view)
             ends[view.topic, view.partition] = view.log_end
@@ -167,7 +191,12 @@ def verify(
         tuple(collisions),
         keys,
         tuple(findings.cuts),
+        tuple(topics.values()),
     )
+
+
+def _counts(findings: Findings) -> tuple[int, int, int, int]:
+    return findings.batches, findings.records, findings.read_bytes, len(findings.problems)
 
 
 def _load(files: Files, directory: str) -> PartitionView | None:

@@ -14,8 +14,9 @@ its offset, as in every rewrite. Readers below that have a lease are refused at 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 _MASK = (1 << 64) - 1
 
 Int64s = NDArray[np.int64]
+OnValue = Callable[[bytes], None]
 
 
 class SpanSet:
@@ -75,6 +77,11 @@ class SpanSet:
         hashes = self._hashes_of(data, ends - length, length)
         self._order = np.argsort(hashes)
         self._sorted = hashes[self._order]
+
+    def number(self, member: bytes) -> int:
+        """Return the number of a member; -1: it is none."""
+        at = bisect_left(self.members, member)
+        return at if self.members[at : at + 1] == [member] else -1
 
     def find(
         self, data: NDArray[np.uint8], position: Int64s, length: NDArray[np.int32]
@@ -143,46 +150,55 @@ def keys_with_prefix(segments: Sequence[Segment], prefix: bytes) -> set[bytes]:
     return found
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FoundRecords:
     """The records of the keys in a partition.
 
     Attributes:
         records: Records with a value.
         tombstones: Records without one.
-        newest: The number of a key to its record with the highest offset: the offset, and whether it is a
-            tombstone outside of transactions.
+        keys: The numbers of the keys that have a record, ascending.
+        newest: The highest offset of a record of each.
+        is_deleted: Whether that record is a tombstone outside of transactions.
         offsets: All offsets, ascending.
     """
 
-    records: int = 0
-    tombstones: int = 0
-    newest: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    offsets: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    records: int
+    tombstones: int
+    keys: Int64s
+    newest: Int64s
+    is_deleted: NDArray[np.bool_]
+    offsets: Int64s
+
+    @classmethod
+    def undeleted(cls, keys: Int64s) -> FoundRecords:
+        """Return keys that are to get a tombstone, without their records."""
+        return cls(0, 0, np.sort(keys), np.zeros_like(keys), np.zeros(keys.size, np.bool_), keys[:0])
 
 
-def find_records(
-    segments: Sequence[Segment],
-    keys: SpanSet,
-    on_value: Callable[[bytes], None],
-) -> FoundRecords:
+def find_records(segments: Sequence[Segment], keys: SpanSet, on_value: OnValue | None = None) -> FoundRecords:
     """Find the records of the keys, of any transaction outcome. `on_value` is called with each value."""
-    found, offsets = FoundRecords(), [np.empty(0, np.int64)]
+    newest = np.full(len(keys.members), -1, np.int64)
+    is_deleted, records, offsets = newest >= 0, 0, [newest[:0]]
     for number, segment in enumerate(segments):
         for hits in hits_of(number, segment, keys):
-            columns, chunk = hits.columns, hits.chunk
-            plain = (chunk.table[:, fields.ATTRIBUTES] & TRANSACTIONAL_BIT) == 0
-            for row, key in zip(hits.rows.tolist(), hits.numbers.tolist(), strict=True):
-                size, start = int(columns.value_length[row]), int(columns.value_position[row])
-                found.newest[key] = int(columns.offset[row]), size < 0 and bool(plain[columns.row[row]])
-                if size >= 0:
-                    on_value(chunk.uncompressed[start : start + size].tobytes())
-            live = int((columns.value_length[hits.rows] >= 0).sum())
-            found.records += live
-            found.tombstones += hits.rows.size - live
-            offsets.append(columns.offset[hits.rows])
-    found.offsets = np.concatenate(offsets)
-    return found
+            found = hits.columns.select(hits.rows)
+            has_value = found.value_length >= 0
+            in_transaction = (hits.chunk.table[found.row, fields.ATTRIBUTES] & TRANSACTIONAL_BIT) != 0
+            newest[hits.numbers] = found.offset  # of equal numbers the last one counts
+            is_deleted[hits.numbers] = ~(has_value | in_transaction)
+            if on_value is not None:
+                _call_with_values(found, hits.chunk, on_value)
+            records += int(has_value.sum())
+            offsets.append(found.offset)
+    every, there = np.concatenate(offsets), np.flatnonzero(newest >= 0)
+    return FoundRecords(records, every.size - records, there, newest[there], is_deleted[there], every)
+
+
+def _call_with_values(columns: RecordColumns, chunk: Chunk, on_value: OnValue) -> None:
+    for start, size in zip(columns.value_position.tolist(), columns.value_length.tolist(), strict=True):
+        if size >= 0:
+            on_value(chunk.uncompressed[start : start + size].tobytes())
 
 
 class KeyErasure:
@@ -192,13 +208,13 @@ class KeyErasure:
         removed: Offsets of the records that were found dead, ascending.
     """
 
-    def __init__(self, keys: SpanSet, tombstones: Mapping[int, int], *, drops_tombstones: bool) -> None:
-        """`tombstones`: the number of a key to the offset of its tombstone."""
+    def __init__(
+        self, keys: SpanSet, tombstones: Int64s, on_value: OnValue, *, drops_tombstones: bool
+    ) -> None:
+        """Make the erasure; for the parameters see `erase_records`."""
         self.removed = np.empty(0, np.int64)
-        self._keys = keys
-        self._end = np.full(len(keys.members), -1, np.int64)
-        for number, offset in tombstones.items():
-            self._end[number] = offset + drops_tombstones
+        self._keys, self._on_value = keys, on_value
+        self._end = np.where(tombstones < 0, -1, tombstones + drops_tombstones)
         self._dropped = np.empty(0, np.int64)
 
     def __enter__(self) -> Self:
@@ -282,6 +298,7 @@ class KeyErasure:
             product = (hashed ^ digest0) * (offset ^ digest1)  # `kernels.hashing.pair_digest`
             lost += (product ^ product >> 64) & _MASK
         counts.digests[number] = (int(counts.digests[number]) + int(pairs) - lost) & _MASK
+        _call_with_values(gone, chunk, self._on_value)
         tombstones = gone.value_length < 0
         stats = counts.stats[number]
         stats[loops.DEAD_RECORDS] += dead.size
@@ -333,8 +350,9 @@ def erase_records(
     log: PartitionLog,
     config: TopicConfig,
     keys: SpanSet,
-    tombstones: Mapping[int, int],
+    tombstones: Int64s,
     context: CleanContext,
+    on_value: OnValue,
     *,
     drops_tombstones: bool,
 ) -> ErasedRecords:
@@ -346,8 +364,9 @@ def erase_records(
         log: The open log.
         config: Settings of the topic.
         keys: The keys.
-        tombstones: The number of a key to the offset of its tombstone.
+        tombstones: The offset of the tombstone of each key; -1: it has none, and nothing of it is removed.
         context: Storage, memory, budget and progress of the cleaning.
+        on_value: Called with the value of each record that is removed.
         drops_tombstones: Remove the tombstones, too.
 
     Raises:
@@ -355,13 +374,13 @@ def erase_records(
     """
     with alone(log.files, log.directory):
         plan = prepare(log, replace(config, min_compaction_lag_ms=0), CleanRequest())
-        if plan.action != "clean" or plan.limit <= max(tombstones.values()):
+        if plan.action != "clean" or plan.limit <= tombstones.max():
             why = "; ".join(map(str, plan.reasons)) or "its segments cannot be closed"
             raise BusyError(
                 f"{log.topic}-{log.partition}: the older records of the keys are still there: {why}",
                 remedy="end what holds them, then erase again",
                 file=log.directory,
             )
-        erasure = KeyErasure(keys, tombstones, drops_tombstones=drops_tombstones)
+        erasure = KeyErasure(keys, tombstones, on_value, drops_tombstones=drops_tombstones)
         sink = Publisher(log, plan, lambda _: None, holds_leases=not drops_tombstones)
         return ErasedRecords(clean(log, plan, erasure, sink, context), erasure.removed)

@@ -354,6 +354,10 @@ class PacedHandle(Handle):
         """As `Handle.will_read`."""
         self._handle.will_read(start, end)
 
+    def will_read_back(self) -> None:
+        """As `Handle.will_read_back`."""
+        self._handle.will_read_back()
+
     def ends_scan(self) -> None:
         """As `Handle.ends_scan`."""
         self._handle.ends_scan()

@@ -93,7 +93,12 @@ const keyOf = (node) => node.tagName + "|" + (node.id || node.getAttribute("href
 
 // ---- topics
 
-const rule = (row) => (row.strategy === "generational" ? "; due when the drive is above its space target" : "");
+const cleaning = (row) => row.topic + "-" + row.partition + (row.total_bytes ? ": " + bytes(row.done_bytes) + " of " + bytes(row.total_bytes) : "");
+function runningView(rows) {
+  return rows.map((row) => element("div", { class: "notice" }, element("progress", { "aria-label": "cleaning", ...(row.total_bytes ? { value: row.done_bytes, max: row.total_bytes } : {}) }), " cleaning now: " + cleaning(row)));
+}
+const isAbove = (drive) => drive.live_bytes && !drive.uncounted && drive.size_bytes > drive.space_target * drive.live_bytes;
+const rule = (row) => (row.strategy !== "generational" ? "" : state.overview.drives.some(isAbove) ? "; due: the drive is above its space target" : "; due when the drive is above its space target");
 function why(row) {
   const parts = [];
   if (row.cleanable) parts.push(element("span", { class: "due" }, (row.partitions > 1 ? row.cleanable + " of " + row.partitions + " " : "") + "cleanable"), ": " + bytes(row.dirty_bytes) + " not clean" + rule(row));
@@ -138,7 +143,7 @@ function topicsView() {
     ] : element("p", { class: "quiet" }, "No topics yet. ", command("lastword create DIR TOPIC --set cleanup.policy=compact")),
     element("h2", {}, "Drives"),
     table([["Drive"], ["Partitions", "num"], ["Size", "num"], ["Garbage", "num"], ["Bytes on disk per live byte", "num"], ["Space target", "num"], ["Budget of cleaning", "num"], ["Cleaning now"]],
-      drives.map((drive) => [element("span", { class: "mono" }, drive.drive), number(drive.partitions), bytes(drive.size_bytes), about(drive.uncounted === drive.partitions && drive.partitions ? "?" : bytes(drive.garbage_bytes), drive.exact), space(drive), String(drive.space_target), drive.bytes_per_second === null ? "no limit" : bytes(drive.bytes_per_second) + "/s", drive.running.join(", ") || "-"]),
+      drives.map((drive) => [element("span", { class: "mono" }, drive.drive), number(drive.partitions), bytes(drive.size_bytes), about(drive.uncounted === drive.partitions && drive.partitions ? "?" : bytes(drive.garbage_bytes), drive.exact), space(drive), String(drive.space_target), drive.bytes_per_second === null ? "no limit" : bytes(drive.bytes_per_second) + "/s", drive.running.map(cleaning).join(", ") || "-"]),
       { caption: plural(drives.length, "drive") }));
 }
 
@@ -221,7 +226,7 @@ async function topicView() {
     element("h1", {}, element("a", { href: "/" }, "Topics"), " / ", name),
     facts(["Size", size], row.compacts ? ["Live", about(bytes(known(row, "live_bytes")), row.exact)] : null, row.compacts ? ["Garbage", about(bytes(known(row, "garbage_bytes")), row.exact), age(row, at)] : null,
       ["Records", about(number(known(row, "records")), row.exact)], row.compacts ? ["Newest", about(number(known(row, "live_records")), row.exact)] : null, ["Tombstones", about(number(known(row, "tombstones")), row.exact)], ["Segments", number(row.segments)], ["Policy", row.policy || "not set"]),
-    topic.running.length ? element("div", { class: "notice", role: "status" }, element("progress", { "aria-label": "cleaning" }), " cleaning now: " + topic.running.join(", ")) : null,
+    element("div", { "data-keep": "running" }, runningView(topic.running)),
     element("div", { class: "tools" },
       button((row.exact ? "Count again" : "Count exactly") + ": reads up to " + size, async () => { await api(url + "/count"); await refresh(true); }),
       row.compacts ? button("Dry run of the next cleaning: reads up to " + size, async () => { const result = await api(url + "/plan"); fill(main.querySelector('[data-keep="plan"]'), planTable(result.plans)); }) : null),
@@ -369,6 +374,8 @@ function listen() {
     else status("live, polled every " + duration(1000 * now.poll_seconds), "on");
     progress.hidden = !now.read;
     if (now.read) progress.textContent = now.read.path.replace("/api/t/", "").replace("/", ": ") + ": " + bytes(now.read.done_bytes) + " of " + bytes(now.read.total_bytes);
+    const place = main.querySelector('[data-keep="running"]');
+    if (place) place.replaceChildren(...runningView(now.running.filter((row) => row.topic === path[2])));
     if (now.version !== state.version) refresh().catch(() => {});
   };
   events.onerror = () => status("not connected: " + asOf(), "off");

@@ -1,0 +1,218 @@
+"""Bring a copy of the newest records to a later moment: what is newer, and what is not live any more.
+
+The copy had every newest record below an offset, `since`. Records from there on are read as any newest
+records. Below it only offsets count. The dead bitmaps show which of the copied records were superseded; a
+record that a cleaning, a trim or retention has removed has no bit. But the copy had all live records of a
+segment. So if it keeps as many of them as the segment has, it keeps exactly these, and the segment is not
+read. Else its live offsets are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.partition import scan
+from lastword.partition.moment import Range, at_one_moment
+from lastword.partition.transactions import Decisions, Outcomes
+from lastword.partition.view import PartitionView
+from lastword.records.chunk import SCAN_BYTES, Chunk
+from lastword.records.columns import decode_live, raw_records
+from lastword.records.record import RawRecord
+from lastword.resolve import MapFull, Resolution
+from lastword.resolve.facts import SegmentFacts, SegmentSource, TransactionOutcomes
+from lastword.state.newest import (
+    BytesDone,
+    NewestRecords,
+    SegmentSlice,
+    replayed,
+    resolution_of,
+    slices_of,
+)
+
+_WINDOW = 1 << 22
+"""Offsets whose dead bits are listed at a time."""
+_NONE = np.empty(0, np.int64)
+
+
+class KnownOffsets(Protocol):
+    """The offsets of the records in a copy; `lake.vectors.Offsets` is one."""
+
+    def discard(self, offsets: NDArray[np.int64]) -> None:
+        """Remove offsets, which need not be there."""
+
+    def count(self, first: int, end: int) -> int:
+        """Return how many offsets are in [first, end)."""
+        ...
+
+    def keep(self, first: int, end: int, offsets: NDArray[np.int64]) -> None:
+        """Remove from [first, end) all but these offsets."""
+
+
+def newer_parts(
+    range_: Range,
+    since: int,
+    known: KnownOffsets,
+    *,
+    map_bytes: int,
+    counted: bool = True,
+    progress: BytesDone | None = None,
+) -> Generator[NewestRecords]:
+    """Yield the newest records from `since` on; remove from `known` the offsets that are not live.
+
+    Records without a key or a value are left out. A saved garbage index takes the place of the first pass,
+    if it applies.
+
+    Args:
+        range_: From the log start to a committed end; settled.
+        since: The end of the range of which `known` had all newest records. The log was not cut below it.
+        known: The offsets of the copy, all below `since`. After the last item they are those of live records.
+        map_bytes: Memory of the key map.
+        counted: False: the copy leaves out records for a reason of its own, so their number proves nothing.
+        progress: Receives (bytes done, total bytes).
+    """
+    if range_.start >= range_.end:
+        known.keep(0, since, _NONE)
+    report = progress or (lambda done, total: None)
+    return at_one_moment(
+        range_,
+        lambda view, start, end: _newer_parts(view, start, end, since, known, map_bytes, counted, report),
+    )
+
+
+def _newer_parts(
+    view: PartitionView,
+    start: int,
+    end: int,
+    since: int,
+    known: KnownOffsets,
+    map_bytes: int,
+    counted: bool,
+    progress: BytesDone,
+) -> Iterator[NewestRecords]:
+    if scan.is_short(view, start, end):
+        short = scan.newest_records(view, start, end, tombstones=False, committed=True)
+        yield _kept(known, 0, since, list(short))
+        return
+    parts, cut = slices_of(view, start, end)
+    total = 2 * sum(part.size for part in parts)
+    outcomes = Outcomes(view, end)
+    resolution = from_accounts(view, parts, outcomes, map_bytes)
+    if resolution is None:
+        resolution = resolution_of(
+            view, parts, outcomes, map_bytes, lambda done, _: progress(min(done, total // 2), total)
+        )
+    tail = {record.key: record for record in replayed(view, cut, end, True, None) if record.key is not None}
+    live = _LiveRecords(resolution, start, tail)
+    known.keep(0, start, _NONE)
+    first, done = start, total // 2
+    part_ends = [*(part.base_offset for part in parts[1:]), cut]
+    for part, part_end in zip(parts, part_ends, strict=True):
+        newer, read = 0, 0
+        if part_end > since:
+            for chunk, records in live.read(part, max(since, start)):
+                newer += len(records)
+                yield records
+                read += chunk.size_bytes
+                progress(min(done + read, total), total)
+        live.keep(known, part, first, min(part_end, since), newer if counted else None)
+        first, done = max(first, part_end), done + part.size
+        progress(done, total)
+    yield _kept(known, first, since, [record for record in tail.values() if record.value is not None])
+
+
+def _kept(known: KnownOffsets, first: int, since: int, records: list[RawRecord]) -> NewestRecords:
+    """Keep the offsets of records in [first, since); return the records from `since` on."""
+    known.keep(first, since, _offsets_of(NewestRecords(records), since))
+    return NewestRecords([record for record in records if record.offset >= since])
+
+
+class _LiveRecords:
+    """The live records of the slices of a log, from the log start on, but for keys in `tail`."""
+
+    def __init__(self, resolution: Resolution, start: int, tail: Mapping[bytes, RawRecord]) -> None:
+        self._dead = resolution.dead
+        self._facts = {fact.base_offset: fact for fact in resolution.segments}
+        self._start = start
+        self._tail = tail
+
+    def read(self, part: SegmentSlice, first: int) -> Iterator[tuple[Chunk, NewestRecords]]:
+        """Yield the records of a slice from an offset on, chunk by chunk."""
+        at = min(max(part.first, part.segment.position_of(first)), part.last)
+        for chunk in replace(part, first=at).chunk_reader(
+            chunk_bytes=SCAN_BYTES, skip_rows=self._dead.wholly_dead
+        ):
+            columns = decode_live(chunk, self._dead.arrays, first, tombstones=False)
+            if self._tail:
+                records = [record for record in raw_records(columns, chunk) if record.key not in self._tail]
+                yield chunk, NewestRecords(records)
+            else:
+                yield chunk, NewestRecords([], columns, chunk)
+
+    def keep(self, known: KnownOffsets, part: SegmentSlice, first: int, end: int, newer: int | None) -> None:
+        """Remove from [first, end), which is within a slice, what is not live.
+
+        `newer`: how many records from `end` on are live in the slice; None: numbers prove nothing.
+        """
+        if first >= end:
+            return
+        for low in range(first, end, _WINDOW):
+            high = min(low + _WINDOW, end)
+            known.discard(self._dead.window(low, high).offsets())
+        fact = self._facts.get(part.base_offset)
+        if newer is not None and fact is not None and self._is_comparable(fact):
+            values = fact.live_records - fact.tombstones
+            if known.count(first, end) + newer == values:
+                return
+        for chunk, records in self.read(part, first):
+            reached = min(chunk.next_offset, end)
+            known.keep(first, reached, _offsets_of(records, end))
+            first = reached
+            if first == end:
+                return
+        known.keep(first, end, _NONE)
+
+    def _is_comparable(self, fact: SegmentFacts) -> bool:
+        """Return whether the live records with a value, by their counts, are the rows of a copy."""
+        return not self._tail and fact.base_offset >= self._start and not fact.keyless
+
+
+def _offsets_of(records: NewestRecords, end: int) -> NDArray[np.int64]:
+    """Return the offsets below an end."""
+    offsets = np.array([record.offset for record in records.records], np.int64)
+    if records.columns is not None:
+        offsets = records.columns.offset
+    return offsets[offsets < end]
+
+
+def from_accounts(
+    view: PartitionView,
+    sources: Sequence[SegmentSource],
+    outcomes: TransactionOutcomes | None,
+    map_bytes: int,
+) -> Resolution | None:
+    """Use the saved garbage index of a partition instead of the first pass; None if it does not apply.
+
+    The index applies if it fits the log and does not extend beyond the end of the range. Only records above
+    its limit are scanned. The index counts a tombstone whose delete horizon has passed, and a record without
+    a key, as dead; a read without tombstones shows neither. It also counts records of aborted transactions as
+    dead. With `outcomes` None those records must be shown, so the index of a log with transactions does not
+    apply.
+    """
+    from lastword.accounts.ledger import Ledger
+
+    ledger = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)
+    if not ledger.exact or not sources or not 0 < ledger.limit <= sources[-1].next_offset:
+        return None
+    if outcomes is None and ledger.transactions_from >= 0:
+        return None
+    try:
+        above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
+        ledger.tracking.running.add_segments(above, outcomes=outcomes or Decisions())
+        return ledger.resolution()
+    except MapFull:
+        return None
