@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.bucket import manifest as manifest_module
 from lastword.bucket import servers as servers_module
 from lastword.bucket import tenure as tenure_module
 from lastword.bucket.commit import Bucket
@@ -359,11 +357,3 @@ def test_ids_are_kept_and_not_given_twice() -> None:
     assert len(active.nodes) == MOST_NODES and active.node is not None
     manifest = Manifest("n", servers=active)
     assert Manifest.decode(manifest.encode(), "").servers == active
-
-
-def test_a_manifest_of_the_first_form_has_no_servers() -> None:
-    fields: dict[str, Any] = {"nonce": "n", "history": [], "collection": 0, "pages": [], "condemned": None}
-    old = replace(manifest_module._FORM, version=1).encode(
-        {**fields, "pins": {}, "uploads": {}, "changes": {}}
-    )
-    assert Manifest.decode(old, "").servers == Servers()

@@ -61,7 +61,6 @@ _FORM = Framed(
     2,
     code="damaged-manifest",
     remedy="restore an older version of this object, if the bucket keeps versions",
-    oldest=1,
 )
 _LEVEL = 1
 """Level of zlib. The next levels save some percent of the bytes, and double the time."""
