@@ -91,7 +91,7 @@ def test_a_suggestion_is_a_command_and_no_command_is_suggested_away():
 
 @pytest.mark.parametrize(
     ("name", "partition", "url"),
-    [("ls", True, True), ("create", False, True), ("drop", False, True), ("serve", False, False)],
+    [("ls", True, True), ("create", False, True), ("drop", False, True), ("serve", False, True)],
 )
 def test_the_help_offers_the_directories_that_a_command_takes(name, partition, url, capsys):
     main.run([name, "--help"])

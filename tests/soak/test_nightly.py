@@ -32,6 +32,8 @@ PROOFS = {
     "lake",
     "bucket",
     "bucket-processes",
+    "bucket-server",
+    "kills-bucket-server",
     "frames",
     "second-opinion",
     "hostile",

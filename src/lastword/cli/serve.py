@@ -61,12 +61,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     out: Session,
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR", help="a log directory, or the URL of a log in a bucket; made if absent"
-        ),
-    ],
+    directory: LogDirectory,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
     ] = "127.0.0.1:9092",
@@ -127,21 +122,22 @@ def serve(
 ) -> None:
     """Serve a log directory to Kafka's clients.
 
-    Holds the directory's lock and runs its cleaner. A second server of a log in a bucket is a standby, and
-    takes over when the first one ends or is cut off. SIGTERM and Ctrl-C finish the requests that were
-    received, refuse others, sync, and end with exit code 0.
+    A directory that is absent is made. The server holds its lock and runs its cleaner. A second server of a
+    log in a bucket is a standby, and takes over when the first one ends or is cut off. SIGTERM and Ctrl-C
+    finish the requests that were received, refuse others, sync, and end with exit code 0.
     """
     from lastword.cli.clean import exporter, parse_address
-    from lastword.objects.remote import check_url
     from lastword.server.context import Options
     from lastword.server.server import Server, bound
 
-    if is_url(path):  # before files of users and certificates are read
-        check_url(path)
-    target = Target.of(path, None, None, more)
+    if is_url(directory):  # before files of users and certificates are read
+        from lastword.objects.remote import check_url
+
+        check_url(directory)
+    target = Target.of(directory, None, None, more)
     if target.topic is not None:
         raise UsageError(
-            f"{path} is the directory of a partition, and serve takes a log directory",
+            f"{directory} is the directory of a partition, and serve takes a log directory",
             remedy=target.command("serve"),
         )
     if tls_cert is None and (tls_key or tls_ca):
