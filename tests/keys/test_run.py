@@ -55,6 +55,25 @@ def test_entries_that_do_not_fit_their_block_continue():
     assert made_run.find(b"\xff" * 16) is None
 
 
+@pytest.mark.parametrize("searched", [100, 1 << 16])
+def test_many_are_found_as_each_is(monkeypatch, searched):
+    """In slices of a run, and digests that differ in their second half alone."""
+    monkeypatch.setattr(bulk, "SEARCHED", searched)
+    chosen = random.Random(searched)
+    digests = [chosen.randbytes(16) for _ in range(2000)]
+    digests += [digest[:8] + chosen.randbytes(8) for digest in digests[:50] for _ in range(2)]
+    made_run = made({digest: n for n, digest in enumerate(chosen.sample(digests, 1500))})
+    chosen.shuffle(digests)
+    words = bulk.find(made_run, np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2))
+    assert [None if word < 0 else word for word in words.tolist()] == [made_run.find(d) for d in digests]
+
+
+def test_digests_of_many_keys_are_those_of_each():
+    keys = [b"", b"a", b"key" * 100]
+    each = run.digest_function(SALT)
+    assert bulk.digests_of(keys, SALT).tobytes() == b"".join(map(each, keys))
+
+
 def test_bytes_across_entries_are_no_entry():
     first, second = b"\x00" * 16, b"\x00" * 7 + b"\x01" + bytes(8)
     made_run = made({first: 5, second: 6})

@@ -79,7 +79,7 @@ def numbered(first: int, count: int, keys: int) -> list[Row]:
     return rows
 
 
-def read_directly(root: Path, **options: str) -> list[dict[str, Any]]:
+def read_directly(root: Path | str, **options: str) -> list[dict[str, Any]]:
     """Return the rows of the source, task after task, without Spark."""
     given = {"path": str(root), "subscribe": "t"}
     if "assign" in options:

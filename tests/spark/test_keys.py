@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
 from lastword.spark.source import LogReader
 from lastword.testing.unsynced import UNSYNCED
+from tests.bucket.test_keys import log_of, value_of
 from tests.fakes.recording import RecordingFiles
 from tests.spark.conftest import read_directly
 from tests.transactions import end_transaction
@@ -35,13 +37,13 @@ def _always_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "WORTH_SAVING", 1)
 
 
-def scanned(root: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> list[dict[str, Any]]:
+def scanned(root: Path | str, monkeypatch: pytest.MonkeyPatch, **options: str) -> list[dict[str, Any]]:
     with monkeypatch.context() as patch:
         patch.setattr(splits, "look_up", lambda view, keys: None)
         return read_directly(root, **options)
 
 
-def tasks_of(root: Path, **options: str) -> list[splits.LogPartition]:
+def tasks_of(root: Path | str, **options: str) -> list[splits.LogPartition]:
     given = parse_read({"path": str(root), "subscribe": "t", **{k.lower(): v for k, v in options.items()}})
     return [
         part for task in LogReader(given, full_schema(False)).partitions() for part in splits.parts_of(task)
@@ -211,3 +213,32 @@ def test_a_cleaning_between_the_plan_and_a_task(tmp_path: Path) -> None:
         assert logs["t"].record_at(77) is None
     rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
     assert [(row["offset"], row["value"]) for row in rows] == [(78, b"value-78"), (2002, b"newer")]
+
+
+@pytest.mark.parametrize("held_bytes", [0, read.HELD_BYTES])
+def test_a_log_in_a_bucket(monkeypatch: pytest.MonkeyPatch, requests: Counter[str], held_bytes: int) -> None:
+    """A plan requests a block of the index for each key; a task the batches, and the offset index once."""
+    monkeypatch.setattr(read, "HELD_BYTES", held_bytes)
+    url = f"memory://spark-keys-{held_bytes}/log"
+    with lastword.open(url, "a", lastword_commit_linger_ms=0, log_cleaner_enable=False) as logs:
+        log_of(logs)
+        given = {"view": "newest", "keys": '["k00000777", "k00002777"]'}
+        tasks_of(url, **given)  # the first one also finds the store
+        requests.clear()
+        (task,) = tasks_of(url, **given)
+        assert task.found == ((4777, b"k00000777"), (6777, b"k00002777"))
+        blocks = requests["get_range"]  # two keys may be in one, and an entry in the next one
+        assert blocks <= 4 and requests.total() == blocks + 1, "the manifest"
+        requests.clear()
+        assert [row["value"] for row in read_directly(url, **given)] == [value_of(777), value_of(2777)]
+        assert requests["get_range"] == blocks + (3 if held_bytes else 5)
+
+        logs["t"].extend([(b"k00000777", b"new"), (b"k00000778", None), (b"above", b"")])
+        logs.clean("t")
+        logs["t"].append(b"k00000779", b"above")
+    many = json.dumps([f"k{number:08}" for number in range(775, 800)])
+    for keys in ('["k00000777", "absent"]', '["k00000778"]', '["k00000779"]', '["above"]', many):
+        given = {"view": "newest", "keys": keys}
+        (task,) = tasks_of(url, **given)
+        assert (task.found is None) is (keys == many)
+        assert read_directly(url, **given) == scanned(url, monkeypatch, **given)

@@ -114,13 +114,16 @@ def find_one(
     log = topic._readable(number)
     index = index_of(topic, number, log)
     if index is not None:
-        with suppress(Mismatch), index.lock:
-            if index.follow(log, to_end=to_end):
-                record = index.find_one(log, key, to_end=to_end)
-                if record is not None:
-                    return number, record
-                if partition is not None or topic.schema.partitions == 1:
-                    return None
+        try:
+            with index.lock:
+                if index.follow(log, to_end=to_end):
+                    record = index.find_one(log, key, to_end=to_end)
+                    if record is not None:
+                        return number, record
+                    if partition is not None or topic.schema.partitions == 1:
+                        return None
+        except Mismatch:  # `suppress` takes a microsecond
+            pass
     for number, records in find(topic, (key,), partition, to_end=to_end):
         for record in records.values():
             return number, record
@@ -129,7 +132,8 @@ def find_one(
 
 def index_of(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
     """Return the index of a partition; None: its topic has none."""
-    if topic.config.compacts and topic.config.lastword_key_index:
+    config = topic.config
+    if config.compacts and config.lastword_key_index:
         return topic.dirs.key_index(topic.name, number, log.directory)
     return None
 

@@ -137,14 +137,15 @@ class OsHandle(Handle):
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
         """Fill a writable buffer from `position`; return the bytes read: fewer only at the file's end."""
-        view = memoryview(buffer).cast("B")
-        n = len(view)
+        view = memoryview(buffer)
+        n = view.nbytes
         descriptors = self._descriptors
         try:
             fd = descriptors.acquire(self)
             try:
                 count_read = os.preadv(fd, (view,), position) if n else 0
                 while 0 < count_read < n:
+                    view = view.cast("B")
                     count = os.preadv(fd, (view[count_read:],), position + count_read)
                     if count == 0:
                         break

@@ -28,6 +28,8 @@ Entries = NDArray[np.uint8]
 """Entries as rows of 24 bytes."""
 WINDOW = 1 << 19
 """Records of a window, and about the entries of a slice: 12 MiB, and three times as much to sort them."""
+SEARCHED = 1 << 16
+"""About the entries in which keys are searched at a time: they fit the cache of a processor."""
 
 
 def collected(
@@ -77,14 +79,21 @@ def _entries(
 ) -> Entries:
     """Return the entries of records whose keys are in `source`, in their order."""
     entries = np.empty((len(offset), ENTRY_BYTES), np.uint8)
-    digests, scratch = np.empty(2 * len(offset), np.uint64), np.empty(24, np.uint64)
-    status = digest_spans(source, key_position, key_length, initial_state(salt), scratch, digests)
-    if status != kernels.OK:
-        raise ValueError(f"a key is outside its chunk: {status}")
-    entries[:, :16] = digests.view(np.uint8).reshape(-1, 16)
+    entries[:, :16] = _digests(salt, source, key_position, key_length).view(np.uint8).reshape(-1, 16)
     words = (offset.astype(np.uint64) << np.uint64(1)) | is_tombstone
     entries[:, 16:] = words.view(np.uint8).reshape(-1, 8)
     return entries
+
+
+def _digests(
+    salt: bytes, source: NDArray[np.uint8], position: NDArray[np.int64], length: NDArray[np.int32]
+) -> NDArray[np.uint64]:
+    """Return two words for each of the keys in `source`."""
+    digests, scratch = np.empty(2 * len(position), np.uint64), np.empty(24, np.uint64)
+    status = digest_spans(source, position, length, initial_state(salt), scratch, digests)
+    if status != kernels.OK:
+        raise ValueError(f"a key is outside its chunk: {status}")
+    return digests
 
 
 def newest_first(parts: Sequence[Entries]) -> Entries:
@@ -216,6 +225,44 @@ def merge(
             write(writer, entries, home)
     assert writer is not None
     return writer.finish(runs[-1].start, runs[0].end)
+
+
+def digests_of(keys: Sequence[bytes], salt: bytes) -> NDArray[np.uint64]:
+    """Return the digests of keys: rows of two words, of which the first begins with the first byte."""
+    length = np.fromiter(map(len, keys), np.int32, len(keys))
+    position = np.cumsum(length, dtype=np.int64) - length
+    source = np.frombuffer(b"".join(keys) + bytes(kernels.SLACK), np.uint8)
+    return _digests(salt, source, position, length).reshape(-1, 2)
+
+
+def find(run: Run, digests: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the words of digests in their order, -1 for one without an entry. Reads the whole run.
+
+    Raises:
+        CorruptFileError: A block is damaged.
+    """
+    high, low = digests[:, 0].byteswap(), digests[:, 1]
+    order = np.argsort(high)
+    words = np.full(len(digests), -1, np.int64)
+    slices = max(1, run.entries // SEARCHED)
+    edges = [(number << 32) // slices for number in range(slices + 1)]
+    cuts = np.searchsorted(high[order] >> np.uint64(32), edges).tolist()
+    for (begin, end), (first, last) in zip(pairwise(edges), pairwise(cuts), strict=True):
+        if first == last:
+            continue
+        entries = _slice(run, begin, end).view(np.uint64).reshape(-1, 3)
+        heads, wanted = entries[:, 0].byteswap(), order[first:last]
+        at = np.searchsorted(heads, high[wanted])
+        inside = at < len(heads)
+        wanted, at = wanted[inside], at[inside]
+        same = heads[at] == high[wanted]
+        wanted, at = wanted[same], at[same]
+        is_whole = entries[at, 1] == low[wanted]
+        words[wanted[is_whole]] = entries[at[is_whole], 2].astype(np.int64)
+        for number in wanted[~is_whole].tolist():  # an entry whose digest has the same first half
+            word = run.find(digests[number].tobytes())
+            words[number] = -1 if word is None else word
+    return words
 
 
 def _slice(run: Run, low: int, high: int) -> Entries:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
@@ -47,6 +47,7 @@ from lastword.keys import manifest as saved
 from lastword.keys.manifest import Manifest, Witness
 from lastword.keys.run import (
     BLOCK_BYTES,
+    DIGEST_BYTES,
     FILL,
     SALT_BYTES,
     Memory,
@@ -84,6 +85,8 @@ COST_RATIO = 2.0
 ENTRY_COST_BYTES = BLOCK_BYTES / FILL
 MOST_PLACED = 256
 """The manifest names at most this number of segments whose positions a run has: in a bucket it is small."""
+DENSE = 0.25
+"""With so many keys for each block of the runs, whole runs are read, and searched with NumPy."""
 FEW = 16
 """At most this number of records is read one by one, and more in one call."""
 
@@ -553,23 +556,23 @@ class KeyIndex:
         Raises:
             Mismatch: The index proposes a record that is not there.
         """
-        offsets: dict[int, bytes] = {}
+        named = list(keys)
+        loads = self._may_load(len(named)) or scan.kernels_loaded()
         try:
-            digest, log_start = self._digest, log.log_start
-            named = {digest(key): key for key in keys}
-            for found_digest, word in self._words(named).items():
-                offset = word >> 1
-                if not word & 1 and offset >= log_start:
-                    if offset in offsets:
-                        raise Mismatch  # two keys have one record
-                    offsets[offset] = named[found_digest]
+            words = self._words(named, loads)
         except (CorruptFileError, FileVanishedError) as error:  # of a run
             self._lost(error)
             raise Mismatch from None
+        lowest = log.log_start << 1
+        proposed = [
+            (key, word >> 1)
+            for key, word in zip(named, words, strict=True)
+            if word >= lowest and not word & 1
+        ]
         found: dict[bytes, RawRecord] = {}
         try:
-            records = _read_at(log, list(offsets), self._may_load(len(offsets)))
-            for key, record in zip(offsets.values(), records, strict=True):
+            records = _read_at(log, [offset for _, offset in proposed], loads)
+            for (key, _), record in zip(proposed, records, strict=True):
                 if record is None or record.key != key or record.value is None:
                     raise Mismatch
                 found[key] = record
@@ -627,16 +630,36 @@ class KeyIndex:
             return scan.near(segment, position, offset, bound or log.log_end, self._topic)
         return None
 
-    def _words(self, digests: Collection[bytes]) -> dict[bytes, int]:
-        """Return the newest word of each digest that has one."""
+    def _words(self, keys: Sequence[bytes], loads: bool) -> Iterable[int]:
+        """Return the newest word of each key, -1 for a key without an entry. `loads`: NumPy may be loaded."""
+        if loads and len(keys) > max(FEW, DENSE * sum(run.blocks for run in self._runs)):
+            return self._words_of_many(keys)
         overlay = self._overlay
+        digests = [self._digest(key) for key in keys]
         words = {digest: overlay[digest] for digest in digests if digest in overlay}
-        left: Iterable[bytes] = sorted(digests - words.keys()) if len(digests) > 1 else digests
+        left = sorted(digests) if self._runs else []
         for run in self._runs:
             if len(words) == len(digests):
                 break
             words |= run.find_sorted(digest for digest in left if digest not in words)
-        return words
+        return [words.get(digest, -1) for digest in digests]
+
+    def _words_of_many(self, keys: Sequence[bytes]) -> Iterable[int]:
+        """As `_words`, with NumPy, by one pass over each run."""
+        import numpy as np
+
+        from lastword.keys import bulk
+
+        digests = bulk.digests_of(keys, self._salt)
+        words = np.full(len(keys), -1, np.int64)
+        if overlay := self._overlay:
+            data = digests.tobytes()
+            each = (overlay.get(data[at : at + DIGEST_BYTES], -1) for at in range(0, len(data), DIGEST_BYTES))
+            words = np.fromiter(each, np.int64, len(keys))
+        for run in self._runs:
+            left = np.flatnonzero(words < 0)
+            words[left] = bulk.find(run, digests[left])
+        return words.tolist()
 
     def _may_load(self, count: int) -> bool:
         """Count the records, and return whether it is time to load the kernels."""

@@ -49,9 +49,13 @@ PLACED_OFFSETS = 1 << 32
 """The offsets of a run with places are below its base and this number."""
 
 _ENTRIES_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
+_SPAN_BLOCKS = 64
+"""Blocks that are read together."""
 _TRAILER = struct.Struct("<III")
 _WORD = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
+_RESIDUE = google_crc32c.value(bytes(4))
+"""The CRC-32C of any bytes with their own CRC-32C behind them."""
 _POSITION = (1 << 31) - 1
 _FOOTER = struct.Struct("<8sI16sQQQQQq")
 
@@ -107,7 +111,7 @@ class Source(Protocol):
     def pread(self, n: int, position: int) -> bytes:
         """Read `n` bytes from `position`; fewer only at the end."""
 
-    def pread_into(self, buffer: bytearray, position: int) -> int:
+    def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
         """Fill a buffer from `position`; return the bytes read: fewer only at the end."""
 
 
@@ -133,7 +137,7 @@ class Memory:
         """Read `n` bytes from `position`; fewer only at the end."""
         return bytes(self.data[position : position + n])
 
-    def pread_into(self, buffer: bytearray, position: int) -> int:
+    def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
         """Fill a buffer from `position`; return the bytes read: fewer only at the end."""
         data = self.data[position : position + len(buffer)]
         buffer[: len(data)] = data
@@ -184,7 +188,7 @@ class Run:
     def _footer(self, *, any_salt: bool = False) -> RunFacts:
         """Read the footer, and its salt if it may be any."""
         data = self._source.pread(BLOCK_BYTES, max(self.size_bytes - BLOCK_BYTES, 0))
-        if len(data) != BLOCK_BYTES or not _crc_fits(data):
+        if len(data) != BLOCK_BYTES or google_crc32c.value(data) != _RESIDUE:
             raise damaged(self.name, "the checksum of the footer is wrong")
         magic, tag, salt, *rest = _FOOTER.unpack_from(data)
         if any_salt:
@@ -249,10 +253,10 @@ class Run:
         return data, count * ENTRY_BYTES, continues
 
     def _checked(self, data: bytes, number: int) -> tuple[int, bool]:
-        if len(data) != BLOCK_BYTES or not _crc_fits(data):
+        if len(data) != BLOCK_BYTES or google_crc32c.value(data) != _RESIDUE:
             raise damaged(self.name, f"the checksum of block {number} is wrong")
         tag, own, count = _TRAILER.unpack_from(data, _ENTRIES_BYTES)
-        continues, count = bool(count & CONTINUES), count & ~CONTINUES
+        continues, count = count >= CONTINUES, count & ~CONTINUES
         if tag != self.tag or own != number or count > BLOCK_ENTRIES or number + continues >= self.blocks:
             raise damaged(self.name, f"block {number} is not the block of this place")
         return count, continues
@@ -260,11 +264,13 @@ class Run:
     def span(self, first: int, last: int) -> Iterator[bytes]:
         """Yield the entries of the blocks `first` to `last`, and of those in which they continue."""
         number = first
+        buffer = bytearray(min(last - first + 1, _SPAN_BLOCKS) * BLOCK_BYTES)
         while number < self.blocks:
-            want = max(1, min(last - number + 1, 64))
-            data = self._source.pread(want * BLOCK_BYTES, number * BLOCK_BYTES)
-            for at in range(0, max(len(data), 1), BLOCK_BYTES):
-                block = data[at : at + BLOCK_BYTES]
+            want = max(1, min(last - number + 1, _SPAN_BLOCKS))
+            blocks = memoryview(buffer)[: want * BLOCK_BYTES]
+            blocks = blocks[: self._source.pread_into(blocks, number * BLOCK_BYTES)]
+            for at in range(0, max(len(blocks), 1), BLOCK_BYTES):
+                block = bytes(blocks[at : at + BLOCK_BYTES])
                 count, continues = self._checked(block, number)
                 yield block[: count * ENTRY_BYTES]
                 number += 1
@@ -326,10 +332,6 @@ class RunWriter:
     def _append(self, data: bytes) -> None:
         self._sink.append(data + _CRC.pack(google_crc32c.value(data)))
         self.written += BLOCK_BYTES
-
-
-def _crc_fits(block: bytes) -> bool:
-    return bool(google_crc32c.value(block[:-4]) == _CRC.unpack_from(block, BLOCK_BYTES - 4)[0])
 
 
 def _word(data: bytes, digest: bytes, end: int) -> int | None:

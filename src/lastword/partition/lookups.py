@@ -27,6 +27,7 @@ from lastword.kernels import OK, SLACK
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from lastword.kernels.columns import HEADER_COUNT, RECORD_FIELDS, find_plain, find_record
+from lastword.kernels.lz4 import decompress_lz4_rows
 from lastword.metrics import READ_BYTES
 from lastword.partition.reads import Readable, read_again, read_batches
 from lastword.partition.transactions import BatchOutcome, Outcomes
@@ -38,6 +39,7 @@ from lastword.records.formats import check_crc, read_records
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord, raw_record
 from lastword.segment.segment import Segment
 from lastword.wire import (
+    ATTRIBUTES_AT,
     CODEC_MASK,
     CONTROL_BIT,
     HEADER_BYTES,
@@ -189,16 +191,29 @@ class _Search:
 _SINGLE_BYTES = 64 << 10
 _SINGLE_ROWS = 256
 _BASE_OFFSET = struct.Struct(">q")
+_NO_ROWS = np.empty(0, np.uint8)
 
 
 class _ThreadArrays:
     """Memory for `record_at`: arrays for the kernels, and memoryviews of them, whose items cost less."""
 
-    __slots__ = ("buffer", "cells", "data", "fields", "last_offsets", "record", "table")
+    __slots__ = (
+        "buffer",
+        "cells",
+        "data",
+        "fields",
+        "last_offsets",
+        "record",
+        "records",
+        "table",
+        "unpacked",
+    )
 
     def __init__(self) -> None:
         self.buffer = np.empty(_SINGLE_BYTES + SLACK, np.uint8)
         self.data = self.buffer.data
+        self.unpacked = np.empty(_SINGLE_BYTES + SLACK, np.uint8)
+        self.records = self.unpacked.data
         self.table = np.zeros((_SINGLE_ROWS, fields.FIELDS), np.int64)
         self.cells = self.table.reshape(-1).data
         self.last_offsets = self.table[:, fields.LAST_OFFSET].data
@@ -281,11 +296,12 @@ def _in_stretch(
     size = min(end - begin, _SINGLE_BYTES)
     if size < HEADER_BYTES or segment.handle.pread_into(data[:size], begin) != size:
         return None
-    batch_bytes, attributes = find_plain(
-        scratch.buffer, size, below + 1, first, offset, bound, excluded | CODEC_MASK, scratch.record
-    )
-    if batch_bytes:
-        return _scratch_record(scratch, offset, attributes), batch_bytes
+    if not data[ATTRIBUTES_AT + 1] & CODEC_MASK:
+        batch_bytes, attributes = find_plain(
+            scratch.buffer, size, below + 1, first, offset, bound, excluded | CODEC_MASK, scratch.record
+        )
+        if batch_bytes:
+            return _scratch_record(scratch, data, offset, attributes), batch_bytes
     rows, position, _, _ = walk_batches(scratch.buffer, 0, size, begin, below + 1, True, table, 0)
     row = bisect_left(scratch.last_offsets, offset, 0, rows)
     if row == rows or (first >= 0 and scratch.last_offsets[0] != first):
@@ -300,25 +316,28 @@ def _in_stretch(
     attributes, batch_bytes = cells[at + fields.ATTRIBUTES], cells[at + fields.SIZE]
     if attributes & excluded or cells[at + fields.MAGIC] != 2:
         return None
+    source, records = scratch.buffer, data
     if attributes & CODEC_MASK:
-        position = cells[at + fields.POSITION]
-        header = read_header(data, position, size, segment.file, file_position=begin + position)
-        records = decompress_records(
-            data[position + HEADER_BYTES : position + batch_bytes], header, segment.file
-        )
-        if len(records) > _SINGLE_BYTES:
-            return None
-        data[: len(records)] = records
-        cells[at + fields.RECORDS_POSITION], cells[at + fields.RECORDS_END] = 0, len(records)
-    found, status = find_record(scratch.buffer, table, row, offset, scratch.record)
+        source, records = scratch.unpacked, scratch.records
+        _, _, status = decompress_lz4_rows(scratch.buffer, table, row, row + 1, _NO_ROWS, source, 0)
+        if status != OK:
+            position = cells[at + fields.POSITION]
+            header = read_header(data, position, size, segment.file, file_position=begin + position)
+            unpacked = decompress_records(
+                data[position + HEADER_BYTES : position + batch_bytes], header, segment.file
+            )
+            if len(unpacked) > _SINGLE_BYTES:
+                return None
+            records[: len(unpacked)] = unpacked
+            cells[at + fields.RECORDS_POSITION], cells[at + fields.RECORDS_END] = 0, len(unpacked)
+    found, status = find_record(source, table, row, offset, scratch.record)
     if not found or status != OK or scratch.fields[HEADER_COUNT]:
         return None
-    return _scratch_record(scratch, offset, attributes), batch_bytes
+    return _scratch_record(scratch, records, offset, attributes), batch_bytes
 
 
-def _scratch_record(scratch: _ThreadArrays, offset: int, attributes: int) -> RawRecord:
-    """Return the record that was found in the scratch memory."""
-    data = scratch.data
+def _scratch_record(scratch: _ThreadArrays, data: memoryview, offset: int, attributes: int) -> RawRecord:
+    """Return the record that was found in `data`, with the fields in the scratch memory."""
     timestamp, key_at, key_size, value_at, value_size, _ = scratch.fields
     return raw_record(
         offset,

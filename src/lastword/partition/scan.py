@@ -80,12 +80,12 @@ def single(log: PartitionLog | PartitionView, offset: int, *, committed: bool) -
 
     Loads the kernels. `committed`: also None for a record of a transaction.
     """
-    from lastword.partition.lookups import record_at
+    from lastword.partition import lookups  # takes half the time of an import of names
 
     if log.damage is not None or not log.log_start <= offset < log.log_end:
         return None
     log_end = None if log.grows else log.log_end
-    found = record_at(log, offset, transactional=not committed, log_end=log_end)
+    found = lookups.record_at(log, offset, transactional=not committed, log_end=log_end)
     if found is None:
         return None
     record, size = found

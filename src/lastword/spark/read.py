@@ -522,6 +522,8 @@ def newest_chunks(
 
 INDEXED_TOGETHER = 64
 """The records of a key index that are read at a time."""
+HELD_BYTES = 16 << 20
+"""Values of about this size are held from the check of their records on. Further records are read again."""
 
 
 def indexed_records(
@@ -545,12 +547,18 @@ def indexed_records(
             rest = Range(view, max(start, task.indexed_to), task.end)
             above = {r.key: r for r in newest(rest, tombstones=True, map_bytes=0, keys=keys)}
             found = [(at, key) for at, key in task.found or () if at >= start and key not in above]
-            groups = [found[at : at + INDEXED_TOGETHER] for at in range(0, len(found), INDEXED_TOGETHER)]
-            for group in groups:
-                records = records_at(view, [offset for offset, _ in group], committed=True)
-                shown = [None if record is None else record.key for record in records]
-                if shown != [key for _, key in group]:
+            groups: list[tuple[list[int], list[RawRecord | None] | None]] = []
+            held_bytes = 0
+            for first in range(0, len(found), INDEXED_TOGETHER):
+                group = found[first : first + INDEXED_TOGETHER]
+                offsets = [offset for offset, _ in group]
+                records = records_at(view, offsets, committed=True)
+                if [None if record is None else record.key for record in records] != [
+                    key for _, key in group
+                ]:
                     return None
+                held_bytes += sum(len(record.value or b"") for record in records if record is not None)
+                groups.append((offsets, records if held_bytes <= HELD_BYTES else None))
         except FileVanishedError:
             continue
         return _rows_of(task, view, groups, above)
@@ -560,15 +568,15 @@ def indexed_records(
 def _rows_of(
     task: LogPartition,
     view: PartitionView,
-    groups: list[list[tuple[int, bytes]]],
+    groups: list[tuple[list[int], list[RawRecord | None] | None]],
     above: Mapping[bytes | None, RawRecord],
 ) -> Iterator[list[RawRecord]]:
-    """Yield the records of groups, from files that the view holds open, and those above."""
+    """Yield the records of groups, which are read if they are not held, and those above."""
     from lastword.partition.lookups import records_at
 
     try:
-        for group in groups:
-            records = records_at(view, [offset for offset, _ in group], committed=True)
+        for offsets, records in groups:
+            records = records or records_at(view, offsets, committed=True)
             yield [record for record in records if record is not None and record.value is not None]
     except FileVanishedError as error:
         raise ReadOvertakenError.of(task.name, task.directory) from error

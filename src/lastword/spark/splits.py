@@ -517,12 +517,15 @@ def _indexed(
     """Return a part of view newest and its bytes, with the records that the saved key index names.
 
     Without a change if the option `keys` is not given, if the keys are too many to gain, or if the index ends
-    far from the end of the range. An index in a bucket would cost requests.
+    far from the end of the range. In a bucket a key costs as much as the requests of a segment.
     """
     keys, view = options.keys, range_.view
     if keys is None or options.view != "newest" or options.isolation != "read_committed":
         return part, size_bytes
-    if len(keys) * KEY_BYTES > size_bytes or view.files.file_cost_bytes:
+    cost_bytes = view.files.file_cost_bytes
+    key_bytes = max(KEY_BYTES, int(cost_bytes))
+    segments = view.segment_set.between(range_.start, range_.end)
+    if len(keys) * key_bytes > size_bytes + len(segments) * cost_bytes:
         return part, size_bytes
     index = look_up(view, keys)
     if index is None or not range_.start < index[0] <= range_.end:
@@ -532,7 +535,7 @@ def _indexed(
     if above_bytes > MOST_UNINDEXED_BYTES:
         return part, size_bytes
     found = tuple(sorted(offsets.items()))
-    return replace(part, found=found, indexed_to=end), above_bytes + len(found) * KEY_BYTES
+    return replace(part, found=found, indexed_to=end), above_bytes + len(found) * key_bytes
 
 
 def share_tasks(parts: Sequence[tuple[LogPartition, int]], options: ReadOptions) -> list[InputPartition]:
