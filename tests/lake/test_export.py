@@ -590,6 +590,21 @@ def test_a_trim_removes_rows(exported: Any, to: str, place: Path) -> None:
     assert values_of(place) == {record.key: record.value for record in exported.newest()}
 
 
+def test_a_log_start_that_is_lower_than_before_replaces_the_rows(
+    tmp_path: Path, to: str, place: Path
+) -> None:
+    """A log of another replica, or of a backup, still has the trimmed records."""
+    with lastword.open(tmp_path / "log", "a", log_cleaner_enable=False) as logs:
+        fill(created(logs), 0, 10)
+        logs["t"].trim(5)
+        logs["t"].export(to)
+    (tmp_path / "log" / "log-start-offset-checkpoint").write_text("0\n0\n")
+    with lastword.open(tmp_path / "log") as logs:
+        logs["t"].export(to)
+        assert values_of(place) == {record.key: record.value for record in logs["t"].newest()}
+    assert len(values_of(place)) == 10
+
+
 def test_a_topic_without_an_id_is_refused(exported: Any, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(exported.dirs), "topic_id", lambda self, topic: None)
     with pytest.raises(TableRefusedError, match="no topic id"):

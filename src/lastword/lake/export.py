@@ -87,9 +87,12 @@ class LivePartition(Reached):
         """Return the offset below which the table has the records of the partition; 0: it has none.
 
         After a cut below the position, offsets may have other records, and a record whose successor was cut
-        off is live again. Then every row of the partition is replaced.
+        off is live again. If the log start is lower than before, as of another replica, trimmed records are
+        live again. Then every row of the partition is replaced.
         """
-        if before is None or min(self.end, self.cut_since(before.cuts)) < before.end:
+        if before is None or self.start < before.start:
+            return 0
+        if min(self.end, self.cut_since(before.cuts)) < before.end:
             return 0
         return before.end
 
