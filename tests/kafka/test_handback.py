@@ -3,7 +3,7 @@
     broker     creates the topics; an idempotent producer begins; stops
     lastword   random lives: appends, deletes, rounds over runs of segments, a lease, a job's commit; closes
     broker     starts beside the private files; the producer goes on; Kafka's cleaner cleans, twice
-    lastword   does not use its old accounts; verifies, cleans, reads
+    lastword   does not use its old accounts and key indexes; verifies, cleans, reads, looks keys up
 
 Two more logs are equal to the byte: an old value in the first segment, its tombstone behind a run that was
 cleaned. One has the checkpoint that the rounds recorded; in the other the checkpoint is too high.
@@ -28,6 +28,7 @@ from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.ingest import apply, staging
 from lastword.ingest.staging import CommitManifest
+from lastword.keys import index
 from lastword.logdir import TopicPartition
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
@@ -76,6 +77,7 @@ class Story:
     rebuilt: dict[str, str] = field(default_factory=dict)
     problems: list[Any] = field(default_factory=list)
     back: dict[str, Newest] = field(default_factory=dict)
+    looked_up: dict[str, Newest] = field(default_factory=dict)
     broker_log: str = ""
     dumped: str = ""
 
@@ -165,6 +167,8 @@ def ours(root: Path, story: Story) -> None:
         for name in ("known", "high"):
             held_back(logs, name, story.newest[name])
         for name in TOPICS:
+            assert logs.topic(name).get_many([*story.newest[name]]) == alive(story.newest[name])
+        for name in TOPICS:
             place = DrivePartition.of(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))
             account = inspected(place, 0).partitions[0]
             story.parts[name] = (
@@ -234,7 +238,9 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
             for number in range(3):
                 send(name, b"from kafka %d" % number, b"v")
             story.producers[name] = broker.producers(name)
-    ours(broker.directory, story)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(index, "WORTH_SAVING", 1)
+        ours(broker.directory, story)
     with broker:
         for name in TOPICS:
             story.producers_after[name] = broker.producers(name)
@@ -260,6 +266,8 @@ def come_back(root: Path, story: Story) -> None:
             ledger = Ledger.open(DEFAULT, view.directory, view.segments, map_bytes=1 << 20)
             story.rebuilt[name] = ledger.rebuilt_because
         story.problems += logs.verify().problems
+        for name in TOPICS:
+            story.looked_up[name] = logs.topic(name).get_many([*story.newest[name]])
     with lastword.open(root, "a", clock=ManualClock(now_ms())) as logs:
         assert all(done.certificate is None or done.complete for done in logs.clean())
         story.problems += logs.verify().problems
@@ -279,7 +287,14 @@ def test_the_logs_were_cleaned_in_parts(story: Story) -> None:
     assert all(story.rounds[name] >= 2 for name in LIVES)
     assert all(story.parts[name][0] > 0 for name in LIVES)
     assert story.parts["known"][1] > 0 and sum(story.parts[name][1] > 0 for name in LIVES) >= 3
-    assert {"accounts", "producers", "lease-replica", "lastword.writers", "lastword.toml"} <= story.private
+    assert {
+        "accounts",
+        "keys",
+        "producers",
+        "lease-replica",
+        "lastword.writers",
+        "lastword.toml",
+    } <= story.private
     assert {"survivorship", "dropped-tombstones"} <= story.private
 
 
@@ -322,6 +337,11 @@ def test_back_here_its_accounts_are_not_used(name: str, story: Story) -> None:
     assert story.rebuilt[name] != ""
     if name != "high":
         assert alive(story.back[name]) == alive(story.newest[name])
+
+
+@pytest.mark.parametrize("name", [name for name in TOPICS if name != "high"])
+def test_back_here_a_lookup_finds_what_the_broker_appended(name: str, story: Story) -> None:
+    assert story.looked_up[name] == alive(story.newest[name])
 
 
 def test_verify_dump_and_broker_report_nothing(story: Story) -> None:

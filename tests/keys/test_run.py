@@ -74,6 +74,15 @@ def test_digests_of_many_keys_are_those_of_each():
     assert bulk.digests_of(keys, SALT).tobytes() == b"".join(map(each, keys))
 
 
+def test_a_deleted_key_with_the_same_first_half_hides_no_other(monkeypatch):
+    deleted, present = b"half" * 2 + bytes(8), b"half" * 2 + b"\x01" * 8
+    made_run = made({deleted: 9 << 1 | 1, present: 5 << 1})
+    assert made_run.find(present) == 5 << 1 and made_run.find(deleted) == 9 << 1 | 1
+    word = run._word
+    monkeypatch.setattr(run, "_word", lambda data, digest, end: word(data, digest[:8], end))
+    assert made_run.find(present) == 9 << 1 | 1, "by one hash of 64 bits it would be deleted"
+
+
 def test_bytes_across_entries_are_no_entry():
     first, second = b"\x00" * 16, b"\x00" * 7 + b"\x01" + bytes(8)
     made_run = made({first: 5, second: 6})

@@ -123,6 +123,13 @@ def test_a_key_index_that_is_read_over_several_moments(monkeypatch: Patch) -> No
     caught(["get"], "no moment", "lost")
 
 
+def test_a_key_index_that_is_a_record_behind(monkeypatch: Patch) -> None:
+    """Of the records that are taken in together the oldest of a key counts."""
+    records = index._records
+    monkeypatch.setattr(index, "_records", lambda log, range_: reversed([*records(log, range_)]))
+    caught(["get"], "no moment", "lost", "stale")
+
+
 def test_a_past_that_is_not_known_any_more(monkeypatch: Patch) -> None:
     monkeypatch.setattr(moment, "check_answerable", lambda view, end: None)
     caught(("as of", "restore as of"), "no moment")
