@@ -151,14 +151,27 @@ class SwitchingLock:
         self.release()
 
 
-class SwitchingCondition(SwitchingLock):
+class SwitchingCondition:
+    """A condition, with a lock of its own or with a given one."""
+
+    def __init__(self, baton: Baton, lock: SwitchingLock | None = None) -> None:
+        self._baton = baton
+        self._lock = SwitchingLock(baton) if lock is None else lock
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
     def wait(self, timeout: float | None = None) -> bool:
-        owner, count = self._owner, self._count
-        self._owner, self._count = None, 0
+        lock = self._lock
+        owner, count = lock._owner, lock._count
+        lock._owner, lock._count = None, 0
         self._baton.switch(to=WRITER)
-        while self._owner is not None:
-            self._baton.switch(to=self._owner[0])
-        self._owner, self._count = owner, count
+        while lock._owner is not None:
+            self._baton.switch(to=lock._owner[0])
+        lock._owner, lock._count = owner, count
         return True
 
     def notify_all(self) -> None:
@@ -181,7 +194,7 @@ def switching(baton: Baton) -> Iterator[None]:
     changed: list[Any] = []
     stand_in = SimpleNamespace(**{name: getattr(threading, name) for name in threading.__all__})
     stand_in.Lock = stand_in.RLock = lambda: SwitchingLock(baton)
-    stand_in.Condition = lambda: SwitchingCondition(baton)
+    stand_in.Condition = lambda lock=None: SwitchingCondition(baton, lock)
     for name, module in list(sys.modules.items()):
         if name.startswith(tuple(f"lastword.{prefix}" for prefix in names)) and hasattr(module, "threading"):
             changed.append(module)
