@@ -14,6 +14,7 @@ import pytest
 import lastword
 from lastword.api.topics import create_topics
 from lastword.clock import ManualClock
+from lastword.errors import StorageError
 from lastword.protocol import codes
 from lastword.protocol.messages import (
     DescribeLogDirsRequest,
@@ -22,10 +23,13 @@ from lastword.protocol.messages import (
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
+from lastword.server import group_leases
+from lastword.server.group_leases import GroupLeases
 from lastword.testing import Broker
 from tests.fakes import objects
 from tests.server.bucket.histories import Node, answer_of, opened
 from tests.server.client import Client, batch, fetch_request, produce_request
+from tests.server.test_groups import until
 
 OWN = True
 LARGE = b"v" * 100_000
@@ -66,6 +70,20 @@ def of(answer: Any) -> Any:
     """Return the only partition of an answer to Produce or Fetch."""
     response = answer.responses[0]
     return getattr(response, "partition_responses", getattr(response, "partitions", None))[0]
+
+
+def offset_commit(offset: int) -> OffsetCommitRequest:
+    """Return the commit of an offset of t-0 by group g."""
+    commit = OffsetCommitRequest
+    part = commit.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_metadata=""
+    )
+    return commit(
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[commit.OffsetCommitRequestTopic(name="t", partitions=[part])],
+    )
 
 
 @pytest.mark.parametrize("tail_bytes", [None, 0])
@@ -145,16 +163,7 @@ def test_the_end_of_a_transaction_is_one_swap(double: Double, committed: bool) -
 
 def test_an_offset_that_was_not_stored_is_forgotten(double: Double) -> None:
     def committed(offset: int) -> int:
-        commit = OffsetCommitRequest
-        part = commit.OffsetCommitRequestPartition(
-            partition_index=0, committed_offset=offset, committed_metadata=""
-        )
-        body = commit(
-            group_id="g",
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            topics=[commit.OffsetCommitRequestTopic(name="t", partitions=[part])],
-        )
+        body = offset_commit(offset)
         answer = double.node.begin(body, 8)
         double.node.drive([answer])
         if answer.exception() is not None:
@@ -196,6 +205,31 @@ def test_a_commit_of_another_process_answers_a_fetch_that_waits() -> None:
         described = client.ask(DescribeLogDirsRequest(topics=None)).results
         assert [result.log_dir for result in described] == [url]
         assert described[0].topics[0].partitions[0].partition_size > 0
+
+
+def test_the_leases_of_a_failed_commit_are_written_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, fails = GroupLeases._write_in, [True]
+
+    def refused(leases: GroupLeases, *arguments: Any, **options: Any) -> None:
+        if fails:
+            raise StorageError("no answer within the timeout", remedy="try again later")
+        write(leases, *arguments, **options)
+
+    monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(GroupLeases, "_write_in", refused)
+    url = f"memory://leases-{next(_numbers)}/log"
+    with (
+        lastword.open(url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=0) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        logs.create_topic("t", cleanup_policy="compact")
+        logs["t"].append(b"k", b"v")
+        leases = server.node.groups.leases
+        assert client.ask(offset_commit(1), 8).topics[0].partitions[0].error_code == 0
+        until(lambda: leases._writing is None and not leases._urgent)
+        fails.clear()
+        until(lambda: [lease.name for lease in logs["t"].leases()] == ["group.g"])
 
 
 @pytest.mark.slow
