@@ -12,6 +12,7 @@ import confluent_kafka
 import pytest
 
 import lastword
+from lastword.api.logs import LogDir
 from lastword.api.topics import create_topics
 from lastword.clock import ManualClock
 from lastword.errors import StorageError
@@ -123,6 +124,22 @@ def test_a_refused_batch_fails_no_other(double: Double) -> None:
     errors = [of(answer).error_code for answer in answers]
     assert errors == [0, codes.OUT_OF_ORDER_SEQUENCE_NUMBER, 0]
     assert [of(answer).base_offset for answer in answers] == [1, -1, 2]
+
+
+def test_a_record_without_a_key_is_refused_after_another_process_made_the_topic_compacted(
+    double: Double,
+) -> None:
+    def asked() -> tuple[Any, int]:
+        return produce_request("t", batch((None, b"v"), timestamp=double.clock.now_ms())), 12
+
+    [answer] = double.ask(asked())
+    assert of(answer).error_code == 0
+    other = LogDir(opened(double.bucket.process("other"), double.clock, 3))
+    other.set_config("t", cleanup_policy="compact")
+    [first], [second] = double.ask(asked()), double.ask(asked())
+    assert of(first).error_code == codes.NOT_LEADER_OR_FOLLOWER
+    assert of(second).error_code == codes.INVALID_RECORD
+    assert of(double.ask(double.produce(b"v"))[0]).base_offset == 1
 
 
 def test_a_repeated_batch_has_its_first_offset(double: Double) -> None:
