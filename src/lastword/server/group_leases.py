@@ -124,12 +124,16 @@ class GroupLeases:
         for key in keys:
             self._urgent.pop(key, None)
         self._writing = self._context.in_pool(self._write, batch)
-        self._writing.add_done_callback(self._written)
+        self._writing.add_done_callback(partial(self._written, batch))
 
-    def _written(self, done: asyncio.Future[None]) -> None:
+    def _written(self, batch: dict[Key, int | None], done: asyncio.Future[None]) -> None:
         self._writing = None
-        if not done.cancelled() and done.exception() is not None:
-            _log.error("leases of groups were not written", exc_info=done.exception())
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, LastwordError):  # the commit failed: all are due again, before the others
+            _log.warning("leases of groups are written later: %s", error)
+            self._due = batch | self._due
+        elif error is not None:
+            _log.error("leases of groups were not written", exc_info=error)
         self._schedule()
 
     # -------------------------------------------------------------- in a thread

@@ -44,12 +44,14 @@ class CheckedBatch(NamedTuple):
         partition: Its partition of the answer.
         topic: The topic.
         log: The log of the partition.
+        compacts: Whether the topic is compacted in the version that the batch was checked with.
         prepared: The batch.
     """
 
     partition: Any
     topic: str
     log: ServedLog
+    compacts: bool
     prepared: Prepared
 
 
@@ -139,7 +141,11 @@ class Producing:
                 batch.partition.error_code, batch.partition.error_message = 0, None
                 with _refusing(batch.partition, fails=(StorageError,)):
                     dirs.partitions(batch.topic)  # raises if the topic was deleted
-                    self._append(dirs.log(batch.topic, batch.partition.index), batch)
+                    log = dirs.log(batch.topic, batch.partition.index)
+                    if log.config.compacts and not batch.compacts:  # it may have a record without a key
+                        message = f"{batch.topic} is compacted since the batch was checked: send it again"
+                        raise Refused(codes.NOT_LEADER_OR_FOLLOWER, message)
+                    self._append(log, batch)
 
         topics = {batch.topic for batch in checked.batches}
         done = self._context.appended(topics, work, request.size)
@@ -226,11 +232,12 @@ class Producing:
                 continue
             with _refusing(partition):
                 log = self._writable(request, served, data.index, refused_partitions)
+                compacts = log.config.compacts
                 try:
                     prepared = self._prepared(log, request, data.records, waits=waits)
                 except (NeedsThread, WouldWait):
                     return None
-                batches.append(CheckedBatch(partition, served.stored, log, prepared))
+                batches.append(CheckedBatch(partition, served.stored, log, compacts, prepared))
         return Checked(messages.ProduceResponse(responses=responses), batches)
 
     def _writable(

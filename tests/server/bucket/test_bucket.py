@@ -12,8 +12,10 @@ import confluent_kafka
 import pytest
 
 import lastword
+from lastword.api.logs import LogDir
 from lastword.api.topics import create_topics
 from lastword.clock import ManualClock
+from lastword.errors import StorageError
 from lastword.protocol import codes
 from lastword.protocol.messages import (
     DescribeLogDirsRequest,
@@ -22,10 +24,13 @@ from lastword.protocol.messages import (
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
+from lastword.server import group_leases
+from lastword.server.group_leases import GroupLeases
 from lastword.testing import Broker
 from tests.fakes import objects
 from tests.server.bucket.histories import Node, answer_of, opened
 from tests.server.client import Client, batch, fetch_request, produce_request
+from tests.server.test_groups import until
 
 OWN = True
 LARGE = b"v" * 100_000
@@ -68,6 +73,20 @@ def of(answer: Any) -> Any:
     return getattr(response, "partition_responses", getattr(response, "partitions", None))[0]
 
 
+def offset_commit(offset: int) -> OffsetCommitRequest:
+    """Return the commit of an offset of t-0 by group g."""
+    commit = OffsetCommitRequest
+    part = commit.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_metadata=""
+    )
+    return commit(
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[commit.OffsetCommitRequestTopic(name="t", partitions=[part])],
+    )
+
+
 @pytest.mark.parametrize("tail_bytes", [None, 0])
 def test_what_was_just_committed_is_read_without_a_request(double: Double, tail_bytes: int | None) -> None:
     if tail_bytes is not None:
@@ -105,6 +124,22 @@ def test_a_refused_batch_fails_no_other(double: Double) -> None:
     errors = [of(answer).error_code for answer in answers]
     assert errors == [0, codes.OUT_OF_ORDER_SEQUENCE_NUMBER, 0]
     assert [of(answer).base_offset for answer in answers] == [1, -1, 2]
+
+
+def test_a_record_without_a_key_is_refused_after_another_process_made_the_topic_compacted(
+    double: Double,
+) -> None:
+    def asked() -> tuple[Any, int]:
+        return produce_request("t", batch((None, b"v"), timestamp=double.clock.now_ms())), 12
+
+    [answer] = double.ask(asked())
+    assert of(answer).error_code == 0
+    other = LogDir(opened(double.bucket.process("other"), double.clock, 3))
+    other.set_config("t", cleanup_policy="compact")
+    [first], [second] = double.ask(asked()), double.ask(asked())
+    assert of(first).error_code == codes.NOT_LEADER_OR_FOLLOWER
+    assert of(second).error_code == codes.INVALID_RECORD
+    assert of(double.ask(double.produce(b"v"))[0]).base_offset == 1
 
 
 def test_a_repeated_batch_has_its_first_offset(double: Double) -> None:
@@ -145,16 +180,7 @@ def test_the_end_of_a_transaction_is_one_swap(double: Double, committed: bool) -
 
 def test_an_offset_that_was_not_stored_is_forgotten(double: Double) -> None:
     def committed(offset: int) -> int:
-        commit = OffsetCommitRequest
-        part = commit.OffsetCommitRequestPartition(
-            partition_index=0, committed_offset=offset, committed_metadata=""
-        )
-        body = commit(
-            group_id="g",
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            topics=[commit.OffsetCommitRequestTopic(name="t", partitions=[part])],
-        )
+        body = offset_commit(offset)
         answer = double.node.begin(body, 8)
         double.node.drive([answer])
         if answer.exception() is not None:
@@ -196,6 +222,31 @@ def test_a_commit_of_another_process_answers_a_fetch_that_waits() -> None:
         described = client.ask(DescribeLogDirsRequest(topics=None)).results
         assert [result.log_dir for result in described] == [url]
         assert described[0].topics[0].partitions[0].partition_size > 0
+
+
+def test_the_leases_of_a_failed_commit_are_written_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, fails = GroupLeases._write_in, [True]
+
+    def refused(leases: GroupLeases, *arguments: Any, **options: Any) -> None:
+        if fails:
+            raise StorageError("no answer within the timeout", remedy="try again later")
+        write(leases, *arguments, **options)
+
+    monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(GroupLeases, "_write_in", refused)
+    url = f"memory://leases-{next(_numbers)}/log"
+    with (
+        lastword.open(url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=0) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        logs.create_topic("t", cleanup_policy="compact")
+        logs["t"].append(b"k", b"v")
+        leases = server.node.groups.leases
+        assert client.ask(offset_commit(1), 8).topics[0].partitions[0].error_code == 0
+        until(lambda: leases._writing is None and not leases._urgent)
+        fails.clear()
+        until(lambda: [lease.name for lease in logs["t"].leases()] == ["group.g"])
 
 
 @pytest.mark.slow
