@@ -386,6 +386,12 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
         ({"value_format": "xml"}, UsageError, "value_format"),
         ({"value_format": "json"}, UsageError, "gives no type"),
         ({"value_schema": "a INT"}, UsageError, "need value_format"),
+        (
+            {"value_format": "json", "value_schema": "a INT", "format_options": {"envelope": "debezium"}},
+            UsageError,
+            "no option 'envelope'",
+        ),
+        ({"value_format": "avro", "format_options": {"avroShema": "{}"}}, UsageError, "nearest: avroSchema"),
         ({"value_format": "json", "value_schema": "a"}, InvalidSettingError, "position 0"),
         ({"value_format": "json", "value_schema": "a INT b INT"}, InvalidSettingError, "the end"),
         ({"value_format": "json", "value_schema": "a ; INT"}, InvalidSettingError, "position 1"),

@@ -41,7 +41,7 @@ from lastword.objects import ObjectStore, is_url, open_store, probe
 from lastword.parse import check_path
 from lastword.partition import removal_log
 from lastword.state.changes import newer_parts
-from lastword.value_formats import FORMATS, format_of
+from lastword.value_formats import FORMATS, OPTIONS, format_of
 from lastword.value_formats.ddl import parse_ddl
 from lastword.values import Meter, ProgressLike
 from lastword.wire import INT64_MAX
@@ -290,10 +290,7 @@ class RowForm:
         progress: Callable[[int, int], None] | None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of live records from `since` on; see `LivePartition.newest`."""
-        counted = self._format is None or not self._format.has_deletions
-        for records in newer_parts(
-            range_, since, known, map_bytes=map_bytes, counted=counted, progress=progress
-        ):
+        for records in newer_parts(range_, since, known, map_bytes=map_bytes, progress=progress):
             if not len(records):
                 continue
             if records.columns is None or records.chunk is None:
@@ -305,7 +302,7 @@ class RowForm:
                     yield self._rows(batch)
 
     def _rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return records as rows of the table. A value that its format takes for a deletion is left out."""
+        """Return records as rows of the table."""
         values = {name: batch.column(name) for name in self.schema.names}
         for name in self._json:
             values[name] = values[name].cast(pa.string())
@@ -317,10 +314,7 @@ class RowForm:
         )
         if self._format is not None:
             values["value"] = self._decoded(batch, values["value"])
-        rows = pa.RecordBatch.from_arrays([values[name] for name in self.schema.names], schema=self.schema)
-        if self._format is not None and self._format.has_deletions:
-            rows = rows.filter(rows.column("value").is_valid())
-        return rows
+        return pa.RecordBatch.from_arrays([values[name] for name in self.schema.names], schema=self.schema)
 
     def _decoded(self, batch: pa.RecordBatch, raw: pa.Array) -> pa.Array:
         assert self._format is not None
@@ -347,6 +341,11 @@ def _format(
             )
         return None, None
     one_of(name, FORMATS, "value_format")
+    known = tuple(option for option, formats in OPTIONS.items() if name in formats)
+    for option in options:
+        if not known:
+            raise UsageError(f"value_format {name} has no option {option!r}", remedy="omit format_options")
+        one_of(option, known, f"option of value_format {name}")
     try:
         value_format = format_of(name, options, f"{topic}-value")
     except ValueError as error:

@@ -182,8 +182,8 @@ class Topics:
 
     def changed(self, name: str) -> None:
         """List the topics before the next use, and read the id of this one again."""
+        self._changed.add(name)  # first: another thread may list the topics at any moment
         self._is_stale = True
-        self._changed.add(name)
 
     def _changed_elsewhere(self, names: set[str]) -> None:
         for name in names:

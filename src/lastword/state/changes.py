@@ -59,7 +59,6 @@ def newer_parts(
     known: KnownOffsets,
     *,
     map_bytes: int,
-    counted: bool = True,
     progress: BytesDone | None = None,
 ) -> Generator[NewestRecords]:
     """Yield the newest records from `since` on; remove from `known` the offsets that are not live.
@@ -72,7 +71,6 @@ def newer_parts(
         since: The end of the range of which `known` had all newest records. The log was not cut below it.
         known: The offsets of the copy, all below `since`. After the last item they are those of live records.
         map_bytes: Memory of the key map.
-        counted: False: the copy leaves out records for a reason of its own, so their number proves nothing.
         progress: Receives (bytes done, total bytes).
     """
     if range_.start >= range_.end:
@@ -80,7 +78,7 @@ def newer_parts(
     report = progress or (lambda done, total: None)
     return at_one_moment(
         range_,
-        lambda view, start, end: _newer_parts(view, start, end, since, known, map_bytes, counted, report),
+        lambda view, start, end: _newer_parts(view, start, end, since, known, map_bytes, report),
     )
 
 
@@ -91,7 +89,6 @@ def _newer_parts(
     since: int,
     known: KnownOffsets,
     map_bytes: int,
-    counted: bool,
     progress: BytesDone,
 ) -> Iterator[NewestRecords]:
     if scan.is_short(view, start, end):
@@ -119,7 +116,7 @@ def _newer_parts(
                 yield records
                 read += chunk.size_bytes
                 progress(min(done + read, total), total)
-        live.keep(known, part, first, min(part_end, since), newer if counted else None)
+        live.keep(known, part, first, min(part_end, since), newer)
         first, done = max(first, part_end), done + part.size
         progress(done, total)
     yield _kept(known, first, since, [record for record in tail.values() if record.value is not None])
@@ -153,10 +150,10 @@ class _LiveRecords:
             else:
                 yield chunk, NewestRecords([], columns, chunk)
 
-    def keep(self, known: KnownOffsets, part: SegmentSlice, first: int, end: int, newer: int | None) -> None:
+    def keep(self, known: KnownOffsets, part: SegmentSlice, first: int, end: int, newer: int) -> None:
         """Remove from [first, end), which is within a slice, what is not live.
 
-        `newer`: how many records from `end` on are live in the slice; None: numbers prove nothing.
+        `newer`: how many records from `end` on are live in the slice.
         """
         if first >= end:
             return
@@ -164,7 +161,7 @@ class _LiveRecords:
             high = min(low + _WINDOW, end)
             known.discard(self._dead.window(low, high).offsets())
         fact = self._facts.get(part.base_offset)
-        if newer is not None and fact is not None and self._is_comparable(fact):
+        if fact is not None and self._is_comparable(fact):
             values = fact.live_records - fact.tombstones
             if known.count(first, end) + newer == values:
                 return
