@@ -91,7 +91,7 @@ class Producing:
             return error_answer(request, codes.INVALID_REQUIRED_ACKS, None)
         if body.transactional_id is not None:
             return self._context.loop.create_task(self._produce_in_transaction(request))
-        return self._append_request(request, {})
+        return self._append_request(request, {}, connection)
 
     async def _produce_in_transaction(self, request: Request[messages.ProduceRequest]) -> Message | None:
         transaction, refused = await self._transactions().check_batches(request)
@@ -101,25 +101,38 @@ class Producing:
             return message
 
     def _append_request(
-        self, request: Request[messages.ProduceRequest], refused: dict[tuple[str, int], Refused]
+        self,
+        request: Request[messages.ProduceRequest],
+        refused: dict[tuple[str, int], Refused],
+        connection: Peer | None = None,
     ) -> Any:
-        """Append the batches of a request, without those of the refused partitions; return its answer."""
+        """Append the batches of a request, without those of the refused partitions; return its answer.
+
+        `connection`: it learns when the batches have their place in a commit.
+        """
         context, checked = self._context, None
         if request.size <= LARGE_BYTES:
             checked = self._check_all(request, refused, waits=False)
         if checked is None:
             checking = context.in_pool(self._check_all, request, refused)
             return context.then(
-                checking, lambda: self._append_checked(request, checking.result(), waits=True)
+                checking, lambda: self._append_checked(request, checking.result(), connection, waits=True)
             )
-        return self._append_checked(request, checked, waits=False)
+        return self._append_checked(request, checked, connection, waits=False)
 
     def _append_checked(
-        self, request: Request[messages.ProduceRequest], checked: Checked, *, waits: bool
+        self,
+        request: Request[messages.ProduceRequest],
+        checked: Checked,
+        connection: Peer | None,
+        *,
+        waits: bool,
     ) -> Any:
         """Append batches; return the answer, or a future. `waits`: a log is not free, or they are large."""
         committed = self._commit(request, checked) if checked.batches else None
         if committed is not None:
+            if connection is not None:
+                connection.begun(request)
             return committed
         if waits:
             return self._context.in_pool(self._append_and_sync, request, checked)

@@ -327,6 +327,9 @@ class Peer(Protocol):
     def has_gone(self) -> bool:
         """Return whether the client has closed the connection. Any thread may call it."""
 
+    def begun(self, request: Request[Any]) -> None:
+        """Take note that a Produce has its place in a commit. Those behind it may follow."""
+
     def log(self, level: int, text: str, *arguments: Any, request: Request[Any] | None = None) -> None:
         """Log a line about the connection."""
 

@@ -26,7 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword import metrics
 from lastword.errors import (
@@ -61,6 +61,10 @@ SENT_BYTES = 256 << 10
 """Ranges of files that are read for one send have about this many bytes, at most."""
 TURN_SECONDS = 0.01
 """Requests of one connection are handled for this time before other connections have their turn."""
+MOST_IN_WORK = 100
+"""Most requests of a connection in work. An idempotent producer has 5 in flight."""
+IN_WORK_BYTES = 8 << 20
+"""No request is added to those that wait for commits and have this many bytes."""
 ACCEPT_PAUSE_SECONDS = 1.0
 READY_SECONDS = 30.0
 """A connection has to be authenticated after this time."""
@@ -77,8 +81,19 @@ GONE = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _log = logging.getLogger("lastword.server")
 
 
+class _Work(NamedTuple):
+    """A request in work, its answer, and the time of the loop when it began."""
+
+    request: Request[Any]
+    answer: asyncio.Future[Any]
+    began: float
+
+
 class ClientConnection:
     """One client: reads requests, hands them to the node one at a time, sends the answers in order.
+
+    In a bucket a Produce may follow others that wait only for their commit (`begun`): so the requests of one
+    client share commits.
 
     Attributes:
         address: Address and port of the client.
@@ -110,13 +125,15 @@ class ClientConnection:
             self._until_ready = self._loop.call_later(READY_SECONDS, self._check_ready)
         self._client_id: str | None = None
         self._requests: Iterator[Request[Any]] = iter(())
-        self._in_work: Request[Any] | None = None
+        self._in_work: deque[_Work] = deque()
+        self._next: Request[Any] | None = None  # received; waits until no other one is in work
+        self._begun: Request[Any] | None = None
         self._parts: deque[Part] = deque()
         self._answer_bytes = 0  # of the answer in `_parts`, in memory
         self._is_reading = self._is_writing = self._is_closed = False
         self._is_draining = self._is_paused = self._is_resting = False
         self.held = self.moved = 0
-        self._began = 0.0  # of the request in work
+        self._began = 0.0  # of the request that is handled or answered now
         self.active = self._loop.time()
         self.log(logging.DEBUG, "connected")
         self._read(True)
@@ -186,19 +203,23 @@ class ClientConnection:
         self._is_resting = False
         request = None
         try:
-            for request in self._requests:
-                self._handle(request)
-                if self._in_work is not None or self._parts or self._is_closed:
+            while not self._parts and not self._is_closed and self._has_room():
+                request, self._next = self._next or next(self._requests, None), None
+                if request is None:
+                    self._read(not self._is_draining)
+                    if self._is_draining and not self._in_work:
+                        self.close()
+                    return
+                if self._in_work and (
+                    request.api.name != "Produce" or request.body.transactional_id is not None
+                ):
+                    self._next = request
                     break
+                self._handle(request)
                 if self._loop.time() > end:
                     self._is_resting = True
                     self._loop.call_soon(self._after_rest)
                     break
-            else:
-                self._read(True)
-                if self._is_draining:
-                    self.close()
-                return
         except (MalformedMessageError, UnsupportedVersionError) as error:
             self.refuse(error.message, "malformed")
         except (Refused, ServerFencedError) as refused:  # a Produce without acknowledgement, a standby
@@ -208,6 +229,20 @@ class ClientConnection:
             self.log(logging.ERROR, "closed", request=request, exc_info=True)
             self.close()
         self._read(False)
+
+    def _has_room(self) -> bool:
+        """Return whether another request may be handled."""
+        if not self._in_work:
+            return True
+        if self._in_work[-1].request is not self._begun or len(self._in_work) == MOST_IN_WORK:
+            return False
+        return sum(work.request.size for work in self._in_work) < IN_WORK_BYTES
+
+    def begun(self, request: Request[Any]) -> None:
+        """Take note that a Produce has its place in a commit. Those behind it may follow."""
+        self._begun = request
+        if self._in_work and self._in_work[-1].request is request:
+            self._loop.call_soon(self._after_rest)
 
     def _after_rest(self) -> None:
         if not self._is_closed:
@@ -225,35 +260,45 @@ class ClientConnection:
                 answer = self._server.handle(request, self)
             except (Refused, LastwordError) as error:
                 answer = self._refusal(request, error)
-        if isinstance(answer, asyncio.Future):
-            self._in_work = request
-            answer.add_done_callback(self._answered)
-        else:
-            self._send(request, answer)
+        if not isinstance(answer, asyncio.Future):
+            if not self._in_work:
+                self._send(request, answer)
+                return
+            answered: asyncio.Future[Any] = self._loop.create_future()
+            answered.set_result(answer)
+            answer = answered
+        self._in_work.append(_Work(request, answer, self._began))
+        answer.add_done_callback(self._answered)
 
     def _answered(self, answer: asyncio.Future[Any]) -> None:
-        request, self._in_work = self._in_work, None
-        if self._is_closed or request is None:
+        if self._is_closed:
             if not answer.cancelled():
                 answer.exception()
             return
+        self._send_answers()
+        if not self._is_closed:
+            self._handle_requests()
+        self._account()
+
+    def _send_answers(self) -> None:
+        """Send the answers that are there, in the order of the requests, as far as the client takes them."""
+        request = None
         try:
-            try:
-                body = answer.result()
-            except (Refused, LastwordError) as error:
-                body = self._refusal(request, error)
-            self._send(request, body)
+            while (
+                self._in_work and self._in_work[0].answer.done() and not self._parts and not self._is_closed
+            ):
+                request, answer, self._began = self._in_work.popleft()
+                try:
+                    body = answer.result()
+                except (Refused, LastwordError) as error:
+                    body = self._refusal(request, error)
+                self._send(request, body)
         except (Refused, ServerFencedError) as refused:
             self.log(logging.INFO, "closed: %s", refused.message, request=request)
             self.close()
-            return
         except Exception:
             self.log(logging.ERROR, "closed", request=request, exc_info=True)
             self.close()
-            return
-        if not self._parts and not self._is_closed:
-            self._handle_requests()
-        self._account()
 
     def _refusal(self, request: Request[Any], error: Refused | LastwordError) -> Message:
         """Return the answer to a request that failed. Raises the error again if no answer may have it."""
@@ -309,8 +354,9 @@ class ClientConnection:
 
     def _send(self, request: Request[Any], body: Any) -> None:
         if not self._server.terms.may_answer():
-            self._in_work = request
-            self._server.terms.renewed(body).add_done_callback(self._answered)
+            renewed = self._server.terms.renewed(body)
+            self._in_work.appendleft(_Work(request, renewed, self._began))
+            renewed.add_done_callback(self._answered)
             return
         if body is None:  # a Produce without acknowledgement
             if metrics.is_exported:
@@ -404,7 +450,8 @@ class ClientConnection:
             self._shake()
             return
         self._flush()
-        if not self._parts and not self._is_closed and self._in_work is None:
+        self._send_answers()
+        if not self._is_closed:
             self._handle_requests()
         self._account()
 
@@ -415,8 +462,9 @@ class ClientConnection:
         if self._is_closed:
             return
         held = self._protocol.waiting
-        if self._in_work is not None:
-            held += self._in_work.size
+        held += sum(work.request.size for work in self._in_work)
+        if self._next is not None:
+            held += self._next.size
         if self._parts:
             held += self._answer_bytes
         if held != self.held:
@@ -431,12 +479,12 @@ class ClientConnection:
     def resume(self) -> None:
         """Read on, unless a request is in work or an answer waits."""
         self._is_paused = False
-        if self._in_work is None and not self._parts and not self._is_resting:
+        if self._has_room() and self._next is None and not self._parts and not self._is_resting:
             self._read(True)
 
     def is_idle(self, since: float) -> bool:
         """Return whether nothing was received or sent since a time of the loop, and no request is in work."""
-        return self.active < since and self._in_work is None
+        return self.active < since and not self._in_work
 
     def refuse(self, why: str, reason: str) -> None:
         """Close the connection, with a line in the log; `reason` is a label of the metric."""
@@ -466,7 +514,7 @@ class ClientConnection:
     def drain(self) -> None:
         """Finish the requests that were received, then close."""
         self._is_draining = True
-        if self._in_work is None and not self._parts and not self._is_resting:
+        if not self._in_work and not self._parts and not self._is_resting:
             self.close()
 
     def close(self) -> None:

@@ -60,7 +60,9 @@ from tests.server.client import NEWEST, batch, fetch_request, produce_request
 
 API = {api.name: api for api in APIS.values()}
 TOPIC, PARTITIONS = "t", 2
-PEER = SimpleNamespace(address="127.0.0.1:1", has_gone=lambda: False, log=lambda *_, **__: None)
+PEER = SimpleNamespace(
+    address="127.0.0.1:1", has_gone=lambda: False, log=lambda *_, **__: None, begun=lambda request: None
+)
 RETRIED = {
     codes.NOT_COORDINATOR,
     codes.COORDINATOR_LOAD_IN_PROGRESS,

@@ -26,6 +26,7 @@ from lastword.protocol.messages import (
 )
 from lastword.server import group_leases
 from lastword.server.group_leases import GroupLeases
+from lastword.server.produce import LARGE_BYTES
 from lastword.testing import Broker
 from tests.fakes import objects
 from tests.server.bucket.histories import Node, answer_of, opened
@@ -115,6 +116,33 @@ def test_requests_share_a_commit(double: Double) -> None:
     answers = double.ask(*(double.produce(b"%d" % number) for number in range(10)))
     assert [of(answer).base_offset for answer in answers] == list(range(10))
     assert double.bucket.requests["swap"] == swaps + 1
+
+
+def produced(sequence: int, value: bytes) -> tuple[Any, int]:
+    return produce_request("t", batch((b"k", value), producer=(7, 0, sequence))), 12
+
+
+def test_requests_of_one_connection_share_a_commit_and_are_answered_in_their_order() -> None:
+    url = f"memory://ordered-{next(_numbers)}/log"
+    with (
+        lastword.open(url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=300) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server, timeout=30) as client,
+    ):
+        logs.create_topic("t", cleanup_policy="delete")
+        before = logs.dirs._bucket.load().manifest.history
+        client.hold(*produced(0, b"first"))
+        client.hold(*produced(1, Random(1).randbytes(LARGE_BYTES)))  # a thread checks it
+        client.hold(*produced(2, b"third"))
+        client.hold(fetch_request([("t", 0, 2)]), 12)  # waits for those before it
+        client.hold(*produced(9, b"fifth"))
+        client.send(*produced(3, b"last"))
+        first, second, third, read, fifth, last = [of(client.receive()) for _ in range(6)]
+        assert [first.base_offset, second.base_offset, third.base_offset, last.base_offset] == [0, 1, 2, 3]
+        assert b"third" in bytes(read.records)
+        assert fifth.error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+        commits = len(logs.dirs._bucket.load().manifest.history) - len(before)
+        assert 2 <= commits < 5
 
 
 def test_a_refused_batch_fails_no_other(double: Double) -> None:
