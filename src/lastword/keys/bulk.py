@@ -252,11 +252,8 @@ def find(run: Run, digests: NDArray[np.uint64]) -> NDArray[np.int64]:
             continue
         entries = _slice(run, begin, end).view(np.uint64).reshape(-1, 3)
         heads, wanted = entries[:, 0].byteswap(), order[first:last]
-        at = np.searchsorted(heads, high[wanted])
-        inside = at < len(heads)
-        wanted, at = wanted[inside], at[inside]
-        same = heads[at] == high[wanted]
-        wanted, at = wanted[same], at[same]
+        at, behind = (np.searchsorted(heads, high[wanted], side) for side in ("left", "right"))
+        wanted, at = wanted[at < behind], at[at < behind]
         is_whole = entries[at, 1] == low[wanted]
         words[wanted[is_whole]] = entries[at[is_whole], 2].astype(np.int64)
         for number in wanted[~is_whole].tolist():  # an entry whose digest has the same first half
