@@ -165,7 +165,7 @@ from lastword.errors import MissingError
 
 for name in lastword.spark.__all__:
     few = {"session": (), "register": (None,), "update_stream": (None, "data", "t"), "copy": (None, "a", "b")}
-    few["erase"] = (None, "data", "t", None)
+    few |= {"erase": (None, "data", "t", None), "export": (None, "data", "t", "delta:to")}
     named = {"audit": "delivered", "lag": "query", "update_stream": "checkpoint"}
     try:
         keywords = {named[name]: None} if name in named else {}
@@ -178,4 +178,4 @@ for name in lastword.spark.__all__:
 def test_without_pyspark_every_function_names_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_PYSPARK], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert len(lines) == 13 and all("pyspark>=4.2" in line for line in lines), done.stdout
+    assert len(lines) == 14 and all("pyspark>=4.2" in line for line in lines), done.stdout
