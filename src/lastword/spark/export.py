@@ -75,12 +75,12 @@ def export(
         NotSharedError: A task does not see the log, or wrote to a directory that this process does not see.
         LastwordError: As of `Topic.export`.
     """
-    from lastword.spark.tasks import described
-
     read_with, write_with = storage_of_both(
         [source], str(to).removeprefix(KIND), storage_options, source_storage_options
     )
     path, storage = shared_log(source, read_with)
+    from lastword.spark.tasks import described
+
     if str(to).startswith(KIND) and to != KIND:
         to = KIND + shared_path(str(to).removeprefix(KIND))
     table_storage = StorageOptions(tuple(sorted((write_with or {}).items())))
