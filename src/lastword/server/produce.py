@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword import metrics
-from lastword.errors import LastwordError, StorageError
+from lastword.errors import BusyError, LastwordError, StorageError
 from lastword.files import WouldWait
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
@@ -23,6 +23,8 @@ from lastword.server.batches import NeedsThread, Prepared, RefusedRecords, prepa
 from lastword.server.topics import INTERNAL, Refused, ServedTopic
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from lastword.api.open_dirs import OpenDirs
     from lastword.partition.appending import AppendedBatch
     from lastword.partition.log import PartitionLog
@@ -129,7 +131,7 @@ class Producing:
         waits: bool,
     ) -> Any:
         """Append batches; return the answer, or a future. `waits`: a log is not free, or they are large."""
-        committed = self._commit(request, checked) if checked.batches else None
+        committed = self._commit(request, checked, connection) if checked.batches else None
         if committed is not None:
             if connection is not None:
                 connection.begun(request)
@@ -145,11 +147,13 @@ class Producing:
         return self._synced(request, checked.answer, self._append_all(request, checked.batches))
 
     def _commit(
-        self, request: Request[messages.ProduceRequest], checked: Checked
+        self, request: Request[messages.ProduceRequest], checked: Checked, connection: Peer | None
     ) -> asyncio.Future[Any] | None:
         """Append batches in a commit; return a future of the answer. None: they are appended in place."""
 
         def work(dirs: OpenDirs) -> None:  # may run again
+            if connection is not None and connection.has_failed:
+                raise BusyError("a batch before this one was not stored", remedy="send both again")
             for batch in checked.batches:
                 batch.partition.error_code, batch.partition.error_message = 0, None
                 with _refusing(batch.partition, fails=(StorageError,)):
@@ -160,10 +164,16 @@ class Producing:
                         raise Refused(codes.NOT_LEADER_OR_FOLLOWER, message)
                     self._append(log, batch)
 
+        def note(stored: Future[Any]) -> None:  # before the next commit, in its thread
+            if connection is not None and stored.exception() is not None:
+                connection.has_failed = True
+
         topics = {batch.topic for batch in checked.batches}
-        done = self._context.appended(topics, work, request.size)
-        if done is None:
+        begun = self._context.begin_append(topics, work, request.size)
+        if begun is None:
             return None
+        begun.add_done_callback(note)
+        done = asyncio.wrap_future(begun, loop=self._context.loop)
         return self._context.then(done, lambda: self._acknowledged(request, checked.answer))
 
     def _synced(

@@ -320,9 +320,12 @@ class Peer(Protocol):
 
     Attributes:
         address: Address and port of the client.
+        has_failed: The commit of a Produce has failed. No later batch of the connection is appended: a producer
+            whose first batch is missing would be taken for one that begins with the next batch.
     """
 
     address: str
+    has_failed: bool
 
     def has_gone(self) -> bool:
         """Return whether the client has closed the connection. Any thread may call it."""

@@ -100,6 +100,8 @@ class ClientConnection:
         held: Bytes in memory: of a request that is incomplete, of one that is in work, and of its answer.
         moved: Bytes received and sent.
         active: Time of the loop when bytes were received or sent last.
+        has_failed: As for `Peer`. The connection is closed when its requests in work are answered: its client
+            sends all again, in their order.
     """
 
     def __init__(self, server: Server, sock: socket.socket | TlsSocket, address: str) -> None:
@@ -132,6 +134,7 @@ class ClientConnection:
         self._answer_bytes = 0  # of the answer in `_parts`, in memory
         self._is_reading = self._is_writing = self._is_closed = False
         self._is_draining = self._is_paused = self._is_resting = False
+        self.has_failed = False
         self.held = self.moved = 0
         self._began = 0.0  # of the request that is handled or answered now
         self.active = self._loop.time()
@@ -292,6 +295,8 @@ class ClientConnection:
                     body = answer.result()
                 except (Refused, LastwordError) as error:
                     body = self._refusal(request, error)
+                    if self.has_failed:
+                        self._requests, self._next, self._is_draining = iter(()), None, True
                 self._send(request, body)
         except (Refused, ServerFencedError) as refused:
             self.log(logging.INFO, "closed: %s", refused.message, request=request)
@@ -669,8 +674,10 @@ class Server:
         for pool in self._pools:
             pool.shutdown()
         try:
-            self._logs.sync()
-            self.terms.end()
+            try:
+                self._logs.sync()
+            finally:
+                self.terms.end()
         finally:
             if self._owns_logs:
                 self._logs.close()
@@ -695,6 +702,9 @@ class Server:
                 self.loop.remove_reader(self._listener)
                 self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._accept_again)
                 return
+            if self.context.is_closing:  # between two terms: no handler may commit
+                sock.close()
+                continue
             peer = f"{address[0]}:{address[1]}"
             if len(self.connections) >= self._most_connections:
                 sock.close()

@@ -60,9 +60,19 @@ from tests.server.client import NEWEST, batch, fetch_request, produce_request
 
 API = {api.name: api for api in APIS.values()}
 TOPIC, PARTITIONS = "t", 2
-PEER = SimpleNamespace(
-    address="127.0.0.1:1", has_gone=lambda: False, log=lambda *_, **__: None, begun=lambda request: None
-)
+
+
+def peer() -> SimpleNamespace:
+    """Return the connection of one request."""
+    return SimpleNamespace(
+        address="127.0.0.1:1",
+        has_gone=lambda: False,
+        log=lambda *_, **__: None,
+        begun=lambda request: None,
+        has_failed=False,
+    )
+
+
 RETRIED = {
     codes.NOT_COORDINATOR,
     codes.COORDINATOR_LOAD_IN_PROGRESS,
@@ -133,7 +143,7 @@ class Node:
         name = type(body).__name__.removesuffix("Request")
         request: Any = Request(API[name], NEWEST[name] if version is None else version, 1, "c", body, 500)
         try:
-            return self.node.handle(request, PEER)  # type: ignore[arg-type]
+            return self.node.handle(request, peer())  # type: ignore[arg-type]
         except (Refused, LastwordError) as error:
             return error
 
