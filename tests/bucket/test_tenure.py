@@ -304,6 +304,29 @@ def test_an_end_without_an_answer_ends_the_answers(world: objects.Bucket) -> Non
     assert a.session.role is Role.FENCED
 
 
+def test_an_end_that_failed_lets_the_process_commit_and_a_standby_take_over(world: objects.Bucket) -> None:
+    a, b = Process(world, "a"), Process(world, "b")
+    a.session.step()
+    b.session.step()
+    a.store.faults = Planned({a.store.number + n: Fault.REFUSED for n in range(1, 200)})
+    with pytest.raises(LastwordError):
+        a.session.end()
+    a.store.faults = Planned({})
+    a.put("x")  # no renewal
+    world.clock.advance(TIMEOUT_MS)
+    assert b.session.step() is Role.ACTIVE
+    a.put("y")
+
+
+def test_a_standby_at_the_address_of_the_active_server_ends_no_session(world: objects.Bucket) -> None:
+    a, again = Process(world, "a"), Process(world, "a")
+    again.session.tenure.session = "of another seed"
+    assert (a.session.step(), again.session.step()) == (Role.ACTIVE, Role.STANDBY)
+    again.session.end()
+    world.clock.advance(HEARTBEAT_MS)
+    assert a.session.step() is Role.ACTIVE and a.active() == "a"
+
+
 def test_a_takeover_whose_answer_was_lost_is_a_session(world: objects.Bucket) -> None:
     a = Process(world, "a")
     a.session.tenure.seen(Servers(3, a.session.tenure.session, 0, 1, TIMEOUT_MS), 0.0)
@@ -351,7 +374,7 @@ def test_ids_are_kept_and_not_given_twice() -> None:
     assert servers.joined("a:1", "other").nodes[-1].id == 1
     active = servers.taken_over("b:1", "s", 1)
     assert active.node is not None and active.node.id == 2
-    assert active.without("b:1").joined("c:1", "c").nodes[-1].id == 3
+    assert active.without("b:1", "s").joined("c:1", "c").nodes[-1].id == 3
     for number in range(20):
         active = active.joined(f"{number}:1", "")
     assert len(active.nodes) == MOST_NODES and active.node is not None

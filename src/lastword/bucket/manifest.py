@@ -231,9 +231,14 @@ class Servers:
             others.remove(next(node for node in others if node is not self.node))
         return replace(self, nodes=(*others, ServerNode(number, address, name)))
 
-    def without(self, address: str) -> Servers:
-        """Return the servers without the one of an address. If it was active, none is."""
-        is_active = self.node is not None and self.node.address == address
+    def without(self, address: str, session: str) -> Servers:
+        """Return the servers without the one of an address and session. If it was active, none is.
+
+        The active server stays if it has this address and another session.
+        """
+        is_active = self.session == session
+        if not is_active and self.node is not None and self.node.address == address:
+            return self
         nodes = tuple(node for node in self.nodes if node.address != address)
         return replace(self, session="" if is_active else self.session, nodes=nodes)
 

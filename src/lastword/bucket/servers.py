@@ -106,9 +106,11 @@ class ServerSession:
         No work of the server may be under way: later commits of this process are not fenced.
         """
         is_fenced, self.tenure.is_ending = self.role is Role.FENCED, True
-        if not is_fenced:
-            self._commit(lambda servers: servers.without(self._address))
-        self._bucket.tenure = None
+        try:
+            if not is_fenced:
+                self._commit(lambda servers: servers.without(self._address, self.tenure.session))
+        finally:  # a session that is still in the log gets no renewal
+            self._bucket.tenure = None
 
     def _taken_over(self, servers: Servers) -> Servers | None:
         """Return the servers after a takeover; None: it is not due any more."""
