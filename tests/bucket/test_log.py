@@ -169,6 +169,31 @@ def test_threads_share_a_commit(opened: Open, url: str) -> None:
     assert len(logs.dirs.newest.manifest.history) - begun < 12
 
 
+def test_sync_waits_for_a_commit_under_way(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if no other call waits: a server that ends its session has no commit after it."""
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    topic.append("k", {"n": 0})
+    store: Any = logs.dirs._bucket.store  # type: ignore[attr-defined]
+    swap, began, may_go_on = store.swap, threading.Event(), threading.Event()
+
+    def held(*given: Any) -> Any:
+        began.set()
+        assert may_go_on.wait(20)
+        return swap(*given)
+
+    monkeypatch.setattr(store, "swap", held)
+    done = topic.begin_append("k", {"n": 1})
+    assert done is not None and began.wait(20)
+    syncing = threading.Thread(target=logs.sync)
+    syncing.start()
+    syncing.join(0.1)
+    assert syncing.is_alive()
+    may_go_on.set()
+    syncing.join()
+    assert done.result(20).offset == 1
+
+
 def test_headers_of_an_iterator_are_kept_when_a_commit_runs_again(opened: Open) -> None:
     logs = opened(lastword_commit_linger_ms=500)
     users = logs.create_topic("users", cleanup_policy="compact")

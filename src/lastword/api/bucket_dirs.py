@@ -26,6 +26,7 @@ from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.bucket.servers import ServerSession
+from lastword.bucket.tenure import Role
 from lastword.clock import Clock
 from lastword.config import Settings, is_topic_file
 from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UsageError
@@ -276,7 +277,17 @@ class BucketDirs(OpenDirs):
         return True
 
     def server_session(self, address: str, name: str) -> ServerSession:
-        """As `OpenDirs.server_session`."""
+        """As `OpenDirs.server_session`.
+
+        Raises:
+            UsageError: This log is served already: its commits have the epoch of one server.
+        """
+        held = self._bucket.tenure
+        if held is not None and held.role(self.clock.boottime()) is not Role.FENCED:
+            raise UsageError(
+                f"{self.paths[0]} is served already by this process",
+                remedy="close the other server first, or open the log again for another one",
+            )
         limits = self.settings.instance
         timeout_ms, heartbeat_ms = limits.broker_session_timeout_ms, limits.broker_heartbeat_interval_ms
         return ServerSession(self._bucket, address, name, timeout_ms=timeout_ms, heartbeat_ms=heartbeat_ms)
@@ -675,16 +686,21 @@ class _CommitQueue:
         """Wait until all calls are committed; raise the first error of the calls of `add`."""
         with self._changed:
             self._add_held()
-            self.wait()
+            self._wait(self._added)
             self._raise_failed()
 
     def wait(self) -> None:
-        """Wait until all calls are committed, or held. Leaves errors to those who made the calls."""
+        """Wait until the calls that wait and those of `add` are committed, or held.
+
+        Leaves errors to those who made the calls. A commit of others alone that is under way is not awaited.
+        """
         with self._changed:
-            last = self._added if self._waiting else self._last_later
-            self._awaited = max(self._awaited, last)
-            self._changed.notify()
-            self._taken.wait_for(lambda: self._committed >= last)
+            self._wait(self._added if self._waiting else self._last_later)
+
+    def _wait(self, last: int) -> None:
+        self._awaited = max(self._awaited, last)
+        self._changed.notify()
+        self._taken.wait_for(lambda: self._committed >= last)
 
     def close(self) -> None:
         """Commit everything and end the thread."""
