@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 import lastword
-from lastword.errors import UncertainRequestError
+from lastword.bucket.servers import ServerSession
+from lastword.errors import ServerFencedError, UncertainRequestError, UsageError
 from lastword.protocol import codes
 from lastword.protocol.messages import (
     CreateTopicsRequest,
@@ -145,6 +147,53 @@ def test_a_server_that_is_cut_off_answers_nothing_more(
     until(lambda: cut.role == "active")
     with Client(cut) as client:
         assert client.produce("users", RECORD).base_offset == 2 and committed(client) == 2
+
+
+def test_nothing_of_a_term_that_ended_is_committed(
+    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that connects before the next term is not served; a handler that goes on late is fenced."""
+    fenced, other = pair
+    old = fenced.context
+    dirs: Any = old.dirs
+    step, was_at, may_go_on = ServerSession.step, threading.Event(), threading.Event()
+
+    def held(session: ServerSession) -> Any:
+        if session._bucket is dirs._bucket:
+            if session is old.session and not other.context.is_standby:
+                return step(session)
+            if session is old.session:
+                raise UncertainRequestError.of("memory://", "write", "cut off", write=True)
+            was_at.set()
+            may_go_on.wait(20)
+        return step(session)
+
+    with Client(fenced) as client:
+        assert client.produce("users", RECORD).base_offset == 0
+        assert commit_offset(client, 1) == 0
+    monkeypatch.setattr(ServerSession, "step", held)
+    try:
+        assert was_at.wait(20)
+        with pytest.raises(OSError), Client(fenced) as client:
+            commit_offset(client, 7)
+        with pytest.raises(ServerFencedError):
+            old.appended(("users",), lambda dirs: None, 1)
+    finally:
+        may_go_on.set()
+    until(lambda: fenced.role == "standby")
+    with Client(other) as client:
+        assert committed(client) == 1
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_log_that_is_open_once_has_one_server(url: str) -> None:
+    with lastword.open(url, "a") as logs:
+        with lastword.serve(logs, "127.0.0.1:0") as server:
+            with pytest.raises(UsageError, match="is served already"):
+                lastword.serve(logs, "127.0.0.1:0")
+            assert server.role == "active"
+        with lastword.serve(logs, "127.0.0.1:0") as server:
+            assert server.role == "active"
 
 
 def test_a_session_that_lapsed_is_renewed_before_an_answer(url: str) -> None:

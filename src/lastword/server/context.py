@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -155,6 +155,11 @@ class ServerContext:
         """The id of the server that clients use."""
         return self.leader.id
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another server is active since this context was made. It stays so."""
+        return self.session is not None and self.session.is_fenced
+
     def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Run work that waits in a thread of the pool; return a future of its result."""
         return self.loop.run_in_executor(self._pool, work, *arguments)
@@ -167,11 +172,24 @@ class ServerContext:
         except WouldWait:
             return self.in_pool(work, *arguments)
 
+    def begin_append(
+        self, topics: Container[str], work: Callable[[OpenDirs], Any], size_bytes: int
+    ) -> Future[Any] | None:
+        """As `OpenDirs.begin_append`.
+
+        Raises:
+            ServerFencedError: The server is fenced. In the next term a commit of this one would be let in.
+        """
+        if self.is_fenced:
+            assert self.session is not None
+            raise self.session.fenced()
+        return self.dirs.begin_append(topics, work, size_bytes)
+
     def appended(
         self, topics: Container[str], work: Callable[[OpenDirs], Any], size_bytes: int
     ) -> asyncio.Future[Any] | None:
-        """Append by `OpenDirs.begin_append`; return a future of the result of `work`, or None as it does."""
-        done = self.dirs.begin_append(topics, work, size_bytes)
+        """Append by `begin_append`; return a future of the result of `work`, or None as it does."""
+        done = self.begin_append(topics, work, size_bytes)
         return None if done is None else asyncio.wrap_future(done, loop=self.loop)
 
     def refreshed(self) -> asyncio.Future[Any]:

@@ -313,7 +313,7 @@ class CoordinatorTopic:
             with suppress(RuntimeError):  # the loop is closed
                 context.loop.call_soon_threadsafe(finish, error, result)
 
-        begun = context.dirs.begin_append(topics, run, size_bytes)
+        begun = context.begin_append(topics, run, size_bytes)
         if begun is None:
             return None
         self._pending = stored

@@ -104,7 +104,7 @@ class GroupLeases:
             self._context.in_pool(self._write, batch)
 
     def _schedule(self) -> None:
-        if self._writing is None and self._due:
+        if self._writing is None and self._due and not self._context.is_fenced:
             seconds = SOON_SECONDS if self._urgent else PAUSE_SECONDS
             when = self._context.loop.time() + seconds
             if self._timer is not None:

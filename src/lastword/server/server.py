@@ -669,8 +669,10 @@ class Server:
         for pool in self._pools:
             pool.shutdown()
         try:
-            self._logs.sync()
-            self.terms.end()
+            try:
+                self._logs.sync()
+            finally:
+                self.terms.end()
         finally:
             if self._owns_logs:
                 self._logs.close()
@@ -695,6 +697,9 @@ class Server:
                 self.loop.remove_reader(self._listener)
                 self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._accept_again)
                 return
+            if self.context.is_closing:  # between two terms: no handler may commit
+                sock.close()
+                continue
             peer = f"{address[0]}:{address[1]}"
             if len(self.connections) >= self._most_connections:
                 sock.close()

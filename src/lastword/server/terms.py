@@ -70,7 +70,11 @@ class Terms:
         self._thread = threading.Thread(target=self._run, name="lastword-serve-session", daemon=True)
         self.session = self._new_session()
         if self.session is not None:
-            self.session.step()
+            try:
+                self.session.step()
+            except LastwordError:
+                self.end()
+                raise
 
     def _new_session(self) -> ServerSession | None:
         return self._logs.dirs.server_session(self._server.bootstrap_servers, socket.gethostname())
