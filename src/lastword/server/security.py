@@ -320,8 +320,8 @@ class Peer(Protocol):
 
     Attributes:
         address: Address and port of the client.
-        has_failed: The commit of a Produce has failed. No later batch of the connection is appended: a producer
-            whose first batch is missing would be taken for one that begins with the next batch.
+        has_failed: The commit of a Produce has failed. No later batch of the connection is appended, or a
+            producer whose first batch is missing would be taken for one that begins with the next batch.
     """
 
     address: str

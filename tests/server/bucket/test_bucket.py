@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from itertools import count
 from random import Random
@@ -26,7 +27,7 @@ from lastword.protocol.messages import (
 )
 from lastword.server import group_leases
 from lastword.server.group_leases import GroupLeases
-from lastword.server.produce import LARGE_BYTES
+from lastword.server.produce import LARGE_BYTES, Producing
 from lastword.testing import Broker
 from tests.fakes import objects
 from tests.server.bucket.histories import Node, answer_of, opened
@@ -143,6 +144,38 @@ def test_requests_of_one_connection_share_a_commit_and_are_answered_in_their_ord
         assert fifth.error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
         commits = len(logs.dirs._bucket.load().manifest.history) - len(before)
         assert 2 <= commits < 5
+
+
+def test_no_batch_is_appended_behind_one_of_its_connection_that_was_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    append, began, may_go_on = Producing._append, threading.Event(), threading.Event()
+
+    def fails(producing: Producing, *given: Any) -> None:
+        monkeypatch.setattr(Producing, "_append", append)
+        began.set()
+        assert may_go_on.wait(20)
+        raise StorageError("no answer within the timeout", remedy="try again later")
+
+    url = f"memory://failed-{next(_numbers)}/log"
+    with (
+        lastword.open(url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=0) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+    ):
+        logs.create_topic("t", cleanup_policy="delete")
+        monkeypatch.setattr(Producing, "_append", fails)
+        with Client(server, timeout=30) as client:
+            client.send(*produced(0, b"first"))
+            assert began.wait(20)
+            client.send(*produced(1, b"second"))
+            may_go_on.set()
+            with pytest.raises(
+                (ConnectionError, OSError)
+            ):  # the second may have no answer, and none is a success
+                while True:
+                    assert of(client.receive()).error_code
+        with Client(server, timeout=30) as client:
+            assert [of(client.ask(*produced(n, b"again"))).base_offset for n in range(2)] == [0, 1]
 
 
 def test_a_refused_batch_fails_no_other(double: Double) -> None:
