@@ -9,8 +9,11 @@ import shutil
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from starlette.responses import PlainTextResponse
@@ -18,11 +21,13 @@ from starlette.testclient import TestClient
 
 import lastword
 from lastword.cleaner.engine.cleaning import Steps
+from lastword.console import reports
 from lastword.console.app import BUCKET_POLL_SECONDS, Access, Guard
 from lastword.console.reports import KEY_BYTES, VALUE_BYTES
 from lastword.console.watch import MOST_SAMPLES, Samples, Watch
 from lastword.files import OsFiles
 from lastword.files.interface import Handle
+from lastword.logdir import TopicPartition
 from lastword.values import Progress
 from tests.console import samples
 from tests.console.http import PORT, TOKEN, Viewer, rows, running, stream, viewing
@@ -224,6 +229,24 @@ def test_a_cleaning_that_runs_is_shown_with_its_bytes(
             assert {(row["topic"], row["partition"]) for row in seen} == {("users", 0)}
             counted = [row for row in seen if row["total_bytes"]]
             assert counted and all(0 < row["done_bytes"] <= row["total_bytes"] for row in counted)
+
+
+def test_a_step_that_the_cleaning_adds_while_the_page_reads_the_newest() -> None:
+    class Steps(deque[Progress]):
+        def __iter__(self) -> Iterator[Progress]:
+            steps = super().__iter__()
+            self.append(Progress.at("clean", 2, 9, 1.0))
+            return steps
+
+    tasks = {
+        TopicPartition("users", 0): SimpleNamespace(
+            steps=Steps([Progress.at("clean", 1, 9, 1.0)], maxlen=1), drive="/data"
+        )
+    }
+    scheduler = SimpleNamespace(running=lambda: tasks)
+    watch = SimpleNamespace(logs=SimpleNamespace(mode="a", background=SimpleNamespace(scheduler=scheduler)))
+    [row] = reports.running(cast("Watch", watch))
+    assert (row["done_bytes"], row["total_bytes"]) == (1, 9)
 
 
 def test_only_what_changed_is_sent(sample: Path, tmp_path: Path) -> None:

@@ -319,6 +319,30 @@ def test_erase(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         lastword.spark.erase(spark, str(tmp_path), "u", spark.sql("select 1 as key"))
 
 
+@pytest.mark.parametrize("as_bytes", ["true", "false"])
+def test_keys_of_an_erasure_are_computed_once(spark: Any, tmp_path: Path, as_bytes: str) -> None:
+    """Each computation of the frame gives another key. Python gets it as bytes, or as a bytearray."""
+    from pyspark.sql import functions as F
+
+    create(tmp_path, "u", 1)
+    append(tmp_path, "u", 0, [numbered(0, 20, 20)])
+    calls = tmp_path / "calls"
+
+    def next_key() -> str:
+        with calls.open("a") as file:
+            file.write(".")
+            return f"key-{file.tell()}"
+
+    keys = spark.range(1).select(F.udf(next_key, useArrow=False)().alias("key"))
+    spark.conf.set("spark.sql.execution.pyspark.binaryAsBytes", as_bytes)
+    try:
+        done = lastword.spark.erase(spark, str(tmp_path), "u", keys)
+    finally:
+        spark.conf.unset("spark.sql.execution.pyspark.binaryAsBytes")
+    assert (len(done.keys), done.complete) == (1, True)
+    assert [(part.records, len(part.kept)) for part in done.partitions] == [(1, 1)]
+
+
 def test_expire(spark: Any, tmp_path: Path) -> None:
     create(tmp_path, "old", 1, cleanup_policy="delete", retention_ms="1000", segment_bytes="300")
     append(tmp_path, "old", 0, [numbered(n * 10, 10, 3) for n in range(4)])

@@ -464,7 +464,7 @@ def load_summary(files: Files, directory: str) -> Summary | None:
                 account,
                 Standing(until_ms, due_to, held_from),
                 SavedTime(int(fields["t"]), (int(base), int(size))),
-                int(fields.get("largest", -1)),  # earlier programs did not save it
+                int(fields["largest"]),
             )
     except (LastwordError, zlib.error):
         return None

@@ -103,7 +103,8 @@ def running(watch: Watch, drive: str | None = None) -> list[dict[str, Any]]:
     rows = []
     for tp, task in sorted(tasks.items()):
         if drive in (None, task.drive):
-            done, total = next(((step.done_bytes, step.total_bytes) for step in task.steps), (0, 0))
+            step = task.steps[0] if task.steps else None  # an iterator fails if the task adds one meanwhile
+            done, total = (step.done_bytes, step.total_bytes) if step else (0, 0)
             rows.append(
                 {"topic": tp.topic, "partition": tp.partition, "done_bytes": done, "total_bytes": total}
             )

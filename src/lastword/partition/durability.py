@@ -10,8 +10,6 @@ The synced mark is `<partition>/lastword/synced`, version 2, 18 bytes, big endia
 i16 version, 2   i64 offset   i32 leader epoch, -1 without one   u32 CRC-32C of the bytes before
 ```
 
-Version 1 has 12 bytes: the offset and its CRC-32C. It is still read, as a mark without an epoch.
-
 Everything below the offset was synced, so a power cut cannot have taken it: damage below the mark comes from
 the drive, and is never cut off as a torn tail. The offset was the log end when the mark was written, so a
 batch or a segment ends there. The file is written in place after each sync and is not synced itself. If a

@@ -567,7 +567,7 @@ class RunningResolution:
         scan = resolution._scan
         scan.counts = SegmentCounts.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})
         resolution.limit = int(parts["limit"])
-        scan.largest_bytes = int(parts.get("largest", -1))  # earlier programs did not save it
+        scan.largest_bytes = int(parts["largest"])
         bits = DeadBitmaps(*(np.asarray(parts[f"page_{name}"]) for name in ("ids", "slots", "bits")))
         check_pages(bits, np.asarray(parts["page_segments"]), len(scan.counts))
         scan.store = PageStore(scan.state, bits)

@@ -368,27 +368,33 @@ def erase(
             f"the keys need a column `key` of binary or string, not {kinds}",
             remedy='keys.selectExpr("cast(id as string) as key")',
         )
-    keys = frame.select(col("key").cast("binary").alias("key")).distinct()
-    rows = {row.key for row in keys.toLocalIterator()}
-    if None in rows:
+    rows = frame.select(col("key").cast("binary").alias("key")).distinct()
+    keys = [row.key for row in rows.toLocalIterator()]
+    if None in keys:
         raise UsageError("a key is null", remedy='keys.where("key is not null")')
-    wanted = {bytes(key) for key in rows}
+    wanted = {bytes(key) for key in keys}
     with open_logs(path, storage, "r" if dry_run else "a") as logs:
-        found = {} if dry_run else _keys_found(spark, logs, topic, keys, path, storage)
+        found = {} if dry_run else _keys_found(spark, logs, topic, wanted, path, storage)
         return erase(logs.dirs, topic, wanted, now=now, dry_run=dry_run, found=found)
 
 
 def _keys_found(
-    spark: SparkSession, logs: LogDir, topic: str, keys: DataFrame, path: str, storage: StorageOptions
+    spark: SparkSession, logs: LogDir, topic: str, keys: set[bytes], path: str, storage: StorageOptions
 ) -> dict[int, tuple[list[bytes], int]]:
-    """Return the keys that each partition has, and its log end before; empty if a partition is damaged."""
+    """Return the keys that each partition has, and its log end before; empty if a partition is damaged.
+
+    `keys` are sent to the tasks: the caller's DataFrame may have other rows when it is computed again.
+    """
+    import pyarrow as pa
+
     from lastword.spark.source import load
     from lastword.spark.tasks import described
 
     found: dict[int, tuple[list[bytes], int]] = {n: ([], end) for n, (_, end) in logs[topic].bounds().items()}
     options = {"isolationLevel": "read_uncommitted"}
     records = load(spark, path, topic, list(found), view="log", formats=options, storage=storage)
-    rows = records.select("partition", "key").join(keys, "key", "leftsemi").distinct()
+    wanted = spark.createDataFrame(pa.table({"key": pa.array(keys, pa.binary())}))
+    rows = records.select("partition", "key").join(wanted, "key", "leftsemi").distinct()
     try:
         with described(spark, f"lastword erase: {topic}"):
             for row in rows.toLocalIterator():
