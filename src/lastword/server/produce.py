@@ -133,7 +133,8 @@ class Producing:
         """Append batches; return the answer, or a future. `waits`: a log is not free, or they are large."""
         committed = self._commit(request, checked, connection) if checked.batches else None
         if committed is not None:
-            if connection is not None:
+            # Another server knows the last batch of a producer only: none may wait with a sequence behind it.
+            if connection is not None and not any(batch.prepared.has_sequence for batch in checked.batches):
                 connection.begun(request)
             return committed
         if waits:
@@ -295,7 +296,7 @@ class Producing:
         )
 
     def _append(self, log: PartitionLog, batch: CheckedBatch) -> None:
-        partition, (data, records) = batch.partition, batch.prepared
+        partition, (data, records, _) = batch.partition, batch.prepared
         appended: AppendedBatch = log.append_batch(data, is_checked=True)
         if metrics.is_exported:
             metrics.APPEND_RECORDS.add(records, batch.topic)

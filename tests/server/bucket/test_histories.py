@@ -51,7 +51,7 @@ def test_some_histories() -> None:
 
 
 def acknowledges_before_the_swap(patch: pytest.MonkeyPatch) -> None:
-    def commit(self: Producing, request: Any, checked: Checked) -> Any:
+    def commit(self: Producing, request: Any, checked: Checked, connection: Any) -> Any:
         def work(dirs: OpenDirs) -> None:
             for batch in checked.batches:
                 with produce._refusing(batch.partition, fails=(StorageError,)):
