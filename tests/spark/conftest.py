@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,25 @@ def spark(spark_home: None) -> Iterator[Any]:
     spark_session.sparkContext.setLogLevel("OFF")
     yield spark_session
     spark_session.stop()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Run tasks in this process, one after the other; return their values, to which they are added."""
+    import lastword.spark.schema
+    import lastword.spark.tasks
+
+    tasks: list[Any] = []
+
+    def completed(spark: Any, function: Any, values: Any) -> Iterator[tuple[int, Any]]:
+        for number, value in enumerate(values):
+            tasks.append(value)
+            yield number, pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(value)))))
+
+    monkeypatch.setattr(lastword.spark.tasks, "results_as_completed", completed)
+    monkeypatch.setattr(lastword.spark.schema, "frame_of", lambda spark, kind, values: values)
+    monkeypatch.setattr(lastword.spark.tasks, "described", lambda spark, text: nullcontext())
+    return tasks
 
 
 def descriptions(spark: Any) -> set[str]:

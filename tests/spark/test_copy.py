@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,27 +25,6 @@ _numbers = count()
 @pytest.fixture
 def url() -> str:
     return f"memory://copy-{next(_numbers)}/log"
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Run tasks in this process, one after the other; return their values, to which they are added."""
-    import lastword.spark.schema
-    import lastword.spark.tasks
-
-    tasks: list[Any] = []
-
-    def completed(spark: Any, function: Any, values: Any) -> Iterator[tuple[int, Any]]:
-        for number, value in enumerate(values):
-            tasks.append(value)
-            yield number, pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(value)))))
-
-    monkeypatch.setattr(lastword.spark.tasks, "results_as_completed", completed)
-    monkeypatch.setattr(lastword.spark.schema, "frame_of", lambda spark, kind, values: values)
-    from contextlib import nullcontext
-
-    monkeypatch.setattr(lastword.spark.tasks, "described", lambda spark, text: nullcontext())
-    return tasks
 
 
 def test_grouping_looks_at_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,7 @@ The tests without a session call the tasks here, with values that were pickled a
 from __future__ import annotations
 
 import os
-import pickle
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +27,6 @@ from tests.lake.histories import rows_of
 
 exporting: Any = sys.modules["lastword.spark.export"]
 HONEST = exporting._change
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Run tasks in this process; collect them."""
-    tasks: list[Any] = []
-
-    def completed(spark: Any, function: Any, values: Any) -> Iterator[tuple[int, Any]]:
-        for number, value in enumerate(values):
-            tasks.append(value)
-            yield number, pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(value)))))
-
-    monkeypatch.setattr(lastword.spark.tasks, "results_as_completed", completed)
-    monkeypatch.setattr(lastword.spark.tasks, "described", lambda spark, text: nullcontext())
-    return tasks
 
 
 @pytest.fixture

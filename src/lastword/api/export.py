@@ -64,7 +64,7 @@ _probed: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the columns of a table are made from. Can be sent to a task.
+    """The formats of keys and values, and the columns that follow from them. It can be sent to a task.
 
     Attributes:
         topic: The topic.

@@ -32,7 +32,7 @@ ANSWERING = 0.9
 
 
 class Role(Enum):
-    """What a server may do."""
+    """The role of a server, and what the role allows."""
 
     ACTIVE = "answer"
     LAPSED = "answer after another commit"

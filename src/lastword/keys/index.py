@@ -86,7 +86,7 @@ ENTRY_COST_BYTES = BLOCK_BYTES / FILL
 MOST_PLACED = 256
 """The manifest names at most this number of segments whose positions a run has: in a bucket it is small."""
 DENSE = 0.25
-"""With so many keys for each block of the runs, whole runs are read, and searched with NumPy."""
+"""From this number of keys for each block of the runs on, NumPy searches whole runs."""
 FEW = 16
 """At most this number of records is read one by one, and more in one call."""
 

@@ -75,7 +75,7 @@ class LivePartition(Reached):
     """The live records of a partition at one moment.
 
     Attributes:
-        cut_since: Returns the lowest offset at which the log was cut after so many cuts.
+        cut_since: Takes a number of cuts. Returns the lowest offset of the later cuts of the log.
         newest: Takes an offset and the offsets of records below it that have a row. Yields the rows of live
             records from the offset on, and removes from the other offsets those that are not live.
     """
@@ -107,7 +107,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class TableForm:
-    """What a table is made of.
+    """The form of a table: its topic, its columns and its layout.
 
     Attributes:
         topic: The name of the topic.
@@ -269,7 +269,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an export changes for a partition: rows added, and the rows that died, a bitmap for each file."""
+    """The change of a partition by an export: the added rows, and a bitmap of dead rows for each file."""
 
     reached: Reached
     added: int
