@@ -496,20 +496,17 @@ class ClassicGroups:
 
     def _sync(self, request: Request[messages.SyncGroupRequest], connection: Peer) -> Any:
         body = request.body
-        try:
-            if self._context.is_closing:
-                raise Refused(codes.NOT_COORDINATOR, "")
-            if request.version >= 5 and (body.protocol_type is None or body.protocol_name is None):
-                raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
-            group, member = self._current(body)
-            if request.version >= 5 and (
-                body.protocol_type != group.protocol_type or body.protocol_name != group.protocol
-            ):
-                raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
-            if group.state == PREPARING:
-                raise Refused(codes.REBALANCE_IN_PROGRESS, "")
-        except Refused as refused:
-            return messages.SyncGroupResponse(error_code=refused.code)
+        if self._context.is_closing:
+            raise Refused(codes.NOT_COORDINATOR, "")
+        if request.version >= 5 and (body.protocol_type is None or body.protocol_name is None):
+            raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+        group, member = self._current(body)
+        if request.version >= 5 and (
+            body.protocol_type != group.protocol_type or body.protocol_name != group.protocol
+        ):
+            raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+        if group.state == PREPARING:
+            raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         if group.state == STABLE:
             self._keep_alive(group, member)
             return self._synced(group, member)
@@ -561,19 +558,16 @@ class ClassicGroups:
                 self._keep_alive(group, member)
 
     def _heartbeat(self, request: Request[messages.HeartbeatRequest], connection: Peer) -> Message:
-        try:
-            group, member = self._current(request.body)
-            self._keep_alive(group, member)
-            if group.state == PREPARING:
-                raise Refused(codes.REBALANCE_IN_PROGRESS, "")
-        except Refused as refused:
-            return messages.HeartbeatResponse(error_code=refused.code)
+        group, member = self._current(request.body)
+        self._keep_alive(group, member)
+        if group.state == PREPARING:
+            raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         return messages.HeartbeatResponse()
 
     def _leave(self, request: Request[messages.LeaveGroupRequest], connection: Peer) -> Message:
         body = request.body
         if not body.group_id:
-            return messages.LeaveGroupResponse(error_code=codes.INVALID_GROUP_ID)
+            raise Refused(codes.INVALID_GROUP_ID, "")
         leaving = (
             [(member.member_id, member.group_instance_id) for member in body.members]
             if request.version >= 3
@@ -687,35 +681,34 @@ class ClassicGroups:
                 group_id=group_id, error_message=None, members=[]
             )
             groups.append(described)
-            try:
+            with Refusing(described, only=Refused):
                 group = self._known(group_id)
-            except Refused as refused:
-                described.error_code = refused.code
-                continue
-            if body.include_authorized_operations:
-                described.authorized_operations = GROUP_OPERATIONS
-            if group is None:
+                if body.include_authorized_operations:
+                    described.authorized_operations = GROUP_OPERATIONS
+                if group is not None:
+                    self._describe_group(group, described)
+                    continue
                 described.group_state = DEAD
                 if request.version >= 6:
-                    described.error_code = codes.GROUP_ID_NOT_FOUND
                     text = "not found" if self._store.get(group_id) is None else "is not a classic group"
-                    described.error_message = f"Group {group_id} {text}."
-                continue
-            is_stable = group.state == STABLE
-            described.group_state, described.protocol_type = group.state, group.protocol_type or ""
-            described.protocol_data = (group.protocol or "") if is_stable else ""
-            described.members = [
-                messages.DescribeGroupsResponse.DescribedGroupMember(
-                    member_id=member.id,
-                    group_instance_id=member.instance_id,
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    member_metadata=member.metadata(group.protocol) if is_stable else b"",
-                    member_assignment=member.assignment if is_stable else b"",
-                )
-                for member in group.members.values()
-            ]
+                    raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {group_id} {text}.")
         return messages.DescribeGroupsResponse(groups=groups)
+
+    def _describe_group(self, group: ClassicGroup, described: Any) -> None:
+        is_stable = group.state == STABLE
+        described.group_state, described.protocol_type = group.state, group.protocol_type or ""
+        described.protocol_data = (group.protocol or "") if is_stable else ""
+        described.members = [
+            messages.DescribeGroupsResponse.DescribedGroupMember(
+                member_id=member.id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata(group.protocol) if is_stable else b"",
+                member_assignment=member.assignment if is_stable else b"",
+            )
+            for member in group.members.values()
+        ]
 
     # -------------------------------------------------------------- offsets
 

@@ -96,7 +96,7 @@ class ClusterNode:
         if name == "Metadata":
             request.body.allow_auto_topic_creation = False
         if name == "FindCoordinator":
-            return self.groups.found(request, None)
+            return self.groups.found(request)
         return self._handle(request, connection)
 
     def _handle(self, request: Request[Any], connection: Peer) -> Answer:

@@ -411,15 +411,11 @@ class Offsets:
     def _delete(self, request: Request[messages.OffsetDeleteRequest], connection: Peer) -> Any:
         body = request.body
         group = self._store.get(body.group_id)
-        if group is None:
-            return messages.OffsetDeleteResponse(
-                error_code=codes.GROUP_ID_NOT_FOUND if body.group_id else codes.INVALID_GROUP_ID
-            )
-        if group.group_type == "share":
-            return messages.OffsetDeleteResponse(error_code=codes.GROUP_ID_NOT_FOUND)
+        if group is None or group.group_type == "share":
+            raise Refused(codes.GROUP_ID_NOT_FOUND if body.group_id else codes.INVALID_GROUP_ID, "")
         subscribed, are_consumers = group.subscribed(), group.protocol_type == "consumer"
         if not group.is_empty and not are_consumers:
-            return messages.OffsetDeleteResponse(error_code=codes.NON_EMPTY_GROUP)
+            raise Refused(codes.NON_EMPTY_GROUP, "")
         topics: list[Any] = []
         known = set(self.partitions_of(group))
         named: dict[tuple[str, int], None] = {}  # a request may name a partition twice
@@ -443,10 +439,7 @@ class Offsets:
                 elif (topic.name, partition.partition_index) in known:
                     named[topic.name, partition.partition_index] = None
         gone = list(named)
-        try:
-            stored = self._store.append(group.id, [(offset_key(group.id, *at), None) for at in gone])
-        except Refused as refused:
-            return messages.OffsetDeleteResponse(error_code=refused.code)
+        stored = self._store.append(group.id, [(offset_key(group.id, *at), None) for at in gone])
         self.deleted(group, gone)
         return self._store.answer_after(stored, messages.OffsetDeleteResponse(topics=topics))
 

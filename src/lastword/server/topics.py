@@ -70,7 +70,7 @@ class Refusing:
             return False
         assert isinstance(error, Refused | LastwordError)
         self.part.error_code = error.code if isinstance(error, Refused) else error.kafka_code
-        if self.text:
+        if self.text and error.message:
             self.part.error_message = error.message
         return True
 
