@@ -217,7 +217,7 @@ class Fetches:
             "Fetch": self._fetch,
             "ListOffsets": self._list_offsets,
             "OffsetForLeaderEpoch": self._offset_for_leader_epoch,
-            "DeleteRecords": self._delete_records,
+            "DeleteRecords": partial(self._context.in_pool, self._delete_records),
         }
 
     # -------------------------------------------------------------- sessions
@@ -580,10 +580,6 @@ class Fetches:
         for waiting in {waiting for others in self._waiting.values() for waiting in others}:
             self._answer(waiting)
 
-    def topics_changed(self) -> None:
-        """Answer the fetches that wait: a topic of theirs may be gone."""
-        self.answer_all()
-
     # -------------------------------------------------------------- offsets
 
     def _list_offsets(self, request: Request[messages.ListOffsetsRequest], connection: Peer) -> Any:
@@ -684,10 +680,7 @@ class Fetches:
 
     # -------------------------------------------------------------- DeleteRecords
 
-    def _delete_records(self, request: Request[messages.DeleteRecordsRequest], connection: Peer) -> Any:
-        return self._context.in_pool(self._deleted_records, request)
-
-    def _deleted_records(self, request: Request[messages.DeleteRecordsRequest]) -> Message:
+    def _delete_records(self, request: Request[messages.DeleteRecordsRequest], connection: Peer) -> Message:
         topics = []
         for topic in request.body.topics:
             partitions: list[Any] = []
