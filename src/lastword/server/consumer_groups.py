@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 LEAVES, LEAVES_FOR_A_WHILE = -1, -2
 """Epochs of the heartbeat of a member that leaves, and of a static member that will be back."""
 MOST_MEMBERS = 10_000
+IsStale = Callable[[bytes, int], bool]
+"""Says whether the epoch of a member is too old for a partition, by topic id and number."""
 _log = logging.getLogger("lastword.server")
 DYNAMIC = 1
 """Type of a member of this protocol in ConsumerGroupDescribe."""
@@ -398,26 +400,26 @@ class ConsumerGroups:
     # -------------------------------------------------------------- offsets
 
     def check_commit(
-        self, group: ConsumerGroup, body: messages.OffsetCommitRequest, version: int
-    ) -> Callable[[bytes, int], bool] | None:
-        """Refuse the commit of another than a member.
+        self, group: ConsumerGroup, request: Request[messages.OffsetCommitRequest], stale: int
+    ) -> IsStale | None:
+        """Refuse the commit of another than a member, with the error `stale` if its epoch is too high.
 
         Returns:
             A function that says whether the member's epoch is too old for a partition; None: for none.
         """
-        epoch = body.generation_id_or_member_epoch
+        body, epoch = request.body, request.body.generation_id_or_member_epoch
         if epoch < 0 and group.is_empty:
             return None
         member = _known_member(group, body.member_id)
-        if version < 9:
+        if request.version < 9:
             raise Refused(codes.UNSUPPORTED_VERSION, "")
-        return _stale_by_partition(member, epoch, codes.STALE_MEMBER_EPOCH)
+        return _stale_by_partition(member, epoch, stale)
 
     def check_transactional_commit(
-        self, group: ConsumerGroup, body: messages.TxnOffsetCommitRequest, stale: int
-    ) -> Callable[[bytes, int], bool] | None:
+        self, group: ConsumerGroup, request: Request[messages.TxnOffsetCommitRequest], stale: int
+    ) -> IsStale | None:
         """Refuse the commit, in a transaction, of another than a member; return as `check_commit`."""
-        epoch = body.generation_id_or_member_epoch
+        body, epoch = request.body, request.body.generation_id_or_member_epoch
         if epoch < 0 and not body.member_id and body.group_instance_id is None:
             return None
         member = _known_member(group, body.member_id)
@@ -609,9 +611,7 @@ def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -
     )
 
 
-def _stale_by_partition(
-    member: ConsumerMember, epoch: int, stale: int
-) -> Callable[[bytes, int], bool] | None:
+def _stale_by_partition(member: ConsumerMember, epoch: int, stale: int) -> IsStale | None:
     """Return a function that says whether a member's epoch is too old for a partition; None: for none.
 
     Raises:
