@@ -53,6 +53,7 @@ from lastword.server.consumer_group_state import (
 )
 from lastword.server.context import NO_OPERATIONS
 from lastword.server.group_store import GROUP_OPERATIONS, Group, answer_of
+from lastword.server.timers import NO_TIMER
 from lastword.server.topics import Refused, Refusing
 
 if TYPE_CHECKING:
@@ -315,18 +316,15 @@ class ConsumerGroups:
 
     def _await_session(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         group.sessions[member.id] = self._context.timers.again(
-            group.sessions.get(member.id),
+            group.sessions.get(member.id, NO_TIMER),
             self._settings.group_consumer_session_timeout_ms,
             lambda: self._expired(group, member.id, None),
         )
 
     def _await_revocation(self, group: ConsumerGroup, member: ConsumerMember) -> None:
-        timer = group.revocations.get(member.id)
         if member.state != UNREVOKED:
-            if timer is not None:
-                timer.cancel()
-                del group.revocations[member.id]
-        elif timer is None:
+            group.revocations.pop(member.id, NO_TIMER).cancel()
+        elif member.id not in group.revocations:
             group.revocations[member.id] = self._context.timers.after(
                 member.rebalance_ms, lambda: self._expired(group, member.id, member.epoch)
             )
