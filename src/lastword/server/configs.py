@@ -110,10 +110,8 @@ class Configs:
         alter = partial(self._context.in_turn, self._alter)
         return {
             "DescribeConfigs": self._describe,
-            "IncrementalAlterConfigs": partial(
-                alter, messages.IncrementalAlterConfigsResponse, self._incremental
-            ),
-            "AlterConfigs": partial(alter, messages.AlterConfigsResponse, self._whole),
+            "IncrementalAlterConfigs": alter,
+            "AlterConfigs": alter,
         }
 
     # -------------------------------------------------------------- describe
@@ -308,11 +306,13 @@ class Configs:
 
     def _alter(
         self,
-        kind: Any,
-        changes_of: Callable[[Any], dict[str, Any]],
         request: Request[messages.AlterConfigsRequest | messages.IncrementalAlterConfigsRequest],
         connection: Peer,
     ) -> Message:
+        kind: Any = messages.AlterConfigsResponse
+        changes_of: Callable[[Any], dict[str, Any]] = self._whole
+        if request.api.name == "IncrementalAlterConfigs":
+            kind, changes_of = messages.IncrementalAlterConfigsResponse, self._incremental
         responses = []
         resources = request.body.resources
         named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
