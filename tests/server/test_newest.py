@@ -193,18 +193,6 @@ def test_it_is_a_topic_for_readers_only(client: Client, logs: lastword.LogDir, u
     assert [topic.name for topic in logs.topics()] == ["users"]
 
 
-def test_the_earlier_name_is_refused_and_the_log_names_the_new(
-    client: Client, users: lastword.Topic, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked = [
-        MetadataRequest.MetadataRequestTopic(name=f"{name}@latest") for name in ("users", "users", "other")
-    ]
-    answer = client.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=True), 12)
-    assert {topic.error_code for topic in answer.topics} == {codes.INVALID_TOPIC_EXCEPTION}
-    (line,) = [r.getMessage() for r in caplog.records if "@newest" in r.getMessage()]
-    assert line == "no topic users@latest: the newest value of each key is in users@newest"
-
-
 def test_it_is_read_by_its_id(client: Client, users: lastword.Topic) -> None:
     client.produce("users", batch((b"a", b"1"), (b"a", b"2")))
     asked = [MetadataRequest.MetadataRequestTopic(name=NAME)]

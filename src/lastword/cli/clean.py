@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import Session, command
+from lastword.cli.command import Session, command, dry_run_option, metrics_option
 from lastword.cli.output import attempted, by_topic
 from lastword.cli.remedies import no_policy_lines
 from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicNames, what_if
@@ -65,7 +65,7 @@ def clean(
     directory: Directory,
     topics: TopicNames = None,
     partition: Partition = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the plan; change nothing")] = False,
+    dry_run: Annotated[bool, dry_run_option("show the plan")] = False,
     sets: DryRunSets = None,
     due: Annotated[bool, typer.Option("--due", help="clean only what its settings make due")] = False,
     strategy: Annotated[
@@ -81,14 +81,7 @@ def clean(
             "--every", metavar="TIME", help="keep running; clean and expire what is due at this interval"
         ),
     ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="[HOST:]PORT",
-            help="with --every: serve Prometheus metrics; without HOST only to this machine",
-        ),
-    ] = None,
+    metrics: Annotated[str | None, metrics_option("with --every: serve Prometheus metrics")] = None,
     retry: Annotated[
         bool,
         typer.Option(
@@ -306,9 +299,7 @@ lastword gc s3://bucket/log --retention 1h
 def gc(
     out: Session,
     directory: Annotated[str, typer.Argument(metavar="URL", help="the URL of a log in a bucket")],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would be removed; change nothing")
-    ] = False,
+    dry_run: Annotated[bool, dry_run_option("show what would be removed")] = False,
     retention: Annotated[
         str | None,
         typer.Option(
@@ -457,9 +448,7 @@ def keep_cleaning(
     """
     from lastword.api.cleaning import quarantined
 
-    address = None
-    if metrics is not None:
-        address = parse_address(metrics)
+    address = None if metrics is None else parse_address(metrics)
     # Not a SimpleQueue: in CPython 3.11 its `get(timeout=)` hangs if a signal handler runs past the timeout.
     ended: queue.Queue[Done] = queue.Queue()
     totals = {"rounds": 0, "deletions": 0, "failed": 0, "read_bytes": 0, "written_bytes": 0, "freed_bytes": 0}
@@ -486,8 +475,7 @@ def keep_cleaning(
     read, written = (format_bytes(totals[f"{verb}_bytes"]) for verb in ("read", "written"))
     freed = format_freed("freed", totals["freed_bytes"])
     out.summary(f"read {read}, wrote {written}, {freed}", ok=not totals["failed"], **totals)
-    if signals.first() == signal.SIGTERM:
-        signals.settle()  # the normal way to stop a service
+    signals.settle(signal.SIGTERM)
 
 
 def _show_done(out: Session, done: Done, totals: dict[str, int]) -> None:

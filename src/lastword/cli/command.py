@@ -318,6 +318,17 @@ def shown_records(logger_name: str, show: Callable[[str], None], out: Session) -
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")]
 
 
+def dry_run_option(shows: str) -> Any:
+    """Return the option `--dry-run` of a command. `shows`: what it does instead of a change."""
+    return typer.Option("--dry-run", help=f"{shows}; change nothing")
+
+
+def metrics_option(serves: str) -> Any:
+    """Return the option `--metrics` of a command. `serves`: what it does."""
+    help_text = f"{serves}; without HOST only to this machine"
+    return typer.Option("--metrics", metavar="[HOST:]PORT", help=help_text)
+
+
 def confirm(action: str, yes: bool, *, dry: bool = True) -> None:
     """Ask on a terminal; elsewhere require --yes.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.api.text import key_candidates, unescape
-from lastword.cli.command import Session, Yes, command, confirm
+from lastword.cli.command import Session, Yes, command, confirm, dry_run_option
 from lastword.cli.output import attempted
 from lastword.cli.target import Directory, Keys, MoreDirs, Partition, Target, TopicName
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
@@ -61,9 +61,7 @@ def erase(
         str | None,
         typer.Option(metavar="FILE", help="check a certificate, and whether a key of it came back"),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="count what would be removed; change nothing")
-    ] = False,
+    dry_run: Annotated[bool, dry_run_option("count what would be removed")] = False,
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> int:

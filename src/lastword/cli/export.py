@@ -10,7 +10,7 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.clean import POLL_SECONDS, exporter, interval_ms, parse_address
-from lastword.cli.command import CONTEXT, Session, command
+from lastword.cli.command import CONTEXT, Session, command, metrics_option
 from lastword.cli.target import Directory, MoreDirs, Target, TopicName, storage_of
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
@@ -73,14 +73,7 @@ def export(
     every: Annotated[
         str | None, typer.Option("--every", metavar="TIME", help="keep running; export at this interval")
     ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="[HOST:]PORT",
-            help="with --every: serve Prometheus metrics; without HOST only to this machine",
-        ),
-    ] = None,
+    metrics: Annotated[str | None, metrics_option("with --every: serve Prometheus metrics")] = None,
     more: MoreDirs = None,
 ) -> None:
     """Bring a Delta table to the newest values of a topic.
@@ -168,5 +161,4 @@ def _keep_exporting(
         while not signals.noted() and (left := due - clock.monotonic()) > 0:
             clock.sleep(min(left, POLL_SECONDS))
     out.summary(f"wrote {format_bytes(totals['written_bytes'])}", ok=not totals["failed"], **totals)
-    if signals.first() == signal.SIGTERM:
-        signals.settle()
+    signals.settle(signal.SIGTERM)

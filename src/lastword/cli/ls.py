@@ -16,7 +16,7 @@ import typer
 from lastword.api import inspections
 from lastword.api.inspections import UNKNOWN_COUNTS, TopicRow, Uncounted, count_cells
 from lastword.cli import signals
-from lastword.cli.command import CONTEXT, Session, command
+from lastword.cli.command import CONTEXT, Session, command, metrics_option
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicNames
 from lastword.cli.transactions import held_texts
 from lastword.clock import SystemClock
@@ -26,7 +26,7 @@ from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
-    from lastword.api.inspections import PartitionInfo, SegmentInfo
+    pass
 
 EXAMPLES = """
 lastword ls data
@@ -38,7 +38,15 @@ lastword ls data --quick
 lastword ls data --metrics 9464 --every 5m
 """
 
-BY = ("topic", "partition", "segment")
+COLUMNS = {
+    "topic": (("TOPIC", "POLICY"), ("SEGMENTS", "LIVE", "NEWEST")),
+    "partition": (
+        ("PARTITION", "POLICY", "DIR"),
+        ("START", "SEGMENTS", "INDEXED", "LIVE", "NEWEST", "END"),
+    ),
+    "segment": (("SEGMENT", "LARGEST TIMESTAMP", "DIR", ""), ("LARGEST TIMESTAMP", "LIVE")),
+}
+"""For each unit of a row, the columns of text, and those left out first if a terminal is narrow."""
 SORTS = ("name", "size", "garbage")
 HANGS_MS = 900_000
 """A coordinator ends a transaction after this time: the default of `transaction.max.timeout.ms`."""
@@ -65,12 +73,7 @@ def ls(
         bool, typer.Option("--quick", help="use the garbage index where there is one; ~ marks estimates")
     ] = False,
     metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="[HOST:]PORT",
-            help="keep running, and serve the figures to Prometheus; without HOST only to this machine",
-        ),
+        str | None, metrics_option("keep running, and serve the figures to Prometheus")
     ] = None,
     every: Annotated[
         str | None, typer.Option("--every", metavar="TIME", help="with --metrics: measure so often; 5m")
@@ -90,7 +93,7 @@ def ls(
     """
     if by is not None and segments and by != "segment":
         raise UsageError("--segments means --by segment", remedy="give one of them")
-    for option, value, known in (("--by", by, BY), ("--sort", sort, SORTS)):
+    for option, value, known in (("--by", by, COLUMNS), ("--sort", sort, SORTS)):
         if value is not None and value not in known:
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
     target = Target.of(directory, topics, partition, more)
@@ -142,15 +145,23 @@ def ls(
         "live_bytes": sum(row.live_bytes for row in counted),
         "garbage_bytes": sum(row.garbage_bytes for row in counted),
     }
-    shown = (
+    shown: list[Any] = (
         [TopicRow.of(list(group)) for _, group in groupby(rows, attrgetter("topic"))]
         if by == "topic"
         else rows
     )
     if sort != "name":
         shown = sorted(shown, key=lambda row: -_figure(row, sort, compacted))
-    show: Any = {"topic": _topics, "partition": _partitions, "segment": _segments}[by]
-    show(out, shown, compacted, log_dirs, unknown)
+    cells = []
+    for row in shown:
+        out.row(by, asdict(row) if by == "topic" else row.to_dict())
+        place = {"DIR": log_dirs[row.topic, row.partition]} if log_dirs and by != "topic" else {}
+        cells.append(_cells(row, row.topic in compacted, row.topic in unknown, place))
+    if all(row.get("INDEXED", "-") == "-" for row in cells):
+        for row in cells:
+            row.pop("INDEXED", None)
+    text_columns, spare = COLUMNS[by]
+    out.rows(cells, text_columns, spare)
     for sentence in unread:
         out.say(sentence)
     for path, entry in set_aside:
@@ -217,8 +228,7 @@ def serve_metrics(out: Session, target: Target, address: str, every: str) -> Non
             with suppress(signals.Ended):
                 signals.interruptible(partial(clock.sleep, max(0.0, due - clock.monotonic())))
     out.summary(plural(passes, "pass"), passes=passes, ok=not known)
-    if signals.first() == signal.SIGTERM:
-        signals.settle()  # the normal way to stop a service
+    signals.settle(signal.SIGTERM)
 
 
 def _totals(
@@ -258,76 +268,29 @@ def _figure(row: Any, sort: str, compacted: set[str]) -> int:
     return int(row.garbage_bytes or 0) if row.topic in compacted and not isinstance(row, Uncounted) else 0
 
 
-def _topics(
-    out: Session,
-    rows: list[TopicRow],
-    compacted: set[str],
-    log_dirs: dict[tuple[str, int], str],
-    unknown: set[str],
-) -> None:
-    for row in rows:
-        out.row("topic", asdict(row))
-    out.rows(
-        [
-            {
-                "TOPIC": row.topic,
-                "PARTITIONS": str(row.partitions),
-                "SIZE": format_bytes(row.size_bytes),
-                **(
-                    count_cells(row, compacts=row.topic in compacted)
-                    if row.uncounted < row.partitions
-                    else UNKNOWN_COUNTS
-                ),
-                "SEGMENTS": str(row.segments),
-                "POLICY": (row.policy or ("unknown" if row.topic in unknown else "not set")) + row.health,
-            }
-            for row in rows
-        ],
-        ("TOPIC", "POLICY"),
-        spare=("SEGMENTS", "LIVE", "NEWEST"),
-    )
+def _cells(row: Any, compacts: bool, is_unknown: bool, directory: dict[str, str]) -> dict[str, str]:
+    """Return the cells of a row, by column.
 
-
-def _segments(
-    out: Session,
-    rows: list[SegmentInfo],
-    compacted: set[str],
-    log_dirs: dict[tuple[str, int], str],
-    unknown: set[str],
-) -> None:
-    cells = []
-    for row in rows:
-        out.row("segment", row.to_dict())
-        shown = row.cells() | ({} if row.topic in compacted else {"LIVE": "-", "GARBAGE": "-"})
-        active = shown.pop("")
-        cells.append(shown | _dir(log_dirs, row) | {"": active})
-    out.rows(cells, ("SEGMENT", "LARGEST TIMESTAMP", "DIR", ""), spare=("LARGEST TIMESTAMP", "LIVE"))
-
-
-def _dir(log_dirs: dict[tuple[str, int], str], row: Any) -> dict[str, str]:
-    """Return the cell with the directory of a row; none if there is one directory."""
-    return {"DIR": log_dirs[row.topic, row.partition]} if log_dirs else {}
-
-
-def _partitions(
-    out: Session,
-    rows: list[PartitionInfo | Uncounted],
-    compacted: set[str],
-    log_dirs: dict[tuple[str, int], str],
-    unknown: set[str],
-) -> None:
-    cells = []
-    for row in rows:
-        out.row("partition", row.to_dict())
-        shown = row.cells()
-        if row.topic in unknown:
-            shown["POLICY"] = shown["POLICY"].replace("not set", "unknown", 1)
-        cells.append(shown | _dir(log_dirs, row))
-    if all(row.get("INDEXED", "-") == "-" for row in cells):
-        for row_cells in cells:
-            row_cells.pop("INDEXED")
-    out.rows(
-        cells,
-        ("PARTITION", "POLICY", "DIR"),
-        spare=("START", "SEGMENTS", "INDEXED", "LIVE", "NEWEST", "END"),
-    )
+    Args:
+        row: TopicRow, PartitionInfo, Uncounted or SegmentInfo.
+        compacts: The topic is compacted.
+        is_unknown: A setting of the topic that decides what is removed cannot be read.
+        directory: The cell of the directory, if there are several.
+    """
+    if isinstance(row, TopicRow):
+        counts = count_cells(row, compacts=compacts) if row.uncounted < row.partitions else UNKNOWN_COUNTS
+        return {
+            "TOPIC": row.topic,
+            "PARTITIONS": str(row.partitions),
+            "SIZE": format_bytes(row.size_bytes),
+            **counts,
+            "SEGMENTS": str(row.segments),
+            "POLICY": (row.policy or ("unknown" if is_unknown else "not set")) + row.health,
+        }
+    cells: dict[str, str] = row.cells()
+    if isinstance(row, inspections.SegmentInfo):
+        active = {"": cells.pop("")}  # the last column
+        return cells | ({} if compacts else {"LIVE": "-", "GARBAGE": "-"}) | directory | active
+    if is_unknown:
+        cells["POLICY"] = cells["POLICY"].replace("not set", "unknown", 1)
+    return cells | directory

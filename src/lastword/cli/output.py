@@ -57,6 +57,8 @@ def painted(text: str, color: str) -> str:
 def attempted(call: Callable[[], list[T]], *errors: type[Exception]) -> tuple[list[T], list[LastwordError]]:
     """Return the results of a call and its errors, which a command raises after it has shown the results.
 
+    The first error has the message of the call.
+
     Args:
         call: The call.
         errors: The classes of errors that are returned; others are raised immediately.
@@ -64,15 +66,10 @@ def attempted(call: Callable[[], list[T]], *errors: type[Exception]) -> tuple[li
     try:
         return call(), []
     except errors as error:
+        if isinstance(error, PartialFailure):
+            return error.results, [error, *error.errors[1:]]
         assert isinstance(error, LastwordError)
-        return split_failure(error)
-
-
-def split_failure(error: LastwordError) -> tuple[list[Any], list[LastwordError]]:
-    """Return the results and the errors of a call that failed; the first error has the call's message."""
-    if isinstance(error, PartialFailure):
-        return error.results, [error, *error.errors[1:]]
-    return [], [error]
+        return [], [error]
 
 
 def by_topic(results: Iterable[R]) -> dict[str, list[R]]:

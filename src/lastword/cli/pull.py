@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import CONTEXT, Session, command, shown_records
+from lastword.cli.command import CONTEXT, Session, command, dry_run_option, shown_records
 from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE
 from lastword.errors import PartialFailure
@@ -43,9 +43,7 @@ def pull(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="go on with new records until a signal")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show the offsets that would be copied; change nothing")
-    ] = False,
+    dry_run: Annotated[bool, dry_run_option("show the offsets that would be copied")] = False,
     groups: Annotated[
         bool, typer.Option("--groups/--no-groups", help="copy the positions of groups, too")
     ] = True,
@@ -102,8 +100,8 @@ def pull(
         pulled_bytes=size,
         positions=positions,
     )
-    if follow and signals.first() in (signal.SIGTERM, signal.SIGINT):
-        signals.settle()  # the normal ways to end a pull that follows
+    if follow:
+        signals.settle(signal.SIGTERM, signal.SIGINT)
     out.raise_all(failed)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import Session, command
+from lastword.cli.command import Session, command, metrics_option
 from lastword.cli.remedies import remedy_of
 from lastword.cli.target import LogDirectory, MoreDirs, Target
 from lastword.errors import MissingError, UsageError
@@ -99,14 +99,7 @@ def serve(
         str | None,
         typer.Option("--tls-ca", metavar="FILE", help="clients show a certificate of these authorities"),
     ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="[HOST:]PORT",
-            help="serve Prometheus metrics; without HOST only to this machine",
-        ),
-    ] = None,
+    metrics: Annotated[str | None, metrics_option("serve Prometheus metrics")] = None,
     console: Annotated[
         bool, typer.Option("--console", help="also serve the page of `lastword console`")
     ] = False,
@@ -204,8 +197,7 @@ def serve(
         while not signals.noted():
             time.sleep(POLL_SECONDS)
     out.summary("stopped: requests that were received are answered, the log is synced")
-    if signals.first() in (signal.SIGTERM, signal.SIGINT):
-        signals.settle()  # the normal ways to stop a server
+    signals.settle(signal.SIGTERM, signal.SIGINT)
 
 
 def console(
@@ -244,8 +236,7 @@ def console(
         while not signals.noted():
             time.sleep(POLL_SECONDS)
     out.summary("stopped")
-    if signals.first() in (signal.SIGTERM, signal.SIGINT):
-        signals.settle()
+    signals.settle(signal.SIGTERM, signal.SIGINT)
 
 
 def _show_page(

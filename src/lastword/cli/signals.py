@@ -46,14 +46,10 @@ def noted() -> bool:
     return _state.first is not None
 
 
-def first() -> int | None:
-    """Return the number of the signal that ends the command."""
-    return _state.first
-
-
-def settle() -> None:
-    """Drop the signal: the command ends with its own exit code."""
-    _state.first = None
+def settle(*normal: int) -> None:
+    """Drop a signal that is a normal way to end this command, which then has its own exit code."""
+    if _state.first in normal:
+        _state.first = None
 
 
 def exit_code() -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import Session, Yes, command, confirm, now_ms
+from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms
 from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE, no_policy_lines
 from lastword.cli.target import (
@@ -223,9 +223,7 @@ def drop(
     out: Session,
     directory: LogDirectory,
     topics: ChosenTopics = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would be deleted; change nothing")
-    ] = False,
+    dry_run: Annotated[bool, dry_run_option("show what would be deleted")] = False,
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
@@ -297,9 +295,7 @@ def expire(
     directory: Directory,
     topics: TopicNames = None,
     partition: Partition = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would be removed; change nothing")
-    ] = False,
+    dry_run: Annotated[bool, dry_run_option("show what would be removed")] = False,
     sets: DryRunSets = None,
     more: MoreDirs = None,
 ) -> None:
@@ -408,9 +404,7 @@ def trim(
             metavar="OFFSET|TIME", help="the first record to keep: an offset, a time or an age (90d)"
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show the new log start; change nothing")
-    ] = False,
+    dry_run: Annotated[bool, dry_run_option("show the new log start")] = False,
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:

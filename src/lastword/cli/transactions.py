@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.command import Session, Yes, command, confirm, now_ms
+from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, TopicNames
 from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, format_duration
@@ -44,9 +44,7 @@ def transactions(
         str | None,
         typer.Option(metavar="ID", help="abort the transaction of this producer id or transactional id"),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would be aborted; change nothing")
-    ] = False,
+    dry_run: Annotated[bool, dry_run_option("show what would be aborted")] = False,
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:

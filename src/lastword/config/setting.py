@@ -204,21 +204,16 @@ def flag(default: bool, group: Group, text: str) -> Any:
     """Make a setting that is true or false."""
 
     def parse(value: Any) -> bool:
-        if isinstance(value, bool):
-            return value
-        return {"true": True, "false": False}[str(value).strip().lower()]
-
-    def checked(value: Any) -> bool:
-        try:
-            return parse(value)
-        except KeyError:
-            raise ValueError from None
+        text = str(value).strip().lower()
+        if text not in ("true", "false"):
+            raise ValueError
+        return text == "true"
 
     return _field(
         "true or false",
         group,
         text,
-        checked,
+        parse,
         lambda v: str(v).lower(),
         "true or false",
         "bool | str",

@@ -3,7 +3,7 @@
 The parser of the standard library reports no line numbers. A TOML statement can be parsed alone, so a valid
 file is cut into the shortest runs of lines that parse, and each run is parsed for its keys.
 
-A lastword.toml has tables: the top level, [defaults], and in older directories [topics.NAME] for each topic.
+A lastword.toml has tables: the top level, [defaults], and [topics.NAME] for topics that have no file.
 The file of one topic has only a top level.
 """
 
@@ -87,7 +87,6 @@ def _check_toml(text: str, shown_name: str) -> None:
 
 
 _PLAIN_LINE = re.compile(r'([\w-]+(?:\.[\w-]+)*) = (?:"([\w.,-]*)"|(-?[0-9]+)|true|(false))', re.ASCII)
-_PLAIN_HEADER = re.compile(r'\[topics\.(?:"([\w.-]+)"|([\w-]+))\]', re.ASCII)
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -115,9 +114,6 @@ def _plain_statement(line: str) -> dict[str, Any] | None:
     """Return the content of a line as most files have them; None: the line needs a parser."""
     if not line:
         return {}
-    header = _PLAIN_HEADER.fullmatch(line)
-    if header is not None:
-        return {"topics": {header[1] or header[2]: {}}}
     plain = _PLAIN_LINE.fullmatch(line)
     if plain is None:
         return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from lastword.errors import FrameTooLargeError, MalformedMessageError, UnsupportedVersionError
@@ -38,6 +38,7 @@ _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhih")
 _BY_NAME = {api.name: api for api in APIS.values()}
 Body = TypeVar("Body", covariant=True)
+T = TypeVar("T")
 
 
 class Request(NamedTuple, Generic[Body]):
@@ -88,12 +89,31 @@ class _Frames:
         self.max_frame = max_frame
         self._received = memoryview(b"")  # not yet cut
         self._partial: bytearray | None = None  # the start of a frame, with its size
+        self._failed: MalformedMessageError | UnsupportedVersionError | None = None
 
-    def add(self, data: Buffer) -> None:
-        """Add bytes that were received, which must not change while frames of them are used."""
+    def receive(self, data: Buffer, parse: Callable[[memoryview], T]) -> Iterator[T]:
+        """Add bytes that were received, and yield the messages that `parse` returns for the whole frames.
+
+        The bytes must not change while messages of them are used. After an error each call raises it again.
+        """
+        if self._failed is not None:
+            raise self._failed
         if len(self._received):  # the caller left the last iterator early
             data = b"".join((self._received, data))
         self._received = memoryview(data)
+        return self._parsed(parse)
+
+    def _parsed(self, parse: Callable[[memoryview], T]) -> Iterator[T]:
+        while True:
+            try:
+                frame = self.next()
+                if frame is None:
+                    return
+                message = parse(frame)
+            except (MalformedMessageError, UnsupportedVersionError) as error:
+                self._failed = error
+                raise
+            yield message
 
     def waiting(self) -> int:
         """Return the number of bytes that no frame has yet."""
@@ -143,6 +163,16 @@ class _Frames:
         return size
 
 
+def advertised() -> list[tuple[int, int, int]]:
+    """Return (key, first version, last version) of each API for the answer to ApiVersions.
+
+    Produce begins at 0, although 0 to 2 are refused: librdkafka compresses only if they are listed.
+    """
+    return [
+        (api.key, 0 if api.key == PRODUCE else api.first, min(api.last, api.stable)) for api in APIS.values()
+    ]
+
+
 class ServerConnection:
     """The server's end: requests out of bytes, and bytes for their responses.
 
@@ -159,7 +189,6 @@ class ServerConnection:
         self.has_tokens = False
         self._apis = apis
         self._frames = _Frames(max_frame)
-        self._failed: MalformedMessageError | UnsupportedVersionError | None = None
 
     def allow(self, apis: Mapping[int, Api], max_frame: int) -> None:
         """Serve other APIs, and requests of another size, from the next request on."""
@@ -185,22 +214,7 @@ class ServerConnection:
                 raises the error again.
             UnsupportedVersionError: A request of an API or version that is not served. As above.
         """
-        if self._failed is not None:
-            raise self._failed
-        self._frames.add(data)
-        return self._requests()
-
-    def _requests(self) -> Iterator[Request[Any]]:
-        while True:
-            try:
-                frame = self._frames.next()
-                if frame is None:
-                    return
-                request = self._request(frame)
-            except (MalformedMessageError, UnsupportedVersionError) as error:
-                self._failed = error
-                raise
-            yield request
+        return self._frames.receive(data, self._request)
 
     def _request(self, frame: memoryview) -> Request[Any]:
         size = len(frame)
@@ -256,16 +270,6 @@ class ServerConnection:
             header += b"\0"
         return _framed(header, codec(f"{api.name}Response", version).encode_parts(body))
 
-    def advertised(self) -> list[tuple[int, int, int]]:
-        """Return (key, first version, last version) of each API for the answer to ApiVersions.
-
-        Produce begins at 0, although 0 to 2 are refused: librdkafka compresses only if they are listed.
-        """
-        return [
-            (api.key, 0 if api.key == PRODUCE else api.first, min(api.last, api.stable))
-            for api in self._apis.values()
-        ]
-
 
 class ClientConnection:
     """The client's end: bytes for requests, and responses out of bytes, in the order of their requests.
@@ -280,7 +284,6 @@ class ClientConnection:
         self._frames = _Frames(max_frame)
         self._asked: deque[tuple[Api, int, int]] = deque()
         self._next = 0
-        self._failed: MalformedMessageError | None = None
 
     @property
     def unanswered(self) -> int:
@@ -313,22 +316,7 @@ class ClientConnection:
             MalformedMessageError: The bytes are not the response to the oldest request. The caller must close
                 the connection; each further call raises the error again.
         """
-        if self._failed is not None:
-            raise self._failed
-        self._frames.add(data)
-        return self._responses()
-
-    def _responses(self) -> Iterator[Response]:
-        while True:
-            try:
-                frame = self._frames.next()
-                if frame is None:
-                    return
-                response = self._response(frame)
-            except MalformedMessageError as error:
-                self._failed = error
-                raise
-            yield response
+        return self._frames.receive(data, self._response)
 
     def _response(self, frame: memoryview) -> Response:
         (correlation_id,) = _SIZE.unpack_from(frame)

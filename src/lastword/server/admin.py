@@ -75,13 +75,14 @@ class Admin:
 
     def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
+        in_turn, in_pool = self._context.in_turn, self._context.in_pool
         return {
             "Metadata": self._metadata,
-            "CreateTopics": self._create_topics,
-            "DeleteTopics": self._delete_topics,
-            "CreatePartitions": self._create_partitions,
+            "CreateTopics": partial(in_turn, self._create_topics),
+            "DeleteTopics": partial(in_turn, self._delete_topics),
+            "CreatePartitions": partial(in_turn, self._create_partitions),
             "DescribeCluster": self._describe_cluster,
-            "DescribeLogDirs": self._describe_log_dirs,
+            "DescribeLogDirs": partial(in_pool, self._describe_log_dirs),
             "DescribeProducers": self._describe_producers,
             "DescribeTopicPartitions": self._describe_topic_partitions,
         }
@@ -92,16 +93,12 @@ class Admin:
         self, request: Request[messages.DescribeClusterRequest], connection: Peer
     ) -> Message:
         body = request.body
+        if body.endpoint_type == 2:
+            text = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
+            raise Refused(codes.MISMATCHED_ENDPOINT_TYPE, f"{text}CONTROLLER")
         if body.endpoint_type != 1:
-            return messages.DescribeClusterResponse(
-                error_code=codes.UNSUPPORTED_ENDPOINT_TYPE
-                if body.endpoint_type != 2
-                else codes.MISMATCHED_ENDPOINT_TYPE,
-                error_message=f"Unsupported endpoint type {body.endpoint_type}"
-                if body.endpoint_type != 2
-                else "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
-                "CONTROLLER",
-            )
+            text = f"Unsupported endpoint type {body.endpoint_type}"
+            raise Refused(codes.UNSUPPORTED_ENDPOINT_TYPE, text)
         return messages.DescribeClusterResponse(
             cluster_id=self._context.cluster_id,
             controller_id=self._context.node_id,
@@ -313,10 +310,7 @@ class Admin:
             created |= self._topics.create_all({name: topics[name] for name in part})
         return created
 
-    def _create_topics(self, request: Request[messages.CreateTopicsRequest], connection: Peer) -> Answer:
-        return self._context.in_turn(self._created_topics, request, connection)
-
-    def _created_topics(self, request: Request[messages.CreateTopicsRequest], connection: Peer) -> Message:
+    def _create_topics(self, request: Request[messages.CreateTopicsRequest], connection: Peer) -> Message:
         body = request.body
         twice = _twice(topic.name for topic in body.topics)
         results: dict[str, Any] = {}
@@ -410,10 +404,7 @@ class Admin:
             )
         return int(count)
 
-    def _delete_topics(self, request: Request[messages.DeleteTopicsRequest], connection: Peer) -> Answer:
-        return self._context.in_turn(self._deleted_topics, request)
-
-    def _deleted_topics(self, request: Request[messages.DeleteTopicsRequest]) -> Message:
+    def _delete_topics(self, request: Request[messages.DeleteTopicsRequest], connection: Peer) -> Message:
         body = request.body
         wanted = (
             [(topic.name, topic.topic_id) for topic in body.topics]
@@ -454,15 +445,12 @@ class Admin:
         for name, error in delete_topics(self._dirs, deleted).items():
             deleted[name].error_code, deleted[name].error_message = error.kafka_code, error.message
         self._topics.all()  # so that their offsets are deleted before the answer
-        self._context.loop.call_soon_threadsafe(self._fetches.topics_changed)
+        self._context.loop.call_soon_threadsafe(self._fetches.answer_all)
         return messages.DeleteTopicsResponse(responses=results)
 
     def _create_partitions(
         self, request: Request[messages.CreatePartitionsRequest], connection: Peer
-    ) -> Answer:
-        return self._context.in_turn(self._created_partitions, request)
-
-    def _created_partitions(self, request: Request[messages.CreatePartitionsRequest]) -> Message:
+    ) -> Message:
         twice = _twice(topic.name for topic in request.body.topics)
         results = []
         for topic in _once(request.body.topics):
@@ -510,10 +498,7 @@ class Admin:
 
     def _describe_log_dirs(
         self, request: Request[messages.DescribeLogDirsRequest], connection: Peer
-    ) -> Answer:
-        return self._context.in_pool(self._described_log_dirs, request)
-
-    def _described_log_dirs(self, request: Request[messages.DescribeLogDirsRequest]) -> Message:
+    ) -> Message:
         wanted = request.body.topics
         partitions_wanted = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
         results = []

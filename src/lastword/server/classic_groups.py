@@ -25,7 +25,7 @@ from lastword.errors import MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.server.group_store import GROUP_OPERATIONS, Committed, Group, GroupStore
-from lastword.server.timers import Timer
+from lastword.server.timers import NO_TIMER, Timer
 from lastword.server.topics import Refused, Refusing
 
 if TYPE_CHECKING:
@@ -64,14 +64,12 @@ class ClassicMember:
     assignment: bytes = b""
     joining: asyncio.Future[Any] | None = None
     syncing: asyncio.Future[Any] | None = None
-    session: Timer | None = None
+    session: Timer = NO_TIMER
 
     def refuse_waiting(self, code: int) -> None:
         """Answer the requests of the member that wait for the others."""
-        if self.joining is not None and not self.joining.done():
-            self.joining.set_result(_join_error(code, self.id, self.join_version))
-        if self.syncing is not None and not self.syncing.done():
-            self.syncing.set_result(messages.SyncGroupResponse(error_code=code))
+        _answer(self.joining, _join_error(code, self.id, self.join_version))
+        _answer(self.syncing, messages.SyncGroupResponse(error_code=code))
 
     def metadata(self, protocol: str | None) -> bytes:
         """Return the member's metadata for a protocol."""
@@ -91,7 +89,7 @@ class ClassicGroup(Group):
     members: dict[str, ClassicMember] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)
     pending: dict[str, Timer] = field(default_factory=dict)
-    timer: Timer | None = None
+    timer: Timer = NO_TIMER
 
     group_type = "classic"
 
@@ -159,20 +157,12 @@ class ClassicGroup(Group):
 
     def end(self) -> None:
         """Drop all members and timers."""
-        self.cancel_timer()
         sessions = (member.session for member in self.members.values())
-        for timer in (*sessions, *self.pending.values()):
-            if timer is not None:
-                timer.cancel()
+        for timer in (self.timer, *sessions, *self.pending.values()):
+            timer.cancel()
         self.members.clear()
         self.instances.clear()
         self.pending.clear()
-
-    def cancel_timer(self) -> None:
-        """Stop the timer of the rebalance."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
 
 
 class ClassicGroups:
@@ -361,8 +351,7 @@ class ClassicGroups:
     ) -> None:
         """Let a static member that was started again take the place of its former self."""
         old.refuse_waiting(codes.FENCED_INSTANCE_ID)
-        if old.session is not None:
-            old.session.cancel()
+        old.session.cancel()
         group.members = {
             (member.id if key == old.id else key): (member if key == old.id else value)
             for key, value in group.members.items()
@@ -399,12 +388,9 @@ class ClassicGroups:
         self._rebalance(group)
 
     def _await_join(self, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
-        if member.joining is not None and not member.joining.done():
-            member.joining.set_result(_join_error(codes.UNKNOWN_MEMBER_ID, member.id, member.join_version))
+        _answer(member.joining, _join_error(codes.UNKNOWN_MEMBER_ID, member.id, member.join_version))
         member.joining = answer
-        if member.session is not None:
-            member.session.cancel()
-            member.session = None
+        member.session.cancel()
 
     def _rebalance(self, group: ClassicGroup) -> None:
         """Begin a rebalance, or see whether the one that is under way is complete."""
@@ -412,7 +398,7 @@ class ClassicGroups:
             if group.state == COMPLETING:
                 self._fail_syncs(group, codes.REBALANCE_IN_PROGRESS)
             group.state = PREPARING
-            group.cancel_timer()
+            group.timer.cancel()
             self._start_rebalance_timer(group)
         self._complete_if_joined(group)
 
@@ -428,7 +414,7 @@ class ClassicGroups:
         """End the first half of a rebalance: answer the joins of those who came, remove the others."""
         if group.state != PREPARING:
             return
-        group.cancel_timer()
+        group.timer.cancel()
         for member in list(group.members.values()):
             if member.joining is None and member.instance_id is None:
                 self._drop(group, member)
@@ -452,8 +438,7 @@ class ClassicGroups:
             member.assignment = b""
             answer, member.joining = member.joining, None
             self._keep_alive(group, member)
-            if answer is not None and not answer.done():
-                answer.set_result(self._joined(group, member))
+            _answer(answer, self._joined(group, member))
         most = max(member.rebalance_ms for member in group.members.values())
         group.timer = self._context.timers.after(most, lambda: self._sync_expired(group))
 
@@ -496,25 +481,21 @@ class ClassicGroups:
 
     def _sync(self, request: Request[messages.SyncGroupRequest], connection: Peer) -> Any:
         body = request.body
-        try:
-            if self._context.is_closing:
-                raise Refused(codes.NOT_COORDINATOR, "")
-            if request.version >= 5 and (body.protocol_type is None or body.protocol_name is None):
-                raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
-            group, member = self._current(body)
-            if request.version >= 5 and (
-                body.protocol_type != group.protocol_type or body.protocol_name != group.protocol
-            ):
-                raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
-            if group.state == PREPARING:
-                raise Refused(codes.REBALANCE_IN_PROGRESS, "")
-        except Refused as refused:
-            return messages.SyncGroupResponse(error_code=refused.code)
+        if self._context.is_closing:
+            raise Refused(codes.NOT_COORDINATOR, "")
+        if request.version >= 5 and (body.protocol_type is None or body.protocol_name is None):
+            raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+        group, member = self._current(body)
+        if request.version >= 5 and (
+            body.protocol_type != group.protocol_type or body.protocol_name != group.protocol
+        ):
+            raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+        if group.state == PREPARING:
+            raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         if group.state == STABLE:
             self._keep_alive(group, member)
             return self._synced(group, member)
-        if member.syncing is not None and not member.syncing.done():
-            member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
+        _answer(member.syncing, messages.SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
         member.syncing = answer = self._context.loop.create_future()
         self._keep_alive(group, member)
         if member.id == group.leader:
@@ -523,7 +504,7 @@ class ClassicGroups:
                 other.assignment = assigned.get(other.id, b"")
             group.state = STABLE
             group.changed_ms = self._context.clock.now_ms()
-            group.cancel_timer()
+            group.timer.cancel()
             generation = group.generation
 
             def stable(done: asyncio.Future[Any] | None = None) -> None:
@@ -533,8 +514,7 @@ class ClassicGroups:
                     for other in group.members.values():
                         waiting, other.syncing = other.syncing, None
                         self._keep_alive(group, other)
-                        if waiting is not None and not waiting.done():
-                            waiting.set_result(self._synced(group, other))
+                        _answer(waiting, self._synced(group, other))
 
             try:
                 stored = self._store_group(group)
@@ -561,19 +541,16 @@ class ClassicGroups:
                 self._keep_alive(group, member)
 
     def _heartbeat(self, request: Request[messages.HeartbeatRequest], connection: Peer) -> Message:
-        try:
-            group, member = self._current(request.body)
-            self._keep_alive(group, member)
-            if group.state == PREPARING:
-                raise Refused(codes.REBALANCE_IN_PROGRESS, "")
-        except Refused as refused:
-            return messages.HeartbeatResponse(error_code=refused.code)
+        group, member = self._current(request.body)
+        self._keep_alive(group, member)
+        if group.state == PREPARING:
+            raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         return messages.HeartbeatResponse()
 
     def _leave(self, request: Request[messages.LeaveGroupRequest], connection: Peer) -> Message:
         body = request.body
         if not body.group_id:
-            return messages.LeaveGroupResponse(error_code=codes.INVALID_GROUP_ID)
+            raise Refused(codes.INVALID_GROUP_ID, "")
         leaving = (
             [(member.member_id, member.group_instance_id) for member in body.members]
             if request.version >= 3
@@ -641,9 +618,8 @@ class ClassicGroups:
             member.session = self._context.timers.again(
                 member.session, member.session_ms, lambda: self._session_expired(group, member)
             )
-        elif member.session is not None:
+        else:
             member.session.cancel()
-            member.session = None
 
     def _session_expired(self, group: ClassicGroup, member: ClassicMember) -> None:
         if group.members.get(member.id) is member:
@@ -667,8 +643,7 @@ class ClassicGroups:
             del group.instances[member.instance_id]
         if group.leader == member.id:
             group.leader = next(iter(group.members), None)
-        if member.session is not None:
-            member.session.cancel()
+        member.session.cancel()
         member.refuse_waiting(codes.UNKNOWN_MEMBER_ID)
 
     def answer_all(self) -> None:
@@ -687,35 +662,34 @@ class ClassicGroups:
                 group_id=group_id, error_message=None, members=[]
             )
             groups.append(described)
-            try:
+            with Refusing(described, only=Refused):
                 group = self._known(group_id)
-            except Refused as refused:
-                described.error_code = refused.code
-                continue
-            if body.include_authorized_operations:
-                described.authorized_operations = GROUP_OPERATIONS
-            if group is None:
+                if body.include_authorized_operations:
+                    described.authorized_operations = GROUP_OPERATIONS
+                if group is not None:
+                    self._describe_group(group, described)
+                    continue
                 described.group_state = DEAD
                 if request.version >= 6:
-                    described.error_code = codes.GROUP_ID_NOT_FOUND
                     text = "not found" if self._store.get(group_id) is None else "is not a classic group"
-                    described.error_message = f"Group {group_id} {text}."
-                continue
-            is_stable = group.state == STABLE
-            described.group_state, described.protocol_type = group.state, group.protocol_type or ""
-            described.protocol_data = (group.protocol or "") if is_stable else ""
-            described.members = [
-                messages.DescribeGroupsResponse.DescribedGroupMember(
-                    member_id=member.id,
-                    group_instance_id=member.instance_id,
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    member_metadata=member.metadata(group.protocol) if is_stable else b"",
-                    member_assignment=member.assignment if is_stable else b"",
-                )
-                for member in group.members.values()
-            ]
+                    raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {group_id} {text}.")
         return messages.DescribeGroupsResponse(groups=groups)
+
+    def _describe_group(self, group: ClassicGroup, described: Any) -> None:
+        is_stable = group.state == STABLE
+        described.group_state, described.protocol_type = group.state, group.protocol_type or ""
+        described.protocol_data = (group.protocol or "") if is_stable else ""
+        described.members = [
+            messages.DescribeGroupsResponse.DescribedGroupMember(
+                member_id=member.id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata(group.protocol) if is_stable else b"",
+                member_assignment=member.assignment if is_stable else b"",
+            )
+            for member in group.members.values()
+        ]
 
     # -------------------------------------------------------------- offsets
 
@@ -741,6 +715,12 @@ class ClassicGroups:
             self._member(group, body.member_id, body.group_instance_id)
             if body.generation_id_or_member_epoch != group.generation:
                 raise Refused(codes.ILLEGAL_GENERATION, "")
+
+
+def _answer(waiting: asyncio.Future[Any] | None, answer: Any) -> None:
+    """Answer a request that waits, if there is one."""
+    if waiting is not None and not waiting.done():
+        waiting.set_result(answer)
 
 
 def _join_error(code: int, member_id: str, version: int) -> Any:

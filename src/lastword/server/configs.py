@@ -13,15 +13,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS, TopicConfig
-from lastword.errors import InvalidSettingError, LastwordError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.coordinator import EXPIRATION_MS, MOST_TIMEOUT_MS
-from lastword.server.topics import Refused, check_topic_name
+from lastword.server.topics import Refused, Refusing, check_topic_name
 
 if TYPE_CHECKING:
     from lastword.server.context import Handlers, ServerContext
@@ -108,10 +107,11 @@ class Configs:
 
     def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
+        alter = partial(self._context.in_turn, self._alter)
         return {
             "DescribeConfigs": self._describe,
-            "IncrementalAlterConfigs": self._alter_incrementally,
-            "AlterConfigs": self._alter,
+            "IncrementalAlterConfigs": alter,
+            "AlterConfigs": alter,
         }
 
     # -------------------------------------------------------------- describe
@@ -222,16 +222,10 @@ class Configs:
                 configs=[],
             )
             results.append(result)
-            try:
-                rows, read_only = self._rows_of(resource)
-            except Refused as refused:
-                result.error_code, result.error_message = refused.code, refused.message
-                continue
             wanted = resource.configuration_keys
-            for row in rows:
-                if wanted and row.name not in wanted:
-                    continue
-                result.configs.append(
+            with Refusing(result, only=Refused):
+                rows, read_only = self._rows_of(resource)
+                result.configs = [
                     messages.DescribeConfigsResponse.DescribeConfigsResourceResult(
                         name=row.name,
                         value=row.value,
@@ -242,7 +236,9 @@ class Configs:
                         config_type=TYPES[row.type],
                         documentation=row.text if body.include_documentation else None,
                     )
-                )
+                    for row in rows
+                    if not wanted or row.name in wanted
+                ]
         return messages.DescribeConfigsResponse(results=results)
 
     def _rows_of(self, resource: Any) -> tuple[list[Row], bool]:
@@ -308,19 +304,15 @@ class Configs:
             ) from None
         return setting.show(parsed)
 
-    def _alter_incrementally(
-        self, request: Request[messages.IncrementalAlterConfigsRequest], connection: Peer
-    ) -> Any:
-        return self._context.in_turn(
-            self._altered, request, messages.IncrementalAlterConfigsResponse, self._incremental
-        )
-
-    def _alter(self, request: Request[messages.AlterConfigsRequest], connection: Peer) -> Any:
-        return self._context.in_turn(self._altered, request, messages.AlterConfigsResponse, self._whole)
-
-    def _altered(
-        self, request: Request[Any], kind: Any, changes_of: Callable[[Any], dict[str, Any]]
+    def _alter(
+        self,
+        request: Request[messages.AlterConfigsRequest | messages.IncrementalAlterConfigsRequest],
+        connection: Peer,
     ) -> Message:
+        kind: Any = messages.AlterConfigsResponse
+        changes_of: Callable[[Any], dict[str, Any]] = self._whole
+        if request.api.name == "IncrementalAlterConfigs":
+            kind, changes_of = messages.IncrementalAlterConfigsResponse, self._incremental
         responses = []
         resources = request.body.resources
         named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
@@ -331,8 +323,8 @@ class Configs:
                 error_message=None,
             )
             responses.append(response)
-            try:
-                name = resource.resource_name
+            name = resource.resource_name
+            with Refusing(response):
                 if named[resource.resource_type, name] > 1:
                     raise Refused(codes.INVALID_REQUEST, "Each resource must appear at most once.")
                 self._check_changes(resource)
@@ -343,12 +335,6 @@ class Configs:
                     self._dirs.check_config(name, changes)
                 else:
                     self._dirs.set_config(name, changes)
-            except Refused as refused:
-                response.error_code, response.error_message = refused.code, refused.message
-            except InvalidSettingError as error:
-                response.error_code, response.error_message = codes.INVALID_CONFIG, error.message
-            except LastwordError as error:
-                response.error_code, response.error_message = error.kafka_code, error.message
         answer: Message = kind(responses=responses)
         return answer
 

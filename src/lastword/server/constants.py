@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.files import real_path
 from lastword.protocol import Request, codes, messages
+from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Message
 from lastword.server.topics import NOT_HOSTED, Refused, check_replicas
 
@@ -19,11 +20,18 @@ if TYPE_CHECKING:
     from lastword.server.context import Handlers, ServerContext
     from lastword.server.security import Peer
 
-NO_ACLS: dict[str, Any] = {
-    "error_code": codes.SECURITY_DISABLED,
-    "error_message": "No Authorizer is configured.",
+REFUSED: dict[str, tuple[int, str | None]] = {
+    "DescribeAcls": (codes.SECURITY_DISABLED, "No Authorizer is configured on the broker"),
+    "CreateAcls": (codes.SECURITY_DISABLED, "No Authorizer is configured."),
+    "DeleteAcls": (codes.SECURITY_DISABLED, "No Authorizer is configured."),
+    "DescribeDelegationToken": (codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, None),
+    "SaslHandshake": (codes.ILLEGAL_SASL_STATE, None),
+    "SaslAuthenticate": (
+        codes.ILLEGAL_SASL_STATE,
+        "SaslAuthenticate request received after successful authentication",
+    ),
 }
-NO_TOKENS: dict[str, Any] = {"error_code": codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED}
+"""Error and text of each API that is always refused."""
 ANONYMOUS = ("User", "ANONYMOUS")
 METADATA_TOPIC = "__cluster_metadata"
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
@@ -46,15 +54,10 @@ class Constants:
     def handlers(self) -> Handlers:
         """Return the handlers by the name of the API."""
         return {
-            "SaslHandshake": self._sasl_handshake,
-            "SaslAuthenticate": self._sasl_authenticate,
-            "DescribeAcls": self._describe_acls,
-            "CreateAcls": self._create_acls,
-            "DeleteAcls": self._delete_acls,
-            "CreateDelegationToken": self._create_token,
-            "RenewDelegationToken": self._renew_token,
-            "ExpireDelegationToken": self._expire_token,
-            "DescribeDelegationToken": self._describe_tokens,
+            **dict.fromkeys(REFUSED, _refuse),
+            "CreateDelegationToken": self._refuse_token,
+            "RenewDelegationToken": self._refuse_token,
+            "ExpireDelegationToken": self._refuse_token,
             "DescribeUserScramCredentials": self._describe_credentials,
             "DescribeClientQuotas": self._describe_quotas,
             "AlterClientQuotas": self._alter_quotas,
@@ -66,65 +69,19 @@ class Constants:
             "ListConfigResources": self._list_resources,
         }
 
-    # -------------------------------------------------------------- ACLs, tokens, authentication
+    # -------------------------------------------------------------- tokens
 
-    def _describe_acls(self, request: Request[messages.DescribeAclsRequest], connection: Peer) -> Message:
-        answer = messages.DescribeAclsResponse(**NO_ACLS)
-        answer.error_message = "No Authorizer is configured on the broker"
-        return answer
+    def _refuse_token(self, request: Request[Any], connection: Peer) -> Message:
+        answer: Any = error_answer(request, codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, None)
+        answer.expiry_timestamp_ms = -1
+        if request.api.name == "CreateDelegationToken":
+            answer.issue_timestamp_ms = answer.max_timestamp_ms = -1
+            answer.principal_type, answer.principal_name = ANONYMOUS
+            if request.version >= 3:
+                answer.token_requester_principal_type, answer.token_requester_principal_name = ANONYMOUS
+        return answer  # type: ignore[no-any-return]
 
-    def _create_acls(self, request: Request[messages.CreateAclsRequest], connection: Peer) -> Message:
-        kind = messages.CreateAclsResponse
-        return kind(results=[kind.AclCreationResult(**NO_ACLS) for _ in request.body.creations])
-
-    def _delete_acls(self, request: Request[messages.DeleteAclsRequest], connection: Peer) -> Message:
-        kind = messages.DeleteAclsResponse
-        return kind(filter_results=[kind.DeleteAclsFilterResult(**NO_ACLS) for _ in request.body.filters])
-
-    def _create_token(
-        self, request: Request[messages.CreateDelegationTokenRequest], connection: Peer
-    ) -> Message:
-        kind, name = ANONYMOUS
-        return messages.CreateDelegationTokenResponse(
-            **NO_TOKENS,
-            principal_type=kind,
-            principal_name=name,
-            token_requester_principal_type=kind if request.version >= 3 else "",
-            token_requester_principal_name=name if request.version >= 3 else "",
-            issue_timestamp_ms=-1,
-            expiry_timestamp_ms=-1,
-            max_timestamp_ms=-1,
-        )
-
-    def _renew_token(
-        self, request: Request[messages.RenewDelegationTokenRequest], connection: Peer
-    ) -> Message:
-        return messages.RenewDelegationTokenResponse(**NO_TOKENS, expiry_timestamp_ms=-1)
-
-    def _expire_token(
-        self, request: Request[messages.ExpireDelegationTokenRequest], connection: Peer
-    ) -> Message:
-        return messages.ExpireDelegationTokenResponse(**NO_TOKENS, expiry_timestamp_ms=-1)
-
-    def _describe_tokens(
-        self, request: Request[messages.DescribeDelegationTokenRequest], connection: Peer
-    ) -> Message:
-        return messages.DescribeDelegationTokenResponse(**NO_TOKENS)
-
-    def _sasl_handshake(self, request: Request[messages.SaslHandshakeRequest], connection: Peer) -> Message:
-        """Refuse: the connection is authenticated, or needs no authentication."""
-        return messages.SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=[])
-
-    def _sasl_authenticate(
-        self, request: Request[messages.SaslAuthenticateRequest], connection: Peer
-    ) -> Message:
-        return messages.SaslAuthenticateResponse(
-            error_code=codes.ILLEGAL_SASL_STATE,
-            error_message="SaslAuthenticate request received after successful authentication",
-            auth_bytes=b"",
-        )
-
-    # -------------------------------------------------------------- users and quotas
+    # -------------------------------------------------------------- credentials, quotas
 
     def _describe_credentials(
         self, request: Request[messages.DescribeUserScramCredentialsRequest], connection: Peer
@@ -327,6 +284,10 @@ class Constants:
                 for name in names
             ]
         )
+
+
+def _refuse(request: Request[Any], connection: Peer) -> Message:
+    return error_answer(request, *REFUSED[request.api.name])
 
 
 def _filter_error(component: Any) -> tuple[int, str]:

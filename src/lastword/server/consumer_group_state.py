@@ -15,7 +15,7 @@ from typing import Any
 from lastword.protocol import encode_stored, messages
 from lastword.server.assignors import ASSIGNORS, Partition, Partitions
 from lastword.server.group_store import Committed, Group
-from lastword.server.timers import Timer
+from lastword.server.timers import NO_TIMER, Timer
 
 EMPTY, ASSIGNING, RECONCILING, STABLE = "Empty", "Assigning", "Reconciling", "Stable"
 IS_STABLE, UNREVOKED, UNRELEASED = range(3)
@@ -197,9 +197,7 @@ class ConsumerGroup(Group):
         if member.instance_id is not None and self.instances.get(member.instance_id) == member_id:
             del self.instances[member.instance_id]
         for timers in (self.sessions, self.revocations):
-            timer = timers.pop(member_id, None)
-            if timer is not None:
-                timer.cancel()
+            timers.pop(member_id, NO_TIMER).cancel()
 
     def _release(self, member_id: str) -> None:
         member = self.members.get(member_id)

@@ -25,10 +25,11 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.arrow import pa, pc
-from lastword.errors import LastwordError, MissingError
+from lastword.errors import MissingError
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.server import consumer_group_state as state
@@ -51,8 +52,9 @@ from lastword.server.consumer_group_state import (
     with_current,
 )
 from lastword.server.context import NO_OPERATIONS
-from lastword.server.group_store import GROUP_OPERATIONS
-from lastword.server.topics import Refused
+from lastword.server.group_store import GROUP_OPERATIONS, Group, answer_of
+from lastword.server.timers import NO_TIMER
+from lastword.server.topics import Refused, Refusing
 
 if TYPE_CHECKING:
     from lastword.server.context import Handlers, ServerContext
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 LEAVES, LEAVES_FOR_A_WHILE = -1, -2
 """Epochs of the heartbeat of a member that leaves, and of a static member that will be back."""
 MOST_MEMBERS = 10_000
+IsStale = Callable[[bytes, int], bool]
+"""Says whether the epoch of a member is too old for a partition, by topic id and number."""
 _log = logging.getLogger("lastword.server")
 DYNAMIC = 1
 """Type of a member of this protocol in ConsumerGroupDescribe."""
@@ -83,9 +87,6 @@ class ConsumerGroups:
     # -------------------------------------------------------------- heartbeat
 
     def _heartbeat(self, request: Request[messages.ConsumerGroupHeartbeatRequest], connection: Peer) -> Any:
-        return _answered(lambda: self._begin(request, connection))
-
-    def _begin(self, request: Request[messages.ConsumerGroupHeartbeatRequest], connection: Peer) -> Any:
         body = request.body
         _check(body, request.version)
         if body.member_epoch < 0:
@@ -97,12 +98,9 @@ class ConsumerGroups:
         matching = self._context.in_pool(_matching, stale, names, version)
 
         def matched() -> Any:
-            matches = matching.result()
-            if isinstance(matches, Refused):
-                raise matches
-            return self._alive(request, connection, matches)
+            return self._alive(request, connection, matching.result())
 
-        return self._context.then(matching, lambda: _answered(matched))
+        return self._context.then(matching, partial(answer_of, request, matched))
 
     def _stale_regexes(self, body: messages.ConsumerGroupHeartbeatRequest) -> list[str]:
         """Return the regular expressions whose topics have to be found before the heartbeat is handled."""
@@ -249,10 +247,7 @@ class ConsumerGroups:
     # -------------------------------------------------------------- members that go
 
     def _leave(self, body: messages.ConsumerGroupHeartbeatRequest) -> Any:
-        group = self._store.get(body.group_id)
-        if not isinstance(group, ConsumerGroup):
-            text = "not found" if group is None else "is not a consumer group"
-            raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {body.group_id} {text}.")
+        group = _consumer_group(self._store.get(body.group_id), body.group_id)
         answer = messages.ConsumerGroupHeartbeatResponse(
             member_id=body.member_id,
             member_epoch=body.member_epoch,
@@ -321,18 +316,15 @@ class ConsumerGroups:
 
     def _await_session(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         group.sessions[member.id] = self._context.timers.again(
-            group.sessions.get(member.id),
+            group.sessions.get(member.id, NO_TIMER),
             self._settings.group_consumer_session_timeout_ms,
             lambda: self._expired(group, member.id, None),
         )
 
     def _await_revocation(self, group: ConsumerGroup, member: ConsumerMember) -> None:
-        timer = group.revocations.get(member.id)
         if member.state != UNREVOKED:
-            if timer is not None:
-                timer.cancel()
-                del group.revocations[member.id]
-        elif timer is None:
+            group.revocations.pop(member.id, NO_TIMER).cancel()
+        elif member.id not in group.revocations:
             group.revocations[member.id] = self._context.timers.after(
                 member.rebalance_ms, lambda: self._expired(group, member.id, member.epoch)
             )
@@ -406,26 +398,26 @@ class ConsumerGroups:
     # -------------------------------------------------------------- offsets
 
     def check_commit(
-        self, group: ConsumerGroup, body: messages.OffsetCommitRequest, version: int
-    ) -> Callable[[bytes, int], bool] | None:
-        """Refuse the commit of another than a member.
+        self, group: ConsumerGroup, request: Request[messages.OffsetCommitRequest], stale: int
+    ) -> IsStale | None:
+        """Refuse the commit of another than a member, with the error `stale` if its epoch is too high.
 
         Returns:
             A function that says whether the member's epoch is too old for a partition; None: for none.
         """
-        epoch = body.generation_id_or_member_epoch
+        body, epoch = request.body, request.body.generation_id_or_member_epoch
         if epoch < 0 and group.is_empty:
             return None
         member = _known_member(group, body.member_id)
-        if version < 9:
+        if request.version < 9:
             raise Refused(codes.UNSUPPORTED_VERSION, "")
-        return _stale_by_partition(member, epoch, codes.STALE_MEMBER_EPOCH)
+        return _stale_by_partition(member, epoch, stale)
 
     def check_transactional_commit(
-        self, group: ConsumerGroup, body: messages.TxnOffsetCommitRequest, stale: int
-    ) -> Callable[[bytes, int], bool] | None:
+        self, group: ConsumerGroup, request: Request[messages.TxnOffsetCommitRequest], stale: int
+    ) -> IsStale | None:
         """Refuse the commit, in a transaction, of another than a member; return as `check_commit`."""
-        epoch = body.generation_id_or_member_epoch
+        body, epoch = request.body, request.body.generation_id_or_member_epoch
         if epoch < 0 and not body.member_id and body.group_instance_id is None:
             return None
         member = _known_member(group, body.member_id)
@@ -450,19 +442,11 @@ class ConsumerGroups:
                 group_id=group_id, authorized_operations=NO_OPERATIONS
             )
             described.append(result)
-            try:
+            with Refusing(result, only=Refused):
                 group = self._store.get(group_id)
-            except Refused as refused:
-                result.error_code = refused.code
-                continue
-            if not group_id:
-                result.error_code = codes.INVALID_GROUP_ID
-            elif not isinstance(group, ConsumerGroup):
-                result.error_code = codes.GROUP_ID_NOT_FOUND
-                text = "not found" if group is None else "is not a consumer group"
-                result.error_message = f"Group {group_id} {text}."
-            else:
-                self._describe_group(group, result)
+                if not group_id:
+                    raise Refused(codes.INVALID_GROUP_ID, "")
+                self._describe_group(_consumer_group(group, group_id), result)
                 if request.body.include_authorized_operations:
                     result.authorized_operations = GROUP_OPERATIONS
         return messages.ConsumerGroupDescribeResponse(groups=described)
@@ -523,25 +507,33 @@ def _updated(
     )
 
 
-def _matching(regexes: list[str], topics: list[str], version: int) -> Matches | Refused:
+def _matching(regexes: list[str], topics: list[str], version: int) -> Matches:
     """Return the topics that match each regular expression as a whole, by RE2: in linear time."""
     matches: Matches = {}
     try:
         names = pa.array(topics, pa.string())
     except MissingError as missing:
-        return Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing))
+        raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing)) from None
     for regex in regexes:
         try:
             pc.match_substring_regex(pa.array([""]), regex)  # alone: `a)|(b` is refused
             mask = pc.match_substring_regex(names, rf"\A(?:{regex})\z").to_pylist()
         except pa.ArrowInvalid as error:
             reason = str(error).removeprefix("Invalid regular expression: ")
-            return Refused(
+            raise Refused(
                 codes.INVALID_REGULAR_EXPRESSION,
                 f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {reason}.",
-            )
+            ) from None
         matches[regex] = frozenset(topic for topic, hit in zip(topics, mask, strict=True) if hit), version
     return matches
+
+
+def _consumer_group(group: Group | None, group_id: str) -> ConsumerGroup:
+    """Return a group of this protocol, or raise Refused."""
+    if not isinstance(group, ConsumerGroup):
+        text = "not found" if group is None else "is not a consumer group"
+        raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {group_id} {text}.")
+    return group
 
 
 def _known_member(group: ConsumerGroup, member_id: str | None) -> ConsumerMember:
@@ -558,27 +550,6 @@ def _new_id() -> str:
 
 
 # ---------------------------------------------------------------- refusals
-
-
-def _answered(work: Callable[[], Any]) -> Any:
-    """Return the answer of a heartbeat, also if it is refused."""
-    try:
-        return work()
-    except Refused as refused:
-        return _refusal(refused)
-    except LastwordError as error:
-        return _refusal(Refused(error.kafka_code, error.message))
-
-
-def _refusal(refused: Refused) -> Message:
-    return messages.ConsumerGroupHeartbeatResponse(
-        error_code=refused.code,
-        error_message=refused.message or None,
-        member_id=None,
-        member_epoch=0,
-        heartbeat_interval_ms=0,
-        assignment=None,
-    )
 
 
 def _invalid(text: str) -> Refused:
@@ -638,9 +609,7 @@ def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -
     )
 
 
-def _stale_by_partition(
-    member: ConsumerMember, epoch: int, stale: int
-) -> Callable[[bytes, int], bool] | None:
+def _stale_by_partition(member: ConsumerMember, epoch: int, stale: int) -> IsStale | None:
     """Return a function that says whether a member's epoch is too old for a partition; None: for none.
 
     Raises:

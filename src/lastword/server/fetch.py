@@ -28,7 +28,7 @@ import random
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -165,36 +165,29 @@ class PartitionFetch:
         return self.topic or self.topic_id, self.partition
 
 
+@dataclass(eq=False, slots=True)
 class FetchSession:
     """A fetch session: the partitions of a client, in order, and when it was used last."""
 
-    def __init__(self, number: int, partitions: OrderedDict[Any, PartitionFetch], used: float) -> None:
-        self.id = number
-        self.epoch = 1
-        self.partitions = partitions
-        self.used = used
+    id: int
+    partitions: OrderedDict[Any, PartitionFetch]
+    used: float
+    epoch: int = 1
 
 
+@dataclass(eq=False, slots=True)
 class Waiting:
     """A fetch that waits for bytes."""
 
-    def __init__(
-        self,
-        request: Request[messages.FetchRequest],
-        session: FetchSession | None,
-        fetches: list[PartitionFetch],
-        *,
-        full: bool,
-    ) -> None:
-        self.request = request
-        self.session = session
-        self.fetches = fetches
-        self.full = full
-        """The answer has all partitions, not only those that changed."""
-        self.answers: list[Any] = []
-        self.logs: list[ServedLog] = []
-        self.future: asyncio.Future[Any] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    request: Request[messages.FetchRequest]
+    session: FetchSession | None
+    fetches: list[PartitionFetch]
+    full: bool
+    """The answer has all partitions, not only those that changed."""
+    answers: list[Any] = field(default_factory=list)
+    logs: list[ServedLog] = field(default_factory=list)
+    future: asyncio.Future[Any] | None = None
+    timer: asyncio.TimerHandle | None = None
 
 
 class Fetches:
@@ -217,7 +210,7 @@ class Fetches:
             "Fetch": self._fetch,
             "ListOffsets": self._list_offsets,
             "OffsetForLeaderEpoch": self._offset_for_leader_epoch,
-            "DeleteRecords": self._delete_records,
+            "DeleteRecords": partial(self._context.in_pool, self._delete_records),
         }
 
     # -------------------------------------------------------------- sessions
@@ -299,7 +292,7 @@ class Fetches:
         fetches: list[PartitionFetch],
         full: bool,
     ) -> Any:
-        waiting = Waiting(request, session, fetches, full=full)
+        waiting = Waiting(request, session, fetches, full)
         newest = [fetch for fetch in fetches if fetch.is_newest]
         if newest:
             read = self._context.in_pool(self._read_newest, request, newest)
@@ -580,10 +573,6 @@ class Fetches:
         for waiting in {waiting for others in self._waiting.values() for waiting in others}:
             self._answer(waiting)
 
-    def topics_changed(self) -> None:
-        """Answer the fetches that wait: a topic of theirs may be gone."""
-        self.answer_all()
-
     # -------------------------------------------------------------- offsets
 
     def _list_offsets(self, request: Request[messages.ListOffsetsRequest], connection: Peer) -> Any:
@@ -684,10 +673,7 @@ class Fetches:
 
     # -------------------------------------------------------------- DeleteRecords
 
-    def _delete_records(self, request: Request[messages.DeleteRecordsRequest], connection: Peer) -> Any:
-        return self._context.in_pool(self._deleted_records, request)
-
-    def _deleted_records(self, request: Request[messages.DeleteRecordsRequest]) -> Message:
+    def _delete_records(self, request: Request[messages.DeleteRecordsRequest], connection: Peer) -> Message:
         topics = []
         for topic in request.body.topics:
             partitions: list[Any] = []

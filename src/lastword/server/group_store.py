@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from lastword.protocol import codes, encode_stored
+from lastword.protocol import Request, codes, encode_stored
+from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.context import ServerContext
 from lastword.server.coordinator import CoordinatorTopic
@@ -141,6 +142,14 @@ class OtherGroup(Group):
             raise Refused(codes.GROUP_ID_NOT_FOUND, "")
         if generation >= 0 or self.members:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+
+
+def answer_of(request: Request[Any], call: Callable[[], Any]) -> Any:
+    """Return the answer of `call`; if it raises Refused, the answer with that error, which is not logged."""
+    try:
+        return call()
+    except Refused as refused:
+        return error_answer(request, refused.code, refused.message or None)
 
 
 class GroupStore:

@@ -18,10 +18,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError
 from lastword.protocol import Request, codes, messages
+from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Message, stored_keys
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_group_state import KEYS as CONSUMER_KEYS
@@ -29,7 +31,7 @@ from lastword.server.consumer_group_state import ConsumerGroup
 from lastword.server.consumer_groups import ConsumerGroups
 from lastword.server.coordinator import StoredRecord
 from lastword.server.group_leases import GroupLeases
-from lastword.server.group_store import Group, GroupStore, OtherGroup
+from lastword.server.group_store import Group, GroupStore, OtherGroup, answer_of
 from lastword.server.offsets import Offsets, offset_key
 from lastword.server.topics import GROUPS_TOPIC, Refused, Refusing
 
@@ -88,9 +90,8 @@ class Groups:
 
         def handle(request: Request[Any], connection: Peer) -> Any:
             loading = self._load()
-            if loading is not None:
-                return self.topic.answered(self._context.then(loading, lambda: handler(request, connection)))
-            return self.topic.answered(handler(request, connection))
+            call = partial(answer_of, request, partial(handler, request, connection))
+            return self.topic.answered(call() if loading is None else self._context.then(loading, call))
 
         return handle
 
@@ -249,43 +250,37 @@ class Groups:
     def _find(self, request: Request[messages.FindCoordinatorRequest], connection: Peer) -> Any:
         """Answer FindCoordinator, for groups when they are loaded. Clients repeat it if that fails."""
         key_type = request.body.key_type
-        refused = None if key_type in COORDINATED else Refused(codes.INVALID_REQUEST, "not served")
+        if key_type not in COORDINATED:
+            return error_answer(request, codes.INVALID_REQUEST, "not served")
         loading = self._load() if key_type == OF_GROUPS else None
         if loading is None:
-            return self.found(request, refused)
-        answer: asyncio.Future[Any] = self._context.loop.create_future()
+            return self.found(request)
+        return self._context.loop.create_task(self._found_after(loading, request))
 
-        def found(done: asyncio.Future[Any]) -> None:
-            error = done.exception()
-            if error is None or isinstance(error, Refused):
-                answer.set_result(self.found(request, error))
-            else:
-                answer.set_exception(error)
+    async def _found_after(
+        self, loading: asyncio.Future[Any], request: Request[messages.FindCoordinatorRequest]
+    ) -> Message:
+        try:
+            await loading
+        except Refused as refused:
+            return error_answer(request, refused.code, refused.message)
+        return self.found(request)
 
-        loading.add_done_callback(found)
-        return answer
-
-    def found(self, request: Request[messages.FindCoordinatorRequest], refused: Refused | None) -> Message:
-        """Return the answer that names the coordinator of a group or a transactional id, or refuses it."""
+    def found(self, request: Request[messages.FindCoordinatorRequest]) -> Message:
+        """Return the answer that names the coordinator of a group or a transactional id."""
         body, leader = request.body, self._context.leader
         if request.version < 4:
-            if refused is not None:
-                return messages.FindCoordinatorResponse(
-                    error_code=refused.code, error_message=refused.message, node_id=-1, host="", port=-1
-                )
             return messages.FindCoordinatorResponse(
                 error_message="NONE", node_id=leader.id, host=leader.host, port=leader.port
             )
-        coordinators = []
-        for key in body.coordinator_keys:
-            coordinator = messages.FindCoordinatorResponse.Coordinator(
-                key=key, node_id=leader.id, host=leader.host, port=leader.port, error_message=""
-            )
-            if refused is not None:
-                coordinator.error_code, coordinator.error_message = refused.code, refused.message
-                coordinator.node_id, coordinator.host, coordinator.port = -1, "", -1
-            coordinators.append(coordinator)
-        return messages.FindCoordinatorResponse(coordinators=coordinators)
+        return messages.FindCoordinatorResponse(
+            coordinators=[
+                messages.FindCoordinatorResponse.Coordinator(
+                    key=key, node_id=leader.id, host=leader.host, port=leader.port, error_message=""
+                )
+                for key in body.coordinator_keys
+            ]
+        )
 
     # -------------------------------------------------------------- list, delete
 

@@ -20,6 +20,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lastword.errors import CapacityError
@@ -45,18 +46,18 @@ MOST_SLICES = 10_000
 """A partition is resolved again after this number of additions, which cost memory each."""
 
 
+@dataclass(eq=False, slots=True)
 class _Resolved:
     """The resolution of one partition; `lock` belongs to the thread that uses it."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.running: RunningResolution | None = None
-        self.slices = 0
-        self.memory_bytes = 0
-        self.error: CapacityError | None = None
-        """The keys do not fit. Kept, because clients ask again and again, and each attempt reads the log."""
-        self.refused: tuple[int, set[tuple[int, int]]] = (0, set())
-        """Log start and segments whose keys did not fit. They may fit when one of them is gone."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    running: RunningResolution | None = None
+    slices: int = 0
+    memory_bytes: int = 0
+    error: CapacityError | None = None
+    """The keys do not fit. Kept, because clients ask again and again, and each attempt reads the log."""
+    refused: tuple[int, set[tuple[int, int]]] = (0, set())
+    """Log start and segments whose keys did not fit. They may fit when one of them is gone."""
 
     def check(self, view: PartitionView) -> None:
         """Raise the error again, unless records were removed since then."""
@@ -100,7 +101,8 @@ class NewestReads:
             resolved.check(view)
             if offset >= view.stable_offset:
                 return b""
-            view = view.held(min(offset, self._limit(resolved)))
+            limit = 0 if resolved.running is None else resolved.running.limit
+            view = view.held(min(offset, limit))
             self._resolve(resolved, view)
             batches = self._live(resolved, view, offset, most_bytes)
             return _whole_batches(batches, most_bytes, first=first)
@@ -108,19 +110,15 @@ class NewestReads:
         with resolved.lock:
             return read_again(read)
 
-    @staticmethod
-    def _limit(resolved: _Resolved) -> int:
-        return 0 if resolved.running is None else resolved.running.limit
-
     def _resolve(self, resolved: _Resolved, view: PartitionView) -> None:
         """Add the batches between the limit and the last stable offset."""
-        from lastword.resolve import MapFull
+        from lastword.resolve import MapFull, RunningResolution
         from lastword.state.newest import slices_of
 
         end = view.stable_offset
         for _ in range(2):
             if resolved.running is None:
-                resolved.running = self._empty()
+                resolved.running = RunningResolution(map_bytes=self._memory_bytes, salt=os.urandom(16))
                 resolved.slices = 0
             start = max(resolved.running.limit, view.log_start)
             if start >= end:
@@ -150,11 +148,6 @@ class NewestReads:
             resolved.slices += len(slices)
             self._make_room(resolved)
             return
-
-    def _empty(self) -> RunningResolution:
-        from lastword.resolve import RunningResolution
-
-        return RunningResolution(map_bytes=self._memory_bytes, salt=os.urandom(16))
 
     def _make_room(self, resolved: _Resolved) -> None:
         """Count the memory of a resolution, and drop others until all fit."""

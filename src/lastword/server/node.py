@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
+from lastword.protocol.connection import advertised
 from lastword.protocol.schemas import Message
 from lastword.server.admin import Admin
 from lastword.server.configs import Configs
@@ -96,7 +97,7 @@ class ClusterNode:
         if name == "Metadata":
             request.body.allow_auto_topic_creation = False
         if name == "FindCoordinator":
-            return self.groups.found(request, None)
+            return self.groups.found(request)
         return self._handle(request, connection)
 
     def _handle(self, request: Request[Any], connection: Peer) -> Answer:
@@ -162,12 +163,8 @@ class ClusterNode:
         ):
             return messages.ApiVersionsResponse(error_code=codes.REBOOTSTRAP_REQUIRED, api_keys=[])
         listed = [
-            messages.ApiVersionsResponse.ApiVersion(
-                api_key=api.key,
-                min_version=0 if api.key == 0 else api.first,  # librdkafka compresses only from 0 on
-                max_version=min(api.last, api.stable),
-            )
-            for api in sorted(APIS.values(), key=lambda api: api.key)
+            messages.ApiVersionsResponse.ApiVersion(api_key=key, min_version=first, max_version=last)
+            for key, first, last in advertised()
         ]
         return messages.ApiVersionsResponse(
             error_code=request.error,

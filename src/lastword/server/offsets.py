@@ -19,7 +19,7 @@ from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_group_state import ConsumerGroup
-from lastword.server.consumer_groups import ConsumerGroups
+from lastword.server.consumer_groups import ConsumerGroups, IsStale
 from lastword.server.coordinator import StoredRecord
 from lastword.server.group_store import NOT_COMMITTED, Committed, Group, GroupStore, OtherGroup
 from lastword.server.topics import Refused, Refusing, ServedTopic
@@ -98,93 +98,61 @@ class Offsets:
 
     # -------------------------------------------------------------- commit
 
-    def _check_commit(
-        self, group: Group, body: messages.OffsetCommitRequest, version: int
-    ) -> Callable[[bytes, int], bool] | None:
-        """Refuse the commit of a member that may not commit now.
-
-        Returns:
-            A function that says whether the member's epoch is too old for a partition; None: for none.
-        """
-        if isinstance(group, ConsumerGroup):
-            return self._consumers.check_commit(group, body, version)
-        if isinstance(group, ClassicGroup):
-            self._classic.check_commit(group, body)
-        if isinstance(group, OtherGroup):
-            group.check_commit(body.generation_id_or_member_epoch)
-        return None
-
-    def _check_transactional_commit(
-        self, group: Group, body: messages.TxnOffsetCommitRequest, stale: int
-    ) -> Callable[[bytes, int], bool] | None:
-        """Refuse the commit, in a transaction, of a member that is not of the group or its generation.
-
-        Args:
-            group: The group.
-            body: The request.
-            stale: The error of an epoch that is not the member's.
-
-        Returns:
-            As `_check_commit`.
-        """
-        if isinstance(group, ConsumerGroup):
-            return self._consumers.check_transactional_commit(group, body, stale)
-        if isinstance(group, ClassicGroup):
-            self._classic.check_transactional_commit(group, body)
-        if isinstance(group, OtherGroup):
-            group.check_commit(body.generation_id_or_member_epoch)
-        return None
-
     def _commit(self, request: Request[messages.OffsetCommitRequest], connection: Peer) -> Any:
-        body, version = request.body, request.version
-        code = 0
-        is_stale: Callable[[bytes, int], bool] | None = None
-        try:
-            group = self._store.get(body.group_id)
-            if group is None and body.generation_id_or_member_epoch >= 0:
-                raise Refused(codes.GROUP_ID_NOT_FOUND if version >= 9 else codes.ILLEGAL_GENERATION, "")
-            if group is not None:
-                is_stale = self._check_commit(group, body, version)
-        except Refused as refused:
-            code = refused.code
+        group_id, version = request.body.group_id, request.version
         topics, changes = self._given(
             request,
-            code,
-            is_stale,
+            self._consumers.check_commit,
+            self._classic.check_commit,
             messages.OffsetCommitResponse.OffsetCommitResponseTopic,
             messages.OffsetCommitResponse.OffsetCommitResponsePartition,
             by_id=version >= 10,
+            has_epochs=version >= 9,
         )
-        answer = messages.OffsetCommitResponse(topics=topics)
-        stored = self._stored(body.group_id, topics, changes)
+        stored = self._stored(group_id, topics, changes)
         if changes:
-            self.committed(self._group(body.group_id), changes)
-            self._supersede(body.group_id, changes)
-        return self._store.answer_after(stored, answer)
+            self.committed(self._group(group_id), changes)
+            self._supersede(group_id, changes)
+        return self._store.answer_after(stored, messages.OffsetCommitResponse(topics=topics))
 
     def _given(
         self,
-        request: Request[messages.OffsetCommitRequest | messages.TxnOffsetCommitRequest],
-        code: int,
-        is_stale: Callable[[bytes, int], bool] | None,
+        request: Request[Any],
+        check_consumer: Callable[[ConsumerGroup, Request[Any], int], IsStale | None],
+        check_classic: Callable[[ClassicGroup, Any], None],
         topic_class: Any,
         partition_class: Any,
         *,
         by_id: bool,
-        stale: int = codes.STALE_MEMBER_EPOCH,
+        has_epochs: bool,
     ) -> tuple[list[Any], dict[tuple[str, int], Committed]]:
         """Return the topics of the answer to a commit, and the offsets that may be stored.
 
         Args:
-            request: The request.
-            code: The error of all partitions, or 0.
-            is_stale: Says whether the member's epoch is too old for a partition.
+            request: OffsetCommit or TxnOffsetCommit.
+            check_consumer: Refuses the commit of a member that may not commit now to a consumer group, with
+                the given error if its epoch is wrong.
+            check_classic: As `check_consumer`, for a classic group.
             topic_class: The class of a topic of the answer.
             partition_class: The class of a partition of the answer.
             by_id: The request names topics by their ids.
-            stale: The error of an epoch that is too old.
+            has_epochs: The version has epochs of members.
         """
-        body = request.body
+        body, code = request.body, 0
+        is_stale: IsStale | None = None
+        stale = codes.STALE_MEMBER_EPOCH if has_epochs else codes.ILLEGAL_GENERATION
+        try:
+            group = self._store.get(body.group_id)
+            if group is None and body.generation_id_or_member_epoch >= 0:
+                raise Refused(codes.GROUP_ID_NOT_FOUND if has_epochs else codes.ILLEGAL_GENERATION, "")
+            if isinstance(group, ConsumerGroup):
+                is_stale = check_consumer(group, request, stale)
+            elif isinstance(group, ClassicGroup):
+                check_classic(group, body)
+            elif isinstance(group, OtherGroup):
+                group.check_commit(body.generation_id_or_member_epoch)
+        except Refused as refused:
+            code = refused.code
         now_ms = self._context.clock.now_ms()
         retention_ms = getattr(body, "retention_time_ms", -1)
         expires_ms = min(now_ms + retention_ms, INT64_MAX) if retention_ms >= 0 else -1
@@ -244,32 +212,21 @@ class Offsets:
             request: The request. The groups are loaded, and the transaction has the partition of the group.
             producer: Producer id and epoch.
         """
-        body, version = request.body, request.version
-        code = 0
-        is_stale: Callable[[bytes, int], bool] | None = None
-        stale = codes.STALE_MEMBER_EPOCH if version >= 6 else codes.ILLEGAL_GENERATION
-        try:
-            group = self._store.get(body.group_id)
-            if group is None and body.generation_id_or_member_epoch >= 0:
-                raise Refused(codes.GROUP_ID_NOT_FOUND if version >= 6 else codes.ILLEGAL_GENERATION, "")
-            if group is not None:
-                is_stale = self._check_transactional_commit(group, body, stale)
-        except Refused as refused:
-            code = refused.code
+        group_id, version = request.body.group_id, request.version
         topics, changes = self._given(
             request,
-            code,
-            is_stale,
+            self._consumers.check_transactional_commit,
+            self._classic.check_transactional_commit,
             messages.TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic,
             messages.TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition,
             by_id=version >= 6,
-            stale=stale,
+            has_epochs=version >= 6,
         )
-        stored = self._stored(body.group_id, topics, changes, producer)
+        stored = self._stored(group_id, topics, changes, producer)
         if changes:
-            self._group(body.group_id)
+            self._group(group_id)
             for at, committed in changes.items():
-                self._add_undecided(producer[0], (body.group_id, *at), committed)
+                self._add_undecided(producer[0], (group_id, *at), committed)
         return self._store.answer_after(stored, messages.TxnOffsetCommitResponse(topics=topics))
 
     def _add_undecided(self, producer_id: int, position: Position, committed: Committed | None) -> None:
@@ -411,15 +368,11 @@ class Offsets:
     def _delete(self, request: Request[messages.OffsetDeleteRequest], connection: Peer) -> Any:
         body = request.body
         group = self._store.get(body.group_id)
-        if group is None:
-            return messages.OffsetDeleteResponse(
-                error_code=codes.GROUP_ID_NOT_FOUND if body.group_id else codes.INVALID_GROUP_ID
-            )
-        if group.group_type == "share":
-            return messages.OffsetDeleteResponse(error_code=codes.GROUP_ID_NOT_FOUND)
+        if group is None or group.group_type == "share":
+            raise Refused(codes.GROUP_ID_NOT_FOUND if body.group_id else codes.INVALID_GROUP_ID, "")
         subscribed, are_consumers = group.subscribed(), group.protocol_type == "consumer"
         if not group.is_empty and not are_consumers:
-            return messages.OffsetDeleteResponse(error_code=codes.NON_EMPTY_GROUP)
+            raise Refused(codes.NON_EMPTY_GROUP, "")
         topics: list[Any] = []
         known = set(self.partitions_of(group))
         named: dict[tuple[str, int], None] = {}  # a request may name a partition twice
@@ -443,10 +396,7 @@ class Offsets:
                 elif (topic.name, partition.partition_index) in known:
                     named[topic.name, partition.partition_index] = None
         gone = list(named)
-        try:
-            stored = self._store.append(group.id, [(offset_key(group.id, *at), None) for at in gone])
-        except Refused as refused:
-            return messages.OffsetDeleteResponse(error_code=refused.code)
+        stored = self._store.append(group.id, [(offset_key(group.id, *at), None) for at in gone])
         self.deleted(group, gone)
         return self._store.answer_after(stored, messages.OffsetDeleteResponse(topics=topics))
 

@@ -20,9 +20,9 @@ class Timer:
 
     __slots__ = ("call", "due")
 
-    def __init__(self, due: float, call: Callable[[], None]) -> None:
+    def __init__(self, due: float, call: Callable[[], None] | None) -> None:
         self.due = due
-        self.call: Callable[[], None] | None = call
+        self.call = call
 
     def cancel(self) -> None:
         """Drop the call."""
@@ -34,6 +34,10 @@ class Timer:
             return False
         self.due = due
         return True
+
+
+NO_TIMER = Timer(0.0, None)
+"""A timer that is cancelled, where none was started."""
 
 
 class Timers:
@@ -55,15 +59,14 @@ class Timers:
             self._schedule()
         return timer
 
-    def again(self, timer: Timer | None, milliseconds: int, call: Callable[[], None]) -> Timer:
+    def again(self, timer: Timer, milliseconds: int, call: Callable[[], None]) -> Timer:
         """Return a timer that calls `call` when this time has passed: the given one, if it can be postponed.
 
         A timer that is postponed keeps its place in memory, however often that happens.
         """
-        if timer is not None:
-            if timer.postpone(self._clock.monotonic() + milliseconds / 1000):
-                return timer
-            timer.cancel()
+        if timer.postpone(self._clock.monotonic() + milliseconds / 1000):
+            return timer
+        timer.cancel()
         return self.after(milliseconds, call)
 
     def cancel(self) -> None:

@@ -30,8 +30,6 @@ GROUPS_TOPIC, TRANSACTIONS_TOPIC = INTERNAL = ("__consumer_offsets", "__transact
 """Topics of coordinators."""
 NEWEST = "@newest"
 """The end of the name of a read-only topic with the newest record of each key of another topic."""
-NAMED_BEFORE = "@latest"
-"""The end of an earlier version. A warning names the new end, once for each topic."""
 
 _log = logging.getLogger("lastword.server")
 
@@ -70,7 +68,7 @@ class Refusing:
             return False
         assert isinstance(error, Refused | LastwordError)
         self.part.error_code = error.code if isinstance(error, Refused) else error.kafka_code
-        if self.text:
+        if self.text and error.message:
             self.part.error_message = error.message
         return True
 
@@ -167,7 +165,6 @@ class Topics:
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[bytes, ServedTopic] = {}
         self._newest: dict[str | bytes, ServedTopic] = {}
-        self._warned: set[str] = set()
         self._is_stale = True
         self._changed: set[str] = set()
         """Topics that may have been created again since the listing."""
@@ -268,11 +265,6 @@ class Topics:
         topic = self.get(name) if name else self.with_id(topic_id)
         if topic is None and (not name or name.endswith(NEWEST)):
             return self._find_newest(name or topic_id)
-        if topic is None and name and name.endswith(NAMED_BEFORE) and name not in self._warned:
-            stored = name.removesuffix(NAMED_BEFORE)
-            if self.get(stored) is not None:
-                self._warned.add(name)
-                _log.warning("no topic %s: the newest value of each key is in %s", name, stored + NEWEST)
         return topic
 
     def _find_newest(self, key: str | bytes) -> ServedTopic | None:

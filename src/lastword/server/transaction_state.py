@@ -11,7 +11,7 @@ from lastword.logdir.transaction_state import PREPARE_ABORT, PREPARE_COMMIT, Par
 from lastword.protocol import codes
 from lastword.records.batch import CHECKED, BatchBuilder
 from lastword.records.record import marker_record
-from lastword.server.timers import Timer
+from lastword.server.timers import NO_TIMER
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
 DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)
@@ -67,7 +67,7 @@ class TransactionalId:
         self.is_busy = False
         self.is_synced = True
         self.appends = 0
-        self.timer: Timer | None = None
+        self.timer = NO_TIMER
         self.marked: set[Partition] = set()
         self.retry_ms = RETRY_MS
         self._idle: list[asyncio.Future[None]] = []

@@ -69,7 +69,7 @@ from lastword.server.coordinator import (
     not_stored,
 )
 from lastword.server.markers import Markers, append_in
-from lastword.server.topics import TRANSACTIONS_TOPIC, Refused
+from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, Refusing
 from lastword.server.transaction_state import (
     DECIDED,
     RETRY_MS,
@@ -87,6 +87,8 @@ if TYPE_CHECKING:
 
 TRIED_AGAIN = (codes.CONCURRENT_TRANSACTIONS, codes.COORDINATOR_NOT_AVAILABLE, codes.NOT_COORDINATOR)
 """Errors of the coordinator after which a producer has to send its batch again."""
+FENCED_SINCE = {"InitProducerId": 4, "AddOffsetsToTxn": 2, "EndTxn": 2}
+"""Versions of the APIs from which on an answer may have PRODUCER_FENCED."""
 EXPIRATION_CHECK_MS = 3_600_000
 MOST_RETRY_MS = 60_000
 """A marker that could not be appended is tried again after `RETRY_MS`; the time doubles up to this one."""
@@ -123,8 +125,15 @@ class TransactionCoordinator:
         return {name: self._as_task(handler) for name, handler in handlers.items()}
 
     def _as_task(self, handler: Callable[[Request[Any]], Awaitable[Message]]) -> Handler:
+        async def answer(request: Request[Any]) -> Message:
+            try:
+                return await handler(request)
+            except Refused as refused:
+                is_older = request.version < FENCED_SINCE.get(request.api.name, 0)
+                return error_answer(request, _older_code(refused.code, is_older), refused.message or None)
+
         def handle(request: Request[Any], connection: Peer) -> asyncio.Task[Any]:
-            return self._spawn(handler(request))
+            return self._spawn(answer(request))
 
         return handle
 
@@ -247,23 +256,17 @@ class TransactionCoordinator:
 
     async def _init_producer_id(self, request: Request[messages.InitProducerIdRequest]) -> Message:
         body = request.body
-        try:
-            if body.transactional_id is None:
-                if (body.producer_id == -1) != (body.producer_epoch == -1):
-                    raise Refused(codes.INVALID_REQUEST, "")
-                return messages.InitProducerIdResponse(producer_id=await self._new_id(), producer_epoch=0)
-            stored = await self._initialized(request)
-            return messages.InitProducerIdResponse(
-                producer_id=stored.producer_id, producer_epoch=stored.epoch
-            )
-        except Refused as refused:
-            code = _older_code(refused.code, request.version < 4)
-            return messages.InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
+        if (body.producer_id == -1) != (body.producer_epoch == -1):
+            raise Refused(codes.INVALID_REQUEST, "")
+        if body.transactional_id is None:
+            return messages.InitProducerIdResponse(producer_id=await self._new_id(), producer_epoch=0)
+        stored = await self._initialized(request)
+        return messages.InitProducerIdResponse(producer_id=stored.producer_id, producer_epoch=stored.epoch)
 
     async def _initialized(self, request: Request[messages.InitProducerIdRequest]) -> TransactionState:
         """Return the state of a transactional id with the epoch for a new instance of its producer."""
         body = request.body
-        if (body.producer_id == -1) != (body.producer_epoch == -1) or not body.transactional_id:
+        if not body.transactional_id:
             raise Refused(codes.INVALID_REQUEST, "")
         if body.enable2_pc or body.transactional_id == OWN_ID:
             raise Refused(codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "two-phase commit is not served")
@@ -463,14 +466,10 @@ class TransactionCoordinator:
 
     async def _add_offsets(self, request: Request[messages.AddOffsetsToTxnRequest]) -> Message:
         body = request.body
-        code = 0
-        try:
-            partition = await self._offsets_partition(body.group_id)
-            transaction = self._checked(body.transactional_id, body.producer_id, body.producer_epoch)
-            await self._add(transaction, {partition}, 0)
-        except Refused as refused:
-            code = _older_code(refused.code, request.version < 2)
-        return messages.AddOffsetsToTxnResponse(error_code=code)
+        partition = await self._offsets_partition(body.group_id)
+        transaction = self._checked(body.transactional_id, body.producer_id, body.producer_epoch)
+        await self._add(transaction, {partition}, 0)
+        return messages.AddOffsetsToTxnResponse()
 
     async def _offsets_partition(self, group_id: str) -> Partition:
         """Return the partition that has the offsets of a group, when groups and transactions are loaded."""
@@ -545,21 +544,18 @@ class TransactionCoordinator:
 
     async def _end(self, request: Request[messages.EndTxnRequest]) -> Message:
         body = request.body
-        try:
-            await self._loaded()
-            transaction = self._known(body.transactional_id)
-            producer = body.producer_id, body.producer_epoch
-            if request.version < 5:
-                await self._end_first(transaction, producer, body.committed)
-            else:
-                await self._end_second(transaction, producer, body.committed)
-            stored = transaction.stored
-            producer = stored.producer_id, stored.epoch
-            if stored.next_producer_id >= 0:
-                producer = stored.next_producer_id, 0
-            return messages.EndTxnResponse(producer_id=producer[0], producer_epoch=producer[1])
-        except Refused as refused:
-            return messages.EndTxnResponse(error_code=_older_code(refused.code, request.version < 2))
+        await self._loaded()
+        transaction = self._known(body.transactional_id)
+        producer = body.producer_id, body.producer_epoch
+        if request.version < 5:
+            await self._end_first(transaction, producer, body.committed)
+        else:
+            await self._end_second(transaction, producer, body.committed)
+        stored = transaction.stored
+        producer = stored.producer_id, stored.epoch
+        if stored.next_producer_id >= 0:
+            producer = stored.next_producer_id, 0
+        return messages.EndTxnResponse(producer_id=producer[0], producer_epoch=producer[1])
 
     async def _end_first(
         self, transaction: TransactionalId, producer: tuple[int, int], is_commit: bool
@@ -778,19 +774,16 @@ class TransactionCoordinator:
                 topics=[],
             )
             states.append(described)
-            try:
-                transaction = await self._found(transactional_id)
-            except Refused as refused:
-                described.error_code = refused.code
-                continue
-            stored = transaction.stored
-            described.transaction_state = stored.state
-            described.transaction_timeout_ms = stored.timeout_ms
-            described.transaction_start_time_ms = stored.start_ms
-            described.producer_id, described.producer_epoch = stored.producer_id, stored.epoch
-            described.topics = [
-                kind.TopicData(topic=name, partitions=numbers) for name, numbers in stored.by_topic().items()
-            ]
+            with Refusing(described, text=False, only=Refused):
+                stored = (await self._found(transactional_id)).stored
+                described.transaction_state = stored.state
+                described.transaction_timeout_ms = stored.timeout_ms
+                described.transaction_start_time_ms = stored.start_ms
+                described.producer_id, described.producer_epoch = stored.producer_id, stored.epoch
+                described.topics = [
+                    kind.TopicData(topic=name, partitions=numbers)
+                    for name, numbers in stored.by_topic().items()
+                ]
         return kind(transaction_states=states)
 
     async def _found(self, transactional_id: str) -> TransactionalId:
@@ -815,23 +808,18 @@ class TransactionCoordinator:
         unknown = [state for state in body.state_filters if state not in TRANSACTION_STATES]
         wanted = set(body.state_filters)
         now_ms = self._context.clock.now_ms()
-        try:
-            await self._loaded_if_any()
-            listed = [
-                transaction
-                for transaction in self._transactional_ids.values()
-                if (not wanted or transaction.stored.state in wanted)
-                and (
-                    not body.producer_id_filters or transaction.stored.producer_id in body.producer_id_filters
-                )
-                and (body.duration_filter < 0 or now_ms - transaction.stored.start_ms > body.duration_filter)
-            ]
-            if body.transactional_id_pattern:
-                ids = [transaction.id for transaction in listed]
-                matching = await self._context.in_pool(_matching, body.transactional_id_pattern, ids)
-                listed = [transaction for transaction in listed if transaction.id in matching]
-        except Refused as refused:
-            return kind(error_code=refused.code, unknown_state_filters=[], transaction_states=[])
+        await self._loaded_if_any()
+        listed = [
+            transaction
+            for transaction in self._transactional_ids.values()
+            if (not wanted or transaction.stored.state in wanted)
+            and (not body.producer_id_filters or transaction.stored.producer_id in body.producer_id_filters)
+            and (body.duration_filter < 0 or now_ms - transaction.stored.start_ms > body.duration_filter)
+        ]
+        if body.transactional_id_pattern:
+            ids = [transaction.id for transaction in listed]
+            matching = await self._context.in_pool(_matching, body.transactional_id_pattern, ids)
+            listed = [transaction for transaction in listed if transaction.id in matching]
         return kind(
             unknown_state_filters=unknown,
             transaction_states=[

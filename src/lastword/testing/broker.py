@@ -190,7 +190,7 @@ class Broker:
                 count = self._partitions if partitions is None else partitions
             return self.logs.create_topic(name, count, **given)
 
-        topic = self._in_loop(lambda: self._in_turn(create))
+        topic: Topic[Any, Any] = self._in_loop(lambda: self.server.context.in_turn(create))
         self.server.context.topics.changed(name)
         return topic
 
@@ -392,10 +392,6 @@ class Broker:
                 await asyncio.wait(due)
 
         self._in_loop(advance)
-
-    async def _in_turn(self, call: Callable[[], T]) -> T:
-        result: T = await self.server.context.in_turn(call)
-        return result
 
     def _in_loop(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a call in the thread of the server, which runs."""

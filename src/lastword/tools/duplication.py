@@ -21,7 +21,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,8 +134,6 @@ BY = ("topic", "partition", "segment")
 Stage = Callable[[int], AbstractContextManager[Callable[[int, int], None] | None]]
 """Starts a stage of a number of bytes; returns a function of (bytes done, total bytes), or None."""
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class Duplication(Value):
@@ -223,7 +220,12 @@ def counted(
     `whole`: these are all partitions of the topic.
     """
     chosen = [view for _, view in sorted(views.items())]
-    return _repeated(chosen, lambda: _counted(topic, chosen, by, stage, whole, map_bytes))
+
+    def renew() -> None:  # a file was rewritten meanwhile
+        for view in chosen:
+            view.refresh()
+
+    return read_again(lambda: _counted(topic, chosen, by, stage, whole, map_bytes), renew)
 
 
 def _counted(
@@ -343,13 +345,3 @@ class _CountingSegment:
                 self.tombstones += int((tombstones & (columns.offset >= self._counted_to)).sum())
                 self._counted_to = chunk.next_offset
             yield chunk
-
-
-def _repeated(views: Sequence[PartitionView], work: Callable[[], T]) -> T:
-    """Run `work`, and run it again with a new listing if a file was rewritten meanwhile."""
-
-    def renew() -> None:
-        for view in views:
-            view.refresh()
-
-    return read_again(work, renew)

@@ -25,7 +25,7 @@ from lastword.wire import OVERHEAD_BYTES, SMALLEST_LENGTH, STEP_BYTES
 OPEN = "open it to write"
 RESTORE = "restore the file from a copy"
 _INDEX_CODES = ("bad-index", "bad-time-index", "bad-txn-index")
-_REMOVE_CODES = (
+REMOVE_CODES = (
     "bad-snapshot",
     "bad-accounts",
     "bad-survivorship",
@@ -87,7 +87,7 @@ class Problem(Value):
         """
         if self.code in _INDEX_CODES:
             return self.file.rpartition(".")[0] + names.INDEX
-        return self.file if self.code in _REMOVE_CODES else None
+        return self.file if self.code in REMOVE_CODES else None
 
     def __str__(self) -> str:
         where = self.file if self.position is None else f"{self.file} position {self.position}"

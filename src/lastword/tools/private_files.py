@@ -31,21 +31,12 @@ from lastword.partition import cut, leases, removal_log, staged_batches
 from lastword.partition.durability import decode_mark
 from lastword.partition.named import read_journal
 from lastword.segment import names
-from lastword.tools.findings import Problem
+from lastword.tools.findings import REMOVE_CODES, Problem
 
 Fields = Iterator[tuple[str, str]]
 Reader = Callable[[Files, str], Fields]
 
-_DERIVED = (
-    "bad-accounts",
-    "bad-survivorship",
-    "bad-garbage-summary",
-    "bad-key-index",
-    "bad-synced",
-    "bad-note",
-    "bad-job-file",
-    "bad-partition-list",
-)
+_DERIVED = (*REMOVE_CODES, "bad-job-file", "bad-partition-list")
 """Codes of problems in files that are written again or not needed."""
 
 
@@ -83,7 +74,7 @@ def problem_of(path: str, error: LastwordError) -> Problem:
     elif parsed is not None and code == "bad-quarantine":
         retrying = quarantine.retrying(directory, os.path.basename(real_path(directory)))
         remedy = f"{retrying}: verifies the partition, and removes this file if it is sound"
-    elif code in _DERIVED and Problem(path, None, None, code, "", True).remove is not None:
+    elif code in REMOVE_CODES:
         remedy = ""  # `Problem` itself has the remedy to remove the file
     repairable = code in _DERIVED
     return Problem(path, error.position, error.offset, code, error.message, repairable, remedy)
