@@ -29,7 +29,7 @@ from lastword.parse import Duration, check_path, parse_duration_ms
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
-    from lastword.api.cleaner import Background, Cleaner
+    from lastword.api.cleaner import Cleaner
     from lastword.api.open_transactions import OpenTransaction
     from lastword.api.reader import Bounds
     from lastword.api.restore import Restored
@@ -169,18 +169,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """The background cleaner. In mode "a" it runs, unless `log_cleaner_enable=False`."""
         from lastword.api.cleaner import Cleaner
 
-        return Cleaner(self.background)
-
-    @cached_property
-    def background(self) -> Background:
-        """The scheduler of the background cleaner. For tools; it may change."""
-        from lastword.api.cleaner import Background
-
-        background = Background(self.dirs)
-        self.dirs.on_close(background.scheduler.stop)
-        self.dirs.on_settings_changed(background.settings_changed)
-        self.dirs.on_topic_deleted(background.forget)
-        return background
+        return Cleaner(self.dirs)
 
     # -------------------------------------------------------------- topics
 
@@ -413,13 +402,13 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """
         from lastword.api.transaction import Transaction
 
-        return Transaction(self, max_bytes)
+        return Transaction(self.dirs, self.state, self._kept_states, max_bytes)
 
     def position(self, name: str) -> dict[int, int] | int | None:
         """Return the position that `Transaction.position` has saved last under a name; None: none."""
         from lastword.api.transaction import position_of
 
-        return position_of(self, name)
+        return position_of(self.dirs, name)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records.
