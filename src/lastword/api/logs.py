@@ -521,9 +521,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """
         from lastword.api import cleaning
 
-        return Results(
-            cleaning.plan(self.dirs, topic, partition, due=due, strategy=strategy, progress=progress)
-        )
+        chosen = self.dirs.select(topic, partition)
+        return Results(cleaning.plan_chosen(self.dirs, chosen, due=due, strategy=strategy, progress=progress))
 
     def clean(
         self,
