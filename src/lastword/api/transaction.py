@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from lastword.api.batches import Packer, Rows
 from lastword.api.keys import LogMark, has_values
-from lastword.api.open_transactions import newest_states
+from lastword.api.open_transactions import marker, newest_states, store_state
 from lastword.api.record import header_pairs
 from lastword.api.state import Items, Values
 from lastword.api.topics import create_topics, open_topic
@@ -80,9 +80,6 @@ from lastword.logdir.transaction_state import (
 from lastword.metrics import count_append
 from lastword.parse import as_int, check_count, parse_bytes
 from lastword.protocol import java_hash
-from lastword.records.batch import BatchBuilder
-from lastword.records.internal import TRANSACTION_STATES
-from lastword.records.record import marker_record
 from lastword.segment import names
 
 if TYPE_CHECKING:
@@ -663,9 +660,8 @@ class Committer:
             )
         stored = newest_states(dirs).get(producer_id)
         epoch, partitions = -1, frozenset[Partition]()
-        if stored is not None and TRANSACTION_STATES[stored.value.transaction_status] == PREPARE_COMMIT:
-            state = TransactionState.of_value(stored.value)
-            epoch, partitions = state.epoch, state.partitions
+        if stored is not None and stored.state.state == PREPARE_COMMIT:
+            epoch, partitions = stored.state.epoch, stored.state.partitions
         ended: list[PartitionLog] = []
         for name, numbers in dirs.topics().items():
             for number in numbers:
@@ -678,7 +674,7 @@ class Committer:
                     ended.append(log)
         overlapped(methodcaller("sync"), ended)
         if stored is not None:
-            _store(dirs, _decisions(dirs), producer_id, stored.value.producer_epoch, COMPLETE_COMMIT)
+            _store(dirs, _decisions(dirs), producer_id, stored.state.epoch, COMPLETE_COMMIT)
         dirs.files.unlink(note, missing_ok=True)
 
 
@@ -736,16 +732,13 @@ def _store(
         changed_ms=now_ms,
         previous_producer_id=producer_id,
     )
-    builder = BatchBuilder()
-    builder.append(now_ms, key_of(OWN_ID), stored.value())
-    decisions.append_batch(builder.build())
+    store_state(decisions, key_of(OWN_ID), stored)
 
 
 def _marker(dirs: OpenDirs, producer_id: int, epoch: int, *, commit: bool) -> bytes:
-    builder = BatchBuilder(producer_id=producer_id, producer_epoch=epoch, transactional=True, control=True)
-    coordinator_epoch = _decisions(dirs).epochs.latest or 0 if dirs.has_topic(TRANSACTIONS_TOPIC) else 0
-    builder.append(dirs.clock.now_ms(), *marker_record(commit=commit, coordinator_epoch=coordinator_epoch))
-    return builder.build()
+    leader_epoch = _decisions(dirs).epochs.latest or 0 if dirs.has_topic(TRANSACTIONS_TOPIC) else 0
+    now_ms = dirs.clock.now_ms()
+    return marker(now_ms, (producer_id, epoch), commit=commit, coordinator_epoch=leader_epoch)
 
 
 def _append_all(dirs: OpenDirs, changes: Iterable[_Changes]) -> None:
