@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 from weakref import WeakValueDictionary
 
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike, Topics
@@ -48,11 +48,25 @@ if TYPE_CHECKING:
     from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
 
+    class UntypedOptions(TypedDict, total=False):
+        """Serializers without types."""
+
+        key_serializer: SerializerLike | None
+        value_serializer: SerializerLike | None
+
+    class TopicOptions(UntypedOptions, total=False):
+        """The options of `LogDir.topic` without types."""
+
+        partitioner: PartitionerLike | None
+
     class CreateOptions(TopicKeywords, total=False):
         """The options of `LogDir.create_topic` besides the serializers, and settings of the topic."""
 
         partitioner: PartitionerLike | None
         exist_ok: bool
+
+    class UntypedCreateOptions(UntypedOptions, CreateOptions, total=False):
+        """All options of `LogDir.create_topic`, without types."""
 
     class StateOptions(TopicKeywords, total=False):
         """The options of `LogDir.state` besides serializers and default, and settings of the topic."""
@@ -64,6 +78,11 @@ if TYPE_CHECKING:
         memory: Memory | None
         ttl: Duration | None
         progress: ProgressLike | bool | None
+
+    class UntypedStateOptions(UntypedOptions, StateOptions, total=False):
+        """All options of `LogDir.state`, without types."""
+
+        default: Callable[[], Any] | None
 
 
 class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
@@ -183,14 +202,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         self, name: str, *, serializers: Serializers[K, V], partitioner: PartitionerLike | None = None
     ) -> Topic[K, V]: ...
     @overload
-    def topic(
-        self,
-        name: str,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        partitioner: PartitionerLike | None = None,
-    ) -> Topic[Any, Any]: ...
+    def topic(self, name: str, **options: Unpack[TopicOptions]) -> Topic[Any, Any]: ...
     def topic(
         self,
         name: str,
@@ -233,10 +245,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         self,
         name: str,
         partitions: int | None = None,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        **options: Unpack[CreateOptions],
+        **options: Unpack[UntypedCreateOptions],
     ) -> Topic[Any, Any]: ...
     def create_topic(
         self,
@@ -291,15 +300,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         **options: Unpack[StateOptions],
     ) -> State[K, V]: ...
     @overload
-    def state(
-        self,
-        name: str,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        default: Callable[[], Any] | None = None,
-        **options: Unpack[StateOptions],
-    ) -> State[Any, Any]: ...
+    def state(self, name: str, **options: Unpack[UntypedStateOptions]) -> State[Any, Any]: ...
     def state(
         self,
         name: str,
