@@ -86,7 +86,7 @@ def _measured(directory: Path) -> Iterator[Outcome]:
             pairs = [(b"%d" % (i % (count // 5)), b"." * 200) for i in range(count)]
             topic.extend(pairs, partition=number)
         before = dict.fromkeys(paths, 0)
-        logs.background.run_for(None, 60_000, lambda done: None)
+        logs.cleaner.background.run_for(None, 60_000, lambda done: None)
         began = time.monotonic()
         while len(logs.cleaner.history()) < 6:
             time.sleep(SAMPLE_SECONDS)

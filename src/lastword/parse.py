@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import Literal
 
-from lastword.errors import UsageError
+from lastword.errors import UsageError, hint
 from lastword.units import EPOCH, GIB, KIB, MIB, to_time
 
 Duration = int | float | str | timedelta
@@ -97,6 +97,14 @@ def check_count(name: str, given: object, of: str, *, least: int = 0, most: int 
     if most is not None and number > most:
         raise UsageError(f"{name}={number} is too many {of}", remedy=f"give at most {most}")
     return number
+
+
+def one_of(given: str, known: tuple[str, ...], kind: str) -> str:
+    """Return `given`; UsageError with the nearest of the known words if it is none of them."""
+    if given not in known:
+        near = hint(given, known) if isinstance(given, str) else ""
+        raise UsageError(f"unknown {kind} {given!r}{near}", remedy=f"one of {', '.join(known)}")
+    return given
 
 
 def check_path(name: str, path: object) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import new_class
 from typing import Any, ClassVar, NoReturn, Self, TextIO, TypeVar
 
 from lastword.errors import UsageError
@@ -82,8 +83,9 @@ def draft_of(kind: type[T]) -> type[T]:
     A frozen dataclass sets every field by a call. To fill a draft and to change its class to `kind` takes a
     third to a half of the time.
     """
-    draft: type[T] = type("_Draft", (), {"__slots__": tuple(kind.__slots__)})  # type: ignore[attr-defined]
-    return draft
+    slots = {"__slots__": tuple(kind.__slots__)}  # type: ignore[attr-defined]
+    bases = getattr(kind, "__orig_bases__", ())  # a base without slots counts, if a class is changed
+    return new_class("_Draft", bases, exec_body=lambda body: body.update(slots))
 
 
 class ProcessBound:
@@ -273,6 +275,22 @@ def partitions_text(numbers: Collection[int]) -> str:
     known = sorted(numbers)
     shown = ", ".join(map(str, known)) if len(known) <= 20 else f"{len(known)} from {first} to {last}"
     return f"it has partitions {shown}"
+
+
+def in_groups(
+    items: Iterable[T], size_of: Callable[[T], int], group_bytes: int
+) -> Iterator[tuple[list[T], int]]:
+    """Yield the items in lists that end at `group_bytes` or above, each with its bytes."""
+    group: list[T] = []
+    size_bytes = 0
+    for item in items:
+        group.append(item)
+        size_bytes += size_of(item)
+        if size_bytes >= group_bytes:
+            yield group, size_bytes
+            group, size_bytes = [], 0
+    if group:
+        yield group, size_bytes
 
 
 def listener(progress: ProgressLike | bool | None) -> ProgressLike | None:

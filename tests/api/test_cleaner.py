@@ -113,8 +113,8 @@ with lastword.open({str(tmp_path / "data")!r}, "a", log_cleaner_backoff_ms=1) as
     topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy="kafka")
     topic.append(b"a", b"1", ack="os")
     looked = []
-    look = logs.background._work.next
-    logs.background._work.next = lambda *given: (looked.append(1), look(*given))[1]
+    look = logs.cleaner.background._work.next
+    logs.cleaner.background._work.next = lambda *given: (looked.append(1), look(*given))[1]
     while len(looked) < 5:
         time.sleep(0.005)
 print([name for name in ("numba", "pyarrow", "prometheus_client") if name in sys.modules])
@@ -205,7 +205,7 @@ def test_the_overdue_first_then_the_dirtiest(logs, clock):
     for number in range(40):
         topic.append(b"k%d" % number, b"." * 100)
     clock.advance(HOUR)
-    work = logs.background._work
+    work = logs.cleaner.background._work
     urgencies = {}
     held = set()
     (drive,) = work.drives()

@@ -184,7 +184,7 @@ def test_the_server_cleans_and_the_page_shows_its_history(tmp_path: Path, capsys
         with viewing(logs) as viewer:
             assert viewer.get("/api/t/users")["cleanings"] == []
             assert viewer.get("/api/overview")["mode"] == "a"
-            logs.background.scheduler.turn()
+            logs.cleaner.background.scheduler.turn()
             (done,) = viewer.get("/api/t/users")["cleanings"]
             assert done["result"] == "ok" and done["round"]["freed_bytes"] > 0
             assert done == {**logs.cleaner.history()[0].to_dict()}
@@ -223,7 +223,7 @@ def test_a_cleaning_that_runs_is_shown_with_its_bytes(
                 seen.extend(drive["running"])
 
             monkeypatch.setattr(Steps, "_step", stepped)
-            while logs.background.scheduler.turn():
+            while logs.cleaner.background.scheduler.turn():
                 pass
             assert viewer.get("/api/t/users")["running"] == []
             assert {(row["topic"], row["partition"]) for row in seen} == {("users", 0)}
@@ -244,7 +244,8 @@ def test_a_step_that_the_cleaning_adds_while_the_page_reads_the_newest() -> None
         )
     }
     scheduler = SimpleNamespace(running=lambda: tasks)
-    watch = SimpleNamespace(logs=SimpleNamespace(mode="a", background=SimpleNamespace(scheduler=scheduler)))
+    cleaner = SimpleNamespace(background=SimpleNamespace(scheduler=scheduler))
+    watch = SimpleNamespace(logs=SimpleNamespace(mode="a", cleaner=cleaner))
     [row] = reports.running(cast("Watch", watch))
     assert (row["done_bytes"], row["total_bytes"]) == (1, 9)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lastword.clock import ManualClock
@@ -12,7 +13,7 @@ from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import LogStart, TopicPartition
-from lastword.retention import Deletion, decide, expire, trim
+from lastword.retention import Deletion, expire, outlook, trim
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import batch
@@ -42,10 +43,19 @@ def policy(*words: str, **settings: Any) -> TopicConfig:
     return TopicConfig(cleanup_policy=frozenset(words), **{"retention_ms": -1, **settings})
 
 
-def decided(segments: Sequence[Fake], config: TopicConfig, *, step: int = 10, **more: Any) -> Deletion:
-    end = segments[-1].base_offset + (step if segments[-1].size else 0)
-    given: dict[str, Any] = {"log_start": segments[0].base_offset, "log_end": end, "now_ms": NOW}
-    return decide("users", 0, segments, config, **(given | more))
+def decided(
+    segments: Sequence[Fake], config: TopicConfig, *, step: int = 10, now_ms: int = NOW, **more: Any
+) -> Deletion:
+    end = more.pop("log_end", segments[-1].base_offset + (step if segments[-1].size else 0))
+    log: Any = SimpleNamespace(
+        topic="users",
+        partition=0,
+        segments=segments,
+        log_start=more.pop("log_start", segments[0].base_offset),
+        log_end=end,
+        removable_offset=more.pop("upper_offset", end),
+    )
+    return outlook(log, config, now_ms, **more)
 
 
 def expire_partition(home: LogDirectory, topic: str, partition: int) -> Deletion:

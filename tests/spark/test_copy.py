@@ -27,26 +27,6 @@ def url() -> str:
     return f"memory://copy-{next(_numbers)}/log"
 
 
-def test_grouping_looks_at_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes of a group were added up for each of its files: 50 million steps for 10,000 small files."""
-    monkeypatch.setattr(copying, "TASK_BYTES", 100)
-    seen: Counter[int] = Counter()
-
-    class File:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        @property
-        def size(self) -> int:
-            seen[self.number] += 1
-            return 7 if self.number else 1000
-
-    files = [File(number) for number in range(50)]
-    groups = list(copying.groups_of(files))
-    assert [file for group, _ in groups for file in group] == files and set(seen.values()) == {1}
-    assert [size_bytes for _, size_bytes in groups] == [1000, 105, 105, 105, 28]
-
-
 def fill(root: Path, partitions: int = 2, records: int = 60) -> None:
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("t", partitions=partitions, cleanup_policy="compact", segment_bytes=1000)

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from lastword.cleaner.engine.report import Phases
 from lastword.errors import LastwordError, SparkOptionError
 from lastword.spark.bootstrap import typed
-from lastword.spark.schema import arrow_schema, full_schema, row_of, schema_of, struct_of
+from lastword.spark.schema import arrow_schema, full_schema, schema_of, struct_of, table_of
 from lastword.spark.source import LastwordDataSource
 from tests.spark.conftest import append, create, numbered, read_directly
 
@@ -32,10 +32,10 @@ class Told:
 
 def test_a_whole_number_in_a_float_field_is_a_float() -> None:
     """A round that rewrites nothing has an integer 0 as its seconds, and Spark refused the row."""
-    row = row_of(Told(0, 1, Phases(1, 0, 2)))
-    assert row == (0.0, 1.0, (1.0, 0.0, 2.0))
-    assert {type(value) for value in (*row[:2], *row[2])} == {float}
-    assert row_of(Told(0.5, None, Phases(1, 0, 2)))[1] is None
+    rows = table_of(Told, [Told(0, 1, Phases(1, 0, 2)), Told(0.5, None, Phases(1, 0, 2))]).to_pylist()
+    first = [rows[0]["seconds"], rows[0]["ratio"], *rows[0]["phases"].values()]
+    assert first == [0.0, 1.0, 1.0, 0.0, 2.0] and {type(value) for value in first} == {float}
+    assert rows[1]["ratio"] is None
     assert schema_of(Told).simpleString().startswith("struct<seconds:double,ratio:double,phases:struct<")
 
 

@@ -122,14 +122,14 @@ def test_the_overlay_of_a_writer_is_bounded_and_the_background_makes_runs(logs, 
     for number in range(100):
         users[str(number)] = number
     assert len(found._overlay) == 20 and not found._runs
-    logs.background.scheduler.work_on()
+    logs.cleaner.background.scheduler.work_on()
     assert not found._overlay and found._runs and found.end == 100
     for number in range(9):
         users[str(number)] = -number
-    logs.background.scheduler.work_on()
+    logs.cleaner.background.scheduler.work_on()
     assert len(found._overlay) == 9  # not yet half full
     users["9"] = -9
-    logs.background.scheduler.work_on()
+    logs.cleaner.background.scheduler.work_on()
     assert not found._overlay
     assert [users[str(n)] for n in range(12)] == [*range(0, -10, -1), 10, 11]
 

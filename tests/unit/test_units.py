@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -29,7 +30,7 @@ from lastword.units import (
     format_time,
     to_time,
 )
-from lastword.values import partitions_text
+from lastword.values import in_groups, partitions_text
 
 
 @pytest.mark.parametrize(
@@ -196,3 +197,22 @@ def test_clocks() -> None:
 )
 def test_partitions_of_a_topic(numbers: Collection[int], text: str) -> None:
     assert partitions_text(numbers) == text
+
+
+def test_grouping_looks_at_each_file_once() -> None:
+    """The bytes of a group were added up for each of its files: 50 million steps for 10,000 small files."""
+    seen: Counter[int] = Counter()
+
+    class File:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @property
+        def size(self) -> int:
+            seen[self.number] += 1
+            return 7 if self.number else 1000
+
+    files = [File(number) for number in range(50)]
+    groups = list(in_groups(files, lambda file: file.size, 100))
+    assert [file for group, _ in groups for file in group] == files and set(seen.values()) == {1}
+    assert [size_bytes for _, size_bytes in groups] == [1000, 105, 105, 105, 28]

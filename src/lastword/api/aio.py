@@ -35,9 +35,16 @@ from lastword.parse import Duration, check_count, parse_seconds
 
 if TYPE_CHECKING:
     from lastword.api.lease import Lease
-    from lastword.api.logs import CreateOptions, LogDir, StateOptions
+    from lastword.api.logs import (
+        CreateOptions,
+        LogDir,
+        StateOptions,
+        TopicOptions,
+        UntypedCreateOptions,
+        UntypedStateOptions,
+    )
     from lastword.api.schema import PartitionerLike
-    from lastword.api.serializers import SerializerLike, Serializers
+    from lastword.api.serializers import Serializers
     from lastword.api.state import State
     from lastword.api.topic import AppendOptions, Topic
     from lastword.api.transaction import StateChanges, Transaction
@@ -456,14 +463,7 @@ class AsyncLogDir:
         self, name: str, *, serializers: Serializers[K, V], partitioner: PartitionerLike | None = None
     ) -> AsyncTopic[K, V]: ...
     @overload
-    async def topic(
-        self,
-        name: str,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        partitioner: PartitionerLike | None = None,
-    ) -> AsyncTopic[Any, Any]: ...
+    async def topic(self, name: str, **options: Unpack[TopicOptions]) -> AsyncTopic[Any, Any]: ...
     async def topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
         """Return a topic, as `LogDir.topic`."""
         self._require_open()
@@ -483,10 +483,7 @@ class AsyncLogDir:
         self,
         name: str,
         partitions: int | None = None,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        **options: Unpack[CreateOptions],
+        **options: Unpack[UntypedCreateOptions],
     ) -> AsyncTopic[Any, Any]: ...
     async def create_topic(
         self, name: str, partitions: int | None = None, **options: Any
@@ -505,15 +502,7 @@ class AsyncLogDir:
         **options: Unpack[StateOptions],
     ) -> AsyncState[K, V]: ...
     @overload
-    async def state(
-        self,
-        name: str,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        default: Callable[[], Any] | None = None,
-        **options: Unpack[StateOptions],
-    ) -> AsyncState[Any, Any]: ...
+    async def state(self, name: str, **options: Unpack[UntypedStateOptions]) -> AsyncState[Any, Any]: ...
     async def state(self, name: str, **options: Any) -> AsyncState[Any, Any]:
         """Open the state of a topic, as `LogDir.state`: `carts = await logs.state("carts")`."""
         self._require_open()

@@ -11,6 +11,7 @@ from typing import Any
 
 from lastword.api.record import RECORD_BYTES, check_records, size_of
 from lastword.arrow import pa
+from lastword.values import in_groups
 
 GROUP_BYTES = 16 << 20
 """Records of an iterator that are one commit."""
@@ -32,31 +33,9 @@ def groups_of(records: Any) -> Iterator[tuple[Any, int]]:
     A list, a mapping and a table are one group.
     """
     if hasattr(records, "read_next_batch"):  # a reader of Arrow batches
-        yield from _tables(records)
-        return
-    if not isinstance(records, Iterator):
-        yield whole(records)
-        return
-    group: list[Any] = []
-    size_bytes = 0
-    for record in records:
-        group.append(record)
-        size_bytes += size_of(record)
-        if size_bytes >= GROUP_BYTES:
-            yield group, size_bytes
-            group, size_bytes = [], 0
-    if group:
-        yield group, size_bytes
-
-
-def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
-    batches: list[Any] = []
-    size_bytes = 0
-    for batch in reader:
-        batches.append(batch)
-        size_bytes += batch.nbytes
-        if size_bytes >= GROUP_BYTES:
+        for batches, size_bytes in in_groups(records, lambda batch: batch.nbytes, GROUP_BYTES):
             yield pa.Table.from_batches(batches), size_bytes
-            batches, size_bytes = [], 0
-    if batches:
-        yield pa.Table.from_batches(batches), size_bytes
+    elif isinstance(records, Iterator):
+        yield from in_groups(records, size_of, GROUP_BYTES)
+    else:
+        yield whole(records)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.open_dirs import OpenDirs, Topics
@@ -37,7 +38,7 @@ from lastword.values import Meter, ProgressLike, listener
 if TYPE_CHECKING:
     from lastword.files import Files
     from lastword.logdir import LogDirectory
-    from lastword.partition.view import PartitionView
+    from lastword.partition.moment import Range
 
 
 def verify(
@@ -182,17 +183,19 @@ def _delivered(
     """
     dirs, name = _other_log(given)
     if dirs is not None:
-        return _Log(dirs.views(name or schema.topic, partitions), map_bytes)
+        compared = ranges(dirs.views(name or schema.topic, partitions), "earliest", "latest")
+        return Delivered(sum(r.end - r.start for r in compared), partial(_of_log, compared, map_bytes))
     if isinstance(given, Mapping):
-        return _Mapping(given, schema.key)
+        return Delivered(len(given), partial(_of_mapping, given, schema.key))
     if isinstance(given, (str, os.PathLike)):
         path = check_path("delivered", given)
         if format_of(path) == ".jsonl":
-            return _JsonLines(files, path, schema.saved[0])
-        return _Batches(lambda: read_batches(files, path), schema.key, path)
+            count = sum(1 for _ in read_lines(files, path))
+            return Delivered(count, partial(_of_lines, files, path, schema.saved[0]))
+        return _in_batches(partial(read_batches, files, path), schema.key, path)
     if hasattr(given, "__arrow_c_stream__"):
         table = pa.table(given)  # kept, because each share of the keys reads the table again
-        return _Batches(lambda: iter(table.to_batches(16_384)), schema.key, "the Arrow data")
+        return _in_batches(lambda: iter(table.to_batches(16_384)), schema.key, "the Arrow data")
     raise UsageError(
         f"delivered is a {type(given).__name__}",
         remedy="a mapping of keys to offsets, a table with columns key and offset, a file, or another log",
@@ -207,97 +210,65 @@ def _other_log(given: Any) -> tuple[OpenDirs | None, str | None]:
     return dirs, schema.topic if isinstance(schema, TopicSchema) else None
 
 
-class _Mapping:
-    """Keys and offsets of a mapping."""
-
-    def __init__(self, given: Mapping[Any, int], serializer: Serializer) -> None:
-        self._given = given
-        self._encode = serializer.encode
-
-    @property
-    def count(self) -> int:
-        return len(self._given)
-
-    def rows(self) -> Iterator[DeliveredKey]:
-        for key, offset in self._given.items():
-            yield DeliveredKey(self._encode(key, "key"), _offset(offset, "the mapping"))
+def _of_mapping(given: Mapping[Any, int], serializer: Serializer) -> Iterator[DeliveredKey]:
+    for key, offset in given.items():
+        yield DeliveredKey(serializer.encode(key, "key"), _offset(offset, "the mapping"))
 
 
-class _Log:
-    """The newest records of another log, deletions included."""
-
-    def __init__(self, views: Mapping[int, PartitionView], map_bytes: int) -> None:
-        self._ranges = ranges(views, "earliest", "latest")
-        self._map_bytes = map_bytes
-
-    @property
-    def count(self) -> int:
-        return sum(range_.end - range_.start for range_ in self._ranges)
-
-    def rows(self) -> Iterator[DeliveredKey]:
-        for range_ in self._ranges:
-            for record in newest(range_, tombstones=True, map_bytes=self._map_bytes):
-                if record.key is not None:
-                    yield DeliveredKey(record.key, record.offset, range_.partition, record.value is None)
+def _of_log(compared: list[Range], map_bytes: int) -> Iterator[DeliveredKey]:
+    """Yield the newest records of another log, deletions included."""
+    for range_ in compared:
+        for record in newest(range_, tombstones=True, map_bytes=map_bytes):
+            if record.key is not None:
+                yield DeliveredKey(record.key, record.offset, range_.partition, record.value is None)
 
 
-class _Batches:
-    """Keys and offsets of Arrow batches."""
+def _in_batches(
+    batches: Callable[[], Iterator[pa.RecordBatch]], serializer: Serializer, source: str
+) -> Delivered:
+    """Return the keys and offsets of Arrow batches."""
 
-    def __init__(self, batches: Any, serializer: Serializer, source: str) -> None:
-        self._batches = batches
-        self._serializer = serializer
-        self._source = source
-        self.count = sum(batch.num_rows for batch in batches())
-
-    def rows(self) -> Iterator[DeliveredKey]:
+    def rows() -> Iterator[DeliveredKey]:
         from lastword.api.arrow import binary_column
 
         row = 0
-        for batch in self._batches():
-            keys = binary_column(self._column(batch, "key"), self._serializer, "key").to_pylist()
-            offsets = self._column(batch, "offset").to_pylist()
+        for batch in batches():
+            keys = binary_column(_column(batch, "key", source), serializer, "key").to_pylist()
+            offsets = _column(batch, "offset", source).to_pylist()
             known = "partition" in batch.schema.names
             numbers = batch.column("partition").to_pylist() if known else [None] * len(keys)
             for key, offset, number in zip(keys, offsets, numbers, strict=True):
                 row += 1
                 if key is None:
                     raise UsageError(
-                        f"{self._source} has a row without a key: row {row}, offset {offset}",
+                        f"{source} has a row without a key: row {row}, offset {offset}",
                         remedy="leave such rows out",
                     )
-                yield DeliveredKey(key, _offset(offset, self._source), _partition(number, self._source))
+                yield DeliveredKey(key, _offset(offset, source), _partition(number, source))
 
-    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        if name not in batch.schema.names:
-            raise UsageError(
-                f"{self._source} has no column {name!r}; it has {', '.join(batch.schema.names) or 'none'}",
-                remedy="columns key and offset; optionally partition",
-            )
-        return batch.column(name)
+    return Delivered(sum(batch.num_rows for batch in batches()), rows)
 
 
-class _JsonLines:
-    """Keys and offsets of a `.jsonl` file."""
+def _column(batch: pa.RecordBatch, name: str, source: str) -> pa.Array:
+    if name not in batch.schema.names:
+        raise UsageError(
+            f"{source} has no column {name!r}; it has {', '.join(batch.schema.names) or 'none'}",
+            remedy="columns key and offset; optionally partition",
+        )
+    return batch.column(name)
 
-    def __init__(self, files: Files, path: str, serializer: str | None) -> None:
-        self._files = files
-        self._path = path
-        self._serializer = serializer
-        self.count = sum(1 for _ in read_lines(files, path))
 
-    def rows(self) -> Iterator[DeliveredKey]:
-        for row, fields in enumerate(read_lines(self._files, self._path), 1):
-            for name in ("key", "offset"):
-                if fields.get(name) is None:
-                    raise UsageError(
-                        f"{self._path} has a row without {name!r}: row {row}",
-                        remedy='{"key": ..., "offset": 17}',
-                    )
-            key = field_bytes(fields["key"], self._serializer, "key")
-            assert key is not None  # null was refused above
-            number = _partition(fields.get("partition"), self._path)
-            yield DeliveredKey(key, _offset(fields["offset"], self._path), number)
+def _of_lines(files: Files, path: str, serializer: str | None) -> Iterator[DeliveredKey]:
+    """Yield the keys and offsets of a `.jsonl` file."""
+    for row, fields in enumerate(read_lines(files, path), 1):
+        for name in ("key", "offset"):
+            if fields.get(name) is None:
+                raise UsageError(
+                    f"{path} has a row without {name!r}: row {row}", remedy='{"key": ..., "offset": 17}'
+                )
+        key = field_bytes(fields["key"], serializer, "key")
+        assert key is not None  # null was refused above
+        yield DeliveredKey(key, _offset(fields["offset"], path), _partition(fields.get("partition"), path))
 
 
 def _offset(given: Any, source: str) -> int:

@@ -48,9 +48,8 @@ class Background:
     """The scheduler of the partitions of `dirs`, with their states and drives."""
 
     def __init__(self, dirs: OpenDirs) -> None:
-        self.dirs = dirs
+        self._dirs = dirs
         self.states = States(dirs.clock)
-        self.drives = dirs.drives
         self._work = work_of(dirs, self.states)
         self._applied: LogConfig = dirs.settings.instance
         self.scheduler = Scheduler(
@@ -62,6 +61,9 @@ class Background:
             chores_ms=self._applied.log_retention_check_interval_ms,
             on_look=dirs.save_key_indexes,
         )
+        dirs.on_close(self.scheduler.stop)
+        dirs.on_settings_changed(self._settings_changed)
+        dirs.on_topic_deleted(self._forget)
 
     def run_for(
         self,
@@ -76,32 +78,32 @@ class Background:
             backoff_ms: Pause between two checks.
             on_done: Called with each result.
         """
-        self.dirs.require_writable()
+        self._dirs.require_writable()
         for topic, _ in only or ():
-            if self.dirs.config(topic).policy is None:
-                raise NoPolicyError.of(topic, self.dirs.paths[0], self.dirs.config(topic).unread)
+            if self._dirs.config(topic).policy is None:
+                raise NoPolicyError.of(topic, self._dirs.paths[0], self._dirs.config(topic).unread)
         self._work.only = None if only is None else frozenset(only)
         self._work.forget()
         self.scheduler.backoff_ms = backoff_ms
         self.scheduler.on_done = on_done
         self.scheduler.start(at_once=True)
 
-    def forget(self, topic: str, partitions: Iterable[int]) -> None:
+    def _forget(self, topic: str, partitions: Iterable[int]) -> None:
         """Drop the states of a deleted topic, so that a new topic of that name has no pauses."""
         for number in partitions:
             self.states.forget(TopicPartition(topic, number))
             self.scheduler.forgive(TopicPartition(topic, number))
 
-    def settings_changed(self) -> None:
+    def _settings_changed(self) -> None:
         """Apply changed settings, and check which cleanings are due."""
-        now: LogConfig = self.dirs.settings.instance
+        now: LogConfig = self._dirs.settings.instance
         before, self._applied = self._applied, now
         if now.log_cleaner_backoff_ms != before.log_cleaner_backoff_ms:
             self.scheduler.backoff_ms = now.log_cleaner_backoff_ms
         self.scheduler.chores_ms = now.log_retention_check_interval_ms
         limits = now.log_cleaner_io_max_bytes_per_second, now.drives
         if limits != (before.log_cleaner_io_max_bytes_per_second, before.drives):
-            self.drives.set_all(*limits)
+            self._dirs.drives.set_all(*limits)
         self._work.forget()
         self.scheduler.wake()
 
@@ -179,10 +181,11 @@ class Cleaner(ProcessBound):
     of the threads, and must open the directory again.
     """
 
-    def __init__(self, background: Background) -> None:
-        self._dirs = background.dirs
+    def __init__(self, dirs: OpenDirs) -> None:
+        self.background = background = Background(dirs)
+        self._dirs = dirs
         self._states = background.states
-        self._drives = background.drives
+        self._drives = dirs.drives
         self._scheduler = background.scheduler
 
     def __repr__(self) -> str:

@@ -51,20 +51,6 @@ SMALL_BYTES = 1 << 20
 """Partitions up to this size are cleaned at the same time, if there are many: the memory of each is small."""
 
 
-def plan(
-    dirs: OpenDirs,
-    topic: Topics,
-    partition: int | None,
-    *,
-    due: bool,
-    strategy: str | None,
-    progress: ProgressLike | bool | None,
-) -> list[Plan]:
-    """See `LogDir.plan`."""
-    chosen = dirs.select(topic, partition)
-    return plan_chosen(dirs, chosen, due=due, strategy=strategy, progress=progress)
-
-
 def plan_chosen(
     dirs: OpenDirs,
     chosen: Sequence[tuple[str, int]],
@@ -73,7 +59,7 @@ def plan_chosen(
     strategy: str | None,
     progress: ProgressLike | bool | None,
 ) -> list[Plan]:
-    """Plan the cleaning of selected partitions."""
+    """Plan the cleaning of selected partitions: see `LogDir.plan`."""
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.partition import plan_partition
     from lastword.retention import outlook

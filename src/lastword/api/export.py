@@ -14,7 +14,7 @@ import numpy as np
 
 from lastword import metrics
 from lastword.api.arrow import ArrowForm
-from lastword.api.reader import one_of, ranges
+from lastword.api.reader import ranges
 from lastword.arrow import pa
 from lastword.errors import (
     InvalidSettingError,
@@ -38,7 +38,7 @@ from lastword.lake.export import (
 )
 from lastword.lake.table import Table
 from lastword.objects import ObjectStore, is_url, open_store, probe
-from lastword.parse import check_path
+from lastword.parse import check_path, one_of
 from lastword.partition import removal_log
 from lastword.state.changes import newer_parts
 from lastword.value_formats import FORMATS, OPTIONS, format_of

@@ -26,11 +26,11 @@ from lastword.errors import (
     PartialFailure,
     StorageError,
     UsageError,
-    hint,
 )
 from lastword.files import normal_path
 from lastword.keys.manifest import indexed_to
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.parse import one_of
 from lastword.partition import scan
 from lastword.partition.counts import PlainCount, count_plain
 from lastword.partition.reads import read_again
@@ -687,9 +687,7 @@ def check_by(by: str) -> By:
     """Return the unit of a row; UsageError if it is unknown."""
     from lastword.tools.duplication import BY
 
-    if by not in BY:
-        raise UsageError(f"unknown by={by!r}{hint(by, BY)}", remedy=f"one of {', '.join(BY)}")
-    return cast("By", by)
+    return cast("By", one_of(by, BY, "by"))
 
 
 # ---------------------------------------------------------------- simulate
@@ -706,8 +704,8 @@ def simulations(
     """See `LogDir.simulate`."""
     from lastword.tools.simulate import STRATEGIES
 
-    if strategy is not None and strategy not in STRATEGIES:
-        raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")
+    if strategy is not None:
+        one_of(strategy, STRATEGIES, "strategy")
     today = dirs.settings
     tries: list[tuple[dict[str, Any], Settings, str | None]] = [({}, today, None)]
     if config or strategy is not None:

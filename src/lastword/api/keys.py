@@ -14,7 +14,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.api.reader import check_keys
 from lastword.api.record import ABSENT, Absent
@@ -27,9 +27,7 @@ from lastword.state.newest import newest
 from lastword.state.ttl import expires_at
 
 if TYPE_CHECKING:
-    from lastword.api.open_dirs import OpenDirs
-    from lastword.api.schema import TopicSchema
-    from lastword.config import TopicConfig
+    from lastword.api.topic_views import TopicViews
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
     from lastword.records.record import RawRecord
@@ -42,28 +40,7 @@ _TRIES = 3
 _SAVED_BY = '. A process that opens the directory with mode "a" and calls `get` saves an index for all'
 
 
-class Searched(Protocol):
-    """The topic of a lookup."""
-
-    name: str
-    dirs: OpenDirs
-
-    @property
-    def schema(self) -> TopicSchema:
-        """Its serializers and partitions."""
-
-    @property
-    def config(self) -> TopicConfig:
-        """Its settings."""
-
-    def _partition_of(self, key: bytes) -> int:
-        """Return the partition that the partitioner assigns."""
-
-    def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
-        """Return the open log of a partition, or a view of it as it is now."""
-
-
-def key_bytes(topic: Searched, key: Any) -> bytes:
+def key_bytes(topic: TopicViews, key: Any) -> bytes:
     """Return the bytes of a key. SerializerError as from `append`; KeyRequiredError for None."""
     if key is None:
         raise KeyRequiredError(
@@ -73,7 +50,7 @@ def key_bytes(topic: Searched, key: Any) -> bytes:
     return data
 
 
-def keys_by_bytes(topic: Searched, keys: Iterable[Any]) -> dict[bytes, Any]:
+def keys_by_bytes(topic: TopicViews, keys: Iterable[Any]) -> dict[bytes, Any]:
     """Return each key by its bytes.
 
     Raises:
@@ -107,7 +84,7 @@ def _is_hashable(key: Any) -> bool:
 
 
 def find_one(
-    topic: Searched, key: bytes, partition: int | None, *, to_end: bool = False
+    topic: TopicViews, key: bytes, partition: int | None, *, to_end: bool = False
 ) -> tuple[int, RawRecord] | None:
     """Return partition and newest record of a key, as `find` does; a short way for the usual case."""
     number = topic._partition_of(key) if partition is None else partition
@@ -130,7 +107,7 @@ def find_one(
     return None
 
 
-def index_of(topic: Searched, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
+def index_of(topic: TopicViews, number: int, log: PartitionLog | PartitionView) -> KeyIndex | None:
     """Return the index of a partition; None: its topic has none."""
     config = topic.config
     if config.compacts and config.lastword_key_index:
@@ -140,7 +117,7 @@ def index_of(topic: Searched, number: int, log: PartitionLog | PartitionView) ->
 
 @contextmanager
 def expecting(
-    topic: Searched, number: int, key: bytes | None, expect: int | Absent, *, hides_expired: bool = False
+    topic: TopicViews, number: int, key: bytes | None, expect: int | Absent, *, hides_expired: bool = False
 ) -> Iterator[None]:
     """Hold a partition against appends, if the newest record of a key in it is the expected one.
 
@@ -177,7 +154,7 @@ def expecting(
         yield
 
 
-def _follow(topic: Searched, number: int) -> None:
+def _follow(topic: TopicViews, number: int) -> None:
     """Let the index of a partition take in what was appended."""
     log = topic.dirs.owned_log(topic.name, number)
     index = None if log is None else index_of(topic, number, log)
@@ -186,12 +163,12 @@ def _follow(topic: Searched, number: int) -> None:
             index.follow(log)
 
 
-def _is_expired(topic: Searched, record: RawRecord) -> bool:
+def _is_expired(topic: TopicViews, record: RawRecord) -> bool:
     expiry_ms = expires_at(record.timestamp, record.headers, topic.config.lastword_ttl_ms)
     return expiry_ms <= topic.dirs.clock.now_ms()
 
 
-def has_values(topic: Searched, values: Mapping[bytes, bytes | None]) -> bool:
+def has_values(topic: TopicViews, values: Mapping[bytes, bytes | None]) -> bool:
     """Return whether keys have these values, as in a state; None: they are absent."""
     found = find(topic, values.keys(), None, to_end=True) if values else []
     records = chain.from_iterable(part.items() for _, part in found)
@@ -199,7 +176,7 @@ def has_values(topic: Searched, values: Mapping[bytes, bytes | None]) -> bool:
     return all(now.get(key) == value for key, value in values.items())
 
 
-def find(topic: Searched, keys: Collection[bytes], partition: int | None, *, to_end: bool = False) -> Found:
+def find(topic: TopicViews, keys: Collection[bytes], partition: int | None, *, to_end: bool = False) -> Found:
     """Return partition and newest record of each key that has a value, in this partition or in any.
 
     `to_end`: also the committed records from the last stable offset on, behind undecided ones.
@@ -218,7 +195,7 @@ class _Lookup:
     """One call: all partitions that it may need are begun before the first key."""
 
     def __init__(
-        self, topic: Searched, keys: Collection[bytes], stack: ExitStack, *, may_index: bool, to_end: bool
+        self, topic: TopicViews, keys: Collection[bytes], stack: ExitStack, *, may_index: bool, to_end: bool
     ) -> None:
         self._topic, self._keys, self._to_end = topic, keys, to_end
         self._stack, self._may_index = stack, may_index

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 from weakref import WeakValueDictionary
 
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike, Topics
@@ -29,7 +29,7 @@ from lastword.parse import Duration, check_path, parse_duration_ms
 from lastword.values import ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
-    from lastword.api.cleaner import Background, Cleaner
+    from lastword.api.cleaner import Cleaner
     from lastword.api.open_transactions import OpenTransaction
     from lastword.api.reader import Bounds
     from lastword.api.restore import Restored
@@ -48,11 +48,25 @@ if TYPE_CHECKING:
     from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
 
+    class UntypedOptions(TypedDict, total=False):
+        """Serializers without types."""
+
+        key_serializer: SerializerLike | None
+        value_serializer: SerializerLike | None
+
+    class TopicOptions(UntypedOptions, total=False):
+        """The options of `LogDir.topic` without types."""
+
+        partitioner: PartitionerLike | None
+
     class CreateOptions(TopicKeywords, total=False):
         """The options of `LogDir.create_topic` besides the serializers, and settings of the topic."""
 
         partitioner: PartitionerLike | None
         exist_ok: bool
+
+    class UntypedCreateOptions(UntypedOptions, CreateOptions, total=False):
+        """All options of `LogDir.create_topic`, without types."""
 
     class StateOptions(TopicKeywords, total=False):
         """The options of `LogDir.state` besides serializers and default, and settings of the topic."""
@@ -64,6 +78,11 @@ if TYPE_CHECKING:
         memory: Memory | None
         ttl: Duration | None
         progress: ProgressLike | bool | None
+
+    class UntypedStateOptions(UntypedOptions, StateOptions, total=False):
+        """All options of `LogDir.state`, without types."""
+
+        default: Callable[[], Any] | None
 
 
 class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
@@ -169,18 +188,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """The background cleaner. In mode "a" it runs, unless `log_cleaner_enable=False`."""
         from lastword.api.cleaner import Cleaner
 
-        return Cleaner(self.background)
-
-    @cached_property
-    def background(self) -> Background:
-        """The scheduler of the background cleaner. For tools; it may change."""
-        from lastword.api.cleaner import Background
-
-        background = Background(self.dirs)
-        self.dirs.on_close(background.scheduler.stop)
-        self.dirs.on_settings_changed(background.settings_changed)
-        self.dirs.on_topic_deleted(background.forget)
-        return background
+        return Cleaner(self.dirs)
 
     # -------------------------------------------------------------- topics
 
@@ -194,14 +202,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         self, name: str, *, serializers: Serializers[K, V], partitioner: PartitionerLike | None = None
     ) -> Topic[K, V]: ...
     @overload
-    def topic(
-        self,
-        name: str,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        partitioner: PartitionerLike | None = None,
-    ) -> Topic[Any, Any]: ...
+    def topic(self, name: str, **options: Unpack[TopicOptions]) -> Topic[Any, Any]: ...
     def topic(
         self,
         name: str,
@@ -244,10 +245,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         self,
         name: str,
         partitions: int | None = None,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        **options: Unpack[CreateOptions],
+        **options: Unpack[UntypedCreateOptions],
     ) -> Topic[Any, Any]: ...
     def create_topic(
         self,
@@ -302,15 +300,7 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         **options: Unpack[StateOptions],
     ) -> State[K, V]: ...
     @overload
-    def state(
-        self,
-        name: str,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        default: Callable[[], Any] | None = None,
-        **options: Unpack[StateOptions],
-    ) -> State[Any, Any]: ...
+    def state(self, name: str, **options: Unpack[UntypedStateOptions]) -> State[Any, Any]: ...
     def state(
         self,
         name: str,
@@ -413,13 +403,13 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """
         from lastword.api.transaction import Transaction
 
-        return Transaction(self, max_bytes)
+        return Transaction(self.dirs, self.state, self._kept_states, max_bytes)
 
     def position(self, name: str) -> dict[int, int] | int | None:
         """Return the position that `Transaction.position` has saved last under a name; None: none."""
         from lastword.api.transaction import position_of
 
-        return position_of(self, name)
+        return position_of(self.dirs, name)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records.
@@ -532,9 +522,8 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         """
         from lastword.api import cleaning
 
-        return Results(
-            cleaning.plan(self.dirs, topic, partition, due=due, strategy=strategy, progress=progress)
-        )
+        chosen = self.dirs.select(topic, partition)
+        return Results(cleaning.plan_chosen(self.dirs, chosen, due=due, strategy=strategy, progress=progress))
 
     def clean(
         self,

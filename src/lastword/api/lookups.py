@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 from lastword.api.record import K, Record, V
-
-if TYPE_CHECKING:
-    from lastword.api.open_dirs import OpenDirs
-    from lastword.api.schema import TopicSchema
-    from lastword.config import TopicConfig
-    from lastword.partition import PartitionLog
-    from lastword.partition.view import PartitionView
+from lastword.api.topic_views import TopicViews
 
 
-class KeyLookups(Generic[K, V]):
+class KeyLookups(TopicViews, Generic[K, V]):
     """The part of a topic that looks up keys."""
-
-    name: str
-    dirs: OpenDirs
-    _schema: TopicSchema
-
-    @property
-    @abstractmethod
-    def schema(self) -> TopicSchema:
-        """Its serializers and partitions."""
-
-    @property
-    @abstractmethod
-    def config(self) -> TopicConfig:
-        """Its settings."""
-
-    @abstractmethod
-    def _partition_of(self, key: bytes) -> int:
-        """Return the partition that the partitioner assigns."""
-
-    @abstractmethod
-    def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
-        """Return the open log of a partition, or a view of it as it is now."""
 
     def get(self, key: K, default: Any = None, *, partition: int | None = None) -> Any:
         """Return the newest value of a key, or `default` if it has none or was deleted.

@@ -12,21 +12,21 @@ cannot commit the rest. A transaction whose commit is decided is not aborted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError, UsageError
-from lastword.logdir.transaction_state import LAST_EPOCH, TRANSACTIONS_TOPIC, VALUE_VERSION
+from lastword.logdir.transaction_state import LAST_EPOCH, TRANSACTIONS_TOPIC, TransactionState
 from lastword.partition.reads import read_batches
-from lastword.protocol import decode_stored, encode_stored
+from lastword.protocol import decode_stored
 from lastword.records.batch import BatchBuilder, BatchHeader
 from lastword.records.formats import check_crc, read_records
-from lastword.records.internal import TRANSACTION_STATES
 from lastword.records.record import marker_record
 from lastword.values import Value, plural
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs, Topics
+    from lastword.partition.log import PartitionLog
     from lastword.partition.producer_state import Producer
     from lastword.partition.view import PartitionView
 
@@ -91,7 +91,7 @@ class _Stored:
     partition: int
     key: bytes
     transactional_id: str
-    value: Any
+    state: TransactionState
 
 
 def open_transactions(dirs: OpenDirs, topic: Topics, partition: int | None) -> list[OpenTransaction]:
@@ -117,7 +117,7 @@ def _transaction(view: PartitionView, producer: Producer, stored: _Stored | None
         producer.epoch,
         producer.last_timestamp if header is None else header.base_timestamp,
         None if stored is None else stored.transactional_id,
-        None if stored is None else TRANSACTION_STATES[stored.value.transaction_status],
+        None if stored is None else stored.state.state,
         sum(held.size for held in view.segments if held.next_offset > first),
     )
 
@@ -139,7 +139,7 @@ def newest_states(dirs: OpenDirs) -> dict[int, _Stored]:
         view = dirs.view(TRANSACTIONS_TOPIC, number)
         for key, value in _records(view):
             newest[key] = None if value is None else _stored(number, key, value)
-    return {stored.value.producer_id: stored for stored in newest.values() if stored is not None}
+    return {stored.state.producer_id: stored for stored in newest.values() if stored is not None}
 
 
 def _records(view: PartitionView) -> Iterator[tuple[bytes, bytes | None]]:
@@ -153,14 +153,10 @@ def _records(view: PartitionView) -> Iterator[tuple[bytes, bytes | None]]:
 def _stored(partition: int, key: bytes, value: bytes) -> _Stored | None:
     try:
         name = decode_stored("TransactionLogKey", key).transactional_id
-        decoded = decode_stored("TransactionLogValue", value)
+        state = TransactionState.of_value(decode_stored("TransactionLogValue", value))
     except LastwordError:
         return None
-    return (
-        _Stored(partition, key, name, decoded)
-        if 0 <= decoded.transaction_status < len(TRANSACTION_STATES)
-        else None
-    )
+    return _Stored(partition, key, name, state)
 
 
 def abort(
@@ -207,22 +203,40 @@ def _append_abort(dirs: OpenDirs, transaction: OpenTransaction, epoch: int) -> N
     log = dirs.log(transaction.topic, transaction.partition)
     known = log.producer(transaction.producer_id)
     coordinator = 0 if known is None else max(known.coordinator_epoch, 0)
-    builder = BatchBuilder(
-        producer_id=transaction.producer_id, producer_epoch=epoch, transactional=True, control=True
-    )
-    builder.append(dirs.clock.now_ms(), *marker_record(commit=False, coordinator_epoch=coordinator))
-    log.append_batch(builder.build())
+    producer = transaction.producer_id, epoch
+    log.append_batch(marker(dirs.clock.now_ms(), producer, commit=False, coordinator_epoch=coordinator))
     log.sync()
+
+
+def marker(now_ms: int, producer: tuple[int, int], *, commit: bool, coordinator_epoch: int) -> bytes:
+    """Return the batch that ends the transaction of a producer, given by its id and epoch."""
+    builder = BatchBuilder(
+        producer_id=producer[0], producer_epoch=producer[1], transactional=True, control=True
+    )
+    builder.append(now_ms, *marker_record(commit=commit, coordinator_epoch=coordinator_epoch))
+    return builder.build()
 
 
 def _store_end(dirs: OpenDirs, stored: _Stored) -> int:
     """Store that a transaction was aborted; return the epoch that fences its producer."""
-    value, log = stored.value, dirs.log(TRANSACTIONS_TOPIC, stored.partition)
-    value.transaction_status = TRANSACTION_STATES.index("CompleteAbort")
-    value.producer_epoch = min(value.producer_epoch + 1, LAST_EPOCH + 1)
-    value.transaction_partitions, value.transaction_last_update_timestamp_ms = [], dirs.clock.now_ms()
-    builder = BatchBuilder()
-    builder.append(dirs.clock.now_ms(), stored.key, encode_stored(value, VALUE_VERSION))
-    log.append_batch(builder.build())
+    log, epoch = dirs.log(TRANSACTIONS_TOPIC, stored.partition), min(stored.state.epoch, LAST_EPOCH) + 1
+    store_state(
+        log,
+        stored.key,
+        replace(
+            stored.state,
+            state="CompleteAbort",
+            epoch=epoch,
+            partitions=frozenset(),
+            changed_ms=dirs.clock.now_ms(),
+        ),
+    )
     log.sync()
-    return int(value.producer_epoch)
+    return epoch
+
+
+def store_state(log: PartitionLog, key: bytes, state: TransactionState) -> None:
+    """Append a state to a partition of `__transaction_state`."""
+    builder = BatchBuilder()
+    builder.append(state.changed_ms, key, state.value())
+    log.append_batch(builder.build())

@@ -27,14 +27,14 @@ from lastword.api.record import TIMESTAMP_TYPES, K, Record, V, records_of
 from lastword.arrow import pa
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
-from lastword.errors import OffsetOutOfRangeError, UsageError, hint
-from lastword.parse import Duration, as_int, check_count, parse_bytes, parse_seconds, to_ms
+from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.parse import Duration, as_int, check_count, one_of, parse_bytes, parse_seconds, to_ms
 from lastword.partition import scan
 from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
 from lastword.partition.view import CurrentView, PartitionView
 from lastword.records.record import RawRecord
-from lastword.values import ProcessBound
+from lastword.values import ProcessBound, in_groups
 
 if TYPE_CHECKING:
     from lastword.api.arrow import ArrowForm
@@ -365,14 +365,6 @@ def check_view(view: str) -> View:
 def check_isolation(isolation: str) -> Isolation:
     """Return the isolation level; UsageError if it is unknown."""
     return cast("Isolation", one_of(isolation, ISOLATIONS, "isolation"))
-
-
-def one_of(given: str, known: tuple[str, ...], kind: str) -> str:
-    """Return `given`; UsageError with the nearest of the known words if it is none of them."""
-    if given not in known:
-        near = hint(given, known) if isinstance(given, str) else ""
-        raise UsageError(f"unknown {kind} {given!r}{near}", remedy=f"one of {', '.join(known)}")
-    return given
 
 
 class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
@@ -739,8 +731,12 @@ def _raising(error: Exception) -> Iterator[Record[Any, Any]]:
 def _of_records(
     form: ArrowForm, records: Iterator[RawRecord], partition: int, batch_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    for rows in _pieces(records, batch_bytes):
+    for rows, _ in in_groups(records, _size_of, batch_bytes):
         yield form.of_records(rows, partition)
+
+
+def _size_of(record: RawRecord) -> int:
+    return 64 + len(record.key or b"") + len(record.value or b"")
 
 
 def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -756,19 +752,6 @@ def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.
             held_bytes += batch.nbytes
     if held:
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-
-
-def _pieces(records: Iterator[RawRecord], batch_bytes: int) -> Iterator[list[RawRecord]]:
-    rows: list[RawRecord] = []
-    size = 0
-    for raw in records:
-        rows.append(raw)
-        size += 64 + len(raw.key or b"") + len(raw.value or b"")
-        if size >= batch_bytes:
-            yield rows
-            rows, size = [], 0
-    if rows:
-        yield rows
 
 
 def encoded_keys(keys: Any, serializer: Serializer) -> frozenset[bytes] | None:

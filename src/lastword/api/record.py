@@ -116,6 +116,7 @@ class Appended:
 
 _new = object.__new__
 _AppendedDraft = draft_of(Appended)
+_RecordDraft: Any = draft_of(Record)
 
 
 def appended_at(partition: int, offset: int, timestamp: int) -> Appended:
@@ -168,22 +169,6 @@ def check_records(records: object) -> None:
         )
 
 
-@dataclass(slots=True)
-class _Draft(Generic[K, V]):
-    """The slots of `Record` in its order, mutable."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    timestamp_type: str
-    key: Any
-    value: Any
-    headers: tuple[tuple[str, bytes | None], ...]
-    has_key: bool
-    is_tombstone: bool
-
-
 def records_of(
     columns: RecordColumns,
     chunk: Chunk,
@@ -207,7 +192,7 @@ def records_of(
     kinds = [TIMESTAMP_TYPES[kind] for kind in (0, 1, -1)]  # index -1 is the last item
     headers = header_tuples(columns, chunk) if columns.header_count.any() else None
     decode_key, decode_value = map(_decoder, serializers)
-    new, draft_class, none = object.__new__, _Draft, ()
+    new, draft_class, none = _new, _RecordDraft, ()
     for index, (offset, timestamp, kind, key_at, key_end, value_at, value_end) in enumerate(
         zip(
             columns.offset.tolist(),
@@ -218,7 +203,7 @@ def records_of(
             strict=True,
         )
     ):
-        draft = new(draft_class)
+        draft: Any = new(draft_class)
         draft.topic = topic
         draft.partition = partition
         draft.offset = offset
@@ -239,10 +224,9 @@ def records_of(
             draft.value = value if decode_value is None else decode_value(value, "value")
             draft.is_tombstone = False
         draft.headers = none if headers is None else headers[index]
-        # The draft has the slots of `Record`, so it becomes a Record by a change of its class.
-        draft.__class__ = Record  # type: ignore[assignment]  # a class attribute of another class
+        draft.__class__ = Record
         position[partition] = offset + 1
-        yield draft  # type: ignore[misc]  # now a Record; mypy keeps the first class
+        yield draft
 
 
 def _used(columns: RecordColumns) -> tuple[int, int]:

@@ -15,7 +15,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -33,7 +32,6 @@ from lastword.api.record import (
     size_of,
 )
 from lastword.api.schema import TopicSchema
-from lastword.api.topic_views import KeptView, TopicViews
 from lastword.config import (
     TopicConfig,
 )
@@ -51,7 +49,6 @@ from lastword.values import ProcessBound, ProgressLike, Results, table_html
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from lastword.api.batches import Packer
     from lastword.api.inspections import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import ProducerCall, Producers
@@ -79,7 +76,7 @@ if TYPE_CHECKING:
 _FREE: AbstractContextManager[None] = nullcontext()
 
 
-class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
+class Topic(ProcessBound, KeyLookups[K, V]):
     """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`. Safe from any thread.
 
     Attributes:
@@ -88,65 +85,15 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
     """
 
     def __init__(self, dirs: OpenDirs, schema: TopicSchema, config: TopicConfig) -> None:
-        self.dirs = dirs
-        self._schema = schema
-        self.name = schema.topic
-        self._settings = dirs.settings
-        self._config = config
+        super().__init__(dirs, schema, config)
         self._logs: dict[int, PartitionLog] = {}
         """Logs of earlier appends. One that was closed or moved since refuses `append_single`."""
-        self._views: dict[int, KeptView] = {}
         self._in_one_directory = len(dirs.directories) == 1
-
-    @property
-    def schema(self) -> TopicSchema:
-        """Its serializers, as they are saved now or as the caller named them, and its partitioner."""
-        self._take_settings()
-        return self._schema
-
-    @property
-    def config(self) -> TopicConfig:
-        """Its settings in their units: `topic.config.segment_bytes`."""
-        self._take_settings()
-        return self._config
 
     @property
     def partitions(self) -> int:
         """Number of partitions; they are numbered 0 to partitions - 1."""
         return self.schema.partitions
-
-    def _take_settings(self) -> None:
-        """Take the settings and the partitions of now, if settings were read again since the last call.
-
-        They are read again, or `OpenDirs.partitions_added` is called, after every change by this process, and
-        when a change by another process is seen.
-
-        Raises:
-            InvalidSettingError: The saved serializers are other ones than those that the caller named.
-        """
-        settings = self.dirs.settings
-        if settings is self._settings:
-            return
-        config = self.dirs.config(self.name)
-        numbers = tuple(self.dirs.dir_set.log_dirs(self.name)) or self._schema.numbers  # none: it was deleted
-        if config is not self._config or numbers != self._schema.numbers:
-            from lastword.api.batches import Packer
-
-            schema = self._schema.with_settings(numbers, config)
-            self._schema, self._config, self._packer = schema, config, Packer(schema, config)
-        self._settings = settings
-
-    @property
-    def packer(self) -> Packer:
-        """Packs records with the settings of now."""
-        self._take_settings()
-        return self._packer
-
-    @cached_property
-    def _packer(self) -> Packer:
-        from lastword.api.batches import Packer
-
-        return Packer(self._schema, self._config)
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, partitions={self.partitions})"
@@ -478,11 +425,6 @@ class Topic(TopicViews, ProcessBound, KeyLookups[K, V]):
             for number in call.partitions:
                 self._log_of(number).sync()
         self._producers().finish(call, self._log_of, sync=level == "disk")
-
-    def _partition_of(self, key: bytes) -> int:
-        """Return the partition of a record with this encoded key."""
-        self._take_settings()
-        return self._packer.assigner.of(key, None)
 
     def _check_fit(
         self, records: Iterable[tuple[bytes, bytes | None]], headers: tuple[Header, ...] = ()

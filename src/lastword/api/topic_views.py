@@ -1,9 +1,9 @@
-"""`TopicViews`: the partitions of a topic as a read finds them, kept between calls in mode "r"."""
+"""`TopicViews`: a topic with the settings of now, and its partitions as a read finds them."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lastword.api.open_dirs import OpenDirs
@@ -13,6 +13,7 @@ from lastword.parse import as_int
 if TYPE_CHECKING:
     from lastword.api.batches import Packer
     from lastword.api.schema import TopicSchema
+    from lastword.config import TopicConfig
     from lastword.partition import PartitionLog
     from lastword.partition.view import PartitionView
 
@@ -22,22 +23,65 @@ changes one for certain: see `TopicViews._readable`."""
 
 
 class TopicViews:
-    """The part of `Topic` that finds the files of its partitions."""
+    """The part of `Topic` with the settings of now, which finds the files of its partitions."""
 
-    name: str
-    dirs: OpenDirs
-    _schema: TopicSchema
-    _views: dict[int, KeptView]
+    def __init__(self, dirs: OpenDirs, schema: TopicSchema, config: TopicConfig) -> None:
+        self.dirs = dirs
+        self._schema = schema
+        self.name = schema.topic
+        self._settings = dirs.settings
+        self._config = config
+        self._views: dict[int, KeptView] = {}
 
     @property
-    @abstractmethod
     def schema(self) -> TopicSchema:
-        """Its serializers and partitions."""
+        """Its serializers, as they are saved now or as the caller named them, and its partitioner."""
+        self._take_settings()
+        return self._schema
 
     @property
-    @abstractmethod
+    def config(self) -> TopicConfig:
+        """Its settings in their units: `topic.config.segment_bytes`."""
+        self._take_settings()
+        return self._config
+
+    def _take_settings(self) -> None:
+        """Take the settings and the partitions of now, if settings were read again since the last call.
+
+        They are read again, or `OpenDirs.partitions_added` is called, after every change by this process, and
+        when a change by another process is seen.
+
+        Raises:
+            InvalidSettingError: The saved serializers are other ones than those that the caller named.
+        """
+        settings = self.dirs.settings
+        if settings is self._settings:
+            return
+        config = self.dirs.config(self.name)
+        numbers = tuple(self.dirs.dir_set.log_dirs(self.name)) or self._schema.numbers  # none: it was deleted
+        if config is not self._config or numbers != self._schema.numbers:
+            from lastword.api.batches import Packer
+
+            schema = self._schema.with_settings(numbers, config)
+            self._schema, self._config, self._packer = schema, config, Packer(schema, config)
+        self._settings = settings
+
+    @property
     def packer(self) -> Packer:
         """Packs records with the settings of now."""
+        self._take_settings()
+        return self._packer
+
+    @cached_property
+    def _packer(self) -> Packer:
+        from lastword.api.batches import Packer
+
+        return Packer(self._schema, self._config)
+
+    def _partition_of(self, key: bytes) -> int:
+        """Return the partition of a record with this encoded key."""
+        self._take_settings()
+        return self._packer.assigner.of(key, None)
 
     def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
         """Return the open log of a partition, or a view of it as it is now.

@@ -29,26 +29,37 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from collections.abc import (
+    Callable,
+    Collection,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    ValuesView,
+)
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from itertools import chain
+from operator import methodcaller
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from lastword.api.batches import Packer, Rows
 from lastword.api.keys import LogMark, has_values
-from lastword.api.open_transactions import newest_states
+from lastword.api.open_transactions import marker, newest_states, store_state
 from lastword.api.record import header_pairs
 from lastword.api.state import Items, Values
-from lastword.api.topics import create_topics
+from lastword.api.topics import create_topics, open_topic
 from lastword.errors import (
     BusyError,
     ConflictError,
     DiskFullError,
     LastwordError,
     SerializerError,
+    TopicExistsError,
     TransactionTooLargeError,
     UsageError,
 )
@@ -69,9 +80,6 @@ from lastword.logdir.transaction_state import (
 from lastword.metrics import count_append
 from lastword.parse import as_int, check_count, parse_bytes
 from lastword.protocol import java_hash
-from lastword.records.batch import BatchBuilder
-from lastword.records.internal import TRANSACTION_STATES
-from lastword.records.record import marker_record
 from lastword.segment import names
 
 if TYPE_CHECKING:
@@ -82,7 +90,6 @@ if TYPE_CHECKING:
     from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
-    from lastword.partition.producer_state import Producer
     from lastword.records.record import Header
 
 POSITIONS_TOPIC = "__lastword_positions"
@@ -288,27 +295,6 @@ class StateChanges(MutableMapping[Any, Any]):
         return f"StateChanges({self._changes.topic.name!r})"
 
 
-class Logs(Protocol):
-    """The log directory of a transaction: a `LogDir`."""
-
-    dirs: OpenDirs
-    _kept_states: dict[str, State[Any, Any]]
-
-    def __contains__(self, topic: object) -> bool: ...
-
-    @property
-    def topic(self) -> Any:
-        """The method that returns a topic."""
-
-    @property
-    def state(self) -> Any:
-        """The method that returns a state."""
-
-    @property
-    def create_topic(self) -> Any:
-        """The method that creates a topic."""
-
-
 class Transaction:
     """Changes that are all in the log when the block ends, or none of them: `with logs.transaction() as tx:`.
 
@@ -316,8 +302,16 @@ class Transaction:
     its changes before. One thread may use it.
     """
 
-    def __init__(self, logs: Logs, most_bytes: int | str) -> None:
-        self._logs = logs
+    def __init__(
+        self,
+        dirs: OpenDirs,
+        open_state: Callable[..., State[Any, Any]],
+        kept_states: dict[str, State[Any, Any]],
+        most_bytes: int | str,
+    ) -> None:
+        self._dirs = dirs
+        self._open_state = open_state  # `LogDir.state`
+        self._kept_states = kept_states  # else each transaction would restore them
         self._most_bytes = parse_bytes(most_bytes)
         if self._most_bytes <= 0:
             raise UsageError(f"max_bytes={most_bytes!r} leaves no room for a change", remedy='"64MiB"')
@@ -326,7 +320,7 @@ class Transaction:
         self._is_open = False
 
     def __enter__(self) -> Self:
-        self._logs.dirs.require_writable()
+        self._dirs.require_writable()
         if self._is_open or self._changes:
             raise UsageError("a transaction is one block", remedy="begin another one: logs.transaction()")
         self._is_open = True
@@ -336,7 +330,7 @@ class Transaction:
         self._is_open = False
         changes = list(self._changes.values())
         if kind is None and any(each.rows for each in changes):
-            _committer(self._logs.dirs).commit(changes)
+            _committer(self._dirs).commit(changes)
 
     def _require_open(self) -> None:
         """Raise UsageError outside of the block."""
@@ -360,7 +354,7 @@ class Transaction:
     def _of(self, topic: str) -> _Changes:
         self._require_open()
         if topic not in self._changes:
-            self._changes[topic] = _Changes(self._logs.topic(topic))
+            self._changes[topic] = _Changes(open_topic(self._dirs, topic))
         return self._changes[topic]
 
     def append(
@@ -383,7 +377,7 @@ class Transaction:
         packer = changes.topic.packer
         if partition is not None:
             packer.assigner.checked(partition)
-        packer.timestamp_of(timestamp, self._logs.dirs.clock.now_ms())
+        packer.timestamp_of(timestamp, self._dirs.clock.now_ms())
         self._add(changes, *packer.encode(key, value), header_pairs(headers), timestamp, partition)
 
     def delete(self, topic: str, key: Any) -> None:
@@ -409,10 +403,9 @@ class Transaction:
                     f"{argument}= in a transaction: older values cannot be compared with those of now",
                     remedy="read them from logs.state(...) outside of the transaction",
                 )
-        kept = self._logs._kept_states
-        state = kept.get(name)
+        state = self._kept_states.get(name)
         if state is None or state._contents is None or options:
-            state = kept[name] = self._logs.state(name, **options)  # else each transaction would restore it
+            state = self._kept_states[name] = self._open_state(name, **options)
         return StateChanges(self, state, self._of(name))
 
     def position(self, name: str, reached: Mapping[int, int] | int) -> None:
@@ -423,9 +416,10 @@ class Transaction:
             reached: The next offset of each partition (`Reader.position`), or the number of a batch.
         """
         saved = _checked_position(reached)
-        if POSITIONS_TOPIC not in self._logs:
-            config: Any = {"cleanup_policy": "compact", "key_serializer": "str", "value_serializer": "json"}
-            self._logs.create_topic(POSITIONS_TOPIC, exist_ok=True, **config)
+        if not self._dirs.has_topic(POSITIONS_TOPIC):
+            formats = {"lastword.key.serializer": "str", "lastword.value.serializer": "json"}
+            with suppress(TopicExistsError):  # another thread or process created it
+                create_topics(self._dirs, {POSITIONS_TOPIC: (1, {"cleanup.policy": "compact", **formats})})
         self.append(POSITIONS_TOPIC, name, saved)
 
 
@@ -443,11 +437,11 @@ def _checked_position(reached: Mapping[int, int] | int) -> dict[int, int] | int:
     return cast("dict[int, int]", position)
 
 
-def position_of(logs: Logs, name: str) -> dict[int, int] | int | None:
+def position_of(dirs: OpenDirs, name: str) -> dict[int, int] | int | None:
     """See `LogDir.position`."""
-    if POSITIONS_TOPIC not in logs:
+    if not dirs.has_topic(POSITIONS_TOPIC):
         return None
-    found: Any = logs.topic(POSITIONS_TOPIC).get(name)
+    found: Any = open_topic(dirs, POSITIONS_TOPIC).get(name)
     return {int(number): offset for number, offset in found.items()} if isinstance(found, dict) else found
 
 
@@ -479,7 +473,8 @@ class Committer:
             batches = packer.built(rows, packer.limit)
             plain = batches[0] if len(batches) == 1 else None
         with ExitStack() as reading:  # until the batches are appended, so that states do not wait for a drive
-            contents = [each.contents for each in sorted(changes, key=_name_of) if each.contents is not None]
+            in_order = sorted(changes, key=lambda each: each.topic.name)
+            contents = [each.contents for each in in_order if each.contents is not None]
             for each in contents:
                 reading.enter_context(each.reading)
             with dirs.commits:
@@ -514,7 +509,7 @@ class Committer:
             for each in changes:
                 each.check()
             with ExitStack() as stack:
-                for log in sorted(keys, key=_order_of):
+                for log in sorted(keys, key=lambda log: (log.topic, log.partition)):
                     stack.enter_context(log.lock)
                 # The first comparison may have taken long: what was appended meanwhile is not read here.
                 if all(
@@ -603,7 +598,7 @@ class Committer:
         # A log that is closed was deleted, or synced when it was closed or moved.
         unsynced = [(log, end) for log, end in self._unsynced.items() if not log.is_closed]
         waiting |= dict.fromkeys(log for log, end in unsynced if log.synced_to < end)
-        overlapped(_sync, list(waiting), threads=len(waiting))
+        overlapped(methodcaller("sync"), list(waiting), threads=len(waiting))
         self._unsynced.clear()
 
     def _decide(self, decisions: PartitionLog, state: str, partitions: frozenset[Partition]) -> None:
@@ -665,22 +660,21 @@ class Committer:
             )
         stored = newest_states(dirs).get(producer_id)
         epoch, partitions = -1, frozenset[Partition]()
-        if stored is not None and TRANSACTION_STATES[stored.value.transaction_status] == PREPARE_COMMIT:
-            state = TransactionState.of_value(stored.value)
-            epoch, partitions = state.epoch, state.partitions
+        if stored is not None and stored.state.state == PREPARE_COMMIT:
+            epoch, partitions = stored.state.epoch, stored.state.partitions
         ended: list[PartitionLog] = []
         for name, numbers in dirs.topics().items():
             for number in numbers:
                 log = dirs.log(name, number)
                 producer = log.producer(producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    is_committed = _is_of(producer, epoch) and (name, number) in partitions
+                    is_committed = producer.epoch == epoch and (name, number) in partitions
                     log.append_batch(_marker(dirs, producer_id, producer.epoch, commit=is_committed))
                 if producer is not None:
                     ended.append(log)
-        overlapped(_sync, ended)
+        overlapped(methodcaller("sync"), ended)
         if stored is not None:
-            _store(dirs, _decisions(dirs), producer_id, stored.value.producer_epoch, COMPLETE_COMMIT)
+            _store(dirs, _decisions(dirs), producer_id, stored.state.epoch, COMPLETE_COMMIT)
         dirs.files.unlink(note, missing_ok=True)
 
 
@@ -698,23 +692,10 @@ def _committer(dirs: OpenDirs) -> Committer:
         return committer
 
 
-def _is_of(producer: Producer, epoch: int) -> bool:
-    """Return whether the open transaction of a producer is the one that was decided last."""
-    return producer.epoch == epoch
-
-
 def _add_note(error: BaseException, note: str) -> None:
     if isinstance(error, LastwordError):
         error.message += f"; {note}"
         error.args = (error.message,)
-
-
-def _name_of(changes: _Changes) -> str:
-    return changes.topic.name
-
-
-def _order_of(log: PartitionLog) -> Partition:
-    return log.topic, log.partition
 
 
 def _note_of(path: str) -> str:
@@ -725,10 +706,6 @@ def _directories(dirs: OpenDirs) -> set[str]:
     """Return the ids of the directories that are open, or the paths of those without one."""
     served = (each.path for each in dirs.directories if each.path not in dirs.offline)
     return {read_directory_id(dirs.files, path) or os.path.realpath(path) for path in served}
-
-
-def _sync(log: PartitionLog) -> None:
-    log.sync()
 
 
 def _decisions(dirs: OpenDirs) -> PartitionLog:
@@ -755,16 +732,13 @@ def _store(
         changed_ms=now_ms,
         previous_producer_id=producer_id,
     )
-    builder = BatchBuilder()
-    builder.append(now_ms, key_of(OWN_ID), stored.value())
-    decisions.append_batch(builder.build())
+    store_state(decisions, key_of(OWN_ID), stored)
 
 
 def _marker(dirs: OpenDirs, producer_id: int, epoch: int, *, commit: bool) -> bytes:
-    builder = BatchBuilder(producer_id=producer_id, producer_epoch=epoch, transactional=True, control=True)
-    coordinator_epoch = _decisions(dirs).epochs.latest or 0 if dirs.has_topic(TRANSACTIONS_TOPIC) else 0
-    builder.append(dirs.clock.now_ms(), *marker_record(commit=commit, coordinator_epoch=coordinator_epoch))
-    return builder.build()
+    leader_epoch = _decisions(dirs).epochs.latest or 0 if dirs.has_topic(TRANSACTIONS_TOPIC) else 0
+    now_ms = dirs.clock.now_ms()
+    return marker(now_ms, (producer_id, epoch), commit=commit, coordinator_epoch=leader_epoch)
 
 
 def _append_all(dirs: OpenDirs, changes: Iterable[_Changes]) -> None:

@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.lease import Lease, Position, listed, take
-from lastword.api.reader import Reader, encoded_keys, following, one_of, ranges
+from lastword.api.reader import Reader, encoded_keys, following, ranges
 from lastword.api.record import K, Record, V
 from lastword.errors import LastwordError, LeaseRefusedError
-from lastword.parse import Duration, parse_duration_ms, parse_seconds
+from lastword.parse import Duration, one_of, parse_duration_ms, parse_seconds
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
 

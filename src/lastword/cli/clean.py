@@ -462,7 +462,7 @@ def keep_cleaning(
         only = [(topic, target.partition) for topic in target.topics] or None
         for error in quarantined(logs.dirs, target.chosen, target.partition):
             out.warning(f"{error.message}; to have it cleaned again, {error.remedy}")
-        logs.background.run_for(only, every_ms, ended.put)
+        logs.cleaner.background.run_for(only, every_ms, ended.put)
         out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")
         while not signals.noted():
             try:

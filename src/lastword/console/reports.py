@@ -99,7 +99,7 @@ def running(watch: Watch, drive: str | None = None) -> list[dict[str, Any]]:
     """
     if watch.logs.mode != "a":
         return []
-    tasks = watch.logs.background.scheduler.running()
+    tasks = watch.logs.cleaner.background.scheduler.running()
     rows = []
     for tp, task in sorted(tasks.items()):
         if drive in (None, task.drive):

@@ -39,6 +39,7 @@ from lastword.objects import is_url
 from lastword.spark.bootstrap import check_seen, need_pyspark, shared_log, shared_path
 from lastword.spark.bucket import begin_uploads, bucket_at, files_at, open_logs, private_copy, transaction
 from lastword.spark.options import StorageOptions
+from lastword.values import in_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -242,7 +243,7 @@ class _SparkCopying(Copying):
             return
         before = self._sent.get(tp)
         self._sent[tp] = _Sent(log, *((before.copied_bytes, before.entries) if before else ()))
-        for group, size_bytes in groups_of(chosen):
+        for group, size_bytes in in_groups(chosen, lambda file: file.size, TASK_BYTES):
             yield _Send(
                 places.path, places.storage, places.target, places.target_storage,
                 tp, log.directory, target.directory(*tp), tuple(group), size_bytes,
@@ -284,20 +285,6 @@ class _SparkCopying(Copying):
 
 
 # ---------------------------------------------------------------- tasks
-
-
-def groups_of(files: Sequence[SourceFile]) -> Iterator[tuple[list[SourceFile], int]]:
-    """Yield groups of neighbouring files, each with about TASK_BYTES, and the bytes of the group."""
-    group: list[SourceFile] = []
-    size_bytes = 0
-    for file in files:
-        group.append(file)
-        size_bytes += file.size
-        if size_bytes >= TASK_BYTES:
-            yield group, size_bytes
-            group, size_bytes = [], 0
-    if group:
-        yield group, size_bytes
 
 
 def _send(task: _Send) -> tuple[int, dict[str, Entry]] | LastwordError:

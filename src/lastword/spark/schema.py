@@ -450,17 +450,17 @@ SCALARS: dict[Any, DataType] = {
 
 
 def frame_of(spark: SparkSession, kind: type[Any], values: Sequence[Any]) -> DataFrame:
-    """Return a DataFrame with one local row for each value.
+    """Return a DataFrame with one local row for each value of a dataclass.
 
     As rows are Arrow, no job runs to create or collect them.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
+    return spark.createDataFrame(table_of(kind, values), schema_of(kind))
 
-    schema = schema_of(kind)
-    arrow = to_arrow_schema(schema)
-    rows = [row_of(value) for value in values]
-    columns = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(arrow)]
-    return spark.createDataFrame(pa.Table.from_arrays(columns, schema=arrow), schema)
+
+def table_of(kind: type[Any], values: Sequence[Any]) -> pa.Table:
+    """Return one row for each value of a dataclass. An int in a float field becomes a float."""
+    schema = arrow_schema(schema_of(kind))
+    return pa.Table.from_pylist([dataclasses.asdict(value) for value in values], schema)
 
 
 def schema_of(kind: type[Any]) -> StructType:
@@ -471,28 +471,6 @@ def schema_of(kind: type[Any]) -> StructType:
         hint, nullable = _without_none(hints[field.name])
         columns.append(StructField(field.name, _type_of(hint), nullable))
     return StructType(columns)
-
-
-def row_of(value: Any) -> tuple[Any, ...]:
-    """Return the fields of a dataclass in order; a nested dataclass becomes a tuple.
-
-    An int in a float field becomes a float, because Spark accepts no int in a double column.
-    """
-    hints = typing.get_type_hints(type(value))
-    row = []
-    for field in dataclasses.fields(value):
-        cell = _cell_of(getattr(value, field.name))
-        is_float = type(cell) is int and _without_none(hints[field.name])[0] is float
-        row.append(float(cell) if is_float else cell)
-    return tuple(row)
-
-
-def _cell_of(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return row_of(value)
-    if isinstance(value, tuple | list):
-        return [_cell_of(item) for item in value]
-    return value
 
 
 def _type_of(hint: Any) -> DataType:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
@@ -89,15 +89,17 @@ class DeliveredKey:
     tombstone: bool = False
 
 
-class Delivered(Protocol):
-    """The delivered side. `rows` is called once per share; `count` is an upper bound of its keys."""
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The delivered side.
 
-    @property
-    def count(self) -> int:
-        """Return an upper bound of the keys."""
+    Attributes:
+        count: An upper bound of its keys.
+        rows: Yields the delivered keys; called once for each share of the keys.
+    """
 
-    def rows(self) -> Iterator[DeliveredKey]:
-        """Yield the delivered keys."""
+    count: int
+    rows: Callable[[], Iterator[DeliveredKey]]
 
 
 @dataclass(frozen=True, slots=True)
