@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
+from lastword.kernels import table as fields
 from lastword.kernels.hashing import crc_of
 from lastword.kernels.memory import (
     copy_wide,
@@ -31,17 +32,6 @@ from lastword.kernels.native import (
     kernel,
 )
 from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    BASE_TIMESTAMP,
-    COUNT,
-    LAST_OFFSET,
-    MAGIC,
-    MAX_TIMESTAMP,
-    RECORDS_END,
-    RECORDS_POSITION,
-)
 from lastword.wire import (
     ATTRIBUTES_AT,
     BASE_TIMESTAMP_AT,
@@ -190,21 +180,21 @@ def decode_rows(
     ) = columns
     done = 0
     for row in range(rows):
-        attributes = table[row, ATTRIBUTES]
+        attributes = table[row, fields.ATTRIBUTES]
         if attributes & CONTROL_BIT and not with_control:
             continue
-        position = table[row, RECORDS_POSITION]
-        end = table[row, RECORDS_END]
-        count = table[row, COUNT]
+        position = table[row, fields.RECORDS_POSITION]
+        end = table[row, fields.RECORDS_END]
+        count = table[row, fields.COUNT]
         if position < 0 or position > end or end > uncompressed.size - SLACK:
             return done, row, NO_SLACK
         if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
             return done, row, BAD_COUNT
         if count > offset.size - done:
             return done, row, FULL
-        base_offset = table[row, BASE_OFFSET]
-        span = table[row, LAST_OFFSET] - base_offset
-        base_timestamp = table[row, BASE_TIMESTAMP]
+        base_offset = table[row, fields.BASE_OFFSET]
+        span = table[row, fields.LAST_OFFSET] - base_offset
+        base_timestamp = table[row, fields.BASE_TIMESTAMP]
         log_append = attributes & LOG_APPEND_BIT != 0
         previous = -1
         for i in range(done, done + count):
@@ -224,7 +214,7 @@ def decode_rows(
                 return done, row, BAD_RECORD
             previous = offset_delta
             offset[i] = base_offset + offset_delta
-            timestamp[i] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+            timestamp[i] = table[row, fields.MAX_TIMESTAMP] if log_append else base_timestamp + delta
             key_position[i] = key_at
             key_length[i] = key_size
             value_position[i] = value_at
@@ -267,24 +257,24 @@ def decode_live_rows(
     ) = columns
     done = 0
     for row in range(rows):
-        attributes = table[row, ATTRIBUTES]
+        attributes = table[row, fields.ATTRIBUTES]
         if attributes & CONTROL_BIT:
             continue
-        count = table[row, COUNT]
-        base_offset = table[row, BASE_OFFSET]
-        gone = bits_between(dead, base_offset, table[row, LAST_OFFSET])
-        if 0 < count <= gone and table[row, MAGIC] == 2:
+        count = table[row, fields.COUNT]
+        base_offset = table[row, fields.BASE_OFFSET]
+        gone = bits_between(dead, base_offset, table[row, fields.LAST_OFFSET])
+        if 0 < count <= gone and table[row, fields.MAGIC] == 2:
             continue
-        position = table[row, RECORDS_POSITION]
-        end = table[row, RECORDS_END]
+        position = table[row, fields.RECORDS_POSITION]
+        end = table[row, fields.RECORDS_END]
         if position < 0 or position > end or end > uncompressed.size - SLACK:
             return done, row, NO_SLACK
         if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
             return done, row, BAD_COUNT
         if count - gone > offset.size - done:
             return done, row, FULL
-        span = table[row, LAST_OFFSET] - base_offset
-        base_timestamp = table[row, BASE_TIMESTAMP]
+        span = table[row, fields.LAST_OFFSET] - base_offset
+        base_timestamp = table[row, fields.BASE_TIMESTAMP]
         log_append = attributes & LOG_APPEND_BIT != 0
         previous = -1
         word = np.uint64(0)
@@ -315,7 +305,7 @@ def decode_live_rows(
                 continue
             i = not_negative(done)
             offset[i] = number
-            timestamp[i] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+            timestamp[i] = table[row, fields.MAX_TIMESTAMP] if log_append else base_timestamp + delta
             key_position[i] = key_at
             key_length[i] = key_size
             value_position[i] = value_at
@@ -356,17 +346,17 @@ def check_records(
     """
     if row < 0 or row >= table.shape[0]:
         return FULL, NO_TIME, 0
-    position = table[row, RECORDS_POSITION]
-    end = table[row, RECORDS_END]
-    count = table[row, COUNT]
+    position = table[row, fields.RECORDS_POSITION]
+    end = table[row, fields.RECORDS_END]
+    count = table[row, fields.COUNT]
     if position < 0 or position > end or end > uncompressed.size - SLACK:
         return NO_SLACK, NO_TIME, 0
-    if count != table[row, LAST_OFFSET] - table[row, BASE_OFFSET] + 1:
+    if count != table[row, fields.LAST_OFFSET] - table[row, fields.BASE_OFFSET] + 1:
         return BAD_COUNT, NO_TIME, 0
     if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
         return BAD_COUNT, NO_TIME, 0
-    base_timestamp = table[row, BASE_TIMESTAMP]
-    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
+    base_timestamp = table[row, fields.BASE_TIMESTAMP]
+    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
     largest = np.int64(NO_TIME)
     wrong = 0
     for i in range(count):
@@ -386,7 +376,7 @@ def check_records(
             if not valid:
                 return BAD_RECORD, largest, wrong
         position = body_end
-        time = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+        time = table[row, fields.MAX_TIMESTAMP] if log_append else base_timestamp + delta
         largest = max(largest, time)
         no_key = needs_key and key_size < 0
         if no_key or (time != NO_TIME and (time < oldest or time > newest)):
@@ -419,17 +409,17 @@ def find_record(
     """
     if row < 0 or row >= table.shape[0] or record.size < RECORD_FIELDS:
         return False, FULL
-    position = table[row, RECORDS_POSITION]
-    end = table[row, RECORDS_END]
-    count = table[row, COUNT]
+    position = table[row, fields.RECORDS_POSITION]
+    end = table[row, fields.RECORDS_END]
+    count = table[row, fields.COUNT]
     if position < 0 or position > end or end > uncompressed.size - SLACK:
         return False, NO_SLACK
     if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
         return False, BAD_COUNT
-    wanted = offset - table[row, BASE_OFFSET]
-    span = table[row, LAST_OFFSET] - table[row, BASE_OFFSET]
-    base_timestamp = table[row, BASE_TIMESTAMP]
-    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
+    wanted = offset - table[row, fields.BASE_OFFSET]
+    span = table[row, fields.LAST_OFFSET] - table[row, fields.BASE_OFFSET]
+    base_timestamp = table[row, fields.BASE_TIMESTAMP]
+    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
     previous = -1
     found = False
     for _ in range(count):
@@ -451,7 +441,7 @@ def find_record(
         position = body_end
         if offset_delta == wanted:
             found = True
-            record[TIMESTAMP] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+            record[TIMESTAMP] = table[row, fields.MAX_TIMESTAMP] if log_append else base_timestamp + delta
             record[KEY_POSITION] = key_at
             record[KEY_LENGTH] = key_size
             record[VALUE_POSITION] = value_at

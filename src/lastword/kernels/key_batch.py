@@ -12,22 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
+from lastword.kernels import table as fields
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.hashing import key_hash
 from lastword.kernels.memory import copy_wide, load32, load64, multiply_fold, store64
 from lastword.kernels.native import I64, I64X2, READ_I64X2, READ_U8, READ_U64, U8, U64X2, inline, kernel
 from lastword.kernels.pages import PAGE_BITS
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    BASE_TIMESTAMP,
-    COUNT,
-    LAST_OFFSET,
-    MAGIC,
-    RECORDS_END,
-    RECORDS_POSITION,
-)
-from lastword.kernels.table import SIZE as BATCH_BYTES
 from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT, SMALLEST_RECORD_BYTES
 
 # Fields of `cursor`, int64: the start of the next key batch, the sizes of the last one, and the rules.
@@ -157,8 +147,8 @@ def fill_key_batch(
     cursor[FILLED] = 0
     cursor[PAGES_MET] = 0
     while row < rows and filled < capacity and met < room:
-        attributes = table[row, ATTRIBUTES]
-        count = table[row, COUNT]
+        attributes = table[row, fields.ATTRIBUTES]
+        count = table[row, fields.COUNT]
         outcome = outcomes[row]
         aborted = outcome == OUTCOME_ABORTED
         # An ongoing transaction does not supersede anything yet. The bits of the records of an aborted one
@@ -166,17 +156,17 @@ def fill_key_batch(
         if attributes & CONTROL_BIT or (outcome != 0 and not (aborted and first_pass)):
             row += 1
             continue
-        position = table[row, RECORDS_POSITION]
-        end = table[row, RECORDS_END]
-        base_offset = table[row, BASE_OFFSET]
-        span = table[row, LAST_OFFSET] - base_offset
+        position = table[row, fields.RECORDS_POSITION]
+        end = table[row, fields.RECORDS_END]
+        base_offset = table[row, fields.BASE_OFFSET]
+        span = table[row, fields.LAST_OFFSET] - base_offset
         if position < 0 or position > end or end > uncompressed.size - SLACK:
             cursor[ROW] = row
             return NO_SLACK
         if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
             cursor[ROW] = row
             return BAD_COUNT
-        share = table[row, BATCH_BYTES] / max(end - position, 1)
+        share = table[row, fields.SIZE] / max(end - position, 1)
         previous = np.int64(-1)
         for _ in range(ordinal):
             body, body_end, valid = read_bounds(uncompressed, position, end)
@@ -188,8 +178,8 @@ def fill_key_batch(
             )
             position = body_end
         has_horizon = attributes & DELETE_HORIZON_BIT != 0
-        due_batch = has_horizon and table[row, BASE_TIMESTAMP] <= now
-        if table[row, MAGIC] < 2:  # these have no field for a horizon: the segment's time decides
+        due_batch = has_horizon and table[row, fields.BASE_TIMESTAMP] <= now
+        if table[row, fields.MAGIC] < 2:  # these have no field for a horizon: the segment's time decides
             has_horizon = True
             due_batch = old_due
         while ordinal < count and filled < capacity and met < room:
