@@ -52,6 +52,28 @@ from lastword.wire import (
 )
 
 
+@inline
+def _fill_row(table, row, raw, position, file_position, size, base_offset):
+    """Fill a row with the header of the batch of magic 2 at `position`, which begins at `base_offset`."""
+    table[row, fields.POSITION] = position
+    table[row, fields.FILE_POSITION] = file_position + position
+    table[row, fields.SIZE] = size
+    table[row, fields.BASE_OFFSET] = base_offset
+    table[row, fields.LAST_OFFSET] = base_offset + load32_be(raw, position + LAST_OFFSET_DELTA_AT)
+    table[row, fields.ATTRIBUTES] = load16_be(raw, position + ATTRIBUTES_AT)
+    table[row, fields.COUNT] = load32_be(raw, position + COUNT_AT)
+    table[row, fields.BASE_TIMESTAMP] = load64_be(raw, position + BASE_TIMESTAMP_AT)
+    table[row, fields.MAX_TIMESTAMP] = load64_be(raw, position + MAX_TIMESTAMP_AT)
+    table[row, fields.PRODUCER_ID] = load64_be(raw, position + PRODUCER_ID_AT)
+    table[row, fields.PRODUCER_EPOCH] = load16_be(raw, position + PRODUCER_EPOCH_AT)
+    table[row, fields.BASE_SEQUENCE] = load32_be(raw, position + BASE_SEQUENCE_AT)
+    table[row, fields.LEADER_EPOCH] = load32_be(raw, position + LEADER_EPOCH_AT)
+    table[row, fields.CRC] = load32_be(raw, position + CRC_AT) & 0xFFFFFFFF
+    table[row, fields.MAGIC] = 2
+    table[row, fields.RECORDS_POSITION] = position + HEADER_BYTES
+    table[row, fields.RECORDS_END] = position + size
+
+
 @kernel
 def walk_batches(
     raw: READ_U8,
@@ -111,23 +133,7 @@ def walk_batches(
             return row, position, next_offset, BAD_COUNT
         if attributes & CODEC_MASK == 0 and count > (size - HEADER_BYTES) // SMALLEST_RECORD_BYTES:
             return row, position, next_offset, BAD_COUNT
-        table[row, fields.POSITION] = position
-        table[row, fields.FILE_POSITION] = file_position + position
-        table[row, fields.SIZE] = size
-        table[row, fields.BASE_OFFSET] = base_offset
-        table[row, fields.LAST_OFFSET] = base_offset + delta
-        table[row, fields.ATTRIBUTES] = attributes
-        table[row, fields.COUNT] = count
-        table[row, fields.BASE_TIMESTAMP] = load64_be(raw, position + BASE_TIMESTAMP_AT)
-        table[row, fields.MAX_TIMESTAMP] = load64_be(raw, position + MAX_TIMESTAMP_AT)
-        table[row, fields.PRODUCER_ID] = load64_be(raw, position + PRODUCER_ID_AT)
-        table[row, fields.PRODUCER_EPOCH] = load16_be(raw, position + PRODUCER_EPOCH_AT)
-        table[row, fields.BASE_SEQUENCE] = load32_be(raw, position + BASE_SEQUENCE_AT)
-        table[row, fields.LEADER_EPOCH] = load32_be(raw, position + LEADER_EPOCH_AT)
-        table[row, fields.CRC] = crc
-        table[row, fields.MAGIC] = magic
-        table[row, fields.RECORDS_POSITION] = position + HEADER_BYTES
-        table[row, fields.RECORDS_END] = position + size
+        _fill_row(table, row, raw, position, file_position, size, base_offset)
         next_offset = base_offset + delta + 1
         position += size
         row += 1
@@ -283,23 +289,8 @@ def assign_offsets(data: U8, sizes: READ_I64, next_offset: int, epoch: int, tabl
             break
         if load64_be(data, position + PRODUCER_ID_AT) != -1:
             break
-        table[rows, fields.POSITION] = position
-        table[rows, fields.FILE_POSITION] = position
-        table[rows, fields.SIZE] = size
-        table[rows, fields.BASE_OFFSET] = next_offset
-        table[rows, fields.LAST_OFFSET] = next_offset + delta
-        table[rows, fields.ATTRIBUTES] = load16_be(data, position + ATTRIBUTES_AT)
-        table[rows, fields.COUNT] = count
-        table[rows, fields.BASE_TIMESTAMP] = load64_be(data, position + BASE_TIMESTAMP_AT)
-        table[rows, fields.MAX_TIMESTAMP] = load64_be(data, position + MAX_TIMESTAMP_AT)
-        table[rows, fields.PRODUCER_ID] = -1
-        table[rows, fields.PRODUCER_EPOCH] = load16_be(data, position + PRODUCER_EPOCH_AT)
-        table[rows, fields.BASE_SEQUENCE] = load32_be(data, position + BASE_SEQUENCE_AT)
+        _fill_row(table, rows, data, position, 0, size, next_offset)
         table[rows, fields.LEADER_EPOCH] = epoch
-        table[rows, fields.CRC] = load32_be(data, position + CRC_AT) & 0xFFFFFFFF
-        table[rows, fields.MAGIC] = 2
-        table[rows, fields.RECORDS_POSITION] = position + HEADER_BYTES
-        table[rows, fields.RECORDS_END] = position + size
         next_offset += delta + 1
         position += size
         rows += 1

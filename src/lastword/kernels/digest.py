@@ -10,7 +10,7 @@ import numpy as np
 
 from lastword.kernels import BAD_RECORD, NO_SLACK, OK, SLACK
 from lastword.kernels import table as fields
-from lastword.kernels.columns import read_bounds, read_key, read_value
+from lastword.kernels.columns import read_keyed, read_value
 from lastword.kernels.hashing import NULL_KEY, crc_of_short, key_hash, pair_digest
 from lastword.kernels.memory import multiply_fold, varint_size
 from lastword.kernels.native import I64, READ_I64X2, READ_U8, U8, inline, kernel
@@ -46,20 +46,15 @@ def sum_pairs(
         end = table[row, fields.RECORDS_END]
         base_offset = table[row, fields.BASE_OFFSET]
         for _ in range(table[row, fields.COUNT]):
-            body, body_end, valid = read_bounds(uncompressed, position, end)
-            if not valid:
-                return total, records, row, BAD_RECORD
-            _delta, offset_delta, key_at, key_length, _value_at, valid = read_key(
-                uncompressed, body, body_end
-            )
-            if not valid:
+            record = read_keyed(uncompressed, position, end)
+            if not record.valid:
                 return total, records, row, BAD_RECORD
             hashed = NULL_KEY
-            if key_length >= 0:
-                hashed = key_hash(uncompressed, key_at, key_length, seed0, seed1)
-            total += pair_digest(hashed, base_offset + offset_delta, seed0, seed1)
+            if record.key_length >= 0:
+                hashed = key_hash(uncompressed, record.key_position, record.key_length, seed0, seed1)
+            total += pair_digest(hashed, base_offset + record.offset_delta, seed0, seed1)
             records += 1
-            position = body_end
+            position = record.end
         if position != end:
             return total, records, row, BAD_RECORD
     return total, records, rows, OK
@@ -171,14 +166,11 @@ def sum_contents(
         word = np.uint64(0)
         word_number = np.int64(-1)
         for _ in range(count):
-            body, body_end, valid = read_bounds(uncompressed, position, end)
-            if not valid:
+            record = read_keyed(uncompressed, position, end)
+            if not record.valid:
                 return total, batches, controls, records, row, BAD_RECORD
-            delta, offset_delta, key_at, key_length, value_at, valid = read_key(uncompressed, body, body_end)
-            if not valid:
-                return total, batches, controls, records, row, BAD_RECORD
-            offset = first + offset_delta
-            timestamp = table[row, fields.BASE_TIMESTAMP] + delta
+            offset = first + record.offset_delta
+            timestamp = table[row, fields.BASE_TIMESTAMP] + record.timestamp_delta
             largest_timestamp = max(largest_timestamp, timestamp)
             if dead > 0 and offset >> 6 != word_number:
                 word_number = offset >> 6
@@ -187,16 +179,16 @@ def sum_contents(
                 if attributes & LOG_APPEND_BIT:
                     timestamp = table[row, fields.MAX_TIMESTAMP]
                 records_digest += content_digest(
-                    uncompressed, key_at, key_length, body_end, offset, timestamp
+                    uncompressed, record.key_position, record.key_length, record.end, offset, timestamp
                 )
                 if sets_horizon and not has_horizon and not control:
-                    _value_at, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
+                    _at, value_length, _after, valid = read_value(uncompressed, record.value_at, record.end)
                     if not valid:
                         return total, batches, controls, records, row, BAD_RECORD
                     has_horizon = value_length < 0
                 if not control:
                     records += 1
-            position = body_end
+            position = record.end
         if position != end:
             return total, batches, controls, records, row, BAD_RECORD
         if table[row, fields.MAGIC] == 2 and attributes & LOG_APPEND_BIT == 0 and count > 0 and dropped == 0:

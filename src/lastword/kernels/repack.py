@@ -20,7 +20,7 @@ import numpy as np
 
 from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels import table as fields
-from lastword.kernels.columns import read_bounds, read_deltas, read_key, read_value
+from lastword.kernels.columns import read_bounds, read_deltas, read_keyed, read_value
 from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.memory import (
     copy_exact,
@@ -112,15 +112,12 @@ def kept_bytes(uncompressed, table, row, dead):
     end = table[row, fields.RECORDS_END]
     size = 0
     for _ in range(table[row, fields.COUNT]):
-        body, body_end, valid = read_bounds(uncompressed, position, end)
-        if not valid:
+        record = read_keyed(uncompressed, position, end)
+        if not record.valid:
             return 0, BAD_RECORD
-        _delta, offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
-        if not valid:
-            return 0, BAD_RECORD
-        if not test_bit(dead, table[row, fields.BASE_OFFSET] + offset_delta):
-            size += body_end - position
-        position = body_end
+        if not test_bit(dead, table[row, fields.BASE_OFFSET] + record.offset_delta):
+            size += record.end - position
+        position = record.end
     return size, OK
 
 
@@ -289,13 +286,10 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
     word = np.uint64(0)
     word_number = np.int64(-1)
     for _ in range(table[row, fields.COUNT]):
-        body, body_end, valid = read_bounds(uncompressed, position, end)
-        if not valid:
+        record = read_keyed(uncompressed, position, end)
+        if not record.valid:
             return 0, 0, 0, 0, 0, BAD_RECORD
-        delta, offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
-        if not valid:
-            return 0, 0, 0, 0, 0, BAD_RECORD
-        offset = base_offset + offset_delta
+        offset = base_offset + record.offset_delta
         if not control and offset >> 6 != word_number:
             word_number = offset >> 6
             word = read_word(dead, offset)
@@ -305,7 +299,7 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
                 write += position - run
                 run = -1
         else:
-            timestamp = table[row, fields.MAX_TIMESTAMP] if log_append else old_base + delta
+            timestamp = table[row, fields.MAX_TIMESTAMP] if log_append else old_base + record.timestamp_delta
             if not log_append and (kept == 0 or timestamp > largest):
                 largest = timestamp
             kept += 1
@@ -314,14 +308,14 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
                     run = position
             else:
                 # Read again: a valid delta may have a longer form than the shortest.
-                _delta, rest, _valid = read_varlong(uncompressed, body + 1)
+                _delta, rest, _valid = read_varlong(uncompressed, record.body + 1)
                 new_delta = timestamp - new_base
-                write = write_varint(out, write, 1 + varint_size(new_delta) + body_end - rest)
-                store8(out, write, load8(uncompressed, body))
+                write = write_varint(out, write, 1 + varint_size(new_delta) + record.end - rest)
+                store8(out, write, load8(uncompressed, record.body))
                 write = write_varint(out, write + 1, new_delta)
-                copy_wide(out, write, uncompressed, rest, body_end - rest)
-                write += body_end - rest
-        position = body_end
+                copy_wide(out, write, uncompressed, rest, record.end - rest)
+                write += record.end - rest
+        position = record.end
     if position != end:
         return 0, 0, 0, 0, 0, BAD_RECORD
     if run >= 0:
@@ -357,18 +351,15 @@ def _has_kept_tombstone(uncompressed, table, row, dead):
     position = table[row, fields.RECORDS_POSITION]
     end = table[row, fields.RECORDS_END]
     for _ in range(table[row, fields.COUNT]):
-        body, body_end, valid = read_bounds(uncompressed, position, end)
+        record = read_keyed(uncompressed, position, end)
+        if not record.valid:
+            return False, BAD_RECORD
+        _value_position, value_length, _after, valid = read_value(uncompressed, record.value_at, record.end)
         if not valid:
             return False, BAD_RECORD
-        _delta, offset_delta, _key_at, _key_length, value_at, valid = read_key(uncompressed, body, body_end)
-        if not valid:
-            return False, BAD_RECORD
-        _value_position, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
-        if not valid:
-            return False, BAD_RECORD
-        if value_length < 0 and not test_bit(dead, table[row, fields.BASE_OFFSET] + offset_delta):
+        if value_length < 0 and not test_bit(dead, table[row, fields.BASE_OFFSET] + record.offset_delta):
             return True, OK
-        position = body_end
+        position = record.end
     return False, OK
 
 
