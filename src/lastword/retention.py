@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from lastword.config import TopicConfig
 from lastword.errors import DiskFullError, LastwordError, OffsetOutOfRangeError, UsageError
@@ -45,6 +44,7 @@ from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import LogStart, TopicPartition
 from lastword.parse import to_ms
 from lastword.partition.view import PartitionView
+from lastword.segment.segment import Segment
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import Value
 
@@ -97,34 +97,10 @@ class Deletion(Value):
         return f"{name}: {count} removed, {freed}, log start {self.log_start}: {self.reason}"
 
 
-class Expirable(Protocol):
-    """The facts of a segment that the rules use."""
-
-    @property
-    def base_offset(self) -> int:
-        """First offset of its range."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of its log file."""
-
-    @property
-    def largest_timestamp(self) -> int:
-        """Largest timestamp, ms; -1 without one."""
-
-    @property
-    def known_timestamp(self) -> int:
-        """A lower bound of the largest timestamp that reads nothing; -1 if there is none."""
-
-    @property
-    def mtime_ms(self) -> int:
-        """Modification time of its log file."""
-
-
 def decide(
     topic: str,
     partition: int,
-    segments: Sequence[Expirable],
+    segments: Sequence[Segment],
     config: TopicConfig,
     *,
     log_start: int,
@@ -191,25 +167,25 @@ def decide(
 class _Prefix:
     """The segments, and how many of them are removed."""
 
-    def __init__(self, segments: Sequence[Expirable], log_end: int, top: int) -> None:
+    def __init__(self, segments: Sequence[Segment], log_end: int, top: int) -> None:
         self.segments = segments
         self.log_end = log_end
         self.top = top
         self.count = 0
 
     @property
-    def gone(self) -> Sequence[Expirable]:
+    def gone(self) -> Sequence[Segment]:
         return self.segments[: self.count]
 
     @property
-    def left(self) -> Sequence[Expirable]:
+    def left(self) -> Sequence[Segment]:
         return self.segments[self.count :]
 
     def next_base(self, index: int) -> int:
         """Return the base offset of the segment's successor; the log end for the last segment."""
         return self.segments[index + 1].base_offset if index + 1 < len(self.segments) else self.log_end
 
-    def take(self, deletable: Callable[[int, Expirable], bool]) -> Sequence[Expirable]:
+    def take(self, deletable: Callable[[int, Segment], bool]) -> Sequence[Segment]:
         """Extend the prefix by the segments that the rule allows, up to the first that it does not."""
         before = self.count
         while self.count < len(self.segments):
@@ -223,7 +199,7 @@ class _Prefix:
         return self.segments[before : self.count]
 
 
-_Rule = Callable[[_Prefix], Callable[[int, Expirable], bool]]
+_Rule = Callable[[_Prefix], Callable[[int, Segment], bool]]
 
 
 def _passes(config: TopicConfig, log_start: int, now_ms: int) -> list[tuple[str, _Rule]]:
@@ -235,17 +211,17 @@ def _passes(config: TopicConfig, log_start: int, now_ms: int) -> list[tuple[str,
     return passes
 
 
-def _breached(prefix: _Prefix, log_start: int) -> Callable[[int, Expirable], bool]:
-    def rule(index: int, segment: Expirable) -> bool:
+def _breached(prefix: _Prefix, log_start: int) -> Callable[[int, Segment], bool]:
+    def rule(index: int, segment: Segment) -> bool:
         return index + 1 < len(prefix.segments) and prefix.segments[index + 1].base_offset <= log_start
 
     return rule
 
 
-def _too_large(prefix: _Prefix, limit: int) -> Callable[[int, Expirable], bool]:
+def _too_large(prefix: _Prefix, limit: int) -> Callable[[int, Segment], bool]:
     over = sum(segment.size for segment in prefix.left) - limit
 
-    def rule(index: int, segment: Expirable) -> bool:
+    def rule(index: int, segment: Segment) -> bool:
         nonlocal over
         if over - segment.size < 0:
             return False
@@ -255,16 +231,16 @@ def _too_large(prefix: _Prefix, limit: int) -> Callable[[int, Expirable], bool]:
     return rule
 
 
-def _is_old(segment: Expirable, before_ms: int) -> bool:
+def _is_old(segment: Segment, before_ms: int) -> bool:
     """Return whether all records are older. Reads the segment only if the bound does not show a newer one."""
     return segment.known_timestamp < before_ms and _newest_ms(segment) < before_ms
 
 
-def _newest_ms(segment: Expirable) -> int:
+def _newest_ms(segment: Segment) -> int:
     return segment.largest_timestamp if segment.largest_timestamp >= 0 else segment.mtime_ms
 
 
-def _sentence(code: str, taken: Sequence[Expirable], config: TopicConfig, log_start: int) -> str:
+def _sentence(code: str, taken: Sequence[Segment], config: TopicConfig, log_start: int) -> str:
     if code == LOG_START:
         return f"log start {log_start}, {_counted(taken)} below it"
     if code == BYTES:
@@ -273,7 +249,7 @@ def _sentence(code: str, taken: Sequence[Expirable], config: TopicConfig, log_st
     return f"retention.ms {format_duration(config.retention_ms)}, newest record {newest}"
 
 
-def _counted(taken: Sequence[Expirable]) -> str:
+def _counted(taken: Sequence[Segment]) -> str:
     size = format_bytes(sum(segment.size for segment in taken))
     return f"{size} in 1 segment" if len(taken) == 1 else f"{size} in {len(taken)} segments"
 
