@@ -376,13 +376,9 @@ def _special_batches(
         first = segment.position_of(start)
         for header, marker in producer_batches(segment, first, verify=True):
             if header.base_offset < due or header.last_offset >= bound:
-                raise CorruptBatchError(
-                    f"offsets {header.base_offset}-{header.last_offset} are not in [{due}, {bound})",
-                    code="offsets-fall",
-                    remedy="restore the file from a copy; `lastword verify` lists all damage",
-                    file=segment.file,
-                    position=header.position,
-                    offset=header.base_offset,
+                text = f"offsets {header.base_offset}-{header.last_offset} are not in [{due}, {bound})"
+                raise CorruptBatchError.damage(
+                    text, "offsets-fall", segment.file, header.position, header.base_offset
                 )
             due = header.next_offset
             if header.base_offset >= end:

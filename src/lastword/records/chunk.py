@@ -25,7 +25,6 @@ from lastword.errors import (
     DataError,
     DecompressionLimitError,
     FileVanishedError,
-    UnknownMagicError,
 )
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
@@ -33,7 +32,7 @@ from lastword.kernels.batches import find_plain_zstd, rows_that_fit, valid_rows,
 from lastword.kernels.hashing import crc32c
 from lastword.kernels.lz4 import BLOCK_BYTES, decompress_lz4_rows
 from lastword.records import formats
-from lastword.records.batch import BatchHeader
+from lastword.records.batch import BatchHeader, unknown_magic
 from lastword.records.compression import (
     decompress_into,
     limit_of,
@@ -192,13 +191,8 @@ class Chunk:
         if status == kernels.NO_SLACK:
             raise ValueError("a chunk's buffers need slack after their last batch")
         text = kernels.STATUS_TEXT[status]
-        raise CorruptBatchError(
-            f"offset {offset}: {text} in this batch",
-            code=text.replace(" ", "-"),
-            remedy="restore the file from a copy; `lastword verify` lists all damage",
-            file=self.file,
-            position=position,
-            offset=offset,
+        raise CorruptBatchError.damage(
+            f"offset {offset}: {text} in this batch", text.replace(" ", "-"), self.file, position, offset
         )
 
 
@@ -437,30 +431,25 @@ class ChunkReader:
         """Raise for the batch at `position`, which is at the start of `_raw`."""
         head = self._raw[: min(self._have, HEADER_BYTES)].tobytes()
         offset = int.from_bytes(head[:8], "big", signed=True)
-        at: dict[str, Any] = {"file": self._file, "position": self.position, "offset": offset}
-        remedy = "restore the file from a copy; `lastword verify` lists all damage"
         if status == kernels.MORE:
             left = self._end - self.position
             raise CorruptBatchError(
                 f"the last {left} bytes are not a whole batch",
                 code="truncated",
                 remedy="open the log for writing: recovery cuts a torn tail",
-                **at,
+                file=self._file,
+                position=self.position,
+                offset=offset,
             )
         if status == kernels.BAD_MAGIC:
-            raise UnknownMagicError(
-                f"offset {offset} has unknown magic {head[MAGIC_AT]}",
-                remedy="restore the file from a copy, or use a version that reads this format",
-                **at,
-            )
+            raise unknown_magic(head[MAGIC_AT], self._file, self.position, offset)
         if status == kernels.BAD_CRC:
             raise _bad_crc(self._raw, 0, self._file, self.position)
         detail = f"; at least {self.next_offset} was due" if status == kernels.BAD_OFFSET else ""
-        raise CorruptBatchError(
-            f"offset {offset}: {kernels.STATUS_TEXT[status]}{detail}",
-            code=kernels.STATUS_TEXT[status].replace(" ", "-"),
-            remedy=remedy,
-            **at,
+        text = kernels.STATUS_TEXT[status]
+        code = text.replace(" ", "-")
+        raise CorruptBatchError.damage(
+            f"offset {offset}: {text}{detail}", code, self._file, self.position, offset
         )
 
 
@@ -827,11 +816,6 @@ def header_of(table: Table, row: int) -> BatchHeader:
 
 def _bad(text: str, table: Table, row: int, file: str) -> CorruptBatchError:
     offset = int(table[row, fields.LAST_OFFSET])
-    return CorruptBatchError(
-        f"offset {offset}: {text}",
-        code="bad-records",
-        remedy="restore the file from a copy; `lastword verify` lists all damage",
-        file=file,
-        position=int(table[row, fields.FILE_POSITION]),
-        offset=offset,
+    return CorruptBatchError.damage(
+        f"offset {offset}: {text}", "bad-records", file, int(table[row, fields.FILE_POSITION]), offset
     )
