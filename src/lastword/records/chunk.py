@@ -82,6 +82,16 @@ _HEADER_COLUMNS = (
     fields.COUNT,
 )
 """In the order of the fields of a BatchHeader."""
+_LEGACY_COLUMNS = (
+    fields.FILE_POSITION,
+    fields.SIZE,
+    fields.LAST_OFFSET,
+    fields.MAGIC,
+    fields.CRC,
+    fields.ATTRIBUTES,
+    fields.MAX_TIMESTAMP,
+)
+"""In the order of the arguments of `formats.legacy_header`."""
 _FIRST_ROWS = 1024
 _MAX_ROWS = 16384
 
@@ -784,34 +794,7 @@ def _check_order(table: Table, row: int, first_offset: int, file: str) -> None:
 
 def header_of(table: Table, row: int) -> BatchHeader:
     """Return a row of magic 0 or 1 as a header for `formats.inner_bytes`; `position` is in the file."""
-    position, size, offset, attributes, timestamp, crc, magic = (
-        int(table[row, column])
-        for column in (
-            fields.FILE_POSITION,
-            fields.SIZE,
-            fields.LAST_OFFSET,
-            fields.ATTRIBUTES,
-            fields.MAX_TIMESTAMP,
-            fields.CRC,
-            fields.MAGIC,
-        )
-    )
-    return BatchHeader(
-        position=position,
-        size=size,
-        base_offset=offset,
-        last_offset=offset,
-        leader_epoch=-1,
-        magic=magic,
-        crc=crc,
-        attributes=attributes,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        count=1 if attributes & CODEC_MASK == 0 else formats.UNKNOWN_COUNT,
-    )
+    return formats.legacy_header(*table[row, _LEGACY_COLUMNS].tolist())
 
 
 def _bad(text: str, table: Table, row: int, file: str) -> CorruptBatchError:
