@@ -14,8 +14,8 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.snapshots import Stability, replay
-from lastword.partition.view import CurrentView
+from lastword.partition.snapshots import replay
+from lastword.partition.view import CurrentView, Stability
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles
 from tests.transactions import end_transaction

@@ -25,7 +25,7 @@ from lastword.partition.log import PartitionLog
 from lastword.partition.segment_store import LogVersion, PrivateSegment, SegmentSet
 from lastword.partition.snapshots import Snapshots, replay
 from lastword.segment import names
-from lastword.segment.append import BatchSpan, SegmentAppender
+from lastword.segment.append import AssignedBatch, SegmentAppender
 from lastword.segment.indexes import IndexBuilder, TransactionIndex
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentId, StoredFacts
@@ -264,7 +264,7 @@ class MemorySegments:
         self._swap(state, replace(state, listed=(*state.listed, listed)))
 
     def ingest(
-        self, file: str, batches: Sequence[BatchSpan], *, index_interval_bytes: int
+        self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
     ) -> SegmentAppender:
         builder = IndexBuilder(batches[0].base_offset, index_interval_bytes)
         for batch in batches:

@@ -174,7 +174,7 @@ def test_expired_producers_are_not_loaded(tmp_path: Path) -> None:
     state = replay(store, SegmentSet(()), 23, is_expired=lambda p: p.is_expired(T + 1000, 500)).state
     assert [p.producer_id for p in state.producers] == [5]  # its transaction is open
     assert state.open_transactions() == {5: 20}
-    assert state.last_stable_offset(23) == 20
+    assert state.stable_offset == 20
 
 
 def test_6W_324_stray_ones(tmp_path: Path) -> None:

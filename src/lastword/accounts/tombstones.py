@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,29 +30,7 @@ from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from lastword.resolve import SegmentFacts
-
-
-class LiveTombstones(Protocol):
-    """Live tombstones, ascending by offset, as `resolve.running` returns them."""
-
-    @property
-    def offset(self) -> NDArray[np.int64]:
-        """Return the offsets, int64."""
-
-    @property
-    def copies(self) -> NDArray[np.uint8]:
-        """Return the records of each key in closed segments, uint8; 255: that many or more.
-
-        The tombstone is included.
-        """
-
-    @property
-    def size_bytes(self) -> NDArray[np.int64]:
-        """Return the bytes of each tombstone, int64."""
-
-    @property
-    def horizon_ms(self) -> NDArray[np.int64]:
-        """Return the delete horizons, int64; -1: none."""
+    from lastword.resolve.facts import Tombstones
 
 
 class TombstoneClocks:
@@ -77,7 +55,7 @@ class TombstoneClocks:
         """Return the memory of the arrays."""
         return self.offset.nbytes + self.since_ms.nbytes
 
-    def update(self, live: LiveTombstones, now_ms: int) -> None:
+    def update(self, live: Tombstones, now_ms: int) -> None:
         """Start the clocks of tombstones that are no longer blocked; drop those of removed tombstones."""
         free = live.offset[live.copies == 1][: self._most]
         since_ms = np.full(free.size, now_ms, np.int64)
@@ -89,7 +67,7 @@ class TombstoneClocks:
 
     def due(
         self,
-        live: LiveTombstones,
+        live: Tombstones,
         now_ms: int,
         delete_retention_ms: int,
         *,
@@ -103,7 +81,7 @@ class TombstoneClocks:
 
     def held_by(
         self,
-        live: LiveTombstones,
+        live: Tombstones,
         now_ms: int,
         delete_retention_ms: int,
         *,
@@ -126,7 +104,7 @@ class TombstoneClocks:
         reasons: NDArray[np.int64] = held_by(facts, now_ms, floor)
         return reasons
 
-    def first_due(self, live: LiveTombstones, delete_retention_ms: int) -> tuple[int, int]:
+    def first_due(self, live: Tombstones, delete_retention_ms: int) -> tuple[int, int]:
         """Return (offset, ms) of the tombstone that is due first; (-1, -1) if no clock runs."""
         if not self.offset.size:
             return -1, -1
@@ -134,7 +112,7 @@ class TombstoneClocks:
         first = int(np.argmin(due_ms))
         return int(self.offset[first]), int(due_ms[first])
 
-    def due_ms(self, live: LiveTombstones, delete_retention_ms: int) -> NDArray[np.int64]:
+    def due_ms(self, live: Tombstones, delete_retention_ms: int) -> NDArray[np.int64]:
         """Return when each tombstone is due, in milliseconds since 1970."""
         if not self.offset.size:
             return np.empty(0, np.int64)
@@ -194,9 +172,9 @@ class Deletes:
         self.due: NDArray[np.int64] = np.empty(0, np.int64)
         self.ends_old = False
         self.saved_clocks: Clocks | None = None
-        self._live: Any = None
+        self._live: Tombstones | None = None
 
-    def live(self) -> Any:
+    def live(self) -> Tombstones:
         """Return the live tombstones of segments in the log, ascending by offset.
 
         To be called before `clocks` is read: it removes the clocks of tombstones that left the log.
@@ -250,7 +228,7 @@ class Deletes:
         self.clocks = copy(self.clocks)
         self.clocks.offset, self.clocks.since_ms = offset[free], since_ms[free]
 
-    def _renew(self, live: Any, now_ms: int) -> None:
+    def _renew(self, live: Tombstones, now_ms: int) -> None:
         """Update the clocks in a copy.
 
         Another thread may be reading them (`running`): it gets the old ones or the new ones, whole.

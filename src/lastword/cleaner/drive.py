@@ -80,23 +80,19 @@ class Executor(Protocol):
     @property
     def parallel(self) -> bool:
         """Return whether all due runs are rewritten before the drive is inspected again."""
-        ...
 
     def scan(
         self, partitions: Sequence[DrivePartition], drive: str, now_ms: int
     ) -> Iterator[tuple[DrivePartition, LastwordError | None]]:
         """Scan the new segments of each partition, and cache the statistics in its ledgers."""
-        ...
 
     def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[SegmentRun]]]) -> Iterator[Outcome]:
         """Rewrite and publish runs."""
-        ...
 
     def plan(
         self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
     ) -> Iterator[tuple[DrivePartition, Plan]]:
         """Return the exact plan of these choices for each partition (`planned`)."""
-        ...
 
 
 class DriveCleaner:

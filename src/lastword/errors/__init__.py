@@ -489,14 +489,14 @@ class CorruptBatchError(DataError):
     @classmethod
     def crc(cls, file: str, position: int, offset: int, stored: int, computed: int) -> CorruptBatchError:
         """Return the error for a wrong checksum."""
-        return cls(
-            f"offset {offset} has CRC {stored:08x}, computed {computed:08x}",
-            code="bad-crc",
-            remedy="restore the file from a copy; `lastword verify` lists all damage",
-            file=file,
-            position=position,
-            offset=offset,
-        )
+        text = f"offset {offset} has CRC {stored:08x}, computed {computed:08x}"
+        return cls.damage(text, "bad-crc", file, position, offset)
+
+    @classmethod
+    def damage(cls, text: str, code: str, file: str, position: int, offset: int) -> CorruptBatchError:
+        """Return the error for damage of a log that nothing but a copy of the file repairs."""
+        remedy = "restore the file from a copy; `lastword verify` lists all damage"
+        return cls(text, code=code, remedy=remedy, file=file, position=position, offset=offset)
 
 
 LOST_OBJECT = "lost-object"

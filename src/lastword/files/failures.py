@@ -152,6 +152,17 @@ def translate(error: OSError, path: str, action: str) -> LastwordError:
     return StorageError(message, remedy="check the path and the drive", file=path, errno=error.errno)
 
 
+@contextmanager
+def translating(path: str | os.PathLike[str], action: str) -> Iterator[None]:
+    """Raise an OSError of the block as `translate` returns it; typed errors pass."""
+    try:
+        yield
+    except LastwordError:
+        raise
+    except OSError as error:
+        raise translate(error, os.fspath(path), action) from error
+
+
 def _permission_remedy(error: OSError, path: str) -> str:
     """Return the remedy for a forbidden call: it names the user who may do it."""
     if error.errno == errno.EROFS:

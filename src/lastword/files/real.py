@@ -21,7 +21,7 @@ from lastword.errors import DiskFullError, FileVanishedError, LastwordError, Sto
 from lastword.files import owner, system
 from lastword.files.descriptors import FILES_OF_ITEM, Descriptors
 from lastword.files.drive import libc
-from lastword.files.failures import NO_ROOM, Root, sync_or_fail, translate
+from lastword.files.failures import NO_ROOM, Root, sync_or_fail, translate, translating
 from lastword.files.interface import TOGETHER, Buffer, DirVersion, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
 from lastword.metrics import DIR_OFFLINE
@@ -216,12 +216,7 @@ class OsHandle(Handle):
         """Write all of `data` at `position`."""
         if self._root.failure is not None:
             self._root.check()
-        try:
-            fd = self._descriptors.acquire(self)
-        except OSError as error:
-            if isinstance(error, LastwordError):
-                raise
-            raise translate(error, self.path, "write") from error
+        fd = self._acquire("write")
         try:
             self.unsynced = True
             size = len(data) if type(data) is bytes else memoryview(data).nbytes
@@ -517,19 +512,15 @@ class OsFiles(Files):
     def set_mtime(self, path: Path, ms: int) -> None:
         """Set the time of a file's last change, in ms since 1970."""
         path = self._check_change(path)
-        try:
+        with translating(path, "set the time of"):
             os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
-        except OSError as error:
-            raise translate(error, path, "set the time of") from error
 
     # ---- names
 
     def listdir(self, path: Path) -> list[str]:
         """List the names in a directory, sorted."""
-        try:
+        with translating(path, "list"):
             return sorted(self.descriptors.open(os.listdir, path))
-        except OSError as error:
-            raise translate(error, os.fspath(path), "list") from error
 
     def dir_version(self, path: Path) -> DirVersion | None:
         """Return the state of the names in a directory, from the time of its last change."""
@@ -582,16 +573,15 @@ class OsFiles(Files):
     def mkdir(self, path: Path) -> None:
         """Make a directory."""
         path = self._check_change(path)
-        try:
+        with translating(path, "make"):
             os.mkdir(path)
-            root = self._log_root(path)
-            if root is not None:
-                self._assign_directory(path, root)
-        except LastwordError:
-            os.rmdir(path)
-            raise
-        except OSError as error:
-            raise translate(error, path, "make") from error
+            try:
+                root = self._log_root(path)
+                if root is not None:
+                    self._assign_directory(path, root)
+            except LastwordError:
+                os.rmdir(path)
+                raise
 
     def _assign_directory(self, path: str, root: str) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -604,40 +594,31 @@ class OsFiles(Files):
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
         path = self._check_change(path)
-        try:
+        with translating(path, "remove"):
             os.rmdir(path)
-        except OSError as error:
-            raise translate(error, path, "remove") from error
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename atomically; replaces a file at `target`."""
         source = self._check_change(source)
-        try:
+        with translating(source, f"rename to {os.fspath(target)}:"):
             self.descriptors.open(owner.assign_moved, source, os.fspath(target), self._log_root)
             os.rename(source, target)
-        except LastwordError:
-            raise
-        except OSError as error:
-            raise translate(error, source, f"rename to {os.fspath(target)}:") from error
 
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name, which must be absent."""
         target = self._check_change(target)
-        try:
+        with translating(target, "create"):
             os.link(source, target)
-        except OSError as error:
-            raise translate(error, target, "create") from error
 
     def unlink(self, path: Path, missing_ok: bool = False) -> None:
         """Remove a file."""
         path = self._check_change(path)
-        try:
-            os.unlink(path)
-        except FileNotFoundError as error:
-            if not missing_ok:
-                raise translate(error, path, "remove") from error
-        except OSError as error:
-            raise translate(error, path, "remove") from error
+        with translating(path, "remove"):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
 
     def fsync_dir(self, path: Path) -> None:
         """Wait until the names in a directory are on the drive."""
@@ -647,11 +628,8 @@ class OsFiles(Files):
             root.check()
             return
         root.check_lock()
-        try:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            fd = self.descriptors.open(lambda: os.open(path, flags))
-        except OSError as error:
-            raise translate(error, path, "open") from error
+        with translating(path, "open"):
+            fd = self.descriptors.open(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sync_or_fail(fd, path, root, system.sync)
         finally:
@@ -670,22 +648,14 @@ class OsFiles(Files):
 
     def check_owner(self, directory: Path) -> None:
         """Raise WrongUserError unless new files in `directory` can get their owner."""
-        try:
+        with translating(directory, "inspect"):
             owner.check(os.fspath(directory))
-        except LastwordError:
-            raise
-        except OSError as error:
-            raise translate(error, os.fspath(directory), "inspect") from error
 
     def lock(self, path: Path) -> FileLock:
         """Take the exclusive lock of a lock file, which is made if absent."""
         path = os.fspath(path)
-        try:
+        with translating(path, "lock"):
             lock = self.descriptors.open(FileLock.take, path)
-        except OSError as error:
-            if isinstance(error, LastwordError):
-                raise
-            raise translate(error, path, "lock") from error
         directory = os.path.realpath(os.path.dirname(path) or ".")
         with self._mutex:
             self._locks[directory] = lock
@@ -695,15 +665,11 @@ class OsFiles(Files):
 
     def free_bytes(self, path: Path) -> int:
         """Return the room left for this user on the drive of `path`."""
-        try:
+        with translating(path, "inspect"):
             facts = os.statvfs(path)
-        except OSError as error:
-            raise translate(error, os.fspath(path), "inspect") from error
         return facts.f_bavail * facts.f_frsize
 
     def device(self, path: Path) -> int:
         """Return a number that is the same for all paths on one drive."""
-        try:
+        with translating(path, "inspect"):
             return os.stat(path).st_dev
-        except OSError as error:
-            raise translate(error, os.fspath(path), "inspect") from error

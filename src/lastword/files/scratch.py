@@ -7,7 +7,7 @@ import os
 import re
 from contextlib import suppress
 
-from lastword.files.failures import translate
+from lastword.files.failures import translating
 from lastword.files.interface import Buffer
 from lastword.files.system import SCRATCH_NAME, allocate, open_nameless, scratch_name
 
@@ -19,13 +19,11 @@ def new_path(directory: str) -> str:
 
     A leftover is a file of a process that was killed between making the file and unlinking it.
     """
-    try:
+    with translating(directory, "list"):
         for name in os.listdir(directory):
             if _NAMES.fullmatch(name):
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(directory, name))
-    except OSError as error:
-        raise translate(error, directory, "list") from error
     return os.path.join(directory, scratch_name())
 
 
@@ -39,44 +37,36 @@ class Scratch:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
-        try:
+        with translating(path, "open"):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with suppress(FileNotFoundError):  # another process has removed it as a leftover
                 os.unlink(path)
-        except OSError as error:
-            raise translate(error, path, "open") from error
 
     def grow(self, size_bytes: int) -> mmap.mmap:
         """Map at least `size_bytes` bytes; the existing content is kept.
 
         Earlier maps stay valid and show the same bytes.
         """
-        try:
+        with translating(self.path, "enlarge"):
             allocate(self._fd, size_bytes)
             return mmap.mmap(self._fd, size_bytes)
-        except OSError as error:
-            raise translate(error, self.path, "enlarge") from error
 
     @classmethod
     def without_name(cls, directory: str) -> Scratch:
         """Return an empty file in `directory` that never has a name there."""
         scratch = cls.__new__(cls)
         scratch.path, scratch._fd = f"{directory}/(scratch file without a name)", -1
-        try:
+        with translating(scratch.path, "open"):
             scratch._fd = open_nameless(directory)
-        except OSError as error:
-            raise translate(error, scratch.path, "open") from error
         return scratch
 
     def append(self, data: Buffer) -> int:
         """Write all of `data` at the end of the file; return its position."""
         view = memoryview(data).cast("B")
         position, done = self.size(), 0
-        try:
+        with translating(self.path, "write"):
             while done < len(view):
                 done += os.pwrite(self._fd, view[done:], position + done)
-        except OSError as error:
-            raise translate(error, self.path, "write") from error
         return position
 
     def pread(self, n: int, position: int) -> bytes:
@@ -87,14 +77,12 @@ class Scratch:
     def pread_into(self, buffer: Buffer, position: int) -> int:
         """Fill a buffer from `position`; return the bytes read: fewer only at the end of the file."""
         view, done = memoryview(buffer).cast("B"), 0
-        try:
+        with translating(self.path, "read"):
             while done < len(view):
                 count = os.preadv(self._fd, [view[done:]], position + done)
                 if not count:
                     break
                 done += count
-        except OSError as error:
-            raise translate(error, self.path, "read") from error
         return done
 
     def will_read(self, start: int, end: int) -> None:

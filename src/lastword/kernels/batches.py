@@ -17,29 +17,11 @@ from lastword.kernels import (
     OK,
     SLACK,
 )
+from lastword.kernels import table as fields
 from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.legacy import read_entry
 from lastword.kernels.memory import load8, load16_be, load32, load32_be, load64_be, store32_be, store64_be
 from lastword.kernels.native import BOOLS, I64X2, READ_I64, READ_I64X2, READ_U8, U8, inline, kernel
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    BASE_SEQUENCE,
-    BASE_TIMESTAMP,
-    COUNT,
-    CRC,
-    FILE_POSITION,
-    LAST_OFFSET,
-    LEADER_EPOCH,
-    MAGIC,
-    MAX_TIMESTAMP,
-    POSITION,
-    PRODUCER_EPOCH,
-    PRODUCER_ID,
-    RECORDS_END,
-    RECORDS_POSITION,
-    SIZE,
-)
 from lastword.wire import (
     ATTRIBUTES_AT,
     BASE_SEQUENCE_AT,
@@ -68,6 +50,28 @@ from lastword.wire import (
     STEP_BYTES,
     ZSTD_BLOCK_BYTES,
 )
+
+
+@inline
+def _fill_row(table, row, raw, position, file_position, size, base_offset):
+    """Fill a row with the header of the batch of magic 2 at `position`, which begins at `base_offset`."""
+    table[row, fields.POSITION] = position
+    table[row, fields.FILE_POSITION] = file_position + position
+    table[row, fields.SIZE] = size
+    table[row, fields.BASE_OFFSET] = base_offset
+    table[row, fields.LAST_OFFSET] = base_offset + load32_be(raw, position + LAST_OFFSET_DELTA_AT)
+    table[row, fields.ATTRIBUTES] = load16_be(raw, position + ATTRIBUTES_AT)
+    table[row, fields.COUNT] = load32_be(raw, position + COUNT_AT)
+    table[row, fields.BASE_TIMESTAMP] = load64_be(raw, position + BASE_TIMESTAMP_AT)
+    table[row, fields.MAX_TIMESTAMP] = load64_be(raw, position + MAX_TIMESTAMP_AT)
+    table[row, fields.PRODUCER_ID] = load64_be(raw, position + PRODUCER_ID_AT)
+    table[row, fields.PRODUCER_EPOCH] = load16_be(raw, position + PRODUCER_EPOCH_AT)
+    table[row, fields.BASE_SEQUENCE] = load32_be(raw, position + BASE_SEQUENCE_AT)
+    table[row, fields.LEADER_EPOCH] = load32_be(raw, position + LEADER_EPOCH_AT)
+    table[row, fields.CRC] = load32_be(raw, position + CRC_AT) & 0xFFFFFFFF
+    table[row, fields.MAGIC] = 2
+    table[row, fields.RECORDS_POSITION] = position + HEADER_BYTES
+    table[row, fields.RECORDS_END] = position + size
 
 
 @kernel
@@ -112,7 +116,7 @@ def walk_batches(
             status = read_entry(raw, position, size, magic, file_position, next_offset, verify, table, row)
             if status != OK:
                 return row, position, next_offset, status
-            next_offset = table[row, LAST_OFFSET] + 1
+            next_offset = table[row, fields.LAST_OFFSET] + 1
             position += size
             row += 1
             continue
@@ -129,23 +133,7 @@ def walk_batches(
             return row, position, next_offset, BAD_COUNT
         if attributes & CODEC_MASK == 0 and count > (size - HEADER_BYTES) // SMALLEST_RECORD_BYTES:
             return row, position, next_offset, BAD_COUNT
-        table[row, POSITION] = position
-        table[row, FILE_POSITION] = file_position + position
-        table[row, SIZE] = size
-        table[row, BASE_OFFSET] = base_offset
-        table[row, LAST_OFFSET] = base_offset + delta
-        table[row, ATTRIBUTES] = attributes
-        table[row, COUNT] = count
-        table[row, BASE_TIMESTAMP] = load64_be(raw, position + BASE_TIMESTAMP_AT)
-        table[row, MAX_TIMESTAMP] = load64_be(raw, position + MAX_TIMESTAMP_AT)
-        table[row, PRODUCER_ID] = load64_be(raw, position + PRODUCER_ID_AT)
-        table[row, PRODUCER_EPOCH] = load16_be(raw, position + PRODUCER_EPOCH_AT)
-        table[row, BASE_SEQUENCE] = load32_be(raw, position + BASE_SEQUENCE_AT)
-        table[row, LEADER_EPOCH] = load32_be(raw, position + LEADER_EPOCH_AT)
-        table[row, CRC] = crc
-        table[row, MAGIC] = magic
-        table[row, RECORDS_POSITION] = position + HEADER_BYTES
-        table[row, RECORDS_END] = position + size
+        _fill_row(table, row, raw, position, file_position, size, base_offset)
         next_offset = base_offset + delta + 1
         position += size
         row += 1
@@ -162,23 +150,23 @@ def valid_rows(data: READ_U8, table: READ_I64X2, rows: int) -> int:
     while row + 4 <= rows:
         crcs = crc_of_four(
             data,
-            table[row, POSITION] + ATTRIBUTES_AT,
-            table[row, SIZE] - ATTRIBUTES_AT,
-            table[row + 1, POSITION] + ATTRIBUTES_AT,
-            table[row + 1, SIZE] - ATTRIBUTES_AT,
-            table[row + 2, POSITION] + ATTRIBUTES_AT,
-            table[row + 2, SIZE] - ATTRIBUTES_AT,
-            table[row + 3, POSITION] + ATTRIBUTES_AT,
-            table[row + 3, SIZE] - ATTRIBUTES_AT,
+            table[row, fields.POSITION] + ATTRIBUTES_AT,
+            table[row, fields.SIZE] - ATTRIBUTES_AT,
+            table[row + 1, fields.POSITION] + ATTRIBUTES_AT,
+            table[row + 1, fields.SIZE] - ATTRIBUTES_AT,
+            table[row + 2, fields.POSITION] + ATTRIBUTES_AT,
+            table[row + 2, fields.SIZE] - ATTRIBUTES_AT,
+            table[row + 3, fields.POSITION] + ATTRIBUTES_AT,
+            table[row + 3, fields.SIZE] - ATTRIBUTES_AT,
         )
         for i in range(4):
-            if crcs[i] != table[row + i, CRC]:
+            if crcs[i] != table[row + i, fields.CRC]:
                 return row + i
         row += 4
     while row < rows:
         if (
-            crc_of(data, table[row, POSITION] + ATTRIBUTES_AT, table[row, SIZE] - ATTRIBUTES_AT)
-            != table[row, CRC]
+            crc_of(data, table[row, fields.POSITION] + ATTRIBUTES_AT, table[row, fields.SIZE] - ATTRIBUTES_AT)
+            != table[row, fields.CRC]
         ):
             return row
         row += 1
@@ -250,14 +238,14 @@ def rows_that_fit(raw: READ_U8, table: READ_I64X2, rows: int, skip: READ_U8, max
     The bound of a row is what its codec can reach (zstd: the sum of its blocks), never a size that the row
     declares. `skip` (uint8 for each row, or empty): 1 for a batch that is not decompressed.
     """
-    if rows and table[rows - 1, POSITION] + table[rows - 1, SIZE] > raw.size - SLACK:
+    if rows and table[rows - 1, fields.POSITION] + table[rows - 1, fields.SIZE] > raw.size - SLACK:
         return 0
     total = 0
     for row in range(rows):
         if row < skip.size and skip[row]:
             continue
-        codec = table[row, ATTRIBUTES] & CODEC_MASK
-        size = table[row, SIZE]
+        codec = table[row, fields.ATTRIBUTES] & CODEC_MASK
+        size = table[row, fields.SIZE]
         if codec == GZIP:
             size *= GZIP_GROWTH
         elif codec == SNAPPY:
@@ -265,7 +253,7 @@ def rows_that_fit(raw: READ_U8, table: READ_I64X2, rows: int, skip: READ_U8, max
         elif codec == LZ4:
             size *= LZ4_GROWTH
         elif codec:
-            position = table[row, POSITION]
+            position = table[row, fields.POSITION]
             size = _zstd_bound(raw, position + HEADER_BYTES, position + size)
             if size < 0:
                 size = max_bytes + 1
@@ -301,23 +289,8 @@ def assign_offsets(data: U8, sizes: READ_I64, next_offset: int, epoch: int, tabl
             break
         if load64_be(data, position + PRODUCER_ID_AT) != -1:
             break
-        table[rows, POSITION] = position
-        table[rows, FILE_POSITION] = position
-        table[rows, SIZE] = size
-        table[rows, BASE_OFFSET] = next_offset
-        table[rows, LAST_OFFSET] = next_offset + delta
-        table[rows, ATTRIBUTES] = load16_be(data, position + ATTRIBUTES_AT)
-        table[rows, COUNT] = count
-        table[rows, BASE_TIMESTAMP] = load64_be(data, position + BASE_TIMESTAMP_AT)
-        table[rows, MAX_TIMESTAMP] = load64_be(data, position + MAX_TIMESTAMP_AT)
-        table[rows, PRODUCER_ID] = -1
-        table[rows, PRODUCER_EPOCH] = load16_be(data, position + PRODUCER_EPOCH_AT)
-        table[rows, BASE_SEQUENCE] = load32_be(data, position + BASE_SEQUENCE_AT)
-        table[rows, LEADER_EPOCH] = epoch
-        table[rows, CRC] = load32_be(data, position + CRC_AT) & 0xFFFFFFFF
-        table[rows, MAGIC] = 2
-        table[rows, RECORDS_POSITION] = position + HEADER_BYTES
-        table[rows, RECORDS_END] = position + size
+        _fill_row(table, rows, data, position, 0, size, next_offset)
+        table[rows, fields.LEADER_EPOCH] = epoch
         next_offset += delta + 1
         position += size
         rows += 1
@@ -325,6 +298,6 @@ def assign_offsets(data: U8, sizes: READ_I64, next_offset: int, epoch: int, tabl
     if valid < sizes.size:
         return valid
     for row in range(rows):
-        store64_be(data, table[row, POSITION], table[row, BASE_OFFSET])
-        store32_be(data, table[row, POSITION] + LEADER_EPOCH_AT, epoch)
+        store64_be(data, table[row, fields.POSITION], table[row, fields.BASE_OFFSET])
+        store32_be(data, table[row, fields.POSITION] + LEADER_EPOCH_AT, epoch)
     return rows

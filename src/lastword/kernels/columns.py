@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
+from lastword.kernels import table as fields
 from lastword.kernels.hashing import crc_of
 from lastword.kernels.memory import (
     copy_wide,
@@ -31,17 +32,6 @@ from lastword.kernels.native import (
     kernel,
 )
 from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    BASE_TIMESTAMP,
-    COUNT,
-    LAST_OFFSET,
-    MAGIC,
-    MAX_TIMESTAMP,
-    RECORDS_END,
-    RECORDS_POSITION,
-)
 from lastword.wire import (
     ATTRIBUTES_AT,
     BASE_TIMESTAMP_AT,
@@ -145,27 +135,86 @@ def skip_headers(data, position, body_end):
     return first, count, position == body_end
 
 
-@inline
-def decode_record(data, position, end, previous, span):
-    """Return the fields of the record at `position`, checked.
+class KeyedRecord(NamedTuple):
+    """The first part of a record, up to its key; the positions count in the bytes that were read."""
 
-    They are (timestamp delta, offset delta, key position, key length, value position, value length, header
-    position, headers, position after the record, valid). `previous` is the offset delta of the record before,
-    `span` that of the batch's last record.
+    body: int
+    timestamp_delta: int
+    offset_delta: int
+    key_position: int
+    key_length: int  # -1: null
+    value_at: int  # position of the value's length
+    end: int
+    valid: bool
+
+
+@inline
+def read_keyed(data, position, end):
+    """Return the first part of the record at `position` in a batch that ends at `end`."""
+    body, body_end, bounded = read_bounds(data, position, end)
+    delta, offset_delta, key_at, key_size, value_at, valid = read_key(data, body, body_end)
+    return KeyedRecord(body, delta, offset_delta, key_at, key_size, value_at, body_end, bounded and valid)
+
+
+class Record(NamedTuple):
+    """A record; the positions count in the bytes that were read, and a length is -1 for null."""
+
+    timestamp_delta: int
+    offset_delta: int
+    key_position: int
+    key_length: int
+    value_position: int
+    value_length: int
+    header_position: int
+    header_count: int
+    end: int
+    valid: bool
+
+
+@inline
+def read_record(data, position, end, previous, span):
+    """Return the record at `position`, checked.
+
+    `previous` is the offset delta of the record before, `span` that of the batch's last record.
     """
-    body, body_end, valid = read_bounds(data, position, end)
-    if not valid:
-        return 0, 0, 0, 0, 0, 0, 0, 0, position, False
-    delta, offset_delta, key_at, key_size, position, valid = read_key(data, body, body_end)
-    if not valid or offset_delta <= previous or offset_delta > span:
-        return 0, 0, 0, 0, 0, 0, 0, 0, position, False
-    value_at, value_size, position, valid = read_value(data, position, body_end)
-    if not valid:
-        return 0, 0, 0, 0, 0, 0, 0, 0, position, False
-    headers_at, headers = body_end, 0
-    if body_end - position != 1 or load8(data, position) != 0:
-        headers_at, headers, valid = skip_headers(data, position, body_end)
-    return delta, offset_delta, key_at, key_size, value_at, value_size, headers_at, headers, body_end, valid
+    keyed = read_keyed(data, position, end)
+    delta, valid = keyed.offset_delta, keyed.valid and previous < keyed.offset_delta <= span
+    value_at, value_size, after = keyed.value_at, np.int64(-1), keyed.value_at
+    if valid:
+        value_at, value_size, after, valid = read_value(data, keyed.value_at, keyed.end)
+    headers_at, headers = keyed.end, np.int64(0)
+    if valid and (keyed.end - after != 1 or load8(data, after) != 0):
+        headers_at, headers, valid = skip_headers(data, after, keyed.end)
+    key_at, key_size = keyed.key_position, keyed.key_length
+    parts = (keyed.timestamp_delta, delta, key_at, key_size, value_at, value_size, headers_at, headers)
+    return Record(*parts, keyed.end, valid)
+
+
+@inline
+def records_of(uncompressed, table, row):
+    """Return (position, end, number, status) of the records of a row, after checks of the first three."""
+    position = table[row, fields.RECORDS_POSITION]
+    end = table[row, fields.RECORDS_END]
+    count = table[row, fields.COUNT]
+    status = OK
+    if position < 0 or position > end or end > uncompressed.size - SLACK:
+        status = NO_SLACK
+    elif count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+        status = BAD_COUNT
+    return position, end, count, status
+
+
+@inline
+def _store(columns, i, record, offset, timestamp, row):
+    columns.offset[i] = offset
+    columns.timestamp[i] = timestamp
+    columns.key_position[i] = record.key_position
+    columns.key_length[i] = record.key_length
+    columns.value_position[i] = record.value_position
+    columns.value_length[i] = record.value_length
+    columns.header_position[i] = record.header_position
+    columns.header_count[i] = record.header_count
+    columns.row[i] = row
 
 
 @kernel
@@ -177,61 +226,30 @@ def decode_rows(
     Control batches are left out unless `with_control`. Returns (records, row, status). With a BAD_ status
     `row` is the malformed batch.
     """
-    (
-        offset,
-        timestamp,
-        key_position,
-        key_length,
-        value_position,
-        value_length,
-        header_position,
-        header_count,
-        row_of,
-    ) = columns
     done = 0
     for row in range(rows):
-        attributes = table[row, ATTRIBUTES]
+        attributes = table[row, fields.ATTRIBUTES]
         if attributes & CONTROL_BIT and not with_control:
             continue
-        position = table[row, RECORDS_POSITION]
-        end = table[row, RECORDS_END]
-        count = table[row, COUNT]
-        if position < 0 or position > end or end > uncompressed.size - SLACK:
-            return done, row, NO_SLACK
-        if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
-            return done, row, BAD_COUNT
-        if count > offset.size - done:
+        position, end, count, status = records_of(uncompressed, table, row)
+        if status != OK:
+            return done, row, status
+        if count > columns.offset.size - done:
             return done, row, FULL
-        base_offset = table[row, BASE_OFFSET]
-        span = table[row, LAST_OFFSET] - base_offset
-        base_timestamp = table[row, BASE_TIMESTAMP]
+        base_offset = table[row, fields.BASE_OFFSET]
+        span = table[row, fields.LAST_OFFSET] - base_offset
+        base_timestamp = table[row, fields.BASE_TIMESTAMP]
         log_append = attributes & LOG_APPEND_BIT != 0
         previous = -1
         for i in range(done, done + count):
-            (
-                delta,
-                offset_delta,
-                key_at,
-                key_size,
-                value_at,
-                value_size,
-                headers_at,
-                headers,
-                position,
-                valid,
-            ) = decode_record(uncompressed, position, end, previous, span)
-            if not valid:
+            record = read_record(uncompressed, position, end, previous, span)
+            if not record.valid:
                 return done, row, BAD_RECORD
-            previous = offset_delta
-            offset[i] = base_offset + offset_delta
-            timestamp[i] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
-            key_position[i] = key_at
-            key_length[i] = key_size
-            value_position[i] = value_at
-            value_length[i] = value_size
-            header_position[i] = headers_at
-            header_count[i] = headers
-            row_of[i] = row
+            position, previous = record.end, record.offset_delta
+            timestamp = (
+                table[row, fields.MAX_TIMESTAMP] if log_append else base_timestamp + record.timestamp_delta
+            )
+            _store(columns, i, record, base_offset + previous, timestamp, row)
         if position != end:
             return done, row, BAD_RECORD
         done += count
@@ -254,75 +272,43 @@ def decode_live_rows(
     checked as in `decode_rows`, but those of a batch (magic 2) that is wholly dead are not read. Returns
     (records, row, status) as `decode_rows` does.
     """
-    (
-        offset,
-        timestamp,
-        key_position,
-        key_length,
-        value_position,
-        value_length,
-        header_position,
-        header_count,
-        row_of,
-    ) = columns
     done = 0
     for row in range(rows):
-        attributes = table[row, ATTRIBUTES]
+        attributes = table[row, fields.ATTRIBUTES]
         if attributes & CONTROL_BIT:
             continue
-        count = table[row, COUNT]
-        base_offset = table[row, BASE_OFFSET]
-        gone = bits_between(dead, base_offset, table[row, LAST_OFFSET])
-        if 0 < count <= gone and table[row, MAGIC] == 2:
+        base_offset = table[row, fields.BASE_OFFSET]
+        gone = bits_between(dead, base_offset, table[row, fields.LAST_OFFSET])
+        if 0 < table[row, fields.COUNT] <= gone and table[row, fields.MAGIC] == 2:
             continue
-        position = table[row, RECORDS_POSITION]
-        end = table[row, RECORDS_END]
-        if position < 0 or position > end or end > uncompressed.size - SLACK:
-            return done, row, NO_SLACK
-        if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
-            return done, row, BAD_COUNT
-        if count - gone > offset.size - done:
+        position, end, count, status = records_of(uncompressed, table, row)
+        if status != OK:
+            return done, row, status
+        if count - gone > columns.offset.size - done:
             return done, row, FULL
-        span = table[row, LAST_OFFSET] - base_offset
-        base_timestamp = table[row, BASE_TIMESTAMP]
+        span = table[row, fields.LAST_OFFSET] - base_offset
+        base_timestamp = table[row, fields.BASE_TIMESTAMP]
         log_append = attributes & LOG_APPEND_BIT != 0
         previous = -1
         word = np.uint64(0)
         word_number = np.int64(-1)
         for _ in range(count):
-            (
-                delta,
-                offset_delta,
-                key_at,
-                key_size,
-                value_at,
-                value_size,
-                headers_at,
-                headers,
-                position,
-                valid,
-            ) = decode_record(uncompressed, position, end, previous, span)
-            if not valid:
+            record = read_record(uncompressed, position, end, previous, span)
+            if not record.valid:
                 return done, row, BAD_RECORD
-            previous = offset_delta
-            number = base_offset + offset_delta
+            position, previous = record.end, record.offset_delta
+            number = base_offset + previous
             if gone > 0 and number >> 6 != word_number:
                 word_number = number >> 6
                 word = read_word(dead, number)
-            if in_word(word, number) or number < first_offset or key_size < 0:
+            if in_word(word, number) or number < first_offset or record.key_length < 0:
                 continue
-            if value_size < 0 and not with_tombstones:
+            if record.value_length < 0 and not with_tombstones:
                 continue
-            i = not_negative(done)
-            offset[i] = number
-            timestamp[i] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
-            key_position[i] = key_at
-            key_length[i] = key_size
-            value_position[i] = value_at
-            value_length[i] = value_size
-            header_position[i] = headers_at
-            header_count[i] = headers
-            row_of[i] = row
+            timestamp = (
+                table[row, fields.MAX_TIMESTAMP] if log_append else base_timestamp + record.timestamp_delta
+            )
+            _store(columns, not_negative(done), record, number, timestamp, row)
             done += 1
         if position != end:
             return done, row, BAD_RECORD
@@ -356,39 +342,26 @@ def check_records(
     """
     if row < 0 or row >= table.shape[0]:
         return FULL, NO_TIME, 0
-    position = table[row, RECORDS_POSITION]
-    end = table[row, RECORDS_END]
-    count = table[row, COUNT]
-    if position < 0 or position > end or end > uncompressed.size - SLACK:
-        return NO_SLACK, NO_TIME, 0
-    if count != table[row, LAST_OFFSET] - table[row, BASE_OFFSET] + 1:
-        return BAD_COUNT, NO_TIME, 0
-    if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
-        return BAD_COUNT, NO_TIME, 0
-    base_timestamp = table[row, BASE_TIMESTAMP]
-    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
+    position, end, count, status = records_of(uncompressed, table, row)
+    if status == OK and count != table[row, fields.LAST_OFFSET] - table[row, fields.BASE_OFFSET] + 1:
+        status = BAD_COUNT
+    if status != OK:
+        return status, NO_TIME, 0
+    base_timestamp = table[row, fields.BASE_TIMESTAMP]
+    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
     largest = np.int64(NO_TIME)
     wrong = 0
     for i in range(count):
         body, body_end, valid = read_bounds(uncompressed, position, end)
-        if not valid:
-            return BAD_RECORD, largest, wrong
-        if body_end - body > most_body:
+        if valid and body_end - body > most_body:
             return BAD_LENGTH, largest, wrong
-        delta, offset_delta, _, key_size, position, valid = read_key(uncompressed, body, body_end)
-        if not valid or offset_delta != i:
+        record = read_record(uncompressed, position, end, i - 1, i)
+        if not record.valid:
             return BAD_RECORD, largest, wrong
-        _, _, position, valid = read_value(uncompressed, position, body_end)
-        if not valid:
-            return BAD_RECORD, largest, wrong
-        if body_end - position != 1 or load8(uncompressed, position) != 0:
-            _, _, valid = skip_headers(uncompressed, position, body_end)
-            if not valid:
-                return BAD_RECORD, largest, wrong
-        position = body_end
-        time = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+        position = record.end
+        time = table[row, fields.MAX_TIMESTAMP] if log_append else base_timestamp + record.timestamp_delta
         largest = max(largest, time)
-        no_key = needs_key and key_size < 0
+        no_key = needs_key and record.key_length < 0
         if no_key or (time != NO_TIME and (time < oldest or time > newest)):
             if wrong < refused.shape[0]:
                 refused[wrong, INDEX] = i
@@ -419,44 +392,28 @@ def find_record(
     """
     if row < 0 or row >= table.shape[0] or record.size < RECORD_FIELDS:
         return False, FULL
-    position = table[row, RECORDS_POSITION]
-    end = table[row, RECORDS_END]
-    count = table[row, COUNT]
-    if position < 0 or position > end or end > uncompressed.size - SLACK:
-        return False, NO_SLACK
-    if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
-        return False, BAD_COUNT
-    wanted = offset - table[row, BASE_OFFSET]
-    span = table[row, LAST_OFFSET] - table[row, BASE_OFFSET]
-    base_timestamp = table[row, BASE_TIMESTAMP]
-    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
+    position, end, count, status = records_of(uncompressed, table, row)
+    if status != OK:
+        return False, status
+    wanted = offset - table[row, fields.BASE_OFFSET]
+    span = table[row, fields.LAST_OFFSET] - table[row, fields.BASE_OFFSET]
+    base_timestamp = table[row, fields.BASE_TIMESTAMP]
+    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
     previous = -1
     found = False
     for _ in range(count):
-        body, body_end, valid = read_bounds(uncompressed, position, end)
-        if not valid:
+        part = read_record(uncompressed, position, end, previous, span)
+        if not part.valid:
             return False, BAD_RECORD
-        delta, offset_delta, key_at, key_size, position, valid = read_key(uncompressed, body, body_end)
-        if not valid or offset_delta <= previous or offset_delta > span:
-            return False, BAD_RECORD
-        previous = offset_delta
-        value_at, value_size, position, valid = read_value(uncompressed, position, body_end)
-        if not valid:
-            return False, BAD_RECORD
-        headers = 0
-        if body_end - position != 1 or load8(uncompressed, position) != 0:
-            _, headers, valid = skip_headers(uncompressed, position, body_end)
-            if not valid:
-                return False, BAD_RECORD
-        position = body_end
-        if offset_delta == wanted:
+        position, previous = part.end, part.offset_delta
+        if previous == wanted:
             found = True
-            record[TIMESTAMP] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
-            record[KEY_POSITION] = key_at
-            record[KEY_LENGTH] = key_size
-            record[VALUE_POSITION] = value_at
-            record[VALUE_LENGTH] = value_size
-            record[HEADER_COUNT] = headers
+            record[TIMESTAMP] = (
+                table[row, fields.MAX_TIMESTAMP] if log_append else base_timestamp + part.timestamp_delta
+            )
+            record[KEY_POSITION], record[KEY_LENGTH] = part.key_position, part.key_length
+            record[VALUE_POSITION], record[VALUE_LENGTH] = part.value_position, part.value_length
+            record[HEADER_COUNT] = part.header_count
     if position != end:
         return False, BAD_RECORD
     return found, OK
@@ -513,25 +470,22 @@ def find_plain(
         return 0, 0
     position, wanted = start + HEADER_BYTES, offset - base
     for _ in range(load32_be(raw, start + COUNT_AT)):
-        body, body_end, valid = read_bounds(raw, position, batch_end)
-        if not valid:
+        part = read_keyed(raw, position, batch_end)
+        if not part.valid or part.offset_delta > wanted:
             return 0, 0
-        delta, offset_delta, key_at, key_size, position, valid = read_key(raw, body, body_end)
-        if not valid or offset_delta > wanted:
-            return 0, 0
-        if offset_delta == wanted:
-            value_at, value_size, position, valid = read_value(raw, position, body_end)
-            if not valid or body_end - position != 1 or load8(raw, position) != 0:
+        if part.offset_delta == wanted:
+            value_at, value_size, position, valid = read_value(raw, part.value_at, part.end)
+            if not valid or part.end - position != 1 or load8(raw, position) != 0:
                 return 0, 0
             is_append = attributes & LOG_APPEND_BIT != 0
             record[TIMESTAMP] = load64_be(raw, start + (MAX_TIMESTAMP_AT if is_append else BASE_TIMESTAMP_AT))
             if not is_append:
-                record[TIMESTAMP] += delta
-            record[KEY_POSITION], record[KEY_LENGTH] = key_at, key_size
+                record[TIMESTAMP] += part.timestamp_delta
+            record[KEY_POSITION], record[KEY_LENGTH] = part.key_position, part.key_length
             record[VALUE_POSITION], record[VALUE_LENGTH] = value_at, value_size
             record[HEADER_COUNT] = 0
             return size, attributes
-        position = body_end
+        position = part.end
     return 0, 0
 
 

@@ -11,24 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
-from lastword.kernels.columns import read_bounds, read_key, read_value
+from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK
+from lastword.kernels import table as fields
+from lastword.kernels.columns import read_keyed, read_value, records_of
 from lastword.kernels.hashing import key_hash
 from lastword.kernels.memory import copy_wide, load32, load64, multiply_fold, store64
 from lastword.kernels.native import I64, I64X2, READ_I64X2, READ_U8, READ_U64, U8, U64X2, inline, kernel
 from lastword.kernels.pages import PAGE_BITS
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    BASE_TIMESTAMP,
-    COUNT,
-    LAST_OFFSET,
-    MAGIC,
-    RECORDS_END,
-    RECORDS_POSITION,
-)
-from lastword.kernels.table import SIZE as BATCH_BYTES
-from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT, SMALLEST_RECORD_BYTES
+from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT
 
 # Fields of `cursor`, int64: the start of the next key batch, the sizes of the last one, and the rules.
 ROW = 0
@@ -157,8 +147,7 @@ def fill_key_batch(
     cursor[FILLED] = 0
     cursor[PAGES_MET] = 0
     while row < rows and filled < capacity and met < room:
-        attributes = table[row, ATTRIBUTES]
-        count = table[row, COUNT]
+        attributes = table[row, fields.ATTRIBUTES]
         outcome = outcomes[row]
         aborted = outcome == OUTCOME_ABORTED
         # An ongoing transaction does not supersede anything yet. The bits of the records of an aborted one
@@ -166,49 +155,39 @@ def fill_key_batch(
         if attributes & CONTROL_BIT or (outcome != 0 and not (aborted and first_pass)):
             row += 1
             continue
-        position = table[row, RECORDS_POSITION]
-        end = table[row, RECORDS_END]
-        base_offset = table[row, BASE_OFFSET]
-        span = table[row, LAST_OFFSET] - base_offset
-        if position < 0 or position > end or end > uncompressed.size - SLACK:
+        position, end, count, status = records_of(uncompressed, table, row)
+        base_offset = table[row, fields.BASE_OFFSET]
+        span = table[row, fields.LAST_OFFSET] - base_offset
+        if status != OK:
             cursor[ROW] = row
-            return NO_SLACK
-        if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
-            cursor[ROW] = row
-            return BAD_COUNT
-        share = table[row, BATCH_BYTES] / max(end - position, 1)
+            return status
+        share = table[row, fields.SIZE] / max(end - position, 1)
         previous = np.int64(-1)
         for _ in range(ordinal):
-            body, body_end, valid = read_bounds(uncompressed, position, end)
-            if not valid:
+            record = read_keyed(uncompressed, position, end)
+            if not record.valid:
                 cursor[ROW] = row
                 return BAD_RECORD
-            _delta, previous, _key_position, _key_length, _value_at, _valid = read_key(
-                uncompressed, body, body_end
-            )
-            position = body_end
+            position, previous = record.end, record.offset_delta
         has_horizon = attributes & DELETE_HORIZON_BIT != 0
-        due_batch = has_horizon and table[row, BASE_TIMESTAMP] <= now
-        if table[row, MAGIC] < 2:  # these have no field for a horizon: the segment's time decides
+        due_batch = has_horizon and table[row, fields.BASE_TIMESTAMP] <= now
+        if table[row, fields.MAGIC] < 2:  # these have no field for a horizon: the segment's time decides
             has_horizon = True
             due_batch = old_due
         while ordinal < count and filled < capacity and met < room:
-            body, body_end, valid = read_bounds(uncompressed, position, end)
-            if not valid:
+            record = read_keyed(uncompressed, position, end)
+            if not record.valid or record.offset_delta <= previous or record.offset_delta > span:
                 cursor[ROW] = row
                 return BAD_RECORD
-            _delta, offset_delta, key_position, key_length, value_at, valid = read_key(
-                uncompressed, body, body_end
+            _value_position, value_length, _after, valid = read_value(
+                uncompressed, record.value_at, record.end
             )
-            if not valid or offset_delta <= previous or offset_delta > span:
-                cursor[ROW] = row
-                return BAD_RECORD
-            previous = offset_delta
-            _value_position, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
             if not valid:
                 cursor[ROW] = row
                 return BAD_RECORD
-            offset = base_offset + offset_delta
+            key_position, key_length = record.key_position, record.key_length
+            previous = record.offset_delta
+            offset = base_offset + previous
             if first_pass:
                 page = offset >> PAGE_BITS
                 if page != last_page:
@@ -226,7 +205,7 @@ def fill_key_batch(
                 if sampled:
                     wanted = number_hash(offset, seed0, seed1) - range_first <= range_width
             if wanted:
-                size = min(np.int64((body_end - position) * share), SIZE_MASK)
+                size = min(np.int64((record.end - position) * share), SIZE_MASK)
                 if aborted:
                     size |= ABORTED
                     if not keep_copies:
@@ -243,9 +222,9 @@ def fill_key_batch(
                 spans[KEY_LENGTH, filled] = key_length
                 spans[OFFSET, filled] = offset
                 spans[SIZE, filled] = size
-                spans[RECORD_END, filled] = body_end
+                spans[RECORD_END, filled] = record.end
                 filled += 1
-            position = body_end
+            position = record.end
             ordinal += 1
         if ordinal == count:
             if position != end:

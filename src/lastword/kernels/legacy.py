@@ -22,6 +22,7 @@ from lastword.kernels import (
     OK,
     SLACK,
 )
+from lastword.kernels import table as fields
 from lastword.kernels.memory import (
     copy_wide,
     load8,
@@ -33,25 +34,6 @@ from lastword.kernels.memory import (
     write_varint,
 )
 from lastword.kernels.native import I64X2, READ_U8, U8, inline, kernel
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    BASE_SEQUENCE,
-    BASE_TIMESTAMP,
-    COUNT,
-    CRC,
-    FILE_POSITION,
-    LAST_OFFSET,
-    LEADER_EPOCH,
-    MAGIC,
-    MAX_TIMESTAMP,
-    POSITION,
-    PRODUCER_EPOCH,
-    PRODUCER_ID,
-    RECORDS_END,
-    RECORDS_POSITION,
-    SIZE,
-)
 from lastword.wire import (
     CODEC_MASK,
     INT32_MAX,
@@ -138,23 +120,23 @@ def read_entry(raw, position, size, magic, file_position, next_offset, verify, t
     if codec > LZ4:  # these magics do not have zstd
         return BAD_RECORD
     timestamp = load64_be(raw, position + LEGACY_TIMESTAMP_AT) if magic == 1 else -1
-    table[row, POSITION] = position
-    table[row, FILE_POSITION] = file_position + position
-    table[row, SIZE] = size
-    table[row, BASE_OFFSET] = offset
-    table[row, LAST_OFFSET] = offset
-    table[row, ATTRIBUTES] = attributes
-    table[row, COUNT] = 1 if codec == 0 else -1
-    table[row, BASE_TIMESTAMP] = timestamp
-    table[row, MAX_TIMESTAMP] = timestamp
-    table[row, PRODUCER_ID] = -1
-    table[row, PRODUCER_EPOCH] = -1
-    table[row, BASE_SEQUENCE] = -1
-    table[row, LEADER_EPOCH] = -1
-    table[row, CRC] = crc
-    table[row, MAGIC] = magic
-    table[row, RECORDS_POSITION] = -1
-    table[row, RECORDS_END] = -1
+    table[row, fields.POSITION] = position
+    table[row, fields.FILE_POSITION] = file_position + position
+    table[row, fields.SIZE] = size
+    table[row, fields.BASE_OFFSET] = offset
+    table[row, fields.LAST_OFFSET] = offset
+    table[row, fields.ATTRIBUTES] = attributes
+    table[row, fields.COUNT] = 1 if codec == 0 else -1
+    table[row, fields.BASE_TIMESTAMP] = timestamp
+    table[row, fields.MAX_TIMESTAMP] = timestamp
+    table[row, fields.PRODUCER_ID] = -1
+    table[row, fields.PRODUCER_EPOCH] = -1
+    table[row, fields.BASE_SEQUENCE] = -1
+    table[row, fields.LEADER_EPOCH] = -1
+    table[row, fields.CRC] = crc
+    table[row, fields.MAGIC] = magic
+    table[row, fields.RECORDS_POSITION] = -1
+    table[row, fields.RECORDS_END] = -1
     return OK
 
 
@@ -216,11 +198,11 @@ def translate_messages(
     FULL: call again from that row with a larger `uncompressed`. BAD_RECORD is about that row.
     """
     while row < rows:
-        magic = table[row, MAGIC]
-        if magic > 1 or table[row, ATTRIBUTES] & CODEC_MASK:
+        magic = table[row, fields.MAGIC]
+        if magic > 1 or table[row, fields.ATTRIBUTES] & CODEC_MASK:
             break
-        position = table[row, POSITION]
-        end = position + table[row, SIZE]
+        position = table[row, fields.POSITION]
+        end = position + table[row, fields.SIZE]
         if position < 0 or end > raw.size - SLACK:
             return row, done, NO_SLACK
         if end - position + GROWTH_BYTES > uncompressed.size - SLACK - done:
@@ -228,9 +210,9 @@ def translate_messages(
         _timestamp, key_at, key_length, value_at, value_length, valid = read_spans(raw, position, end, magic)
         if not valid:
             return row, done, BAD_RECORD
-        table[row, RECORDS_POSITION] = done
+        table[row, fields.RECORDS_POSITION] = done
         done = write_record(uncompressed, done, 0, 0, raw, key_at, key_length, value_at, value_length)
-        table[row, RECORDS_END] = done
+        table[row, fields.RECORDS_END] = done
         row += 1
     return row, done, OK
 
@@ -287,15 +269,15 @@ def translate_wrapper(
     caller provides room for the inner bytes and GROWTH_BYTES for each message.
     """
     shift = np.int64(0)
-    wrapper_offset = table[row, LAST_OFFSET]
-    if table[row, MAGIC] == 1 and wrapper_offset != 0:
+    wrapper_offset = table[row, fields.LAST_OFFSET]
+    if table[row, fields.MAGIC] == 1 and wrapper_offset != 0:
         if wrapper_offset < last:
             return done, BAD_OFFSET
         shift = wrapper_offset - last
     if last - first > INT32_MAX:
         return done, BAD_OFFSET
-    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
-    base_timestamp = table[row, BASE_TIMESTAMP]
+    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
+    base_timestamp = table[row, fields.BASE_TIMESTAMP]
     start = done
     position = 0
     for _ in range(count):
@@ -313,9 +295,9 @@ def translate_wrapper(
             uncompressed, done, delta, offset_delta, inner, key_at, key_length, value_at, value_length
         )
         position = end
-    table[row, BASE_OFFSET] = first + shift
-    table[row, LAST_OFFSET] = max(last + shift, wrapper_offset)
-    table[row, COUNT] = count
-    table[row, RECORDS_POSITION] = start
-    table[row, RECORDS_END] = done
+    table[row, fields.BASE_OFFSET] = first + shift
+    table[row, fields.LAST_OFFSET] = max(last + shift, wrapper_offset)
+    table[row, fields.COUNT] = count
+    table[row, fields.RECORDS_POSITION] = start
+    table[row, fields.RECORDS_END] = done
     return done, OK

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK
-from lastword.kernels.columns import read_bounds, read_deltas, read_key, read_value
+from lastword.kernels import table as fields
+from lastword.kernels.columns import read_bounds, read_deltas, read_keyed, read_value
 from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.memory import (
     copy_exact,
@@ -37,25 +38,6 @@ from lastword.kernels.memory import (
 from lastword.kernels.native import I64, I64X2, READ_I64, READ_I64X2, READ_U8, U8, inline, kernel
 from lastword.kernels.pack import seal
 from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word, test_bit
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    BASE_SEQUENCE,
-    BASE_TIMESTAMP,
-    COUNT,
-    FIELDS,
-    FILE_POSITION,
-    LAST_OFFSET,
-    LEADER_EPOCH,
-    MAGIC,
-    MAX_TIMESTAMP,
-    POSITION,
-    PRODUCER_EPOCH,
-    PRODUCER_ID,
-    RECORDS_END,
-    RECORDS_POSITION,
-    SIZE,
-)
 from lastword.wire import (
     ATTRIBUTES_AT,
     BASE_TIMESTAMP_AT,
@@ -95,11 +77,11 @@ _RECORD_GROWTH = 16  # a timestamp delta, an offset delta and a length, each in 
 def joinable(table, row):
     """Return whether this batch may be joined with any other."""
     return (
-        table[row, MAGIC] == 2
-        and table[row, ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT) == 0
-        and table[row, PRODUCER_ID] < 0
-        and table[row, PRODUCER_EPOCH] < 0
-        and table[row, BASE_SEQUENCE] < 0
+        table[row, fields.MAGIC] == 2
+        and table[row, fields.ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT) == 0
+        and table[row, fields.PRODUCER_ID] < 0
+        and table[row, fields.PRODUCER_EPOCH] < 0
+        and table[row, fields.BASE_SEQUENCE] < 0
     )
 
 
@@ -109,33 +91,33 @@ def can_join(out_table, first, table, row, attributes, base_timestamp):
 
     Both are joinable. `attributes` and `base_timestamp` are those of `row` after its rewrite.
     """
-    if out_table[first, ATTRIBUTES] != attributes:  # codec, timestamp type, delete horizon
+    if out_table[first, fields.ATTRIBUTES] != attributes:  # codec, timestamp type, delete horizon
         return False
-    if out_table[first, LEADER_EPOCH] != table[row, LEADER_EPOCH]:
+    if out_table[first, fields.LEADER_EPOCH] != table[row, fields.LEADER_EPOCH]:
         return False
-    if attributes & DELETE_HORIZON_BIT and out_table[first, BASE_TIMESTAMP] != base_timestamp:
+    if attributes & DELETE_HORIZON_BIT and out_table[first, fields.BASE_TIMESTAMP] != base_timestamp:
         return False
-    if attributes & LOG_APPEND_BIT and out_table[first, MAX_TIMESTAMP] != table[row, MAX_TIMESTAMP]:
+    if (
+        attributes & LOG_APPEND_BIT
+        and out_table[first, fields.MAX_TIMESTAMP] != table[row, fields.MAX_TIMESTAMP]
+    ):
         return False
-    return table[row, LAST_OFFSET] - out_table[first, BASE_OFFSET] <= INT32_MAX
+    return table[row, fields.LAST_OFFSET] - out_table[first, fields.BASE_OFFSET] <= INT32_MAX
 
 
 @inline
 def kept_bytes(uncompressed, table, row, dead):
     """Return (bytes of the batch's kept records as they are on disk, status)."""
-    position = table[row, RECORDS_POSITION]
-    end = table[row, RECORDS_END]
+    position = table[row, fields.RECORDS_POSITION]
+    end = table[row, fields.RECORDS_END]
     size = 0
-    for _ in range(table[row, COUNT]):
-        body, body_end, valid = read_bounds(uncompressed, position, end)
-        if not valid:
+    for _ in range(table[row, fields.COUNT]):
+        record = read_keyed(uncompressed, position, end)
+        if not record.valid:
             return 0, BAD_RECORD
-        _delta, offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
-        if not valid:
-            return 0, BAD_RECORD
-        if not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
-            size += body_end - position
-        position = body_end
+        if not test_bit(dead, table[row, fields.BASE_OFFSET] + record.offset_delta):
+            size += record.end - position
+        position = record.end
     return size, OK
 
 
@@ -155,17 +137,17 @@ def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
     Updates the row and the header of that batch, except the checksum. Returns (end, records written,
     status).
     """
-    position = table[row, RECORDS_POSITION]
-    end = table[row, RECORDS_END]
-    old_base = table[row, BASE_TIMESTAMP]
-    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
-    new_base = out_table[first, BASE_TIMESTAMP]
-    moved = table[row, BASE_OFFSET] - out_table[first, BASE_OFFSET]
-    largest = out_table[first, MAX_TIMESTAMP]
+    position = table[row, fields.RECORDS_POSITION]
+    end = table[row, fields.RECORDS_END]
+    old_base = table[row, fields.BASE_TIMESTAMP]
+    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
+    new_base = out_table[first, fields.BASE_TIMESTAMP]
+    moved = table[row, fields.BASE_OFFSET] - out_table[first, fields.BASE_OFFSET]
+    largest = out_table[first, fields.MAX_TIMESTAMP]
     kept = 0
     word = np.uint64(0)
     word_number = np.int64(-1)
-    for _ in range(table[row, COUNT]):
+    for _ in range(table[row, fields.COUNT]):
         body, body_end, valid = read_bounds(uncompressed, position, end)
         if not valid:
             return 0, 0, BAD_RECORD
@@ -173,13 +155,13 @@ def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
         key_length, key_at = read_varint(uncompressed, rest)
         if not valid or key_length < -1 or max(key_length, 0) > body_end - key_at:
             return 0, 0, BAD_RECORD
-        offset = table[row, BASE_OFFSET] + offset_delta
+        offset = table[row, fields.BASE_OFFSET] + offset_delta
         if offset >> 6 != word_number:
             word_number = offset >> 6
             word = read_word(dead, offset)
         if not in_word(word, offset):
             if new_base != old_base:
-                timestamp = table[row, MAX_TIMESTAMP] if log_append else old_base + delta
+                timestamp = table[row, fields.MAX_TIMESTAMP] if log_append else old_base + delta
                 delta = timestamp - new_base
             if not log_append:
                 largest = max(largest, new_base + delta)
@@ -195,16 +177,20 @@ def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
         position = body_end
     if position != end:
         return 0, 0, BAD_RECORD
-    start = out_table[first, POSITION]
-    out_table[first, LAST_OFFSET] = table[row, LAST_OFFSET]
-    out_table[first, COUNT] += kept
-    out_table[first, MAX_TIMESTAMP] = largest
-    out_table[first, SIZE] = write - start
-    out_table[first, RECORDS_END] = write
+    start = out_table[first, fields.POSITION]
+    out_table[first, fields.LAST_OFFSET] = table[row, fields.LAST_OFFSET]
+    out_table[first, fields.COUNT] += kept
+    out_table[first, fields.MAX_TIMESTAMP] = largest
+    out_table[first, fields.SIZE] = write - start
+    out_table[first, fields.RECORDS_END] = write
     store32_be(out, start + LENGTH_AT, write - start - OVERHEAD_BYTES)
-    store32_be(out, start + LAST_OFFSET_DELTA_AT, table[row, LAST_OFFSET] - out_table[first, BASE_OFFSET])
+    store32_be(
+        out,
+        start + LAST_OFFSET_DELTA_AT,
+        table[row, fields.LAST_OFFSET] - out_table[first, fields.BASE_OFFSET],
+    )
     store64_be(out, start + MAX_TIMESTAMP_AT, largest)
-    store32_be(out, start + COUNT_AT, out_table[first, COUNT])
+    store32_be(out, start + COUNT_AT, out_table[first, fields.COUNT])
     return write, kept, OK
 
 
@@ -269,21 +255,26 @@ class RepackOutput(NamedTuple):
 @inline
 def _growth_bound(table, row):
     """Return an upper bound of a rewritten batch: each record's timestamp delta and length may grow."""
-    return HEADER_BYTES + table[row, RECORDS_END] - table[row, RECORDS_POSITION] + 16 * table[row, COUNT]
+    return (
+        HEADER_BYTES
+        + table[row, fields.RECORDS_END]
+        - table[row, fields.RECORDS_POSITION]
+        + 16 * table[row, fields.COUNT]
+    )
 
 
 @inline
 def _rewrite(source, row, dead, horizon_ms, out, start):
     """Return (size, kept, maximum timestamp, attributes, base timestamp, status); `out` has room."""
     raw, uncompressed, table, _before = source
-    position = table[row, RECORDS_POSITION]
-    end = table[row, RECORDS_END]
-    attributes = table[row, ATTRIBUTES]
-    base_offset = table[row, BASE_OFFSET]
-    old_base = table[row, BASE_TIMESTAMP]
+    position = table[row, fields.RECORDS_POSITION]
+    end = table[row, fields.RECORDS_END]
+    attributes = table[row, fields.ATTRIBUTES]
+    base_offset = table[row, fields.BASE_OFFSET]
+    old_base = table[row, fields.BASE_TIMESTAMP]
     log_append = attributes & LOG_APPEND_BIT != 0
     control = attributes & CONTROL_BIT != 0  # the record of a marker stays; its bit has no meaning
-    largest = table[row, MAX_TIMESTAMP] if log_append else -1
+    largest = table[row, fields.MAX_TIMESTAMP] if log_append else -1
     new_base = old_base
     # The base timestamp changes only if a horizon replaces it; otherwise runs of records are copied.
     if attributes & DELETE_HORIZON_BIT == 0 and horizon_ms >= 0:
@@ -294,14 +285,11 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
     run = -1
     word = np.uint64(0)
     word_number = np.int64(-1)
-    for _ in range(table[row, COUNT]):
-        body, body_end, valid = read_bounds(uncompressed, position, end)
-        if not valid:
+    for _ in range(table[row, fields.COUNT]):
+        record = read_keyed(uncompressed, position, end)
+        if not record.valid:
             return 0, 0, 0, 0, 0, BAD_RECORD
-        delta, offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
-        if not valid:
-            return 0, 0, 0, 0, 0, BAD_RECORD
-        offset = base_offset + offset_delta
+        offset = base_offset + record.offset_delta
         if not control and offset >> 6 != word_number:
             word_number = offset >> 6
             word = read_word(dead, offset)
@@ -311,7 +299,7 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
                 write += position - run
                 run = -1
         else:
-            timestamp = table[row, MAX_TIMESTAMP] if log_append else old_base + delta
+            timestamp = table[row, fields.MAX_TIMESTAMP] if log_append else old_base + record.timestamp_delta
             if not log_append and (kept == 0 or timestamp > largest):
                 largest = timestamp
             kept += 1
@@ -320,20 +308,20 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
                     run = position
             else:
                 # Read again: a valid delta may have a longer form than the shortest.
-                _delta, rest, _valid = read_varlong(uncompressed, body + 1)
+                _delta, rest, _valid = read_varlong(uncompressed, record.body + 1)
                 new_delta = timestamp - new_base
-                write = write_varint(out, write, 1 + varint_size(new_delta) + body_end - rest)
-                store8(out, write, load8(uncompressed, body))
+                write = write_varint(out, write, 1 + varint_size(new_delta) + record.end - rest)
+                store8(out, write, load8(uncompressed, record.body))
                 write = write_varint(out, write + 1, new_delta)
-                copy_wide(out, write, uncompressed, rest, body_end - rest)
-                write += body_end - rest
-        position = body_end
+                copy_wide(out, write, uncompressed, rest, record.end - rest)
+                write += record.end - rest
+        position = record.end
     if position != end:
         return 0, 0, 0, 0, 0, BAD_RECORD
     if run >= 0:
         copy_wide(out, write, uncompressed, run, position - run)
         write += position - run
-    copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
+    copy_exact(out, start, raw, table[row, fields.POSITION], HEADER_BYTES)
     store16_be(out, start + ATTRIBUTES_AT, attributes)
     store64_be(out, start + BASE_TIMESTAMP_AT, new_base)
     store64_be(out, start + MAX_TIMESTAMP_AT, largest)
@@ -348,8 +336,8 @@ def _empty(raw, table, row, out, start):
 
     It has no codec, no horizon, no base timestamp and no records. All other fields stay.
     """
-    attributes = table[row, ATTRIBUTES] & ~(CODEC_MASK | DELETE_HORIZON_BIT)
-    copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
+    attributes = table[row, fields.ATTRIBUTES] & ~(CODEC_MASK | DELETE_HORIZON_BIT)
+    copy_exact(out, start, raw, table[row, fields.POSITION], HEADER_BYTES)
     store16_be(out, start + ATTRIBUTES_AT, attributes)
     store64_be(out, start + BASE_TIMESTAMP_AT, -1)
     store32_be(out, start + COUNT_AT, 0)
@@ -360,21 +348,18 @@ def _empty(raw, table, row, out, start):
 @inline
 def _has_kept_tombstone(uncompressed, table, row, dead):
     """Return (found, status)."""
-    position = table[row, RECORDS_POSITION]
-    end = table[row, RECORDS_END]
-    for _ in range(table[row, COUNT]):
-        body, body_end, valid = read_bounds(uncompressed, position, end)
+    position = table[row, fields.RECORDS_POSITION]
+    end = table[row, fields.RECORDS_END]
+    for _ in range(table[row, fields.COUNT]):
+        record = read_keyed(uncompressed, position, end)
+        if not record.valid:
+            return False, BAD_RECORD
+        _value_position, value_length, _after, valid = read_value(uncompressed, record.value_at, record.end)
         if not valid:
             return False, BAD_RECORD
-        _delta, offset_delta, _key_at, _key_length, value_at, valid = read_key(uncompressed, body, body_end)
-        if not valid:
-            return False, BAD_RECORD
-        _value_position, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
-        if not valid:
-            return False, BAD_RECORD
-        if value_length < 0 and not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
+        if value_length < 0 and not test_bit(dead, table[row, fields.BASE_OFFSET] + record.offset_delta):
             return True, OK
-        position = body_end
+        position = record.end
     return False, OK
 
 
@@ -413,19 +398,19 @@ def repack_rows(
     target_bytes = joining[TARGET_BYTES]
     total = 0
     while row < rows:
-        size = table[row, SIZE]
-        position = table[row, POSITION]
-        records_end = table[row, RECORDS_END]
+        size = table[row, fields.SIZE]
+        position = table[row, fields.POSITION]
+        records_end = table[row, fields.RECORDS_END]
         if position < 0 or size < HEADER_BYTES or size > raw.size - SLACK - position:
             return row, out_position, out_row, total, NO_SLACK
-        if records_end > uncompressed.size - SLACK or table[row, RECORDS_POSITION] < 0:
+        if records_end > uncompressed.size - SLACK or table[row, fields.RECORDS_POSITION] < 0:
             return row, out_position, out_row, total, NO_SLACK
         room = out.size - SLACK - out_position - side.size
         if out_row >= out_table.shape[0] or size > room or _growth_bound(table, row) > room:
             return row, out_position, out_row, total, FULL
-        attributes = table[row, ATTRIBUTES]
-        count = table[row, COUNT]
-        records_bytes = records_end - table[row, RECORDS_POSITION]
+        attributes = table[row, fields.ATTRIBUTES]
+        count = table[row, fields.COUNT]
+        records_bytes = records_end - table[row, fields.RECORDS_POSITION]
         kind = VERBATIM
         horizon = -1
         dead_records = 0
@@ -448,7 +433,9 @@ def repack_rows(
             if count == 0:
                 kind = VERBATIM if retain[row] else DROPPED
             else:
-                dead_records += bits_between(dead, table[row, BASE_OFFSET], table[row, LAST_OFFSET])
+                dead_records += bits_between(
+                    dead, table[row, fields.BASE_OFFSET], table[row, fields.LAST_OFFSET]
+                )
                 if dead_records >= count:
                     kind = EMPTIED if retain[row] else DROPPED
                 else:
@@ -467,14 +454,14 @@ def repack_rows(
         first = joining[OPEN_ROW]
         if joins and first >= 0:
             new_attributes = attributes
-            new_base = table[row, BASE_TIMESTAMP]
+            new_base = table[row, fields.BASE_TIMESTAMP]
             if horizon >= 0:
                 new_attributes |= DELETE_HORIZON_BIT
                 new_base = horizon
             if can_join(out_table, first, table, row, new_attributes, new_base):
-                start = out_table[first, POSITION]
+                start = out_table[first, fields.POSITION]
                 beside = joining[OPEN_UNCOMPRESSED]
-                open_bytes = HEADER_BYTES + beside if beside >= 0 else out_table[first, SIZE]
+                open_bytes = HEADER_BYTES + beside if beside >= 0 else out_table[first, fields.SIZE]
                 kept_size, status = records_bytes, OK
                 if kind == MIXED and records_bytes <= target_bytes:
                     # An estimate, without reading each record.
@@ -500,19 +487,19 @@ def repack_rows(
         if kind != DROPPED:
             joining[OPEN_ROW] = out_row if joins else -1
             joining[OPEN_UNCOMPRESSED] = -1
-            for j in range(FIELDS):
+            for j in range(fields.FIELDS):
                 out_table[out_row, j] = table[row, j]
             written = size
             if kind == VERBATIM:
                 copy_exact(out, out_position, raw, position, size)
                 total += count
                 if joins and attributes & CODEC_MASK:
-                    copy_exact(side, 0, uncompressed, table[row, RECORDS_POSITION], records_bytes)
+                    copy_exact(side, 0, uncompressed, table[row, fields.RECORDS_POSITION], records_bytes)
                     joining[OPEN_UNCOMPRESSED] = records_bytes
             elif kind == EMPTIED:
-                out_table[out_row, ATTRIBUTES] = _empty(raw, table, row, out, out_position)
-                out_table[out_row, BASE_TIMESTAMP] = -1
-                out_table[out_row, COUNT] = 0
+                out_table[out_row, fields.ATTRIBUTES] = _empty(raw, table, row, out, out_position)
+                out_table[out_row, fields.BASE_TIMESTAMP] = -1
+                out_table[out_row, fields.COUNT] = 0
                 written = HEADER_BYTES
             else:
                 written, kept, largest, attributes, base, status = _rewrite(
@@ -520,16 +507,16 @@ def repack_rows(
                 )
                 if status != OK:
                     return row, out_position, out_row, total, status
-                out_table[out_row, ATTRIBUTES] = attributes
-                out_table[out_row, BASE_TIMESTAMP] = base
-                out_table[out_row, MAX_TIMESTAMP] = largest
-                out_table[out_row, COUNT] = kept
+                out_table[out_row, fields.ATTRIBUTES] = attributes
+                out_table[out_row, fields.BASE_TIMESTAMP] = base
+                out_table[out_row, fields.MAX_TIMESTAMP] = largest
+                out_table[out_row, fields.COUNT] = kept
                 total += kept
-            out_table[out_row, SIZE] = written
-            out_table[out_row, POSITION] = out_position
-            out_table[out_row, FILE_POSITION] = out_position
-            out_table[out_row, RECORDS_POSITION] = out_position + HEADER_BYTES
-            out_table[out_row, RECORDS_END] = out_position + written
+            out_table[out_row, fields.SIZE] = written
+            out_table[out_row, fields.POSITION] = out_position
+            out_table[out_row, fields.FILE_POSITION] = out_position
+            out_table[out_row, fields.RECORDS_POSITION] = out_position + HEADER_BYTES
+            out_table[out_row, fields.RECORDS_END] = out_position + written
             classes[out_row] = kind
             out_row += 1
             out_position += written
@@ -539,13 +526,13 @@ def repack_rows(
 
 @inline
 def _store_crc(data, table, row, crc):
-    store32_be(data, table[row, POSITION] + CRC_AT, crc)
+    store32_be(data, table[row, fields.POSITION] + CRC_AT, crc)
 
 
 @inline
 def _checked_part(table, row):
     """Return (position, size) of the bytes that the checksum of a batch covers."""
-    return table[row, POSITION] + ATTRIBUTES_AT, table[row, SIZE] - ATTRIBUTES_AT
+    return table[row, fields.POSITION] + ATTRIBUTES_AT, table[row, fields.SIZE] - ATTRIBUTES_AT
 
 
 @kernel
@@ -557,9 +544,9 @@ def seal_joined(data: U8, table: READ_I64X2, classes: READ_I64, rows: int) -> in
     row0 = row1 = row2 = row3 = 0
     waiting = 0
     for row in range(rows):
-        if classes[row] != JOINED or table[row, ATTRIBUTES] & CODEC_MASK:
+        if classes[row] != JOINED or table[row, fields.ATTRIBUTES] & CODEC_MASK:
             continue
-        position, size = table[row, POSITION], table[row, SIZE]
+        position, size = table[row, fields.POSITION], table[row, fields.SIZE]
         if position < 0 or size < HEADER_BYTES or size > data.size - SLACK - position:
             return NO_SLACK
         row0, row1, row2, row3 = row1, row2, row3, row
@@ -586,15 +573,15 @@ def seal_joined(data: U8, table: READ_I64X2, classes: READ_I64, rows: int) -> in
 @kernel
 def bytes_needed(table: READ_I64X2, row: int, side: READ_U8) -> int:
     """Return the free bytes that `repack_rows` needs in its output before it takes this batch."""
-    return max(table[row, SIZE], _growth_bound(table, row)) + side.size + SLACK
+    return max(table[row, fields.SIZE], _growth_bound(table, row)) + side.size + SLACK
 
 
 @kernel
 def mark_dead_rows(table: READ_I64X2, rows: int, dead: DeadBits, marks: U8) -> None:
     """Set marks[row] to 1 for each data batch (magic 2) whose records are all dead, else 0."""
     for row in range(rows):
-        count = table[row, COUNT]
+        count = table[row, fields.COUNT]
         marks[row] = 0
-        if table[row, MAGIC] == 2 and table[row, ATTRIBUTES] & CONTROL_BIT == 0 and count > 0:
-            first, last = table[row, BASE_OFFSET], table[row, LAST_OFFSET]
+        if table[row, fields.MAGIC] == 2 and table[row, fields.ATTRIBUTES] & CONTROL_BIT == 0 and count > 0:
+            first, last = table[row, fields.BASE_OFFSET], table[row, fields.LAST_OFFSET]
             marks[row] = bits_between(dead, first, last) >= count

@@ -33,7 +33,7 @@ from lastword.partition.segment_store import LogVersion, PrivateSegment, Segment
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
 from lastword.segment import names
-from lastword.segment.append import BatchSpan, SegmentAppender
+from lastword.segment.append import AssignedBatch, SegmentAppender
 from lastword.segment.scan import Damage, headers, sound_batch_after
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts, StoredSegment
@@ -226,7 +226,7 @@ class DirectorySegments:
         )
 
     def ingest(
-        self, file: str, batches: Sequence[BatchSpan], *, index_interval_bytes: int
+        self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
     ) -> SegmentAppender:
         """As `SegmentStore.ingest`: the file is renamed, and must be on the same drive."""
         stored = self.stored(batches[0].base_offset)

@@ -281,7 +281,6 @@ _FIELDS = struct.Struct(">hqi")
 _CRC = struct.Struct(">I")
 _BYTES = _FIELDS.size + _CRC.size
 _NO_EPOCH = -1
-RESTORE = "restore the file from a copy; `lastword verify` lists all damage"
 
 
 class Mark(NamedTuple):
@@ -442,14 +441,7 @@ def wrong_end(file: str, position: int, end: int, expected: int, *, clean: bool)
         text = f"the log ends at offset {end}, {known} {expected}: {missing} missing"
     else:
         text = f"the log ends at offset {end}, {known} {expected}: a batch has a wrong base offset"
-    return CorruptBatchError(
-        text,
-        code="wrong-log-end",
-        remedy=RESTORE,
-        file=file,
-        position=position,
-        offset=min(end, expected),
-    )
+    return CorruptBatchError.damage(text, "wrong-log-end", file, position, min(end, expected))
 
 
 def read_log_end(files: Files, directory: str, end: int, listing: Collection[str]) -> LogEnd | None:

@@ -26,7 +26,7 @@ from lastword.partition.appending import Pending, largest_batch
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.durability import Durability, FailureLatch
 from lastword.partition.segment_store import SegmentSet, SegmentStore
-from lastword.segment.append import SegmentAppender
+from lastword.segment.append import AssignedBatch, SegmentAppender
 from lastword.segment.indexes import TIME_ENTRY_BYTES, AbortedTransaction
 from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
 from lastword.segment.segment import Segment
@@ -35,7 +35,6 @@ from lastword.wire import INT64_MAX
 if TYPE_CHECKING:
     import numpy as np
 
-    from lastword.partition.staged_batches import AssignedBatch
     from lastword.records.batch import BatchHeader
 
 

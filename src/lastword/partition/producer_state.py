@@ -8,9 +8,7 @@ the log start.
 Two ways to update it:
 
     leader   pending = state.begin(); pending.add(header, marker) for each batch: checks, may return
-    a duplicate
-             ... the bytes are written ...
-             state.apply(pending): changes the state; returns the entries for the transaction index
+    a duplicate; when the bytes are written, `update` as in a replay
     replay   state.update(header, marker) for each batch of the log: an accepted batch is not checked again
 
 A leader's rules: an older epoch is fenced; a new epoch starts at sequence 0; a known epoch continues at the
@@ -18,8 +16,8 @@ last sequence + 1 (at 0 if the producer is known from a marker only); an unknown
 sequence. If one of the last five batches of a producer is sent again, it is a duplicate: the result has the
 offsets of the first copy, and nothing is appended.
 
-The last stable offset is the first offset of the oldest transaction that is undecided, or whose marker is at
-or above the high watermark. Without such a transaction it is the high watermark.
+The last stable offset is the first offset of the oldest transaction that is undecided. Without one it is the
+end of the log, which is the high watermark here: there are no followers.
 
 An emptied marker (the cleaner leaves one if it is the last trace of a producer) has no content. Its header
 has producer id and epoch, and they are kept, so that an older epoch stays fenced after a rebuild. Kafka's
@@ -38,7 +36,7 @@ from lastword.errors import (
     SequenceGapError,
     TransactionStateError,
 )
-from lastword.partition.transactions import CompletedTransaction, OpenTransactions
+from lastword.partition.transactions import OpenTransactions
 from lastword.records.batch import BatchHeader
 from lastword.records.record import ControlRecord
 from lastword.segment.indexes import AbortedTransaction
@@ -174,20 +172,19 @@ class Producer:
             self.coordinator_epoch if epoch is None else epoch,
             header.max_timestamp,
             self.batches if header.producer_epoch == self.epoch else (),
-            self.transaction_start if marker is None else None,
+            self.transaction_start if marker is None or not marker.marker else None,
         )
 
 
 class PendingAppend:
     """The changes of one append call, checked before the write.
 
-    The state itself changes only in `ProducerState.apply`.
+    The state itself changes only in `ProducerState.update`.
     """
 
     def __init__(self, known: dict[int, Producer]) -> None:
         self._known = known
         self._changed: dict[int, Producer] = {}
-        self.batches: list[tuple[BatchHeader, ControlRecord | None]] = []
 
     def add(self, header: BatchHeader, marker: ControlRecord | None = None) -> SequencedBatch | None:
         """Check the next batch of the call by a leader's rules. The batch has its final offsets.
@@ -214,7 +211,6 @@ class PendingAppend:
                     return earlier
                 _check_data(producer, header)
                 self._changed[producer_id] = producer.after_data(header)
-        self.batches.append((header, marker))
         return None
 
 
@@ -224,16 +220,11 @@ class ProducerState:
     def __init__(self, end_offset: int = 0, producers: Iterable[Producer] = ()) -> None:
         self.end_offset = end_offset
         self._producers = {producer.producer_id: producer for producer in producers}
-        self._open = OpenTransactions()
-        if self._producers:
-            self._open = OpenTransactions(
-                {
-                    p.producer_id: p.transaction_start
-                    for p in self._producers.values()
-                    if p.transaction_start is not None
-                }
-            )
-        self._unreplicated: list[CompletedTransaction] = []
+        self._open = self._find_open()
+
+    def _find_open(self) -> OpenTransactions:
+        starts = ((p.producer_id, p.transaction_start) for p in self._producers.values())
+        return OpenTransactions({number: start for number, start in starts if start is not None})
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -253,15 +244,6 @@ class ProducerState:
         """Begin a leader's append call. One at a time, under the log's lock."""
         return PendingAppend(self._producers)
 
-    def apply(self, pending: PendingAppend) -> list[AbortedTransaction]:
-        """Apply the changes of `pending`, whose batches are in the log now.
-
-        Returns:
-            The entries for the transaction index, in order.
-        """
-        entries = [self.update(header, marker) for header, marker in pending.batches]
-        return [entry for entry in entries if entry is not None]
-
     def update(self, header: BatchHeader, marker: ControlRecord | None = None) -> AbortedTransaction | None:
         """Apply one batch of the log, in offset order. Refuses nothing.
 
@@ -278,20 +260,10 @@ class ProducerState:
             return None
         producer = self._producers.get(producer_id) or Producer(producer_id)
         if not header.control:
-            if header.transactional:
-                self._open.begin(producer_id, header.base_offset)
             self._producers[producer_id] = producer.after_data(header)
-            return None
-        if marker is None:
-            if header.producer_epoch >= producer.epoch:
-                self._producers[producer_id] = producer.after_marker(header, None)
-            return None
-        self._producers[producer_id] = producer.after_marker(header, marker)
-        completed = self._open.end(producer_id, header.last_offset, marker)
-        if completed is None:
-            return None
-        self._unreplicated.append(completed)
-        return self._open.index_entry(completed)
+        elif marker is not None or header.producer_epoch >= producer.epoch:
+            self._producers[producer_id] = producer.after_marker(header, marker)
+        return self._open.update(header, marker)
 
     def learn(self, producers: Iterable[Producer]) -> None:
         """Apply the producers of a valid snapshot that a replay from an older one meets at this offset.
@@ -303,13 +275,7 @@ class ProducerState:
             known = self._producers.get(producer.producer_id)
             if known is None or not known.same_in_snapshot(producer):
                 self._producers[producer.producer_id] = producer
-        self._open = OpenTransactions(
-            {
-                p.producer_id: p.transaction_start
-                for p in self._producers.values()
-                if p.transaction_start is not None
-            }
-        )
+        self._open = self._find_open()
 
     def expire(self, now_ms: int, expiration_ms: int) -> list[int]:
         """Remove producers that were idle for `expiration_ms` without an open transaction.
@@ -328,39 +294,15 @@ class ProducerState:
         """Return producer id -> first offset of its undecided transaction, oldest first."""
         return self._open.first_offsets()
 
-    def high_watermark_moved(self, high_watermark: int) -> None:
-        """Release the decided transactions whose markers are below the high watermark."""
-        if self._unreplicated:
-            self._unreplicated = [done for done in self._unreplicated if done.last_offset >= high_watermark]
-
     def open_since(self) -> int | None:
         """Return the first offset of the oldest undecided transaction; None if there is none."""
         return self._open.oldest()
 
-    def first_unstable_offset(self) -> int | None:
-        """Return the first offset of the oldest unstable transaction; None if there is none.
-
-        Unstable: undecided, or the high watermark has not passed its marker.
-        """
-        waiting = [done.first_offset for done in self._unreplicated]
-        oldest = self._open.oldest()
-        if oldest is not None:
-            waiting.append(oldest)
-        return min(waiting, default=None)
-
-    def last_stable_offset(self, high_watermark: int, log_start: int = 0) -> int:
-        """Return the end of a `read_committed` read: every transaction below is decided.
-
-        Never above the high watermark nor below the log start.
-        """
-        if self._unreplicated:
-            self.high_watermark_moved(high_watermark)
-        elif not self._open:
-            return high_watermark
-        unstable = self.first_unstable_offset()
-        if unstable is None:
-            return high_watermark
-        return min(max(unstable, log_start), high_watermark)
+    @property
+    def stable_offset(self) -> int:
+        """Return the end of a `read_committed` read: every transaction below is decided."""
+        first = self._open.oldest()
+        return self.end_offset if first is None else first
 
 
 def _check_data(producer: Producer, header: BatchHeader) -> None:

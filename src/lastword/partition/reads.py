@@ -191,28 +191,20 @@ def _bounded(log: Readable, offset: int) -> Iterator[tuple[Segment, int | None]]
         closed = at + 1 < len(segments)
         bound = segments[at + 1].base_offset if closed else log_end
         if bound is not None and closed and segment.size == 0 and segment.offset_index.damaged:
-            raise CorruptBatchError(
-                f"the file is empty, but its index is not: offsets up to {bound - 1} are lost",
-                code="emptied",
-                remedy="restore the file from a copy; `lastword verify` lists all damage",
-                file=segment.file,
-                position=0,
-                offset=segment.base_offset,
-            )
+            text = f"the file is empty, but its index is not: offsets up to {bound - 1} are lost"
+            raise CorruptBatchError.damage(text, "emptied", segment.file, 0, segment.base_offset)
         yield segment, bound
 
 
 def _check_last_offsets(segment: Segment, bound: int) -> None:
     for header in segment.headers():
         if header.next_offset > bound:
-            raise CorruptBatchError(
+            text = (
                 f"offsets {header.base_offset}-{header.last_offset} do not belong here: "
-                f"what follows begins with {bound}",
-                code="offsets-fall",
-                remedy="restore the file from a copy; `lastword verify` lists all damage",
-                file=segment.file,
-                position=header.position,
-                offset=header.base_offset,
+                f"what follows begins with {bound}"
+            )
+            raise CorruptBatchError.damage(
+                text, "offsets-fall", segment.file, header.position, header.base_offset
             )
 
 

@@ -40,7 +40,7 @@ from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.cut import forget_accounts
 from lastword.partition.directory_segments import end_of_valid_part
-from lastword.partition.durability import RESTORE, LogEnd, wrong_end
+from lastword.partition.durability import LogEnd, wrong_end
 from lastword.segment import names
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex, encode_aborted
 from lastword.segment.names import (
@@ -472,27 +472,24 @@ class DamageRepair:
             if inspection is None:
                 continue
             if at + 1 < len(bases) and inspection.next_offset > bases[at + 1]:
-                raise CorruptBatchError(
+                text = (
                     f"the segment goes up to offset {inspection.next_offset - 1}, the next one begins with "
-                    f"{bases[at + 1]}",
-                    code="offsets-fall",
-                    remedy=RESTORE,
-                    file=inspection.file,
-                    position=inspection.size,
-                    offset=bases[at + 1],
+                    f"{bases[at + 1]}"
+                )
+                raise CorruptBatchError.damage(
+                    text, "offsets-fall", inspection.file, inspection.size, bases[at + 1]
                 )
             damage = inspection.damage
             if damage is None:
                 continue
             if damage.as_written:
-                raise CorruptBatchError(
-                    f"{damage.text}; its checksum is right, so it is no torn write, and nothing was cut",
-                    code=damage.code,
-                    remedy=f"{RESTORE}. Kafka keeps such a batch: a broker serves the records around it",
-                    file=inspection.file,
-                    position=damage.position,
-                    offset=damage.offset,
+                text = f"{damage.text}; its checksum is right, so it is no torn write, and nothing was cut"
+                position, offset = damage.position, damage.offset
+                error = CorruptBatchError.damage(text, damage.code, inspection.file, position, offset)
+                error.remedy = (
+                    f"{error.remedy}. Kafka keeps such a batch: a broker serves the records around it"
                 )
+                raise error
             later = [b for b in bases if b > base and (self._known.clean or self._log_bytes(b))]
             followed = inspection.followed is not None or bool(later)
             if self._known.is_torn_tail(damage.offset, followed=followed):
@@ -502,13 +499,8 @@ class DamageRepair:
                 why = f"offset {damage.offset} is missing, and sound batches follow at {where}"
             else:
                 why = f"offset {damage.offset} was synced, so this is no torn tail"
-            raise CorruptBatchError(
-                f"{damage.text}; {why}",
-                code=damage.code,
-                remedy=RESTORE,
-                file=inspection.file,
-                position=damage.position,
-                offset=damage.offset,
+            raise CorruptBatchError.damage(
+                f"{damage.text}; {why}", damage.code, inspection.file, damage.position, damage.offset
             )
         return False
 
@@ -522,14 +514,12 @@ class DamageRepair:
             segment = self._segments[bases[-1]]
             file, position = segment.file, segment.size
             if inspection is not None and inspection.gap is not None:
-                raise CorruptBatchError(
+                text = (
                     f"offset {inspection.gap.offset} follows {inspection.gap.next_offset - 1}: no append "
-                    "leaves a gap, so this batch has a wrong base offset",
-                    code="offsets-fall",
-                    remedy=RESTORE,
-                    file=file,
-                    position=inspection.gap.position,
-                    offset=inspection.gap.next_offset,
+                    "leaves a gap, so this batch has a wrong base offset"
+                )
+                raise CorruptBatchError.damage(
+                    text, "offsets-fall", file, inspection.gap.position, inspection.gap.next_offset
                 )
         expected = self._known.contradicts(end)
         if expected is None:

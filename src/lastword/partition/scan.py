@@ -273,13 +273,8 @@ def _committed_batches(
 
 
 def _falls(segment: Segment, header: BatchHeader, offset: int, reached: int) -> CorruptBatchError:
-    return CorruptBatchError(
-        f"offset {offset} follows {reached - 1}",
-        code="offsets-fall",
-        remedy="restore the file from a copy; `lastword verify` lists all damage",
-        file=segment.file,
-        position=header.position,
-        offset=offset,
+    return CorruptBatchError.damage(
+        f"offset {offset} follows {reached - 1}", "offsets-fall", segment.file, header.position, offset
     )
 
 

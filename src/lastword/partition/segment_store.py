@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from lastword.errors import CorruptBatchError
 from lastword.files import FileFacts, Files
-from lastword.segment.append import BatchSpan, SegmentAppender
+from lastword.segment.append import AssignedBatch, SegmentAppender
 from lastword.segment.segment import Segment
 from lastword.segment.stored import StoredSegment
 
@@ -194,7 +194,7 @@ class SegmentStore(Protocol):
         """
 
     def ingest(
-        self, file: str, batches: Sequence[BatchSpan], *, index_interval_bytes: int
+        self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
     ) -> SegmentAppender:
         """Make a file of `files`, which holds these batches, the last segment; durable when it returns."""
 

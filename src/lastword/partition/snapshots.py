@@ -41,11 +41,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import google_crc32c
 
-from lastword.errors import BusyError, CorruptFileError, FileVanishedError, StorageError
+from lastword.errors import CorruptFileError, FileVanishedError, StorageError
 from lastword.files import Files, Steps
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
 from lastword.partition.segment_store import SegmentSet
@@ -225,9 +224,6 @@ class Snapshots:
 # ---------------------------------------------------------------- replay
 
 
-_TRIES = 100
-
-
 @dataclass(slots=True)
 class Replayed:
     """The result of `replay`.
@@ -318,74 +314,6 @@ def replay(
     pass_snapshots(log_end)
     state.end_offset = log_end
     return replayed
-
-
-class GrowingLog(Protocol):
-    """The parts of a log view that `Stability` reads."""
-
-    @property
-    def files(self) -> Files:
-        """The storage."""
-
-    directory: str
-    log_start: int
-    log_end: int
-    snapshot_offsets: Sequence[int] | None
-
-    @property
-    def segment_set(self) -> SegmentSet:
-        """The segments, in order."""
-
-    def refresh(self) -> None:
-        """List the files again."""
-
-
-class Stability:
-    """The last stable offset of a log that others may be changing.
-
-    When the log has grown, only the added part is read.
-    """
-
-    def __init__(self) -> None:
-        self._state: ProducerState | None = None
-
-    def offset(self, log: GrowingLog) -> int:
-        """Return the last stable offset of the log as listed. Refreshes the log if its files vanish."""
-        for _ in range(_TRIES):
-            try:
-                if not len(log.segment_set):
-                    return log.log_end
-                self._state = self._at_end(log)
-                first = self._state.open_since()
-                return log.log_end if first is None else max(first, log.log_start)
-            except FileVanishedError:
-                self._state = None  # it may include a part of the change
-                log.refresh()
-        raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
-
-    def open(self, log: GrowingLog) -> list[Producer]:
-        """Return the producers with an open transaction, the oldest transaction first."""
-        if self.offset(log) >= log.log_end or self._state is None:
-            return []
-        found = (self._state.get(producer_id) for producer_id in self._state.open_transactions())
-        return [producer for producer in found if producer is not None]
-
-    def undecided(self, log: GrowingLog) -> dict[int, int]:
-        """Return producer id -> first offset of its undecided transaction; refreshes as `offset`."""
-        self.offset(log)
-        return {} if self._state is None else self._state.open_transactions()
-
-    def _at_end(self, log: GrowingLog) -> ProducerState:
-        state = self._state
-        if state is None or state.end_offset > log.log_end:
-            store = Snapshots(log.files, log.directory)
-            return replay(store, log.segment_set, log.log_end, snapshot_offsets=log.snapshot_offsets).state
-        if state.end_offset < log.log_end:
-            for segment in log.segment_set.starting_at(state.end_offset):
-                for header, marker in producer_batches_between(segment, state.end_offset, log.log_end):
-                    state.update(header, marker)
-            state.end_offset = log.log_end
-        return state
 
 
 def producer_batches_between(

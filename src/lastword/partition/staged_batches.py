@@ -38,6 +38,7 @@ from lastword.files.framed import Framed
 from lastword.partition.checkpoint_file import read_settled
 from lastword.records.batch import check_crc, read_header
 from lastword.segment import names
+from lastword.segment.append import AssignedBatch
 from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES
 
 STAGING = "staging-"
@@ -257,16 +258,6 @@ def is_worth_a_segment(config: TopicConfig, size_bytes: int) -> bool:
     stamped = config.message_timestamp_type == "LogAppendTime"
     ratio = MIN_SIZE_RATIO if config.compacts else MIN_SIZE_RATIO_IF_KEPT
     return not stamped and ratio * config.segment_bytes <= size_bytes <= config.segment_bytes
-
-
-class AssignedBatch(NamedTuple):
-    """A batch of the file with its assigned offsets. `position` and `size` are in bytes of the file."""
-
-    position: int
-    size: int
-    base_offset: int
-    last_offset: int
-    max_timestamp: int
 
 
 def assign_offsets(files: Files, path: str, next_offset: int) -> list[AssignedBatch] | None:

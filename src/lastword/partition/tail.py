@@ -106,8 +106,8 @@ class Tail:
 
     def _follow(self) -> None:
         """Let the last stable offset follow the log end, and notify the watchers."""
-        self.producers.end_offset = log_end = self._local.log_end
-        self.stable_offset = self.producers.last_stable_offset(log_end)
+        self.producers.end_offset = self._local.log_end
+        self.stable_offset = self.producers.stable_offset
         if self.watchers:
             self.notify(self._partition)
 
@@ -215,7 +215,7 @@ class Tail:
         latest = self.epochs.latest
         if latest is None or self.recovered_to is not None:
             return None  # the first append notes the epoch and the recovery
-        if self.producers.first_unstable_offset() is not None:
+        if self.producers.open_since() is not None:
             return None  # the last stable offset is not the log end
         return self._local.lane(latest)
 

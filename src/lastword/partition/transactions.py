@@ -41,7 +41,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
@@ -67,15 +67,6 @@ class BatchOutcome(IntEnum):
     ABORTED = 1
     UNDECIDED = 2
     CONTROL = 3
-
-
-class CompletedTransaction(NamedTuple):
-    """A transaction that the marker at `last_offset` has decided."""
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    aborted: bool
 
 
 def control_of(
@@ -104,37 +95,34 @@ class OpenTransactions:
     def __len__(self) -> int:
         return len(self._first)
 
-    def __contains__(self, producer_id: int) -> bool:
-        return producer_id in self._first
-
     def first_offsets(self) -> dict[int, int]:
         """Return producer id -> first offset of its open transaction, oldest first."""
         return dict(self._first)
 
-    def begin(self, producer_id: int, offset: int) -> None:
-        """Begin a transaction at `offset`, unless the producer's transaction is open already."""
-        self._first.setdefault(producer_id, offset)
+    def update(self, header: BatchHeader, marker: ControlRecord | None) -> AbortedTransaction | None:
+        """Apply a batch: it may begin the transaction of its producer, or end it.
 
-    def end(self, producer_id: int, offset: int, marker: ControlRecord) -> CompletedTransaction | None:
-        """End the transaction that a marker at `offset` decides, and return it; None if it decides none."""
-        first = self._first.pop(producer_id, None)
-        if first is None:
+        Args:
+            header: The batch.
+            marker: The record of a control batch; None if it was emptied.
+
+        Returns:
+            The entry for the transaction index if the batch is a marker that aborts a transaction.
+        """
+        if not header.control and header.transactional:
+            self._first.setdefault(header.producer_id, header.base_offset)
+        if marker is None or not marker.marker:
             return None
-        return CompletedTransaction(producer_id, first, offset, marker.type == "abort")
+        first = self._first.pop(header.producer_id, None)
+        if first is None or marker.type != "abort":
+            return None
+        oldest = self.oldest()
+        stable = header.next_offset if oldest is None else oldest
+        return AbortedTransaction(header.producer_id, first, header.last_offset, stable)
 
     def oldest(self) -> int | None:
         """Return the first offset of the oldest open transaction; None if there is none."""
         return next(iter(self._first.values()), None)
-
-    def index_entry(self, completed: CompletedTransaction) -> AbortedTransaction | None:
-        """Return the entry for the transaction index of a transaction that just ended; None if committed."""
-        if not completed.aborted:
-            return None
-        oldest = self.oldest()
-        stable = completed.last_offset + 1 if oldest is None else oldest
-        return AbortedTransaction(
-            completed.producer_id, completed.first_offset, completed.last_offset, stable
-        )
 
 
 class Decisions:
@@ -229,14 +217,9 @@ def scan(
             oldest = open_transactions.oldest()
             if oldest is None or oldest >= until:
                 break
-        if header.control:
-            if marker is not None and marker.marker:
-                completed = open_transactions.end(header.producer_id, header.last_offset, marker)
-                entry = completed and open_transactions.index_entry(completed)
-                if entry:
-                    aborted.append(entry)
-        elif header.transactional:
-            open_transactions.begin(header.producer_id, header.base_offset)
+        entry = open_transactions.update(header, marker)
+        if entry is not None:
+            aborted.append(entry)
     return Decisions(aborted, undecided=open_transactions.first_offsets())
 
 
@@ -393,13 +376,9 @@ def _special_batches(
         first = segment.position_of(start)
         for header, marker in producer_batches(segment, first, verify=True):
             if header.base_offset < due or header.last_offset >= bound:
-                raise CorruptBatchError(
-                    f"offsets {header.base_offset}-{header.last_offset} are not in [{due}, {bound})",
-                    code="offsets-fall",
-                    remedy="restore the file from a copy; `lastword verify` lists all damage",
-                    file=segment.file,
-                    position=header.position,
-                    offset=header.base_offset,
+                text = f"offsets {header.base_offset}-{header.last_offset} are not in [{due}, {bound})"
+                raise CorruptBatchError.damage(
+                    text, "offsets-fall", segment.file, header.position, header.base_offset
                 )
             due = header.next_offset
             if header.base_offset >= end:

@@ -11,16 +11,64 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 
-from lastword.errors import FileVanishedError, OffsetOutOfRangeError
+from lastword.errors import BusyError, FileVanishedError, OffsetOutOfRangeError
 from lastword.files import FileFacts
 from lastword.partition import staged_batches
 from lastword.partition.directory_segments import DirectorySegments, PortableVersion
-from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer
-from lastword.partition.reads import Reads
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState
+from lastword.partition.reads import ATTEMPTS, Reads
 from lastword.partition.segment_store import LogVersion, SegmentSet, SegmentStore
-from lastword.partition.snapshots import Stability
+from lastword.partition.snapshots import Snapshots, producer_batches_between, replay
 from lastword.segment import names
 from lastword.segment.segment import Segment
+
+
+class Stability:
+    """The last stable offset of a log that others may be changing.
+
+    When the log has grown, only the added part is read.
+    """
+
+    def __init__(self) -> None:
+        self._state: ProducerState | None = None
+
+    def offset(self, log: PartitionView) -> int:
+        """Return the last stable offset of the log as listed. Refreshes the log if its files vanish."""
+        for _ in range(ATTEMPTS):
+            try:
+                if not len(log.segment_set):
+                    return log.log_end
+                self._state = self._at_end(log)
+                first = self._state.open_since()
+                return log.log_end if first is None else max(first, log.log_start)
+            except FileVanishedError:
+                self._state = None  # it may include a part of the change
+                log.refresh()
+        raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
+
+    def open(self, log: PartitionView) -> list[Producer]:
+        """Return the producers with an open transaction, the oldest transaction first."""
+        if self.offset(log) >= log.log_end or self._state is None:
+            return []
+        found = (self._state.get(producer_id) for producer_id in self._state.open_transactions())
+        return [producer for producer in found if producer is not None]
+
+    def undecided(self, log: PartitionView) -> dict[int, int]:
+        """Return producer id -> first offset of its undecided transaction; refreshes as `offset`."""
+        self.offset(log)
+        return {} if self._state is None else self._state.open_transactions()
+
+    def _at_end(self, log: PartitionView) -> ProducerState:
+        state = self._state
+        if state is None or state.end_offset > log.log_end:
+            store = Snapshots(log.files, log.directory)
+            return replay(store, log.segment_set, log.log_end, snapshot_offsets=log.snapshot_offsets).state
+        if state.end_offset < log.log_end:
+            for segment in log.segment_set.starting_at(state.end_offset):
+                for header, marker in producer_batches_between(segment, state.end_offset, log.log_end):
+                    state.update(header, marker)
+            state.end_offset = log.log_end
+        return state
 
 
 class PartitionView(Reads):

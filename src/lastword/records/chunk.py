@@ -25,7 +25,6 @@ from lastword.errors import (
     DataError,
     DecompressionLimitError,
     FileVanishedError,
-    UnknownMagicError,
 )
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
@@ -33,7 +32,7 @@ from lastword.kernels.batches import find_plain_zstd, rows_that_fit, valid_rows,
 from lastword.kernels.hashing import crc32c
 from lastword.kernels.lz4 import BLOCK_BYTES, decompress_lz4_rows
 from lastword.records import formats
-from lastword.records.batch import BatchHeader
+from lastword.records.batch import BatchHeader, unknown_magic
 from lastword.records.compression import (
     decompress_into,
     limit_of,
@@ -83,6 +82,16 @@ _HEADER_COLUMNS = (
     fields.COUNT,
 )
 """In the order of the fields of a BatchHeader."""
+_LEGACY_COLUMNS = (
+    fields.FILE_POSITION,
+    fields.SIZE,
+    fields.LAST_OFFSET,
+    fields.MAGIC,
+    fields.CRC,
+    fields.ATTRIBUTES,
+    fields.MAX_TIMESTAMP,
+)
+"""In the order of the arguments of `formats.legacy_header`."""
 _FIRST_ROWS = 1024
 _MAX_ROWS = 16384
 
@@ -192,13 +201,8 @@ class Chunk:
         if status == kernels.NO_SLACK:
             raise ValueError("a chunk's buffers need slack after their last batch")
         text = kernels.STATUS_TEXT[status]
-        raise CorruptBatchError(
-            f"offset {offset}: {text} in this batch",
-            code=text.replace(" ", "-"),
-            remedy="restore the file from a copy; `lastword verify` lists all damage",
-            file=self.file,
-            position=position,
-            offset=offset,
+        raise CorruptBatchError.damage(
+            f"offset {offset}: {text} in this batch", text.replace(" ", "-"), self.file, position, offset
         )
 
 
@@ -437,30 +441,25 @@ class ChunkReader:
         """Raise for the batch at `position`, which is at the start of `_raw`."""
         head = self._raw[: min(self._have, HEADER_BYTES)].tobytes()
         offset = int.from_bytes(head[:8], "big", signed=True)
-        at: dict[str, Any] = {"file": self._file, "position": self.position, "offset": offset}
-        remedy = "restore the file from a copy; `lastword verify` lists all damage"
         if status == kernels.MORE:
             left = self._end - self.position
             raise CorruptBatchError(
                 f"the last {left} bytes are not a whole batch",
                 code="truncated",
                 remedy="open the log for writing: recovery cuts a torn tail",
-                **at,
+                file=self._file,
+                position=self.position,
+                offset=offset,
             )
         if status == kernels.BAD_MAGIC:
-            raise UnknownMagicError(
-                f"offset {offset} has unknown magic {head[MAGIC_AT]}",
-                remedy="restore the file from a copy, or use a version that reads this format",
-                **at,
-            )
+            raise unknown_magic(head[MAGIC_AT], self._file, self.position, offset)
         if status == kernels.BAD_CRC:
             raise _bad_crc(self._raw, 0, self._file, self.position)
         detail = f"; at least {self.next_offset} was due" if status == kernels.BAD_OFFSET else ""
-        raise CorruptBatchError(
-            f"offset {offset}: {kernels.STATUS_TEXT[status]}{detail}",
-            code=kernels.STATUS_TEXT[status].replace(" ", "-"),
-            remedy=remedy,
-            **at,
+        text = kernels.STATUS_TEXT[status]
+        code = text.replace(" ", "-")
+        raise CorruptBatchError.damage(
+            f"offset {offset}: {text}{detail}", code, self._file, self.position, offset
         )
 
 
@@ -795,43 +794,11 @@ def _check_order(table: Table, row: int, first_offset: int, file: str) -> None:
 
 def header_of(table: Table, row: int) -> BatchHeader:
     """Return a row of magic 0 or 1 as a header for `formats.inner_bytes`; `position` is in the file."""
-    position, size, offset, attributes, timestamp, crc, magic = (
-        int(table[row, column])
-        for column in (
-            fields.FILE_POSITION,
-            fields.SIZE,
-            fields.LAST_OFFSET,
-            fields.ATTRIBUTES,
-            fields.MAX_TIMESTAMP,
-            fields.CRC,
-            fields.MAGIC,
-        )
-    )
-    return BatchHeader(
-        position=position,
-        size=size,
-        base_offset=offset,
-        last_offset=offset,
-        leader_epoch=-1,
-        magic=magic,
-        crc=crc,
-        attributes=attributes,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        count=1 if attributes & CODEC_MASK == 0 else formats.UNKNOWN_COUNT,
-    )
+    return formats.legacy_header(*table[row, _LEGACY_COLUMNS].tolist())
 
 
 def _bad(text: str, table: Table, row: int, file: str) -> CorruptBatchError:
     offset = int(table[row, fields.LAST_OFFSET])
-    return CorruptBatchError(
-        f"offset {offset}: {text}",
-        code="bad-records",
-        remedy="restore the file from a copy; `lastword verify` lists all damage",
-        file=file,
-        position=int(table[row, fields.FILE_POSITION]),
-        offset=offset,
+    return CorruptBatchError.damage(
+        f"offset {offset}: {text}", "bad-records", file, int(table[row, fields.FILE_POSITION]), offset
     )

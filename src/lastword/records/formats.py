@@ -140,9 +140,16 @@ def _legacy_header(
             f"offset {offset} or codec {codec} cannot be in magic {magic}", "bad-header", file, at, offset
         )
     timestamp = _LONG.unpack_from(buffer, position + LEGACY_TIMESTAMP_AT)[0] if magic else NO_TIMESTAMP
+    return legacy_header(at, size + OVERHEAD_BYTES, offset, magic, crc, attributes, timestamp)
+
+
+def legacy_header(
+    position: int, size: int, offset: int, magic: int, crc: int, attributes: int, timestamp: int
+) -> BatchHeader:
+    """Return the header of an entry of magic 0 or 1 with these fields; see `_legacy_header`."""
     return BatchHeader(
-        position=at,
-        size=size + OVERHEAD_BYTES,
+        position=position,
+        size=size,
         base_offset=offset,
         last_offset=offset,
         leader_epoch=-1,
@@ -154,7 +161,7 @@ def _legacy_header(
         producer_id=-1,
         producer_epoch=-1,
         base_sequence=-1,
-        count=UNKNOWN_COUNT if codec else 1,
+        count=UNKNOWN_COUNT if attributes & CODEC_MASK else 1,
     )
 
 

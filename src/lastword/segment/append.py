@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError
 from lastword.files import Handle
@@ -48,24 +48,14 @@ SMALL_SYNC_BYTES = PAGE_BYTES
 """Zeros are written if the last sync made at most as many bytes durable, and the append is not larger."""
 
 
-class BatchSpan(Protocol):
-    """Position and offsets of a batch in a file: what indexes need."""
+class AssignedBatch(NamedTuple):
+    """A batch of a file with its assigned offsets. `position` and `size` are in bytes of the file."""
 
-    @property
-    def position(self) -> int:
-        """Position of the first byte."""
-
-    @property
-    def base_offset(self) -> int:
-        """Its first offset."""
-
-    @property
-    def last_offset(self) -> int:
-        """Its last offset."""
-
-    @property
-    def max_timestamp(self) -> int:
-        """Its largest timestamp in ms; -1 without one."""
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
 
 
 class SegmentEnd(NamedTuple):
@@ -211,7 +201,7 @@ class SegmentAppender:
         cls,
         stored: SegmentFiles,
         file: str,
-        batches: Sequence[BatchSpan],
+        batches: Sequence[AssignedBatch],
         *,
         index_interval_bytes: int,
     ) -> SegmentAppender:

@@ -191,16 +191,11 @@ def _verify_coordinated(topic: str, data: bytes, header: BatchHeader, file: str,
 def _decided(
     data: bytes, header: BatchHeader, file: str, transactions: OpenTransactions
 ) -> AbortedTransaction | None:
-    if header.transactional and not header.control:
-        transactions.begin(header.producer_id, header.base_offset)
     try:
         marker = control_of(data, header, file, position=0)
     except DataError:  # `_verify_records` reports it
         return None
-    if marker is None or not marker.marker:
-        return None
-    completed = transactions.end(header.producer_id, header.last_offset, marker)
-    return transactions.index_entry(completed) if completed is not None else None
+    return transactions.update(header, marker)
 
 
 def _decoded(data: bytes, file: str) -> int | None:

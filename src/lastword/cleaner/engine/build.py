@@ -197,11 +197,9 @@ class Building(Protocol[Written]):
 
     def write(self, group: SegmentGroup, second: Executor | None) -> Written:
         """Write the output of a group."""
-        ...
 
     def complete(self, written: Written) -> BuiltGroup:
         """Certify an output and complete it."""
-        ...
 
     def discard(self, unwanted: Written) -> None:
         """Remove what was written, complete or not."""

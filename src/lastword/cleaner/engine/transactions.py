@@ -144,13 +144,9 @@ class _Walk:
 
     def _batch(self, number: int, segment: Segment, header: BatchHeader) -> None:
         marker = self._marker(segment, header) if header.control else None
-        if marker is not None and marker.marker:
-            completed = self.open.end(header.producer_id, header.last_offset, marker)
-            entry = self.open.index_entry(completed) if completed else None
-            if entry is not None:
-                self.aborted.append(entry)
-        elif header.transactional and not header.control:
-            self.open.begin(header.producer_id, header.base_offset)
+        entry = self.open.update(header, marker)
+        if entry is not None:
+            self.aborted.append(entry)
         if header.base_offset < self.limit:
             self._below_limit(number, header, marker)
 

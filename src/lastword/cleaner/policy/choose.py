@@ -58,36 +58,29 @@ class Choosable(Protocol):
     @property
     def base_offset(self) -> int:
         """Return the first offset of the segment's range."""
-        ...
 
     @property
     def next_offset(self) -> int:
         """Return the offset after the segment's range."""
-        ...
 
     @property
     def size(self) -> int:
         """Return the size of its .log file."""
-        ...
 
     @property
     def largest_timestamp(self) -> int:
         """Return the largest timestamp of its records; below 0: there is none."""
-        ...
 
     @property
     def mtime_ms(self) -> int:
         """Return the modification time of its file."""
-        ...
 
     def position_of(self, offset: int) -> int:
         """Return the position of the batch that contains an offset."""
-        ...
 
     @property
     def first_timestamp(self) -> int:
         """Return the largest timestamp of its first batch; below 0: there is none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

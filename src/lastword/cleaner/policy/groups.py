@@ -42,32 +42,26 @@ class GroupFacts(Protocol):
     @property
     def base_offset(self) -> int:
         """Return the first offset of the segment's range."""
-        ...
 
     @property
     def next_offset(self) -> int:
         """Return the offset after the segment's range."""
-        ...
 
     @property
     def size_bytes(self) -> int:
         """Return the size of its .log file."""
-        ...
 
     @property
     def dead_records(self) -> int:
         """Return the number of dead records."""
-        ...
 
     @property
     def live_bytes(self) -> int:
         """Return the bytes that a rewrite keeps."""
-        ...
 
     @property
     def tombstones_without_horizon(self) -> int:
         """Return the number of live tombstones without a delete horizon."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
