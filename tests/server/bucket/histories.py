@@ -5,7 +5,7 @@
 A history is determined by its seed. The handlers of the server run in one thread: the pools, the commits and
 the event loop are driven by hand, so that several requests share a commit, and a fault comes at any request
 to the store, before or after its effect, or with an effect that is late. Answers to clients are lost, too.
-Beside the server another process appends to the same partitions.
+Beside the server other processes append to the same partitions, and join their segments.
 
 The clients are idempotent producers, transactional producers of two partitions and a group, groups that
 commit offsets, and readers. Producers have up to five requests in flight. They repeat a request until it is
@@ -33,6 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from lastword.api.bucket_dirs import BucketDirs, merged_settings
 from lastword.api.logs import LogDir
@@ -40,6 +41,7 @@ from lastword.api.topics import create_topics
 from lastword.bucket.commit import Bucket
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
+from lastword.partition import joining
 from lastword.protocol import Request, codes, decode_stored
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
@@ -555,7 +557,7 @@ class History:
         clients += [Reader(self, f"r{n}", partition=n) for n in range(PARTITIONS)]
         rate = rng.choice([0, 0.03, 0.15])
         node: Node | None = None
-        other = 0
+        joins, other = random.Random(f"joins of {self.seed}"), 0
         for _ in range(self.rounds):
             self.clock.advance(rng.choice([0, 10, 700, 2500]))
             if node is None:
@@ -564,6 +566,8 @@ class History:
                 continue
             if rng.random() < 0.2:
                 other += self.append_elsewhere(other)
+            if joins.random() < 0.2:
+                self.join_elsewhere(joins.randrange(PARTITIONS))
             usual, is_out = node.store.faults, rate and rng.random() < 0.15
             if is_out:
                 node.store.faults = Seeded(rng, 0.95, OUTAGE)
@@ -601,6 +605,12 @@ class History:
         partition = self.rng.randrange(PARTITIONS)
         dirs.transaction(lambda private: private.log(TOPIC, partition).append_batch(batch))
         return 1
+
+    def join_elsewhere(self, partition: int) -> None:
+        """Join the segments of a partition in another process."""
+        dirs = opened(*_with_clock(self.process(0), self.clock))
+        with mock.patch.object(joining, "FILES_FREE", 2):
+            dirs.transaction(lambda private: joining.join(private.log(TOPIC, partition)))
 
     # -------------------------------------------------------------- judge
 
