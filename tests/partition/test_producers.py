@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lastword.errors import (
     TransactionStateError,
 )
 from lastword.files import Handle
-from lastword.partition import PartitionLog, PartitionView
+from lastword.partition import PartitionLog, PartitionView, snapshots
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots, encode
@@ -117,9 +118,62 @@ def test_a_duplicate_of_the_last_five_is_answered_and_not_appended(tmp_path: Pat
     log = open_again(log)
     assert log.append_batch(of(9, 12, 2))[:2] == (12, 13)  # recovery also restores the last five
     log = open_again(log, clean=True)
-    assert log.append_batch(of(9, 15))[:2] == (16, 16)  # a snapshot has only the newest
     with pytest.raises(SequenceGapError):
-        log.append_batch(of(9, 12, 2))
+        log.append_batch(of(9, 17))
+    assert log.append_batch(of(9, 12, 2))[:2] == (12, 13)  # a snapshot has only the newest
+    assert log.append_batch(of(9, 16))[:2] == (17, 17)
+
+
+@pytest.mark.parametrize("rolled", [(), (3, 4), range(1, 9), (8,)])
+def test_the_last_five_are_found_in_any_segments(tmp_path: Path, rolled: Sequence[int]) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    places = []
+    for number in range(9):
+        if number in rolled:
+            log.roll()
+        places.append(log.append_batches([of(7, number * 2, 2), of(8, number), of(-1, -1)])[0])
+    for number in (4, 7, 6):
+        log = open_again(log, clean=True)
+        assert log.append_batch(of(7, number * 2, 2))[:2] == places[number][:2]
+        assert [log.append_batch(of(7, n * 2, 2))[:2] for n in range(4, 9)] == [p[:2] for p in places[4:]]
+        for older in (0, 3):
+            with pytest.raises(SequenceGapError):
+                log.append_batch(of(7, older * 2, 2))
+    assert log.log_end == places[8].base_offset + 4
+
+
+def test_no_batch_of_an_older_epoch_or_behind_a_lost_snapshot_is_found(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    log.append_batches([of(7, 0), of(7, 1), of(7, 0, epoch=1)])
+    log.roll()
+    log.append_batches([of(7, 1, epoch=1), of(7, 2, epoch=1)])
+    log.roll()
+    log.append_batch(of(7, 3, epoch=1))
+    log = open_again(log, clean=True)
+    assert log.append_batch(of(7, 0, epoch=1))[:2] == (2, 2)
+    state = log.producer(7)
+    assert state is not None and [batch.last_offset for batch in state.batches] == [2, 3, 4, 5]
+    log.close()
+    Path(log.directory, names.segment_file(3, names.SNAPSHOT)).unlink()
+    log, _ = opened(log.directory, files=UNSYNCED, clean=True)
+    with pytest.raises(SequenceGapError):
+        log.append_batch(of(7, 0, epoch=1))
+    assert log.append_batch(of(7, 1, epoch=1))[:2] == (3, 3)
+
+
+def test_an_earlier_batch_is_looked_for_in_a_bounded_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "LOOK_BACK_BYTES", 400)
+    log, _ = opened(make(tmp_path), config=TopicConfig(index_interval_bytes=100), files=UNSYNCED)
+    log.append_batch(of(7, 0))
+    for number in range(20):
+        log.append_batch(of(8, number))
+    log.append_batches([of(7, 1), of(7, 2)])
+    log = open_again(log, clean=True)
+    assert log.append_batch(of(7, 1))[:2] == (21, 21)
+    with pytest.raises(SequenceGapError):
+        log.append_batch(of(7, 0))
 
 
 def test_a_refused_batch_stops_the_whole_call(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from lastword.server import Server
 from lastword.server import transactions as coordinator
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.group_store import OtherGroup
+from lastword.server.transaction_state import TransactionalId
 from lastword.server.transactions import TransactionCoordinator
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
@@ -623,6 +624,22 @@ def test_a_restart_in_each_state(
         assert offset_of(client, stable=True) == (5 if is_commit else -1, 0)
         assert [writer.send(b"x"), writer.end()] == [0, 0]
         assert committed(client)[-1] == b"x"
+
+
+def test_no_batch_is_admitted_behind_one_that_is_sent_again(
+    writer: Writer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition would take it for the first one of the producer, and refuse the one before it."""
+    with monkeypatch.context() as patch:
+        busy = codes.CONCURRENT_TRANSACTIONS
+        patch.setattr(TransactionalId, "error_of_write", lambda self, partition: busy)
+        assert writer.send(b"first") == codes.NOT_ENOUGH_REPLICAS
+    writer.sequences["users", 0] = 1
+    assert writer.send(b"second") == codes.NOT_ENOUGH_REPLICAS
+    assert writer.send(b"other", "events") == 0
+    writer.sequences["users", 0] = 0
+    assert [writer.send(b"first"), writer.send(b"second"), writer.end()] == [0, 0, 0]
+    assert committed(client) == [b"first", b"second"]
 
 
 async def _cut(*arguments: Any) -> None:

@@ -1,6 +1,7 @@
 """`BucketWork`: what the background cleaner does for a log in a bucket.
 
-A cleaning is a transaction like any other. Several processes may run one: both clean what is due, and the
+A cleaning is a transaction like any other, and so is the joining of small segments of a partition that is not
+compacted (`partition.joining`). Several processes may run one: both clean what is due, and the
 commit of the second is refused and runs again on what is left.
 
 A check that a bound does not decide (`inspection.worst_account`) reads what is new in a partition, and
@@ -23,6 +24,7 @@ from lastword.background.states import States
 from lastword.cleaner.policy import quarantine
 from lastword.errors import LastwordError, UnknownTopicError
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition import joining
 from lastword.retention import outlook
 from lastword.segment import names
 
@@ -51,6 +53,16 @@ class _Checked(NamedTuple):
 
 
 _NEVER = _Checked(float("-inf"), 0, 0)
+
+
+def _needs_join(checked: _Checked, now: _Checked, config: TopicConfig) -> bool:
+    """Return whether segments of a partition that is not compacted may be joined."""
+    grown = now.segments - checked.segments
+    return (
+        config.policy is not None
+        and grown >= GROWN_SEGMENTS
+        and joining.is_crowded(now.segments, now.size_bytes, config)
+    )
 
 
 class BucketWork:
@@ -88,11 +100,11 @@ class BucketWork:
         for tp in self._partitions():
             config = self.dirs.config(tp.topic)
             checked = self._checked.get(tp, _NEVER)
+            needs_check = self._needs_check if config.compacts else _needs_join
             if (
-                config.compacts
-                and tp not in held
+                tp not in held
                 and not self._states[tp].pauses
-                and self._needs_check(checked, self._extent(tp, now), config)
+                and needs_check(checked, self._extent(tp, now), config)
             ):
                 waiting.append((checked.at, tp))
         return _BucketTask(self, min(waiting)[1]) if waiting else None
@@ -144,11 +156,14 @@ class BucketWork:
         return outlook(view, config, self.dirs.clock.now_ms()).removes
 
     def clean(self, tp: TopicPartition, stop: Stop) -> list[CleanRound]:
-        """Clean what is due in one partition."""
+        """Clean what is due in one partition, or join its segments."""
         # As of before: what is appended during the cleaning is new.
         self._checked[tp] = self._extent(tp, self.dirs.clock.monotonic())
         nothing_due = False
         try:
+            if not self.dirs.config(tp.topic).compacts:
+                nothing_due = not self.dirs.transaction(lambda dirs: cleaning.join(dirs, *tp))
+                return []
             rounds = self.dirs.transaction(
                 lambda dirs: cleaning.clean(dirs, *tp, due=True, strategy=None, progress=None, stop=stop)
             )
@@ -205,7 +220,7 @@ class _BucketTask:
         return self.work.drives()[0]
 
     def run(self, stop: Stop) -> Done | None:
-        """Clean the partition; None if nothing was due."""
+        """Clean the partition; None if nothing was due, or if segments were joined."""
         now_ms = self.work.dirs.clock.now_ms()
         try:
             rounds = self.work.clean(self.partition, stop)

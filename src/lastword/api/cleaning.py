@@ -29,6 +29,7 @@ from lastword.errors import (
 )
 from lastword.files import OVERLAP_FROM, overlapped
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition import joining
 from lastword.partition.reads import read_again
 from lastword.values import Meter, ProgressLike, plural
 
@@ -256,6 +257,18 @@ def _claimed(dirs: OpenDirs, name: str, number: int) -> Iterator[LogDirectory]:
             if dirs.log_dir(name, number) is log_dir:  # else it was moved while this waited
                 yield log_dir
                 return
+
+
+def join(dirs: OpenDirs, name: str, number: int) -> int:
+    """Join small segments of a partition until it is not crowded; return how many were joined.
+
+    The partition is not compacted: no record is removed.
+    """
+    joined = 0
+    with _claimed(dirs, name, number) as log_dir:
+        while sources := joining.join(log_dir.log(name, number)):
+            joined += sources
+    return joined
 
 
 def expire_old_values(dirs: OpenDirs, name: str, number: int) -> None:

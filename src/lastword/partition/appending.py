@@ -12,7 +12,7 @@ import google_crc32c
 
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, RecordTooLargeError
-from lastword.partition.producer_state import ProducerState, SequencedBatch
+from lastword.partition.producer_state import NO_PRODUCER, ProducerState, SequencedBatch
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
 from lastword.records import formats
@@ -34,7 +34,6 @@ _CRC = struct.Struct(">I")
 _BASE_OFFSET = struct.Struct(">q")
 _kept = threading.local()
 _PRODUCER_ID = slice(43, 51)
-_NO_PRODUCER = b"\xff" * 8
 
 
 class AppendedBatch(NamedTuple):
@@ -186,6 +185,11 @@ def _not_rising(name: str, header: BatchHeader, field: str, before: str) -> Corr
     )
 
 
+def producer_ids(batches: Iterable[Batch]) -> set[int]:
+    """Return the producer ids of batches."""
+    return {int.from_bytes(data[_PRODUCER_ID], signed=True) for data in batches}
+
+
 def repeated(
     state: ProducerState, batches: Sequence[Batch], log_end: int
 ) -> list[SequencedBatch | None] | None:
@@ -194,7 +198,7 @@ def repeated(
     Raises SequenceGapError, ProducerFencedError, CoordinatorFencedError or TransactionStateError for the
     first batch that may not be appended. Changes nothing.
     """
-    if {bytes(data[_PRODUCER_ID]) for data in batches} <= {_NO_PRODUCER}:
+    if producer_ids(batches) <= {NO_PRODUCER}:
         return None
     pending, offset = state.begin(), log_end
     repeats = []

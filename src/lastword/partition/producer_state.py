@@ -14,7 +14,8 @@ Two ways to update it:
 A leader's rules: an older epoch is fenced; a new epoch starts at sequence 0; a known epoch continues at the
 last sequence + 1 (at 0 if the producer is known from a marker only); an unknown producer may start at any
 sequence. If one of the last five batches of a producer is sent again, it is a duplicate: the result has the
-offsets of the first copy, and nothing is appended.
+offsets of the first copy, and nothing is appended. A snapshot has the newest of the five; the others are in
+the log, and are read when a batch is refused without them (`ProducerState.complete`).
 
 The last stable offset is the first offset of the oldest transaction that is undecided. Without one it is the
 end of the log, which is the high watermark here: there are no followers.
@@ -26,8 +27,8 @@ replay ignores such a marker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lastword.errors import (
@@ -77,6 +78,12 @@ class SequencedBatch(NamedTuple):
     last_offset: int
     offset_delta: int
     timestamp: int
+
+    @classmethod
+    def of(cls, header: BatchHeader) -> SequencedBatch:
+        """Return it for a data batch of the log."""
+        delta = header.last_offset - header.base_offset
+        return cls(header.last_sequence, header.last_offset, delta, header.max_timestamp)
 
     @property
     def first_offset(self) -> int:
@@ -145,8 +152,6 @@ class Producer:
 
     def after_data(self, header: BatchHeader) -> Producer:
         """Return the state after a data batch."""
-        delta = header.last_offset - header.base_offset
-        batch = SequencedBatch(header.last_sequence, header.last_offset, delta, header.max_timestamp)
         kept = self.batches[1 - KEPT_BATCHES :] if header.producer_epoch == self.epoch else ()
         start = self.transaction_start
         if start is None and header.transactional:
@@ -156,7 +161,7 @@ class Producer:
             header.producer_epoch,
             self.coordinator_epoch,
             header.max_timestamp,
-            (*kept, batch),
+            (*kept, SequencedBatch.of(header)),
             start,
         )
 
@@ -221,6 +226,7 @@ class ProducerState:
         self.end_offset = end_offset
         self._producers = {producer.producer_id: producer for producer in producers}
         self._open = self._find_open()
+        self._complete: set[int] = set()  # producers whose batches were read from the log
 
     def _find_open(self) -> OpenTransactions:
         starts = ((p.producer_id, p.transaction_start) for p in self._producers.values())
@@ -277,6 +283,26 @@ class ProducerState:
                 self._producers[producer.producer_id] = producer
         self._open = self._find_open()
 
+    def complete(self, producer_id: int, read: Callable[[Producer], tuple[SequencedBatch, ...]]) -> bool:
+        """Replace the batches of a producer of a snapshot, once, by those of the log.
+
+        Args:
+            producer_id: The producer.
+            read: Returns the last batches of the producer.
+
+        Returns:
+            Whether there are more batches now.
+        """
+        producer = self._producers.get(producer_id)
+        if producer is None or producer_id in self._complete:
+            return False
+        if not 0 < len(producer.batches) < KEPT_BATCHES:
+            return False
+        batches = read(producer)
+        self._complete.add(producer_id)
+        self._producers[producer_id] = replace(producer, batches=batches)
+        return len(batches) > len(producer.batches)
+
     def expire(self, now_ms: int, expiration_ms: int) -> list[int]:
         """Remove producers that were idle for `expiration_ms` without an open transaction.
 
@@ -286,6 +312,7 @@ class ProducerState:
         gone = [p.producer_id for p in self._producers.values() if p.is_expired(now_ms, expiration_ms)]
         for producer_id in gone:
             del self._producers[producer_id]
+        self._complete.difference_update(gone)
         return gone
 
     # ------------------------------------------------------------ transactions

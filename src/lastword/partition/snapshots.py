@@ -46,7 +46,7 @@ import google_crc32c
 
 from lastword.errors import CorruptFileError, FileVanishedError, StorageError
 from lastword.files import Files, Steps
-from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
+from lastword.partition.producer_state import KEPT_BATCHES, Producer, ProducerState, SequencedBatch
 from lastword.partition.segment_store import SegmentSet
 from lastword.partition.transactions import producer_batches
 from lastword.records.batch import BatchHeader
@@ -59,6 +59,8 @@ HEADER = struct.Struct(">hIi")
 ENTRY = struct.Struct(">qhiqiqiq")
 VERSION = 1
 CRC_START = 6
+LOOK_BACK_BYTES = 4 << 20
+"""An earlier batch of a producer is looked for in this many bytes of a segment."""
 
 
 def encode(producers: Iterable[Producer]) -> bytes:
@@ -326,3 +328,51 @@ def producer_batches_between(
             return
         if header.producer_id >= 0 and header.base_offset >= start:
             yield header, marker
+
+
+def last_batches(store: Snapshots, segments: SegmentSet, producer: Producer) -> tuple[SequencedBatch, ...]:
+    """Return the last batches of a producer's epoch, up to KEPT_BATCHES, of which `producer` has the newest.
+
+    The others are in the segment of the newest, and in those to which the snapshots at the segments' bases
+    lead. So at most KEPT_BATCHES snapshots and segments are read, and of a segment LOOK_BACK_BYTES before a
+    batch.
+    """
+    kept = list(producer.batches)
+    while 0 < len(kept) < KEPT_BATCHES:
+        first = kept[0].first_offset
+        number = segments.floor(first)
+        if number < 0:  # removed by retention
+            break
+        segment = segments[number]
+        start = segment.indexed_position(max(0, segment.position_of(first) - LOOK_BACK_BYTES))
+        found = []
+        for header, _ in producer_batches(segment, start, verify=False):
+            if header.last_offset >= first:
+                break
+            if (header.producer_id, header.producer_epoch, header.control) == (
+                producer.producer_id,
+                producer.epoch,
+                False,
+            ):
+                found.append(SequencedBatch.of(header))
+        kept[:0] = found[len(kept) - KEPT_BATCHES :]
+        if start:
+            break
+        if len(kept) < KEPT_BATCHES:
+            before = _newest_below(store, segment.base_offset, producer)
+            if before is None:
+                break
+            kept.insert(0, before)
+    return tuple(kept)
+
+
+def _newest_below(store: Snapshots, offset: int, producer: Producer) -> SequencedBatch | None:
+    """Return the newest batch of a producer's epoch by the snapshot at `offset`; None: it has none."""
+    try:
+        producers = store.read(offset)
+    except (CorruptFileError, FileVanishedError):
+        return None
+    for known in producers:
+        if (known.producer_id, known.epoch) == (producer.producer_id, producer.epoch):
+            return known.batches[-1] if known.batches else None
+    return None

@@ -16,10 +16,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, SequenceGapError
 from lastword.files import Steps, run_steps
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.partition.appending import (
@@ -29,12 +30,13 @@ from lastword.partition.appending import (
     check_checksums,
     epoch_runs,
     gathered,
+    producer_ids,
     repeated,
 )
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.local_log import Lane, LocalLog
-from lastword.partition.producer_state import ProducerState
-from lastword.partition.snapshots import Snapshots, replay
+from lastword.partition.producer_state import ProducerState, SequencedBatch
+from lastword.partition.snapshots import Snapshots, last_batches, replay
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchHeader
@@ -178,7 +180,7 @@ class Tail:
                 return appended
         if not is_checked:
             check_checksums(batches)
-        repeats = repeated(self.producers, batches, self._local.log_end)
+        repeats = self._repeated(batches)
         if repeats is None:
             return self._append_each(batches)
         pairs = zip(batches, repeats, strict=True)
@@ -189,6 +191,16 @@ class Tail:
             else AppendedBatch(earlier.first_offset, earlier.last_offset, earlier.timestamp)
             for earlier in repeats
         ]
+
+    def _repeated(self, batches: Sequence[Batch]) -> list[SequencedBatch | None] | None:
+        """As `repeated`. The batches of producers are read from the log if one is refused without them."""
+        try:
+            return repeated(self.producers, batches, self._local.log_end)
+        except SequenceGapError:
+            read = partial(last_batches, self._snapshots, self._local.segment_set)
+            if not sum(self.producers.complete(number, read) for number in producer_ids(batches)):
+                raise
+        return repeated(self.producers, batches, self._local.log_end)
 
     def append_copies(self, data: Batch, headers: Sequence[BatchHeader]) -> None:
         """Append batches of another replica, which `copied_headers` has checked."""

@@ -54,11 +54,10 @@ class NeedsThread(Exception):
 
 
 class Prepared(NamedTuple):
-    """A batch to append, whose checksum is right, the number of its records, and if it has a sequence."""
+    """A batch to append, whose checksum is right, and the number of its records."""
 
     data: Batch
     records: int
-    has_sequence: bool
 
 
 class RefusedRecords(Refused):
@@ -188,12 +187,11 @@ def _checked(log: ServedLog, batch: Any, header: BatchHeader, limits: Limits) ->
     codec = header.codec if config.compression_type == "producer" else config.codec
     is_right = stamps or (checked.largest == header.max_timestamp and not header.log_append)
     if codec == header.codec and is_right:
-        return Prepared(batch, header.count, header.producer_id >= 0)
+        return Prepared(batch, header.count)
     payload = batch[HEADER_BYTES:]
     if codec != header.codec:
         payload = compress(codec, checked.payload, config.compression_level) if codec else checked.payload
-    changed = _changed(batch, header, codec, checked.largest, payload)
-    return Prepared(changed, header.count, header.producer_id >= 0)
+    return Prepared(_changed(batch, header, codec, checked.largest, payload), header.count)
 
 
 def _changed(batch: Any, header: BatchHeader, codec: int, largest: int, payload: Any) -> bytes:

@@ -92,13 +92,15 @@ class Producing:
 
             return error_answer(request, codes.INVALID_REQUIRED_ACKS, None)
         if body.transactional_id is not None:
-            return self._context.loop.create_task(self._produce_in_transaction(request))
+            return self._context.loop.create_task(self._produce_in_transaction(request, connection))
         return self._append_request(request, {}, connection)
 
-    async def _produce_in_transaction(self, request: Request[messages.ProduceRequest]) -> Message | None:
-        transaction, refused = await self._transactions().check_batches(request)
+    async def _produce_in_transaction(
+        self, request: Request[messages.ProduceRequest], connection: Peer
+    ) -> Message | None:
+        transaction, refused = await self._transactions().check_batches(request, connection.awaited)
         with contextlib.nullcontext() if transaction is None else transaction.appending():
-            answer = self._append_request(request, refused)
+            answer = self._append_request(request, refused, connection)
             message: Message | None = await answer if isinstance(answer, asyncio.Future) else answer
             return message
 
@@ -106,7 +108,7 @@ class Producing:
         self,
         request: Request[messages.ProduceRequest],
         refused: dict[tuple[str, int], Refused],
-        connection: Peer | None = None,
+        connection: Peer,
     ) -> Any:
         """Append the batches of a request, without those of the refused partitions; return its answer.
 
@@ -126,16 +128,14 @@ class Producing:
         self,
         request: Request[messages.ProduceRequest],
         checked: Checked,
-        connection: Peer | None,
+        connection: Peer,
         *,
         waits: bool,
     ) -> Any:
         """Append batches; return the answer, or a future. `waits`: a log is not free, or they are large."""
         committed = self._commit(request, checked, connection) if checked.batches else None
         if committed is not None:
-            # Another server knows the last batch of a producer only: none may wait with a sequence behind it.
-            if connection is not None and not any(batch.prepared.has_sequence for batch in checked.batches):
-                connection.begun(request)
+            connection.begun(request)
             return committed
         if waits:
             return self._context.in_pool(self._append_and_sync, request, checked)
@@ -148,12 +148,12 @@ class Producing:
         return self._synced(request, checked.answer, self._append_all(request, checked.batches))
 
     def _commit(
-        self, request: Request[messages.ProduceRequest], checked: Checked, connection: Peer | None
+        self, request: Request[messages.ProduceRequest], checked: Checked, connection: Peer
     ) -> asyncio.Future[Any] | None:
         """Append batches in a commit; return a future of the answer. None: they are appended in place."""
 
         def work(dirs: OpenDirs) -> None:  # may run again
-            if connection is not None and connection.has_failed:
+            if connection.has_failed:
                 raise BusyError("a batch before this one was not stored", remedy="send both again")
             for batch in checked.batches:
                 batch.partition.error_code, batch.partition.error_message = 0, None
@@ -166,7 +166,7 @@ class Producing:
                     self._append(log, batch)
 
         def note(stored: Future[Any]) -> None:  # before the next commit, in its thread
-            if connection is not None and stored.exception() is not None:
+            if stored.exception() is not None:
                 connection.has_failed = True
 
         topics = {batch.topic for batch in checked.batches}
@@ -296,7 +296,7 @@ class Producing:
         )
 
     def _append(self, log: PartitionLog, batch: CheckedBatch) -> None:
-        partition, (data, records, _) = batch.partition, batch.prepared
+        partition, (data, records) = batch.partition, batch.prepared
         appended: AppendedBatch = log.append_batch(data, is_checked=True)
         if metrics.is_exported:
             metrics.APPEND_RECORDS.add(records, batch.topic)

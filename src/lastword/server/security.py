@@ -322,10 +322,13 @@ class Peer(Protocol):
         address: Address and port of the client.
         has_failed: The commit of a Produce has failed. No later batch of the connection is appended, or a
             producer whose first batch is missing would be taken for one that begins with the next batch.
+        awaited: The sequence of a batch that its producer is to send again, because the coordinator of its
+            transaction could not admit it, by partition, producer id and epoch.
     """
 
     address: str
     has_failed: bool
+    awaited: dict[tuple[Any, ...], int]
 
     def has_gone(self) -> bool:
         """Return whether the client has closed the connection. Any thread may call it."""

@@ -102,6 +102,7 @@ class ClientConnection:
         active: Time of the loop when bytes were received or sent last.
         has_failed: As for `Peer`. The connection is closed when its requests in work are answered: its client
             sends all again, in their order.
+        awaited: As for `Peer`.
     """
 
     def __init__(self, server: Server, sock: socket.socket | TlsSocket, address: str) -> None:
@@ -135,6 +136,7 @@ class ClientConnection:
         self._is_reading = self._is_writing = self._is_closed = False
         self._is_draining = self._is_paused = self._is_resting = False
         self.has_failed = False
+        self.awaited: dict[tuple[Any, ...], int] = {}
         self.held = self.moved = 0
         self._began = 0.0  # of the request that is handled or answered now
         self.active = self._loop.time()
@@ -213,9 +215,7 @@ class ClientConnection:
                     if self._is_draining and not self._in_work:
                         self.close()
                     return
-                if self._in_work and (
-                    request.api.name != "Produce" or request.body.transactional_id is not None
-                ):
+                if self._in_work and request.api.name != "Produce":
                     self._next = request
                     break
                 self._handle(request)

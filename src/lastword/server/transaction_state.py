@@ -15,16 +15,18 @@ from lastword.server.timers import NO_TIMER
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
 DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)
+MOST_AWAITED = 1000
+"""Most batches of a connection that are to be sent again, and hold back others."""
 RETRY_MS = 500
 """After this time a marker that could not be appended is tried again."""
 
 
-def transactional_producer(records: Any) -> tuple[int, int] | None:
-    """Return producer id and epoch of a transactional batch; None for another batch, or if there is none."""
+def transactional_producer(records: Any) -> tuple[tuple[int, int], int] | None:
+    """Return the producer (id, epoch) and the sequence of a transactional batch; None for another batch."""
     if records is None or len(records) < HEADER_BYTES or records[16] != 2:
         return None
-    attributes, _, _, _, producer_id, epoch, _, _ = CHECKED.unpack_from(records, ATTRIBUTES_AT)
-    return (producer_id, epoch) if attributes & TRANSACTIONAL_BIT else None
+    attributes, _, _, _, producer_id, epoch, sequence, _ = CHECKED.unpack_from(records, ATTRIBUTES_AT)
+    return ((producer_id, epoch), sequence) if attributes & TRANSACTIONAL_BIT else None
 
 
 class Marker(NamedTuple):

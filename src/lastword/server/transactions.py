@@ -72,6 +72,7 @@ from lastword.server.markers import Markers, append_in
 from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, Refusing
 from lastword.server.transaction_state import (
     DECIDED,
+    MOST_AWAITED,
     RETRY_MS,
     Marker,
     TransactionalId,
@@ -497,11 +498,16 @@ class TransactionCoordinator:
         return error_answer(request, code, "")
 
     async def check_batches(
-        self, request: Request[messages.ProduceRequest]
+        self, request: Request[messages.ProduceRequest], awaited: dict[tuple[Any, ...], int]
     ) -> tuple[TransactionalId | None, dict[Partition, Refused]]:
         """Check the transactional batches of a Produce request, which has a transactional id.
 
-        From version 12 on, their partitions are added to the transaction.
+        From version 12 on, their partitions are added to the transaction. No batch is admitted behind one of
+        its producer that is to be sent again: its partition would take it for the first of the producer.
+
+        Args:
+            request: The request.
+            awaited: As for `Peer`, whose batches these are.
 
         Returns:
             The transactional id, if batches of its transaction may be appended, and the refused partitions.
@@ -510,31 +516,42 @@ class TransactionCoordinator:
         assert body.transactional_id is not None
         adds = request.version >= 12
         by_producer: list[tuple[tuple[int, int], set[Partition]]] = []
+        sequences: dict[Partition, int] = {}
+        refusals: dict[Partition, Refused] = {}
         for topic in body.topic_data:
             served = self._context.topics.find(topic.name, topic.topic_id)
             for data in topic.partition_data:
-                producer = transactional_producer(data.records)
-                if producer is None or served is None or served.is_newest:
+                found = transactional_producer(data.records)
+                if found is None or served is None or served.is_newest:
                     continue
                 if data.index not in served.directories:
                     continue
+                (producer, sequence), partition = found, (served.name, data.index)
+                if sequence > awaited.get((*partition, *producer), sequence):
+                    refusals[partition] = Refused(codes.NOT_ENOUGH_REPLICAS, "A batch before it is missing.")
+                    continue
+                sequences[partition] = sequence
                 same = next(
                     (partitions for other, partitions in by_producer if other == producer and adds), None
                 )
                 if same is not None:
-                    same.add((served.name, data.index))
+                    same.add(partition)
                 else:
-                    by_producer.append((producer, {(served.name, data.index)}))
+                    by_producer.append((producer, {partition}))
         admitted = None
-        refusals: dict[Partition, Refused] = {}
         for producer, partitions in by_producer:
             try:
                 await self._loaded()
                 admitted = await self._admit(body.transactional_id, producer, partitions, adds=adds)
+                for partition in partitions:
+                    awaited.pop((*partition, *producer), None)
             except Refused as refused:
                 code = _older_code(refused.code, True)
                 if code in TRIED_AGAIN:
                     code = codes.NOT_ENOUGH_REPLICAS  # every client sends the batch again
+                    awaited.update({(*each, *producer): sequences[each] for each in partitions})
+                    while len(awaited) > MOST_AWAITED:
+                        awaited.pop(next(iter(awaited)))
                 elif code == codes.TRANSACTION_ABORTABLE and request.version < 11:
                     code = codes.INVALID_TXN_STATE
                 refusals.update(dict.fromkeys(partitions, Refused(code, refused.message)))

@@ -5,10 +5,11 @@
 A history is determined by its seed. The handlers of the server run in one thread: the pools, the commits and
 the event loop are driven by hand, so that several requests share a commit, and a fault comes at any request
 to the store, before or after its effect, or with an effect that is late. Answers to clients are lost, too.
-Beside the server another process appends to the same partitions.
+Beside the server other processes append to the same partitions, and join their segments.
 
 The clients are idempotent producers, transactional producers of two partitions and a group, groups that
-commit offsets, and readers. They repeat a request until it is answered. At the end:
+commit offsets, and readers. Producers have up to five requests in flight. They repeat a request until it is
+answered. At the end:
 
 * each batch that was acknowledged, and is not of an aborted transaction, is there once, at the offset of its
   answer, and the batches of a producer are in their order;
@@ -32,6 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from lastword.api.bucket_dirs import BucketDirs, merged_settings
 from lastword.api.logs import LogDir
@@ -39,6 +41,7 @@ from lastword.api.topics import create_topics
 from lastword.bucket.commit import Bucket
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
+from lastword.partition import joining
 from lastword.protocol import Request, codes, decode_stored
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
@@ -62,15 +65,23 @@ API = {api.name: api for api in APIS.values()}
 TOPIC, PARTITIONS = "t", 2
 
 
-def peer() -> SimpleNamespace:
-    """Return the connection of one request."""
-    return SimpleNamespace(
-        address="127.0.0.1:1",
-        has_gone=lambda: False,
-        log=lambda *_, **__: None,
-        begun=lambda request: None,
-        has_failed=False,
-    )
+class Peer(SimpleNamespace):
+    """The connection of a client: notes whether its last request has its place in a commit."""
+
+    address = "127.0.0.1:1"
+    is_begun = has_failed = False
+
+    def __init__(self) -> None:
+        self.awaited: dict[tuple[Any, ...], int] = {}
+
+    def has_gone(self) -> bool:
+        return False
+
+    def log(self, *given: Any, **named: Any) -> None:
+        pass
+
+    def begun(self, request: Any) -> None:
+        self.is_begun = True
 
 
 RETRIED = {
@@ -138,14 +149,38 @@ class Node:
         # Leases are written by a timer, and the topic has none.
         self.node.groups.leases._schedule = lambda: None  # type: ignore[method-assign]
 
-    def begin(self, body: Message, version: int | None = None) -> Any:
+    def begin(self, body: Message, version: int | None = None, peer: Peer | None = None) -> Any:
         """Send a request; return its answer or a future of it."""
         name = type(body).__name__.removesuffix("Request")
         request: Any = Request(API[name], NEWEST[name] if version is None else version, 1, "c", body, 500)
         try:
-            return self.node.handle(request, peer())  # type: ignore[arg-type]
+            return self.node.handle(request, peer or Peer())  # type: ignore[arg-type]
         except (Refused, LastwordError) as error:
             return error
+
+    def send(self, requests: list[tuple[Message, int]], rng: random.Random) -> list[Any]:
+        """Send requests on one connection, each as soon as the one before allows it; return their answers.
+
+        Some commits come between them. An answer of None: the request was not read.
+        """
+        connection, answers = Peer(), list[Any]()
+        for body, version in requests:
+            connection.is_begun = False
+            answers.append(answer := self.begin(body, version, connection))
+            if len(answers) == len(requests):
+                break
+            for _ in range(3):
+                self.turn()
+                if self.store.stopped or connection.is_begun or not isinstance(answer, asyncio.Future):
+                    break
+                if self.dirs._queue._waiting:
+                    self.dirs._queue.commit_waiting()
+            if self.dirs._queue._waiting and not self.store.stopped and rng.random() < 0.3:
+                self.dirs._queue.commit_waiting()
+            is_done = not isinstance(answer, asyncio.Future) or answer.done()
+            if self.store.stopped or connection.has_failed or not (connection.is_begun or is_done):
+                break
+        return answers + [None] * (len(requests) - len(answers))
 
     def turn(self) -> None:
         """Let everything happen that needs no commit."""
@@ -186,7 +221,10 @@ def answer_of(answer: Any) -> Any:
 
 @dataclass
 class Client:
-    """A client that has one request in work. `take` gets the answer; None: there is none."""
+    """A client that has requests in work on one connection, usually one.
+
+    `take` gets the answer of the oldest one, None: there is none; it returns whether it was done.
+    """
 
     history: History
     name: str
@@ -194,50 +232,69 @@ class Client:
     def body(self) -> tuple[Message, int]:
         raise NotImplementedError
 
-    def take(self, answer: Any) -> None:
+    def bodies(self) -> list[tuple[Message, int]]:
+        return [self.body()]
+
+    def take(self, answer: Any) -> object:
         raise NotImplementedError
+
+    def take_all(self, answers: list[Any]) -> None:
+        """Take answers up to the first that is not there, or for a request that is to be repeated."""
+        for answer in answers:
+            if not self.take(answer):
+                break
+
+
+IN_FLIGHT = 5
+"""Most requests of a producer in work."""
 
 
 @dataclass
 class Producer(Client):
-    """An idempotent producer to one partition."""
+    """An idempotent producer to one partition. It sends again all that is not answered, in its order."""
 
     partition: int = 0
     producer: tuple[int, int] | None = None
-    sequence: int = 0
-    number: int = 0
-    values: list[bytes] = field(default_factory=list)
+    number: int = 0  # of the next record: its sequence
+    batches: list[tuple[int, list[bytes]]] = field(default_factory=list)
     acknowledged: list[tuple[bytes, int]] = field(default_factory=list)
 
-    def body(self) -> tuple[Message, int]:
+    def bodies(self) -> list[tuple[Message, int]]:
         if self.producer is None:
-            return InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), 5
-        if not self.values:
-            count = self.history.rng.randint(1, 3)
-            self.values = [b"%s-%d" % (self.name.encode(), self.number + i) for i in range(count)]
+            return [(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), 5)]
+        rng = self.history.rng
+        for _ in range(rng.randint(not self.batches, IN_FLIGHT - len(self.batches))):
+            count = rng.randint(1, 3)
+            values = [b"%s-%d" % (self.name.encode(), self.number + i) for i in range(count)]
+            self.batches.append((self.number, values))
             self.number += count
+        return [self.request(*self.producer, *each) for each in self.batches]
+
+    def request(
+        self, producer_id: int, epoch: int, sequence: int, values: list[bytes]
+    ) -> tuple[Message, int]:
         data = batch(
-            *((b"k", value) for value in self.values),
-            producer=(*self.producer, self.sequence),
+            *((b"k", value) for value in values),
+            producer=(producer_id, epoch, sequence),
             timestamp=self.history.clock.now_ms(),
         )
         return produce_request(TOPIC, data, partition=self.partition), 12
 
-    def take(self, answer: Any) -> None:
+    def take(self, answer: Any) -> object:
         if answer is None:
-            return
+            return False
         if self.producer is None:
             if not answer.error_code:
                 self.producer = answer.producer_id, answer.producer_epoch
-            return
+            return True
         part = answer.responses[0].partition_responses[0]
         if part.error_code in RETRIED:
-            return
+            return False
         if part.error_code:
             raise Violation("code", f"{self.name}: {part.error_code} {part.error_message}")
-        self.acknowledged += [(value, part.base_offset + i) for i, value in enumerate(self.values)]
-        self.sequence += len(self.values)
-        self.values = []
+        _, values = self.batches.pop(0)
+        self.acknowledged += [(value, part.base_offset + i) for i, value in enumerate(values)]
+        return True
 
 
 @dataclass
@@ -258,7 +315,7 @@ class Writer(Client):
     steps: list[str] = field(default_factory=list)
     current: Transaction = field(default_factory=Transaction)
     sent: list[Transaction] = field(default_factory=list)
-    value: bytes = b""
+    batches: list[tuple[int, int, bytes]] = field(default_factory=list)  # partition, sequence, value
 
     def begin(self) -> None:
         rng = self.history.rng
@@ -267,12 +324,39 @@ class Writer(Client):
         self.steps = [f"{rng.randrange(PARTITIONS)}" for _ in range(rng.randint(1, 3))]
         self.steps += ["offset"] * (rng.random() < 0.6) + ["commit" if rng.random() < 0.7 else "abort"]
 
-    def body(self) -> tuple[Message, int]:
+    def bodies(self) -> list[tuple[Message, int]]:
         if self.producer is None:
             self.steps = []
-            return InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=600_000), 5
+            return [(InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=600_000), 5)]
         if not self.steps:
             self.begin()
+        batches = 0
+        while self.steps[batches].isdigit():
+            batches += 1
+        if not batches:
+            return [self.body()]
+        for step in self.steps[len(self.batches) : self.history.rng.randint(1, batches)]:
+            partition = int(step)
+            sequence = self.sequences.get(partition, 0)
+            self.sequences[partition] = sequence + 1
+            value = b"%s-%d-%d-%d" % (self.name.encode(), len(self.sent), partition, sequence)
+            self.current.values.append((partition, value))
+            self.batches.append((partition, sequence, value))
+        return [self.request(*self.producer, *each) for each in self.batches]
+
+    def request(
+        self, producer_id: int, epoch: int, partition: int, sequence: int, value: bytes
+    ) -> tuple[Message, int]:
+        data = batch(
+            (b"k", value),
+            producer=(producer_id, epoch, sequence),
+            attributes=0x10,
+            timestamp=self.history.clock.now_ms(),
+        )
+        return produce_request(TOPIC, data, partition=partition, transactional_id=self.name), 12
+
+    def body(self) -> tuple[Message, int]:
+        assert self.producer is not None
         step = self.steps[0]
         if step in ("commit", "abort"):
             self.current.outcome = EITHER if step == "commit" else ABORTED
@@ -284,71 +368,59 @@ class Writer(Client):
                 committed=step == "commit",
             )
             return body, 5
-        if step == "offset":
-            kind = TxnOffsetCommitRequest
-            part = kind.TxnOffsetCommitRequestPartition(
-                partition_index=0, committed_offset=self.current.offset, committed_metadata=None
-            )
-            return kind(
-                transactional_id=self.name,
-                group_id=self.name,
-                producer_id=self.producer[0],
-                producer_epoch=self.producer[1],
-                generation_id_or_member_epoch=-1,
-                member_id="",
-                topics=[kind.TxnOffsetCommitRequestTopic(name=TOPIC, partitions=[part])],
-            ), 5
-        partition = int(step)
-        if not self.value:
-            self.value = b"%s-%d-%d" % (self.name.encode(), len(self.sent), len(self.steps))
-            self.current.values.append((partition, self.value))
-        data = batch(
-            (b"k", self.value),
-            producer=(*self.producer, self.sequences.get(partition, 0)),
-            attributes=0x10,
-            timestamp=self.history.clock.now_ms(),
+        kind = TxnOffsetCommitRequest
+        part = kind.TxnOffsetCommitRequestPartition(
+            partition_index=0, committed_offset=self.current.offset, committed_metadata=None
         )
-        return produce_request(TOPIC, data, partition=partition, transactional_id=self.name), 12
+        return kind(
+            transactional_id=self.name,
+            group_id=self.name,
+            producer_id=self.producer[0],
+            producer_epoch=self.producer[1],
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[kind.TxnOffsetCommitRequestTopic(name=TOPIC, partitions=[part])],
+        ), 5
 
     def again(self) -> None:
         """Begin with a new epoch, which ends what is open."""
-        self.producer, self.sequences, self.value = None, {}, b""
+        self.producer, self.sequences, self.batches = None, {}, []
 
-    def take(self, answer: Any) -> None:
+    def take(self, answer: Any) -> object:
         if answer is None:
             if self.producer is not None and self.history.rng.random() < 0.1:
                 if self.steps[0] not in ("commit", "abort"):
                     self.current.outcome = ABORTED
                 self.again()
-            return
+            return False
         if self.producer is None:
             if not answer.error_code:
                 self.producer = answer.producer_id, answer.producer_epoch
-            return
+            return True
         step = self.steps[0]
         if step in ("commit", "abort"):
             code = answer.error_code
             if code in RETRIED:
-                return
+                return False
             if code:
                 raise Violation("code", f"{self.name}: EndTxn {code}")
             self.current.outcome = COMMITTED if step == "commit" else ABORTED
             if (answer.producer_id, answer.producer_epoch) != self.producer:
                 self.producer, self.sequences = (answer.producer_id, answer.producer_epoch), {}
             self.steps = []
-            return
+            return True
         if step == "offset":
             code = answer.topics[0].partitions[0].error_code
         else:
             code = answer.responses[0].partition_responses[0].error_code
         if code in RETRIED:
-            return
+            return False
         if code:
             raise Violation("code", f"{self.name}: {step} {code}")
         if step != "offset":
-            self.sequences[int(step)] = self.sequences.get(int(step), 0) + 1
-            self.value = b""
+            self.batches.pop(0)
         self.steps.pop(0)
+        return True
 
 
 @dataclass
@@ -485,7 +557,7 @@ class History:
         clients += [Reader(self, f"r{n}", partition=n) for n in range(PARTITIONS)]
         rate = rng.choice([0, 0.03, 0.15])
         node: Node | None = None
-        other = 0
+        joins, other = random.Random(f"joins of {self.seed}"), 0
         for _ in range(self.rounds):
             self.clock.advance(rng.choice([0, 10, 700, 2500]))
             if node is None:
@@ -494,15 +566,18 @@ class History:
                 continue
             if rng.random() < 0.2:
                 other += self.append_elsewhere(other)
+            if joins.random() < 0.2:
+                self.join_elsewhere(joins.randrange(PARTITIONS))
             usual, is_out = node.store.faults, rate and rng.random() < 0.15
             if is_out:
                 node.store.faults = Seeded(rng, 0.95, OUTAGE)
             active = [client for client in clients if rng.random() < 0.6]
-            answers = [node.begin(*client.body()) for client in active]
-            node.drive(answers, self.check_version)
+            answers = [node.send(client.bodies(), rng) for client in active]
+            node.drive([answer for each in answers for answer in each], self.check_version)
             node.store.faults = usual
-            for client, answer in zip(active, answers, strict=True):
-                client.take(None if rng.random() < 0.1 else answer_of(answer))
+            for client, each in zip(active, answers, strict=True):
+                lost_from = rng.randrange(len(each)) if rng.random() < 0.1 else len(each)
+                client.take_all([*map(answer_of, each[:lost_from]), *[None] * (len(each) - lost_from)])
             if node.store.stopped or rng.random() < 0.08:
                 node.store.stopped = True
                 node.close()
@@ -530,6 +605,12 @@ class History:
         partition = self.rng.randrange(PARTITIONS)
         dirs.transaction(lambda private: private.log(TOPIC, partition).append_batch(batch))
         return 1
+
+    def join_elsewhere(self, partition: int) -> None:
+        """Join the segments of a partition in another process."""
+        dirs = opened(*_with_clock(self.process(0), self.clock))
+        with mock.patch.object(joining, "FILES_FREE", 2):
+            dirs.transaction(lambda private: joining.join(private.log(TOPIC, partition)))
 
     # -------------------------------------------------------------- judge
 
@@ -569,8 +650,7 @@ class History:
             if isinstance(client, Writer):  # ends what is open
                 for _ in range(3):
                     client.again()
-                    answers = [node.begin(*client.body())]
-                    node.drive(answers)
+                    node.drive(node.send(client.bodies(), self.rng))
         node.close()
         self.observer.refresh()
         found = self.records(committed=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from random import Random
 from typing import Any
@@ -119,11 +119,15 @@ def test_requests_share_a_commit(double: Double) -> None:
     assert double.bucket.requests["swap"] == swaps + 1
 
 
-def produced(value: bytes) -> tuple[Any, int]:
-    return produce_request("t", batch((b"k", value))), 12
+def produced(value: bytes, sequence: int | None = None) -> tuple[Any, int]:
+    producer = (-1, -1, -1) if sequence is None else (7, 0, sequence)
+    return produce_request("t", batch((b"k", value), producer=producer)), 12
 
 
-def test_requests_of_one_connection_share_a_commit_and_are_answered_in_their_order() -> None:
+@pytest.mark.parametrize("sequences", [[None] * 5, range(5)], ids=["any", "idempotent"])
+def test_requests_of_one_connection_share_a_commit_and_are_answered_in_their_order(
+    sequences: Sequence[int | None],
+) -> None:
     url = f"memory://ordered-{next(_numbers)}/log"
     with (
         lastword.open(url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=300) as logs,
@@ -132,12 +136,12 @@ def test_requests_of_one_connection_share_a_commit_and_are_answered_in_their_ord
     ):
         logs.create_topic("t", cleanup_policy="delete")
         before = logs.dirs._bucket.load().manifest.history
-        client.hold(*produced(b"first"))
-        client.hold(*produced(Random(1).randbytes(LARGE_BYTES)))  # a thread checks it
-        client.hold(*produced(b"third"))
+        client.hold(*produced(b"first", sequences[0]))
+        client.hold(*produced(Random(1).randbytes(LARGE_BYTES), sequences[1]))  # a thread checks it
+        client.hold(*produced(b"third", sequences[2]))
         client.hold(fetch_request([("t", 0, 2)]), 12)  # waits for those before it
-        client.hold(*produced(b"fifth"))
-        client.send(*produced(b"last"))
+        client.hold(*produced(b"fifth", sequences[3]))
+        client.send(*produced(b"last", sequences[4]))
         first, second, third, read, fifth, last = [of(client.receive()) for _ in range(6)]
         assert [each.base_offset for each in (first, second, third, fifth, last)] == list(range(5))
         assert b"third" in bytes(read.records)
@@ -206,6 +210,26 @@ def test_a_repeated_batch_has_its_first_offset(double: Double) -> None:
     request = double.produce(b"v", producer=(5, 0, 0))
     assert [of(answer).base_offset for answer in double.ask(request, request)] == [0, 0]
     assert [of(answer).base_offset for answer in double.ask(request)] == [0]
+
+
+@pytest.mark.parametrize("together", [5, 2, 1])
+def test_the_last_five_batches_are_recognized_after_a_takeover(double: Double, together: int) -> None:
+    sent = [double.produce(b"%d" % number, producer=(5, 0, number)) for number in range(8)]
+    for first in range(0, len(sent), together):
+        double.ask(*sent[first : first + together], double.produce(b"other", producer=(6, 0, first)))
+    places = [of(answer).base_offset for answer in double.ask(*sent[3:])]
+    for number in range(3, 8):
+        double.node.close()
+        double.node = double.started()
+        [answer] = double.ask(sent[number])
+        assert (of(answer).error_code, of(answer).base_offset) == (0, places[number - 3])
+    double.node.close()
+    double.node = double.started()
+    [older] = double.ask(sent[2])
+    assert of(older).error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert [of(answer).base_offset for answer in double.ask(*sent[3:])] == places
+    [following] = double.ask(double.produce(b"8", producer=(5, 0, 8)))
+    assert of(following).error_code == 0
 
 
 def test_nothing_is_sent_for_acks_0_before_the_commit(double: Double) -> None:

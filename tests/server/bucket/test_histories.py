@@ -12,12 +12,13 @@ import pytest
 from lastword.api.open_dirs import OpenDirs
 from lastword.errors import StorageError
 from lastword.logdir.transaction_state import PREPARE_COMMIT, TransactionState, key_of
+from lastword.partition.producer_state import ProducerState
 from lastword.server import produce, transactions
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.produce import Checked, CheckedBatch, Producing
 from lastword.server.transaction_state import DECIDED, Marker, TransactionalId
 from lastword.server.transactions import TransactionCoordinator
-from tests.server.bucket.histories import History, Violation
+from tests.server.bucket.histories import History, Peer, Violation
 from tests.support.exhaustive import EXHAUSTIVE
 
 OWN = True
@@ -113,20 +114,37 @@ def answers_from_what_is_not_stored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CoordinatorTopic, "answered", lambda self, answer: answer)
 
 
+def knows_the_last_batch_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProducerState, "complete", lambda self, producer_id, read: False)
+
+
+def goes_on_behind_a_batch_that_is_sent_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Peer, "has_failed", property(lambda self: False, lambda self, value: None))
+
+
+def admits_behind_a_batch_that_was_not_admitted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Peer, "awaited", property(lambda self: {}, lambda self, value: None), raising=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "rules"),
+    ("plant", "rules", "first"),
     [
-        (acknowledges_before_the_swap, {"lost", "code", "order"}),
-        (gives_offsets_before_the_rebase, {"lost"}),
-        (decides_in_a_swap_before_the_markers, {"decided"}),
-        (ends_in_a_swap_before_the_markers, {"half"}),
-        (answers_from_what_is_not_stored, {"offset-back"}),
+        (acknowledges_before_the_swap, {"lost", "code", "order"}, 0),
+        (gives_offsets_before_the_rebase, {"lost"}, 0),
+        (decides_in_a_swap_before_the_markers, {"decided"}, 0),
+        (ends_in_a_swap_before_the_markers, {"half"}, 0),
+        (answers_from_what_is_not_stored, {"offset-back"}, 0),
+        (knows_the_last_batch_only, {"code"}, 0),
+        (goes_on_behind_a_batch_that_is_sent_again, {"code", "order"}, 0),
+        (admits_behind_a_batch_that_was_not_admitted, {"code"}, 26),
     ],
 )
-def test_a_planted_fault_is_found(plant: Plant, rules: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_found(
+    plant: Plant, rules: set[str], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch)
-    for seed in range(60):
+    for seed in range(first, first + 60):
         try:
             History(seed).run()
         except Violation as violation:
