@@ -14,6 +14,7 @@ import pytest
 
 import lastword
 from lastword.api.logs import LogDir
+from lastword.api.short_commits import ShortCommits
 from lastword.api.topics import create_topics
 from lastword.clock import ManualClock
 from lastword.errors import StorageError
@@ -200,6 +201,30 @@ def test_a_record_without_a_key_is_refused_after_another_process_made_the_topic_
     assert of(first).error_code == codes.NOT_LEADER_OR_FOLLOWER
     assert of(second).error_code == codes.INVALID_RECORD
     assert of(double.ask(double.produce(b"v"))[0]).base_offset == 1
+
+
+@pytest.mark.parametrize("is_kept_open", [False, True])
+def test_a_batch_for_a_topic_that_another_process_made_again_is_refused(
+    double: Double, is_kept_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has not yet seen the new topic of that name."""
+    if is_kept_open:
+        monkeypatch.setattr(ShortCommits, "commit", lambda *arguments: False)
+    topic = double.node.node._context.topics.get("t")
+
+    def by_id() -> int:
+        body, _ = double.produce(b"v")
+        body.topic_data[0].name, body.topic_data[0].topic_id = "", topic.id
+        return int(of(double.ask((body, 13))[0]).error_code)
+
+    assert by_id() == 0
+    other = LogDir(opened(double.bucket.process("other"), double.clock, 3))
+    other.delete_topic("t")
+    other.create_topic("t", 2, cleanup_policy="delete")
+    assert by_id() == codes.UNKNOWN_TOPIC_ID
+    assert of(double.ask(double.produce(b"by name"))[0]).base_offset == 0
+    other.delete_topic("t")
+    assert by_id() == codes.UNKNOWN_TOPIC_ID
 
 
 def test_a_repeated_batch_has_its_first_offset(double: Double) -> None:
