@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -307,6 +309,50 @@ def test_a_commit_of_another_process_answers_a_fetch_that_waits() -> None:
         described = client.ask(DescribeLogDirsRequest(topics=None)).results
         assert [result.log_dir for result in described] == [url]
         assert described[0].topics[0].partitions[0].partition_size > 0
+
+
+def test_partitions_of_a_waiting_fetch_that_grow_while_others_are_read(double: Double) -> None:
+    """Two reads in the pool at one moment would each lose the answers of the other."""
+    double.node.dirs._bucket.reads.tail_bytes = 0  # a read needs a request
+    pool = _Held()
+    body = fetch_request([("t", 0, 0), ("t", 1, 0)], max_wait_ms=60_000, min_bytes=2 * len(LARGE))
+    waiting = double.node.begin(body, 12)
+    double.node.turn()
+    double.node.node._context._pool = pool
+    for partition in (0, 1):
+        double.ask(double.produce(LARGE, partition=partition))
+    while pool.tasks:
+        pool.run(double.node.store)
+        double.node.turn()
+    assert waiting.done()
+    parts = waiting.result().responses[0].partitions
+    assert all(LARGE in b"".join(map(bytes, part.records)) for part in parts)
+
+
+class _Held(Executor):
+    """Runs its tasks together: each begins before one of them gets the answer to a request."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, task: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        self.tasks.append((Future(), partial(task, *arguments, **options)))
+        return self.tasks[-1][0]
+
+    def run(self, store: objects.FakeStore) -> None:
+        tasks, self.tasks = self.tasks, []
+        begun, barrier = set[int](), threading.Barrier(len(tasks))
+
+        def together(request: objects.Request) -> None:
+            if threading.get_ident() not in begun:
+                begun.add(threading.get_ident())
+                barrier.wait(20)
+
+        store.before = together
+        with ThreadPoolExecutor(len(tasks)) as threads:
+            for (future, _), result in zip(tasks, threads.map(lambda each: each[1](), tasks), strict=True):
+                future.set_result(result)
+        store.before = None
 
 
 def test_the_leases_of_a_failed_commit_are_written_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
