@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import random
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,9 +23,11 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 import lastword
+from lastword.api.topics import create_topics
 from lastword.cleaner.engine.cleaning import Steps
+from lastword.clock import ManualClock
 from lastword.console import reports
-from lastword.console.app import BUCKET_POLL_SECONDS, Access, Guard
+from lastword.console.app import BUCKET_POLL_SECONDS, POLL_SECONDS, Access, Guard
 from lastword.console.reports import KEY_BYTES, VALUE_BYTES
 from lastword.console.watch import MOST_SAMPLES, Samples, Watch
 from lastword.files import OsFiles
@@ -231,6 +236,50 @@ def test_a_cleaning_that_runs_is_shown_with_its_bytes(
             assert counted and all(0 < row["done_bytes"] <= row["total_bytes"] for row in counted)
 
 
+def test_a_generational_topic_is_due_if_a_drive_of_its_own_is_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two directories is on a drive of its own; garbage is on the first."""
+    monkeypatch.setattr(OsFiles, "device", lambda files, path: "second" in str(path))
+    paths = [tmp_path / "first", tmp_path / "second"]
+    text = {"key_serializer": "str", "value_serializer": "str", "segment_bytes": "4KiB"}
+    with lastword.open(paths, "a", log_cleaner_enable=False, lastword_space_target=1.5) as logs:
+        garbage = logs.create_topic("garbage", cleanup_policy="compact", **text)
+        live = logs.create_topic("live", cleanup_policy="compact", **text)
+        plain = logs.create_topic("plain", cleanup_policy="compact", lastword_strategy="kafka", **text)
+        for topic, keys in ((garbage, 9), (live, 600), (plain, 9)):
+            topic.extend((f"k{i % keys}", "v" * 50) for i in range(600))
+        with viewing(logs) as viewer:
+            for name in ("garbage", "live"):
+                viewer.get(f"/api/t/{name}/count")
+            found = viewer.get("/api/overview")
+            assert [drive["is_above"] for drive in found["drives"]] == [False, False]  # one is not counted
+            viewer.get("/api/t/plain/count")
+            found = viewer.get("/api/overview")
+            script = viewer.client.get("/static/console.js").text
+    first, second = map(str, paths)
+    above = {drive["drive"]: drive["is_above"] for drive in found["drives"]}
+    assert above == {first: True, second: False}
+    topics = {row["topic"]: row for row in found["topics"]}
+    assert {name: row["drives"] for name, row in topics.items()} == {
+        "garbage": [first],
+        "live": [second],
+        "plain": [first],
+    }
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no Node.js to run the script of the page")
+    rules = [line for line in script.splitlines() if line.startswith(("const isAbove =", "const rule ="))]
+    shown = f"console.log(JSON.stringify({json.dumps(list(topics.values()))}.map(rule)))"
+    program = "\n".join((f"const state = {{overview: {json.dumps(found)}}};", *rules, shown))
+    printed = subprocess.run([node, "-e", program], capture_output=True, text=True, check=True).stdout
+    assert dict(zip(topics, json.loads(printed), strict=True)) == {
+        "garbage": "; due: the drive is above its space target",
+        "live": "; due when the drive is above its space target",
+        "plain": "",
+    }
+
+
 def test_a_step_that_the_cleaning_adds_while_the_page_reads_the_newest() -> None:
     class Steps(deque[Progress]):
         def __iter__(self) -> Iterator[Progress]:
@@ -370,6 +419,56 @@ def test_an_idle_poll_costs_a_few_stats_for_each_partition(tmp_path: Path) -> No
         assert viewer.page.watch.version == version
         assert files.count("listdir") == 0 and files.count("pread") == 0 and files.count("open_read") == 0
         assert len(files.calls) <= 6 * 100 + 20
+
+
+@pytest.mark.slow
+def test_the_page_beside_2_000_partitions(tmp_path: Path) -> None:
+    """Counts, not a clock: calls of storage, Python functions, polls, and the bytes that are sent."""
+    path, partitions = tmp_path / "data", 2_000
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        made = {f"t{name}": (100, {"cleanup.policy": "compact"}) for name in range(20)}
+        create_topics(logs.dirs, made)
+        for name in made:
+            value = bytes(20_000 if name == "t0" else 20)
+            logs[name].extend((b"k%d" % (i % 300), value) for i in range(1000))
+    clock, files = ManualClock(1_800_000_000_000), RecordingFiles(OsFiles())
+    with lastword.open(path, files=files, clock=clock) as logs, viewing(logs) as viewer:
+        get, watch = viewer.client.get, viewer.page.watch
+        for turn in range(2):  # 50 viewers, twice
+            answers = [get("/api/overview") for _ in range(50)]
+            assert watch.polls == turn + 1
+            assert {len(answer.content) for answer in answers} == {len(answers[0].content)}
+            clock.advance(int(2000 * POLL_SECONDS))
+        assert answers[0].json()["totals"]["partitions"] == partitions
+        assert len(answers[0].content) < 64 << 10  # it has the rows of topics
+        assert files.count("pread") <= 8 * partitions  # headers, no records: t0 alone has 20 MB
+        assert sum(call.detail[0] for call in files.calls if call.name == "pread") < 3_000 * partitions
+        version, files.calls = watch.version, []
+        called = calls_in(watch.poll)
+        assert watch.version == version
+        assert files.count("listdir") == files.count("pread") == files.count("open_read") == 0
+        assert len(files.calls) <= 6 * partitions + 100
+        assert called <= 80 * partitions
+        files.calls = []
+        assert len(get(f"/api/overview?since={version}").content) < 2_000
+        assert calls_in(lambda: reports.overview(watch, version)) <= 5 * partitions
+        assert len(files.calls) <= 20  # of the directory, and none of a partition
+
+
+def calls_in(work: Callable[[], object]) -> int:
+    """Return how many functions of Python a call calls, in this thread."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def test_fifty_viewers_are_one_poll_and_without_viewers_there_is_none(

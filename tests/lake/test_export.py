@@ -368,7 +368,7 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
     fastavro = pytest.importorskip("fastavro")
     import io
 
-    fields = [{"name": "city", "type": "string"}]
+    fields = [{"name": "city", "type": ["null", "string"]}]
     schema = {"type": "record", "name": "Place", "fields": fields}
     buffer = io.BytesIO()
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(schema), {"city": "Oslo"})
@@ -377,6 +377,14 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
     topic.export(to, value_format="avro", format_options={"avroSchema": json.dumps(schema)})
     (row,) = polars.scan_delta(str(place)).collect().rows(named=True)
     assert row["value"] == {"city": "Oslo"}
+    with pytest.raises(TableRefusedError, match="value_format=avro, not json"):  # the columns are the same
+        topic.export(to, value_format="json", value_schema="city STRING")
+    needed = json.dumps({**schema, "fields": [{"name": "city", "type": "string"}]})
+    with pytest.raises(TableRefusedError, match=r"the topic now has .*city string not null"):
+        topic.export(to, value_format="avro", format_options={"avroSchema": needed})
+    topic.append("b", buffer.getvalue())
+    topic.export(to, value_format="avro", format_options={"avroSchema": json.dumps(schema)})
+    assert len(polars.scan_delta(str(place)).collect()) == 2
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,13 @@ def export_topic(
         result = export(
             Table(store),
             source.moment,
-            TableForm(columns.topic, form.schema, layout, dirs.settings.instance.lastword_space_target),
+            TableForm(
+                columns.topic,
+                form.schema,
+                layout,
+                dirs.settings.instance.lastword_space_target,
+                columns.value_format,
+            ),
             clock=dirs.clock,
             dry_run=dry_run,
             before_write=partial(_check_store, store, dirs),

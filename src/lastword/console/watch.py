@@ -271,13 +271,15 @@ class Watch:
         sums = TopicRow.of([part.row for part in parts if part.row is not None])
         plans = [part.plan for part in parts if part.plan is not None]
         times = [part.counted_ms for part in parts if part.counted_ms is not None]
+        due = [part.row for part in parts if part.row is not None and is_due(part.plan)]
         first = next((plan.reasons[0] for plan in plans if plan.action == "keep" and plan.reasons), None)
         row = {
             **{name: getattr(sums, name) for name in TopicRow.__dataclass_fields__},
             "exact": sums.exact and not sums.uncounted,
             "compacts": self.dirs.config(topic).compacts,
             "counted_ms": min(times, default=None),
-            "cleanable": sum(plan.action == "clean" and plan.dirty_bytes > 0 for plan in plans),
+            "cleanable": sum(map(is_due, plans)),
+            "drives": self._drives_of(due),
             "dirty_bytes": sum(plan.dirty_bytes for plan in plans if plan.action == "clean"),
             "strategy": self.dirs.config(topic).lastword_strategy,
             "why": None if first is None else str(first),
@@ -289,6 +291,14 @@ class Watch:
             state.row, state.version, self.version = row, version, version
         else:  # its segments have changed
             state.version = self.version = version
+
+    def _drives_of(self, rows: Collection[PartitionInfo | Uncounted]) -> list[str]:
+        """Return the drives of partitions, by name. One that failed is left out."""
+        drives = set()
+        for path in {row.dir for row in rows}:
+            with suppress(KeyError):
+                drives.add(self.dirs.drives.drive_of(path))
+        return sorted(drives)
 
     def count(self, topic: str, partition: int | None, progress: ProgressLike | None) -> None:
         """Count partitions exactly, with one scan of each; the rows keep the result.
@@ -330,19 +340,21 @@ class Watch:
                 "drive": name,
                 "dirs": drives.directories(name),
                 "partitions": len(here),
-                "size_bytes": sum(row.size_bytes for row in here),
-                **_counted_sums(here),
+                **_sums(here, settings.lastword_space_target),
                 "bytes_per_second": drives.budget(name).bytes_per_second,
-                "space_target": settings.lastword_space_target,
             }
             for name, here in sums.items()
         ]
 
 
-def _counted_sums(rows: Collection[PartitionInfo | Uncounted]) -> dict[str, Any]:
+def _sums(rows: Collection[PartitionInfo | Uncounted], space_target: float) -> dict[str, Any]:
     counted = [row for row in rows if isinstance(row, PartitionInfo)]
+    size_bytes, live_bytes = sum(row.size_bytes for row in rows), sum(row.live_bytes for row in counted)
     return {
-        "live_bytes": sum(row.live_bytes for row in counted),
+        "size_bytes": size_bytes,
+        "space_target": space_target,
+        "is_above": len(counted) == len(rows) and size_bytes > space_target * live_bytes > 0,
+        "live_bytes": live_bytes,
         "garbage_bytes": sum(row.garbage_bytes for row in counted),
         "exact": len(counted) == len(rows) and all(row.exact for row in counted),
         "uncounted": len(rows) - len(counted),
@@ -361,6 +373,11 @@ def _with_counts(info: PartitionInfo, known: PartitionInfo, *, exact: bool) -> P
         tombstones=known.tombstones,
         exact=exact,
     )
+
+
+def is_due(plan: Plan | None) -> bool:
+    """Return whether a cleaning that is due would read records that are not clean."""
+    return plan is not None and plan.action == "clean" and plan.dirty_bytes > 0
 
 
 def is_held(part: Part) -> bool:

@@ -32,7 +32,7 @@ from typing import Annotated, Any
 import llvmlite.binding
 import numpy
 
-COMPILING = "compiling kernels for their first use (all: about 15 s, by `lastword warm`)"
+COMPILING = "compiling kernels for their first use (all: 30 to 60 s of CPU, by `lastword warm`)"
 log = logging.getLogger("lastword.kernels")
 """Gets `COMPILING` as a warning before the first kernel that a process compiles: otherwise a first cleaning
 would seem to hang. Without a configured log, Python prints warnings on stderr."""

@@ -24,7 +24,7 @@ from lastword.errors import BusyError, InvalidSettingError, LastwordError, Missi
 from lastword.lake.data import DataReader, DataWriter, Written
 from lastword.lake.directory import SCRATCH
 from lastword.lake.rows import Key, TableRows
-from lastword.lake.table import LAYOUT, LOG, OWN, TOPIC, DataFile, Snapshot, Table
+from lastword.lake.table import LAYOUT, LOG, OWN, TOPIC, VALUE_FORMAT, DataFile, Snapshot, Table
 from lastword.lake.vectors import Offsets, VectorFile, numbers_of
 from lastword.objects.interface import ObjectStore
 from lastword.units import MIB, format_bytes
@@ -114,12 +114,14 @@ class TableForm:
         schema: The columns; `partition` and `offset` are among them.
         layout: One of LAYOUTS.
         space_target: The table has at most this many times its live rows.
+        value_format: The format that the column `value` is decoded from; None: it has the serializer's type.
     """
 
     topic: str
     schema: pa.Schema
     layout: str
     space_target: float
+    value_format: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ def export(
     for _ in range(ATTEMPTS):
         snapshot = table.snapshot()
         if snapshot.version >= 0:
-            table.check(snapshot, form.topic, form.layout, columns)
+            table.check(snapshot, form.topic, form.layout, columns, form.value_format)
             table.check_changes(snapshot)
         now = moment()
         version = Version(snapshot.version + 1, now.topic_id, clock.now_ms())
@@ -517,6 +519,8 @@ def _created(form: TableForm, columns: Mapping[str, Any], now_ms: int) -> list[d
     """Return the actions that make a table."""
     protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
     settings = {TOPIC: form.topic, LAYOUT: form.layout}
+    if form.value_format is not None:
+        settings[VALUE_FORMAT] = form.value_format
     if form.layout == VECTORS:
         features = {f"{side}Features": ["deletionVectors"] for side in ("reader", "writer")}
         protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}

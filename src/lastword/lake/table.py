@@ -33,6 +33,7 @@ FEATURES = frozenset({"deletionVectors", "appendOnly", "invariants"})
 """The features of a table that an export keeps. The last two change nothing without a setting of theirs."""
 TOPIC = "lastword.topic"
 LAYOUT = "lastword.layout"
+VALUE_FORMAT = "lastword.value-format"
 OWN = "lastword/"
 """Application ids of ours begin so."""
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -227,7 +228,14 @@ class Table:
 
     # -------------------------------------------------------------- a table that others may have changed
 
-    def check(self, snapshot: Snapshot, topic: str, layout: str, schema: Mapping[str, Any]) -> None:
+    def check(
+        self,
+        snapshot: Snapshot,
+        topic: str,
+        layout: str,
+        schema: Mapping[str, Any],
+        value_format: str | None,
+    ) -> None:
         """Raise TableRefusedError unless an export of the topic may continue the table."""
         settings, protocol = snapshot.settings, snapshot.protocol
         if TOPIC not in settings:
@@ -259,6 +267,11 @@ class Table:
             raise self._refused(
                 f"its columns are {_named(held)}, and the topic now has {_named(schema)}",
                 "give the value_format and value_schema of before, or choose another path",
+            )
+        if settings.get(VALUE_FORMAT) != value_format:
+            raise self._refused(
+                f"its values have value_format={settings.get(VALUE_FORMAT)}, not {value_format}",
+                "give the value_format of before, or choose another path",
             )
         for file in snapshot.files.values():
             if URL.match(file.path) or file.path.startswith("/") or (file.vector and file.vector.kind == "p"):
@@ -307,7 +320,10 @@ def _of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:
 
 def _named(schema: Mapping[str, Any]) -> str:
     """Return the columns of a schema as text."""
-    return ", ".join(f"{column['name']} {_type_text(column['type'])}" for column in schema["fields"])
+    return ", ".join(
+        f"{column['name']} {_type_text(column['type'])}{'' if column['nullable'] else ' not null'}"
+        for column in schema["fields"]
+    )
 
 
 def _type_text(kind: Any) -> str:

@@ -188,6 +188,10 @@ class Waiting:
     logs: list[ServedLog] = field(default_factory=list)
     future: asyncio.Future[Any] | None = None
     timer: asyncio.TimerHandle | None = None
+    again: set[int] = field(default_factory=set)
+    """The numbers of partitions that have grown since they were read."""
+    is_reading: bool = False
+    """Whether partitions are read in the pool: two reads would each lose the answers of the other."""
 
 
 class Fetches:
@@ -545,14 +549,22 @@ class Fetches:
                 self._read_again(waiting, woken)
 
     def _read_again(self, waiting: Waiting, woken: set[ServedLog]) -> None:
-        again = {number for number, log in enumerate(waiting.logs) if log in woken}
-        read = self._context.without_requests(self._read_all, waiting, again)
-        if isinstance(read, asyncio.Future):
-            read.add_done_callback(
-                lambda done: self._answer(waiting) if done.exception() or done.result() else None
-            )
-        elif read:
+        waiting.again |= {number for number, log in enumerate(waiting.logs) if log in woken}
+        while waiting.again and not waiting.is_reading:
+            again, waiting.again = waiting.again, set()
+            read = self._context.without_requests(self._read_all, waiting, again)
+            if isinstance(read, asyncio.Future):
+                waiting.is_reading = True
+                read.add_done_callback(partial(self._was_read, waiting))
+            elif read:
+                self._answer(waiting)
+
+    def _was_read(self, waiting: Waiting, done: asyncio.Future[Any]) -> None:
+        waiting.is_reading = False
+        if done.exception() or done.result():
             self._answer(waiting)
+        else:
+            self._read_again(waiting, set())
 
     def _answer(self, waiting: Waiting) -> None:
         for log in waiting.logs:

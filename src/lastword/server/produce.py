@@ -20,7 +20,7 @@ from lastword.files import WouldWait
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.batches import NeedsThread, Prepared, RefusedRecords, prepared
-from lastword.server.topics import INTERNAL, Refused, ServedTopic
+from lastword.server.topics import INTERNAL, Refused, ServedTopic, id_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -37,6 +37,7 @@ LARGE_BYTES = 256 << 10
 """A request of more bytes runs in the pool."""
 ADMIN_CLIENT = "__admin_client"
 """The only client id that may produce to an internal topic, as in Kafka."""
+UNKNOWN = "This server does not host this topic-partition."
 
 
 class CheckedBatch(NamedTuple):
@@ -45,6 +46,7 @@ class CheckedBatch(NamedTuple):
     Attributes:
         partition: Its partition of the answer.
         topic: The topic.
+        topic_id: The id that the request has; None: it has the name.
         log: The log of the partition.
         compacts: Whether the topic is compacted in the version that the batch was checked with.
         prepared: The batch.
@@ -52,6 +54,7 @@ class CheckedBatch(NamedTuple):
 
     partition: Any
     topic: str
+    topic_id: bytes | None
     log: ServedLog
     compacts: bool
     prepared: Prepared
@@ -158,6 +161,8 @@ class Producing:
             for batch in checked.batches:
                 batch.partition.error_code, batch.partition.error_message = 0, None
                 with _refusing(batch.partition, fails=(StorageError,)):
+                    if batch.topic_id not in (None, id_of(dirs.directories[0], batch.topic)):
+                        raise Refused(codes.UNKNOWN_TOPIC_ID, UNKNOWN)
                     dirs.partitions(batch.topic)  # raises if the topic was deleted
                     log = dirs.log(batch.topic, batch.partition.index)
                     if log.config.compacts and not batch.compacts:  # it may have a record without a key
@@ -252,7 +257,7 @@ class Producing:
         batches: list[CheckedBatch] = []
         for data, partition, served in logs:
             if served is None:
-                _refuse(partition, missing, "This server does not host this topic-partition.")
+                _refuse(partition, missing, UNKNOWN)
                 continue
             with _refusing(partition):
                 log = self._writable(request, served, data.index, refused_partitions)
@@ -261,7 +266,8 @@ class Producing:
                     prepared = self._prepared(log, request, data.records, waits=waits)
                 except (NeedsThread, WouldWait):
                     return None
-                batches.append(CheckedBatch(partition, served.stored, log, compacts, prepared))
+                own_id = None if request.version < 13 else served.id
+                batches.append(CheckedBatch(partition, served.stored, own_id, log, compacts, prepared))
         return Checked(messages.ProduceResponse(responses=responses), batches)
 
     def _writable(

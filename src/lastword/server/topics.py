@@ -19,7 +19,7 @@ from lastword.segment import names
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.api.open_dirs import OpenDirs
-    from lastword.logdir import LogDirectory
+    from lastword.logdir import LogDirectory, LogDirSet
     from lastword.partition.committed_log import CommittedLog
     from lastword.partition.log import PartitionLog
 
@@ -248,7 +248,9 @@ class Topics:
         if self._is_stale:
             self._list()
         else:
-            topic = ServedTopic(self._dirs, name, self._id(name), self._dirs.partitions(name))
+            topic = ServedTopic(
+                self._dirs, name, id_of(self._dirs.dir_set, name), self._dirs.partitions(name)
+            )
             self._by_name[name] = self._by_id[topic.id] = topic
             self._newest = {}
             self._version += 1
@@ -290,7 +292,7 @@ class Topics:
             for name, directories in self._dirs.dir_set.log_dirs_by_topic().items():
                 topic = listed.get(name)
                 if topic is None or name in changed or topic.directories != directories:
-                    topic = ServedTopic(self._dirs, name, self._id(name), directories)
+                    topic = ServedTopic(self._dirs, name, id_of(self._dirs.dir_set, name), directories)
                 topics[name] = topic
         except BaseException:
             self._is_stale = True
@@ -305,12 +307,11 @@ class Topics:
         if gone and not self._dirs.offline:  # else they may be in a directory that is offline
             self._deleted(gone | {name + NEWEST for name in gone})
 
-    def _id(self, name: str) -> bytes:
-        """Return the id of a topic; in a directory without ids, one that is derived from the name."""
-        topic_id = self._dirs.dir_set.topic_id(name)
-        if topic_id is None:
-            return _derived_id(name.encode())
-        return base64.urlsafe_b64decode(topic_id + "==")
+
+def id_of(directories: LogDirectory | LogDirSet, name: str) -> bytes:
+    """Return the id of a topic; in a directory without ids, one that is derived from the name."""
+    stored = directories.topic_id(name)
+    return _derived_id(name.encode()) if stored is None else base64.urlsafe_b64decode(stored + "==")
 
 
 def _derived_id(source: bytes) -> bytes:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 import lastword
 from lastword.api.logs import LogDir
+from lastword.api.short_commits import ShortCommits
 from lastword.api.topics import create_topics
 from lastword.clock import ManualClock
 from lastword.errors import StorageError
@@ -206,6 +209,30 @@ def test_a_record_without_a_key_is_refused_after_another_process_made_the_topic_
     assert of(double.ask(double.produce(b"v"))[0]).base_offset == 1
 
 
+@pytest.mark.parametrize("is_kept_open", [False, True])
+def test_a_batch_for_a_topic_that_another_process_made_again_is_refused(
+    double: Double, is_kept_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has not yet seen the new topic of that name."""
+    if is_kept_open:
+        monkeypatch.setattr(ShortCommits, "commit", lambda *arguments: False)
+    topic = double.node.node._context.topics.get("t")
+
+    def by_id() -> int:
+        body, _ = double.produce(b"v")
+        body.topic_data[0].name, body.topic_data[0].topic_id = "", topic.id
+        return int(of(double.ask((body, 13))[0]).error_code)
+
+    assert by_id() == 0
+    other = LogDir(opened(double.bucket.process("other"), double.clock, 3))
+    other.delete_topic("t")
+    other.create_topic("t", 2, cleanup_policy="delete")
+    assert by_id() == codes.UNKNOWN_TOPIC_ID
+    assert of(double.ask(double.produce(b"by name"))[0]).base_offset == 0
+    other.delete_topic("t")
+    assert by_id() == codes.UNKNOWN_TOPIC_ID
+
+
 def test_a_repeated_batch_has_its_first_offset(double: Double) -> None:
     request = double.produce(b"v", producer=(5, 0, 0))
     assert [of(answer).base_offset for answer in double.ask(request, request)] == [0, 0]
@@ -306,6 +333,50 @@ def test_a_commit_of_another_process_answers_a_fetch_that_waits() -> None:
         described = client.ask(DescribeLogDirsRequest(topics=None)).results
         assert [result.log_dir for result in described] == [url]
         assert described[0].topics[0].partitions[0].partition_size > 0
+
+
+def test_partitions_of_a_waiting_fetch_that_grow_while_others_are_read(double: Double) -> None:
+    """Two reads in the pool at one moment would each lose the answers of the other."""
+    double.node.dirs._bucket.reads.tail_bytes = 0  # a read needs a request
+    pool = _Held()
+    body = fetch_request([("t", 0, 0), ("t", 1, 0)], max_wait_ms=60_000, min_bytes=2 * len(LARGE))
+    waiting = double.node.begin(body, 12)
+    double.node.turn()
+    double.node.node._context._pool = pool
+    for partition in (0, 1):
+        double.ask(double.produce(LARGE, partition=partition))
+    while pool.tasks:
+        pool.run(double.node.store)
+        double.node.turn()
+    assert waiting.done()
+    parts = waiting.result().responses[0].partitions
+    assert all(LARGE in b"".join(map(bytes, part.records)) for part in parts)
+
+
+class _Held(Executor):
+    """Runs its tasks together: each begins before one of them gets the answer to a request."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, task: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        self.tasks.append((Future(), partial(task, *arguments, **options)))
+        return self.tasks[-1][0]
+
+    def run(self, store: objects.FakeStore) -> None:
+        tasks, self.tasks = self.tasks, []
+        begun, barrier = set[int](), threading.Barrier(len(tasks))
+
+        def together(request: objects.Request) -> None:
+            if threading.get_ident() not in begun:
+                begun.add(threading.get_ident())
+                barrier.wait(20)
+
+        store.before = together
+        with ThreadPoolExecutor(len(tasks)) as threads:
+            for (future, _), result in zip(tasks, threads.map(lambda each: each[1](), tasks), strict=True):
+                future.set_result(result)
+        store.before = None
 
 
 def test_the_leases_of_a_failed_commit_are_written_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,8 +97,8 @@ const cleaning = (row) => row.topic + "-" + row.partition + (row.total_bytes ? "
 function runningView(rows) {
   return rows.map((row) => element("div", { class: "notice" }, element("progress", { "aria-label": "cleaning", ...(row.total_bytes ? { value: row.done_bytes, max: row.total_bytes } : {}) }), " cleaning now: " + cleaning(row)));
 }
-const isAbove = (drive) => drive.live_bytes && !drive.uncounted && drive.size_bytes > drive.space_target * drive.live_bytes;
-const rule = (row) => (row.strategy !== "generational" ? "" : state.overview.drives.some(isAbove) ? "; due: the drive is above its space target" : "; due when the drive is above its space target");
+const isAbove = (row) => state.overview.drives.some((drive) => drive.is_above && row.drives.includes(drive.drive));
+const rule = (row) => (row.strategy !== "generational" ? "" : isAbove(row) ? "; due: the drive is above its space target" : "; due when the drive is above its space target");
 function why(row) {
   const parts = [];
   if (row.cleanable) parts.push(element("span", { class: "due" }, (row.partitions > 1 ? row.cleanable + " of " + row.partitions + " " : "") + "cleanable"), ": " + bytes(row.dirty_bytes) + " not clean" + rule(row));
