@@ -195,23 +195,32 @@ class _Round:
 
 
 class Copying:
-    """One call of `copy`. Another way to bring the files overrides `bring_all`, `bring` and `difference`."""
+    """One call of `copy`. Another way to bring the files overrides `bring_all`, `bring` and `difference`.
+
+    Attributes:
+        source: The directories to copy from.
+        target: The directories to copy to.
+        most_bytes: The most bytes of a round; None: no limit.
+        failed: The error of each partition that is not copied.
+        results: The result of each partition that is.
+        logs: The logs of the source, as copied.
+    """
 
     def __init__(self, source: OpenDirs, target: OpenDirs, stop: Callable[[], bool]) -> None:
-        self._source = source
-        self._target = target
-        self._most_bytes = target.most_commit_bytes  # of a round
+        self.source = source
+        self.target = target
+        self.most_bytes = target.most_commit_bytes
         self._stop = stop
-        self._failed: dict[TopicPartition, LastwordError] = {}
-        self._results: dict[TopicPartition, CopyResult] = {}
-        self._logs: dict[TopicPartition, SourceLog] = {}
+        self.failed: dict[TopicPartition, LastwordError] = {}
+        self.results: dict[TopicPartition, CopyResult] = {}
+        self.logs: dict[TopicPartition, SourceLog] = {}
         self._on_bytes: Callable[[int], None] = lambda count: None
 
     def run(
         self, topics: Sequence[str], verify: bool, progress: ProgressLike | bool | None
     ) -> list[CopyResult]:
         """Copy the topics and check the copies."""
-        todo = [TopicPartition(name, number) for name in topics for number in self._source.partitions(name)]
+        todo = [TopicPartition(name, number) for name in topics for number in self.source.partitions(name)]
         with ExitStack() as stack:
             if progress:
                 self._count_bytes(stack, todo, progress)
@@ -224,13 +233,13 @@ class Copying:
                     self.verify_all(todo)
             except _Stopped:
                 pass
-        results = [self._results[tp] for tp in todo if tp in self._results]
-        return PartialFailure.check(results, list(self._failed.values()))
+        results = [self.results[tp] for tp in todo if tp in self.results]
+        return PartialFailure.check(results, list(self.failed.values()))
 
     def _count_bytes(
         self, stack: ExitStack, todo: Sequence[TopicPartition], progress: ProgressLike | bool
     ) -> None:
-        views, _ = self._source.checked_views(todo)
+        views, _ = self.source.checked_views(todo)
         total = sum(segment.size for view in views.values() for segment in view.segments)
         update = stack.enter_context(Meter("copy", progress, total).part(total))
         done = 0
@@ -247,15 +256,15 @@ class Copying:
 
     def _prepare(self, topic: str) -> bool:
         """Make the topic in the target, with the settings of the source; False if that is refused."""
-        numbers = sorted(self._source.partitions(topic))
-        topic_id = self._source.topic_id(topic)
+        numbers = sorted(self.source.partitions(topic))
+        topic_id = self.source.topic_id(topic)
         try:
-            settings = settings_of(self._source, topic)
-            self._target.transaction(lambda dirs: make_topic(dirs, topic, numbers, topic_id, settings))
+            settings = settings_of(self.source, topic)
+            self.target.transaction(lambda dirs: make_topic(dirs, topic, numbers, topic_id, settings))
         except LastwordError as error:
-            self._failed[TopicPartition(topic, -1)] = error
+            self.failed[TopicPartition(topic, -1)] = error
             return False
-        self._target.settings_changed([topic])
+        self.target.settings_changed([topic])
         return True
 
     # -------------------------------------------------------------- partitions
@@ -265,27 +274,27 @@ class Copying:
         todo = list(partitions)
         while todo:
             try:
-                done = self._target.transaction(partial(self.round, todo))
+                done = self.target.transaction(partial(self.round, todo))
             except CopyFailed:
                 done = {}
             for tp, (log, brought) in done.items():
-                self._note(tp, log, brought)
+                self.note(tp, log, brought)
             whole = {tp for tp, (_, brought) in done.items() if brought.whole}
-            todo = [tp for tp in todo if tp not in whole and tp not in self._failed]
+            todo = [tp for tp in todo if tp not in whole and tp not in self.failed]
 
     def round(
         self, todo: Sequence[TopicPartition], dirs: OpenDirs
     ) -> dict[TopicPartition, tuple[SourceLog, Brought]]:
         """Copy partitions, into a bucket until the round has `most_commit_bytes`."""
-        round_ = _Round(self._most_bytes)
+        round_ = _Round(self.most_bytes)
         for tp in todo:
             if round_.over:
                 break
             try:
                 log, brought = self.bring(dirs, tp, round_.most_bytes)
             except LastwordError as error:
-                self._failed[tp] = error
-                if self._most_bytes is not None:  # in a bucket
+                self.failed[tp] = error
+                if self.most_bytes is not None:  # in a bucket
                     raise CopyFailed from error
                 continue
             round_.brought[tp] = log, brought
@@ -296,19 +305,20 @@ class Copying:
     def bring(self, dirs: OpenDirs, tp: TopicPartition, most_bytes: int | None) -> tuple[SourceLog, Brought]:
         """Copy one partition; again with a new view if a cleaning has removed a file."""
         for attempt in range(ATTEMPTS):
-            first_dirty = self._source.first_dirty(*tp)
-            log = SourceLog.of(self._source.checked_view(*tp), first_dirty)
+            first_dirty = self.source.first_dirty(*tp)
+            log = SourceLog.of(self.source.checked_view(*tp), first_dirty)
             try:
                 return log, copies.bring(
-                    log, dirs.log_dir(*tp), tp, most_bytes=most_bytes, on_bytes=self._count
+                    log, dirs.log_dir(*tp), tp, most_bytes=most_bytes, on_bytes=self.count
                 )
             except FileVanishedError:
                 if attempt == ATTEMPTS - 1:
                     raise
-                self._source.refresh()
+                self.source.refresh()
         raise AssertionError
 
-    def _count(self, size: int) -> None:
+    def count(self, size: int) -> None:
+        """Report copied bytes; end the call if it is to stop."""
         self._check_stop()
         self._on_bytes(size)
 
@@ -316,11 +326,11 @@ class Copying:
         if self._stop():
             raise _Stopped
 
-    def _note(self, tp: TopicPartition, log: SourceLog, brought: Brought) -> None:
+    def note(self, tp: TopicPartition, log: SourceLog, brought: Brought) -> None:
         """Add what was done to the result of the partition."""
-        before = self._results.get(tp, CopyResult(*tp, 0, 0, 0, 0, 0))
-        self._logs[tp] = log
-        self._results[tp] = CopyResult(
+        before = self.results.get(tp, CopyResult(*tp, 0, 0, 0, 0, 0))
+        self.logs[tp] = log
+        self.results[tp] = CopyResult(
             *tp,
             log.log_end,
             before.copied_bytes + brought.copied_bytes,
@@ -333,14 +343,14 @@ class Copying:
 
     def verify_all(self, partitions: Sequence[TopicPartition]) -> None:
         """Compare the copies of partitions with the source."""
-        self._target.refresh()
+        self.target.refresh()
         for tp in partitions:
-            if tp in self._failed:
+            if tp in self.failed:
                 continue
             try:
                 self._verify(tp)
             except LastwordError as error:
-                self._failed[tp] = error
+                self.failed[tp] = error
 
     def _verify(self, tp: TopicPartition) -> None:
         """Compare the segments of the source and the target; copy again if the source was cleaned since."""
@@ -351,23 +361,23 @@ class Copying:
             except FileVanishedError:
                 if attempt == ATTEMPTS - 1:
                     raise
-                self._source.refresh()
+                self.source.refresh()
                 self.bring_all([tp])
-                self._target.refresh()
+                self.target.refresh()
         if differs is not None:
-            self._target.transaction(lambda dirs: _forget(dirs, tp))
+            self.target.transaction(lambda dirs: _forget(dirs, tp))
             raise CorruptFileError(
                 f"{differs} differs from the source",
                 remedy="copy again: every segment of the partition is sent again",
                 file=differs,
             )
-        self._results[tp] = replace(self._results[tp], verified=True)
+        self.results[tp] = replace(self.results[tp], verified=True)
 
     def difference(self, tp: TopicPartition) -> str | None:
         """Return the first log of the target whose bytes are not those of the source; None: there is none."""
-        log, copied = self._logs[tp], self._target.log_dir(*tp).directory(*tp)
+        log, copied = self.logs[tp], self.target.log_dir(*tp).directory(*tp)
         logs = [segment.log for segment in log.segments]
-        return copies.difference(log.files, log.directory, logs, self._target.files, copied, self._check_stop)
+        return copies.difference(log.files, log.directory, logs, self.target.files, copied, self._check_stop)
 
 
 def settings_of(dirs: OpenDirs, topic: str) -> dict[str, str]:

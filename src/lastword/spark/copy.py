@@ -148,7 +148,7 @@ class _SparkCopying(Copying):
 
     def __init__(self, spark: SparkSession, places: _Places, source: OpenDirs, target: OpenDirs) -> None:
         super().__init__(source, target, lambda: False)
-        self._most_bytes = None  # tasks have copied the files
+        self.most_bytes = None  # tasks have copied the files
         self._spark = spark
         self._places = places
         self._sent: dict[TopicPartition, _Sent] = {}
@@ -163,20 +163,20 @@ class _SparkCopying(Copying):
             uploads = begin_uploads(places.target, places.target_storage, None)
         try:
             self._send_all(partitions)
-            todo = [tp for tp in partitions if tp in self._sent and tp not in self._failed]
+            todo = [tp for tp in partitions if tp in self._sent and tp not in self.failed]
             while todo:
                 try:
                     done = self._commit(partial(self.round, todo), todo, uploads)
                 except CopyFailed:
-                    todo = [tp for tp in todo if tp not in self._failed]
+                    todo = [tp for tp in todo if tp not in self.failed]
                     continue
                 for tp, (log, brought) in done.items():
-                    self._note(tp, log, replace(brought, copied_bytes=self._sent[tp].copied_bytes))
+                    self.note(tp, log, replace(brought, copied_bytes=self._sent[tp].copied_bytes))
                 break
         finally:
             if uploads is not None:
                 bucket_at(places.target, places.target_storage).end_uploads(uploads)
-        self._target.refresh()
+        self.target.refresh()
 
     def _commit(
         self,
@@ -185,7 +185,7 @@ class _SparkCopying(Copying):
         uploads: str | None,
     ) -> dict[TopicPartition, tuple[SourceLog, Brought]]:
         if uploads is None:
-            return self._target.transaction(work)
+            return self.target.transaction(work)
         entries = {key: entry for tp in todo for key, entry in self._sent[tp].entries.items()}
 
         def adopt(dirs: OpenDirs) -> dict[TopicPartition, tuple[SourceLog, Brought]]:
@@ -208,7 +208,7 @@ class _SparkCopying(Copying):
             if not todo:
                 return
             if attempt:
-                self._source.refresh()
+                self.source.refresh()
             tasks = [task for tp in todo for task in self._tasks_of(tp)]
             gone = set()
             with described(self._spark, f"lastword copy: {self._places.target}"):
@@ -217,15 +217,15 @@ class _SparkCopying(Copying):
                     if isinstance(result, FileVanishedError):
                         gone.add(task.tp)
                     elif isinstance(result, LastwordError):
-                        self._failed[task.tp] = result
+                        self.failed[task.tp] = result
                     else:
                         copied_bytes, entries = result
                         self._sent[task.tp].copied_bytes += copied_bytes
                         self._sent[task.tp].entries |= entries
-                        self._count(task.size_bytes)
-            todo = [tp for tp in todo if tp in gone and tp not in self._failed]
+                        self.count(task.size_bytes)
+            todo = [tp for tp in todo if tp in gone and tp not in self.failed]
         for tp in todo:
-            self._failed[tp] = FileVanishedError(
+            self.failed[tp] = FileVanishedError(
                 f"{tp}: a cleaning replaced files of the source {ATTEMPTS} times",
                 remedy="copy again",
                 file=self._places.path,
@@ -234,12 +234,12 @@ class _SparkCopying(Copying):
     def _tasks_of(self, tp: TopicPartition) -> Iterator[_Send]:
         places = self._places
         try:
-            first_dirty = self._source.first_dirty(*tp)
-            log = copies.SourceLog.of(self._source.checked_view(*tp), first_dirty)
-            target = self._target.log_dir(*tp)
+            first_dirty = self.source.first_dirty(*tp)
+            log = copies.SourceLog.of(self.source.checked_view(*tp), first_dirty)
+            target = self.target.log_dir(*tp)
             chosen = copies.files_to_send(log, target, tp)
         except LastwordError as error:
-            self._failed[tp] = error
+            self.failed[tp] = error
             return
         before = self._sent.get(tp)
         self._sent[tp] = _Sent(log, *((before.copied_bytes, before.entries) if before else ()))
@@ -253,8 +253,8 @@ class _SparkCopying(Copying):
 
     def verify_all(self, partitions: Sequence[TopicPartition]) -> None:
         """As `Copying.verify_all`, with digests that tasks compute."""
-        self._target.refresh()
-        self._compare([tp for tp in partitions if tp not in self._failed])
+        self.target.refresh()
+        self._compare([tp for tp in partitions if tp not in self.failed])
         super().verify_all(partitions)
 
     def difference(self, tp: TopicPartition) -> str | None:
@@ -273,10 +273,10 @@ class _SparkCopying(Copying):
         tasks = [
             _Compare(
                 places.path, places.storage, places.target, places.target_storage,
-                self._logs[tp].directory,
-                self._target.log_dir(*tp).directory(*tp),
-                tuple(segment.log for segment in self._logs[tp].segments),
-                sum(segment.log.size for segment in self._logs[tp].segments),
+                self.logs[tp].directory,
+                self.target.log_dir(*tp).directory(*tp),
+                tuple(segment.log for segment in self.logs[tp].segments),
+                sum(segment.log.size for segment in self.logs[tp].segments),
             )
             for tp in partitions
         ]  # fmt: skip
