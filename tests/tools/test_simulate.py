@@ -248,7 +248,7 @@ def test_rent_is_the_integral_of_garbage():
     for t, end in ((10, 2), (20, 4), (35, 6)):
         paper.close(end, t)
         paper.scan_ripe(t, t)
-    first = paper.account("", 0, "generational").segments[0]
+    first = paper.account().segments[0]
     assert (first.dead_bytes, first.garbage_age, first.garbage_age_at) == (200, 100 * (35 - 20), 35)
     assert first.oldest_dead_ms == 20 and first.written_at == 10
     assert first.death_rate == pytest.approx(10 + (1 - np.exp(-4 * 15 / 25)) * (100 / 15 - 10))

@@ -228,7 +228,6 @@ def _lease_fields(explanation: Explanation, lease: LeaseFacts) -> dict[str, Any]
     }
 
 
-BY = ("topic", "partition", "segment")
 DUPLICATION_EXAMPLES = """
 lastword duplication data
 lastword duplication data users --by segment
@@ -251,7 +250,7 @@ def duplication(
     BYTES is the size of superseded records; garbage in `lastword ls` also includes records of aborted
     transactions. SPLIT counts keys that are in several partitions.
     """
-    from lastword.tools.duplication import Duplication
+    from lastword.tools.duplication import BY, Duplication
 
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")

@@ -6,37 +6,18 @@ file with line numbers; settings.py merges arguments, environment, files and def
 Uses `errors`, `units`, `parse` and `files`. Start reading at tables.py.
 """
 
-from lastword.config.setting import Setting
-from lastword.config.settings import (
-    ALL_SETTINGS,
-    FILE_NAME,
-    Settings,
-    check_arguments,
-    create_topic_settings,
-    is_topic_file,
-    keyword_names,
-    parse_topic_settings,
-    remove_topic_settings,
-    topic_file,
-    write_topic_settings,
-)
-from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig
-
-__all__ = [
-    "ALL_SETTINGS",
-    "FILE_NAME",
-    "INSTANCE_SETTINGS",
-    "TOPIC_SETTINGS",
-    "LogConfig",
-    "Setting",
-    "Settings",
-    "TopicConfig",
-    "check_arguments",
-    "create_topic_settings",
-    "is_topic_file",
-    "keyword_names",
-    "parse_topic_settings",
-    "remove_topic_settings",
-    "topic_file",
-    "write_topic_settings",
-]
+from lastword.config.setting import Setting as Setting
+from lastword.config.settings import ALL_SETTINGS as ALL_SETTINGS
+from lastword.config.settings import Settings as Settings
+from lastword.config.settings import check_arguments as check_arguments
+from lastword.config.settings import create_topic_settings as create_topic_settings
+from lastword.config.settings import is_topic_file as is_topic_file
+from lastword.config.settings import keyword_names as keyword_names
+from lastword.config.settings import parse_topic_settings as parse_topic_settings
+from lastword.config.settings import remove_topic_settings as remove_topic_settings
+from lastword.config.settings import topic_file as topic_file
+from lastword.config.settings import write_topic_settings as write_topic_settings
+from lastword.config.tables import INSTANCE_SETTINGS as INSTANCE_SETTINGS
+from lastword.config.tables import TOPIC_SETTINGS as TOPIC_SETTINGS
+from lastword.config.tables import LogConfig as LogConfig
+from lastword.config.tables import TopicConfig as TopicConfig

@@ -352,9 +352,7 @@ class Settings:
             topic: The topic; None: the values for all topics.
             own: Also look in arguments and environment.
         """
-        setting = next(
-            (setting for setting in ALL_SETTINGS.values() if name in (setting.name, setting.keyword)), None
-        )
+        setting = ALL_SETTINGS.get(name) or _BY_KEYWORD.get(name)
         dotted = name if setting is None else setting.name
         file = self._file
         layers = [file.defaults, file.top] if topic is None else [self._own(topic)[0]]

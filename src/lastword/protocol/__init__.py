@@ -18,19 +18,13 @@ A server:
             ...  # send bytes; os.sendfile for a FileRange
 """
 
-from lastword.protocol.codecs import FileRange, codec, decode_stored, encode_stored, java_hash
-from lastword.protocol.connection import ClientConnection, Request, Response, ServerConnection
-from lastword.protocol.schemas import Message
-
-__all__ = [
-    "ClientConnection",
-    "FileRange",
-    "Message",
-    "Request",
-    "Response",
-    "ServerConnection",
-    "codec",
-    "decode_stored",
-    "encode_stored",
-    "java_hash",
-]
+from lastword.protocol.codecs import FileRange as FileRange
+from lastword.protocol.codecs import codec as codec
+from lastword.protocol.codecs import decode_stored as decode_stored
+from lastword.protocol.codecs import encode_stored as encode_stored
+from lastword.protocol.codecs import java_hash as java_hash
+from lastword.protocol.connection import ClientConnection as ClientConnection
+from lastword.protocol.connection import Request as Request
+from lastword.protocol.connection import Response as Response
+from lastword.protocol.connection import ServerConnection as ServerConnection
+from lastword.protocol.schemas import Message as Message

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 from typing import Any, NoReturn, TypeAlias
@@ -38,6 +39,7 @@ MOST_ELEMENTS = 1_000_000
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
+@dataclass(eq=False, slots=True)
 class FileRange:
     """Bytes of a file that are to be sent as they are, for `os.sendfile`.
 
@@ -47,18 +49,12 @@ class FileRange:
         length: The number of bytes.
     """
 
-    __slots__ = ("file", "length", "position")
-
-    def __init__(self, file: Any, position: int, length: int) -> None:
-        self.file = file
-        self.position = position
-        self.length = length
+    file: Any
+    position: int
+    length: int
 
     def __len__(self) -> int:
         return self.length
-
-    def __repr__(self) -> str:
-        return f"FileRange({self.file!r}, {self.position}, {self.length})"
 
 
 Part: TypeAlias = Buffer | FileRange

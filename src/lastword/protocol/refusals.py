@@ -1,4 +1,4 @@
-"""Answers that refuse a request of any API, made from Kafka's schemas."""
+"""Answers to a request of any API with a row for each of its parts, made from Kafka's schemas."""
 
 from __future__ import annotations
 
@@ -53,11 +53,22 @@ def error_answer(request: Request[Any], code: int, message: str | None) -> Messa
         code: The code of the error.
         message: Its sentence, for the answers that have one. None: null, where that is allowed.
     """
-    name, version = request.api.name, request.version
-    response = schema_of(f"{name}Response").structs[f"{name}Response"]
+    return _answer(request, Refusal(code, message, is_of_parts=code in OF_PARTS.get(request.api.name, ())))
+
+
+def answer_with_rows(request: Request[Any]) -> Any:
+    """Return the answer to a request, with a row without an error for each of its parts.
+
+    The caller gives the rows their values: a row has the names and numbers of its part.
+    """
+    return _answer(request, Refusal(codes.NONE, None, is_of_parts=True))
+
+
+def _answer(request: Request[Any], error: Refusal) -> Message:
+    name = request.api.name
+    fields, kind = schema_of(f"{name}Response").structs[f"{name}Response"]
     request_fields = schema_of(f"{name}Request").fields
-    error = Refusal(code, message, is_of_parts=code in OF_PARTS.get(name, ()))
-    return _refusal(response[1], response[0], request.body, request_fields, version, error)
+    return _refusal(kind, fields, request.body, request_fields, request.version, error)
 
 
 def _refusal(

@@ -58,16 +58,15 @@ _AUTHORIZATION = frozenset(
 )
 
 
-def refused(where: str, code: int, what: str, text: str | None = None) -> LastwordError:
+def refused(where: str, code: int, what: str) -> LastwordError:
     """Return the error for an error code in an answer. `what`: the request, as the end of a sentence."""
     name = codes.ERROR_NAMES.get(code, str(code))
-    why = f"{name}: {text}" if text else name
     if code in _AUTHORIZATION:
         return NotAuthorizedError(
             f"{where} does not allow to {what} ({name})",
             remedy="allow READ and DESCRIBE on the topics to this user; for positions DESCRIBE on the groups",
         )
-    return BrokerRefusedError(f"{where} cannot {what}: {why}", remedy="try again; see the broker's log")
+    return BrokerRefusedError(f"{where} cannot {what}: {name}", remedy="try again; see the broker's log")
 
 
 @dataclass(frozen=True, slots=True)

@@ -549,24 +549,20 @@ class Admin:
         partitions = [(self._topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes]
         return self._context.with_logs(partitions, lambda: self._described_producers(request))
 
-    def _described_producers(self, request: Request[messages.DescribeProducersRequest]) -> Message:
-        topics = []
-        for topic in request.body.topics:
+    def _described_producers(self, request: Request[messages.DescribeProducersRequest]) -> Any:
+        from lastword.protocol.refusals import answer_with_rows
+
+        answer = answer_with_rows(request)
+        for topic in answer.topics:
             served = self._topics.get(topic.name)
-            described = messages.DescribeProducersResponse.TopicResponse(name=topic.name, partitions=[])
-            topics.append(described)
-            for number in topic.partition_indexes:
-                partition = messages.DescribeProducersResponse.PartitionResponse(
-                    partition_index=number, active_producers=[]
-                )
-                described.partitions.append(partition)
+            for partition in topic.partitions:
                 with Refusing(partition):
                     if served is None:
                         check_topic_name(topic.name)
                         raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
-                    producers = served.log(number).producers
+                    producers = served.log(partition.partition_index).producers
                     partition.active_producers = [_producer_state(producer) for producer in producers]
-        return messages.DescribeProducersResponse(topics=topics)
+        return answer
 
 
 def _add_partitions(dirs: OpenDirs, name: str, first: int, end: int) -> None:

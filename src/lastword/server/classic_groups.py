@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
+from lastword.protocol.refusals import answer_with_rows
 from lastword.protocol.schemas import Message
 from lastword.server.group_store import GROUP_OPERATIONS, Committed, Group, GroupStore
 from lastword.server.timers import NO_TIMER, Timer
@@ -654,17 +655,13 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- describe
 
-    def _describe(self, request: Request[messages.DescribeGroupsRequest], connection: Peer) -> Message:
-        body = request.body
-        groups = []
-        for group_id in body.groups:
-            described = messages.DescribeGroupsResponse.DescribedGroup(
-                group_id=group_id, error_message=None, members=[]
-            )
-            groups.append(described)
+    def _describe(self, request: Request[messages.DescribeGroupsRequest], connection: Peer) -> Any:
+        answer = answer_with_rows(request)
+        for described in answer.groups:
+            group_id = described.group_id
             with Refusing(described, only=Refused):
                 group = self._known(group_id)
-                if body.include_authorized_operations:
+                if request.body.include_authorized_operations:
                     described.authorized_operations = GROUP_OPERATIONS
                 if group is not None:
                     self._describe_group(group, described)
@@ -673,7 +670,7 @@ class ClassicGroups:
                 if request.version >= 6:
                     text = "not found" if self._store.get(group_id) is None else "is not a classic group"
                     raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {group_id} {text}.")
-        return messages.DescribeGroupsResponse(groups=groups)
+        return answer
 
     def _describe_group(self, group: ClassicGroup, described: Any) -> None:
         is_stable = group.state == STABLE

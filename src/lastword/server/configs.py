@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -308,21 +308,13 @@ class Configs:
         self,
         request: Request[messages.AlterConfigsRequest | messages.IncrementalAlterConfigsRequest],
         connection: Peer,
-    ) -> Message:
-        kind: Any = messages.AlterConfigsResponse
-        changes_of: Callable[[Any], dict[str, Any]] = self._whole
-        if request.api.name == "IncrementalAlterConfigs":
-            kind, changes_of = messages.IncrementalAlterConfigsResponse, self._incremental
-        responses = []
-        resources = request.body.resources
+    ) -> Any:
+        from lastword.protocol.refusals import answer_with_rows
+
+        changes_of = self._whole if request.api.name == "AlterConfigs" else self._incremental
+        answer, resources = answer_with_rows(request), list[Any](request.body.resources)
         named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
-        for resource in resources:
-            response = kind.AlterConfigsResourceResponse(
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-                error_message=None,
-            )
-            responses.append(response)
+        for resource, response in zip(resources, answer.responses, strict=True):
             name = resource.resource_name
             with Refusing(response):
                 if named[resource.resource_type, name] > 1:
@@ -335,7 +327,6 @@ class Configs:
                     self._dirs.check_config(name, changes)
                 else:
                     self._dirs.set_config(name, changes)
-        answer: Message = kind(responses=responses)
         return answer
 
     def _check_changes(self, resource: Any) -> None:

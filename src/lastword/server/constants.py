@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.files import real_path
 from lastword.protocol import Request, codes, messages
-from lastword.protocol.refusals import error_answer
+from lastword.protocol.refusals import answer_with_rows, error_answer
 from lastword.protocol.schemas import Message
-from lastword.server.topics import NOT_HOSTED, Refused, check_replicas
+from lastword.server.topics import NOT_HOSTED, Refused, Refusing, check_replicas
 
 if TYPE_CHECKING:
     from lastword.server.context import Handlers, ServerContext
@@ -71,7 +71,7 @@ class Constants:
 
     # -------------------------------------------------------------- tokens
 
-    def _refuse_token(self, request: Request[Any], connection: Peer) -> Message:
+    def _refuse_token(self, request: Request[Any], connection: Peer) -> Any:
         answer: Any = error_answer(request, codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, None)
         answer.expiry_timestamp_ms = -1
         if request.api.name == "CreateDelegationToken":
@@ -79,7 +79,7 @@ class Constants:
             answer.principal_type, answer.principal_name = ANONYMOUS
             if request.version >= 3:
                 answer.token_requester_principal_type, answer.token_requester_principal_name = ANONYMOUS
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     # -------------------------------------------------------------- credentials, quotas
 
@@ -135,12 +135,13 @@ class Constants:
 
     # -------------------------------------------------------------- partitions
 
-    def _text_of_missing(self, topic: str, number: int, no_topic: str, no_partition: str) -> str | None:
-        """Return the sentence for a topic or a partition that does not exist; None if there are both."""
+    def _check_exists(self, topic: str, number: int, no_topic: str, no_partition: str) -> None:
+        """Raise Refused, with one of two sentences, if there is no such topic or no such partition."""
         served = self._context.topics.get(topic)
         if served is None:
-            return no_topic.format(topic)
-        return None if number in served.directories else no_partition.format(topic, number)
+            raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, no_topic.format(topic))
+        if number not in served.directories:
+            raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, no_partition.format(topic, number))
 
     def _list_reassignments(
         self, request: Request[messages.ListPartitionReassignmentsRequest], connection: Peer
@@ -149,41 +150,19 @@ class Constants:
 
     def _reassign(
         self, request: Request[messages.AlterPartitionReassignmentsRequest], connection: Peer
-    ) -> Message:
-        kind = messages.AlterPartitionReassignmentsResponse
-        responses = []
-        for topic in request.body.topics:
-            partitions = []
-            for given in topic.partitions:
-                code = codes.UNKNOWN_TOPIC_OR_PARTITION
-                text = self._text_of_missing(
-                    topic.name,
-                    given.partition_index,
-                    "Unable to find a topic named {}.",
-                    "Unable to find partition {}:{}.",
-                )
-                if text is None:
-                    code, text = self._reassigned(given.replicas)
-                partitions.append(
-                    kind.ReassignablePartitionResponse(
-                        partition_index=given.partition_index, error_code=code, error_message=text
-                    )
-                )
-            responses.append(kind.ReassignableTopicResponse(name=topic.name, partitions=partitions))
-        return kind(
-            error_message=None,
-            allow_replication_factor_change=request.body.allow_replication_factor_change,
-            responses=responses,
-        )
-
-    def _reassigned(self, replicas: list[int] | None) -> tuple[int, str | None]:
-        if replicas is None:
-            return codes.NO_REASSIGNMENT_IN_PROGRESS, None
-        try:
-            check_replicas(replicas, self._context.node_id)
-        except Refused as refused:
-            return refused.code, refused.message
-        return 0, None
+    ) -> Any:
+        answer, missing = answer_with_rows(request), "Unable to find partition {}:{}."
+        answer.error_message = None
+        answer.allow_replication_factor_change = request.body.allow_replication_factor_change
+        for topic, described in zip(request.body.topics, answer.responses, strict=True):
+            for given, result in zip(topic.partitions, described.partitions, strict=True):
+                with Refusing(result):
+                    number = given.partition_index
+                    self._check_exists(topic.name, number, "Unable to find a topic named {}.", missing)
+                    if given.replicas is None:
+                        raise Refused(codes.NO_REASSIGNMENT_IN_PROGRESS, "")
+                    check_replicas(given.replicas, self._context.node_id)
+        return answer
 
     def _move(self, request: Request[messages.AlterReplicaLogDirsRequest], connection: Peer) -> Message:
         """Answer whether each partition is in the given log directory: no request moves one."""
@@ -211,30 +190,19 @@ class Constants:
             ]
         )
 
-    def _elect(self, request: Request[messages.ElectLeadersRequest], connection: Peer) -> Message:
+    def _elect(self, request: Request[messages.ElectLeadersRequest], connection: Peer) -> Any:
         kind = messages.ElectLeadersResponse
-        wanted = request.body.topic_partitions
-        if wanted is None:  # a partition whose leader stays is left out
+        if request.body.topic_partitions is None:  # a partition whose leader stays is left out
             results = [kind.ReplicaElectionResult(topic=topic.name) for topic in self._context.topics.all()]
             return kind(replica_election_results=results)
-        results = []
-        for topic in wanted:
-            partitions = []
-            for number in topic.partitions:
-                code = codes.UNKNOWN_TOPIC_OR_PARTITION
-                text = self._text_of_missing(
-                    topic.topic, number, "No such topic as {}", "No such partition as {}-{}"
-                )
-                if text is None:
-                    code, text = (
-                        codes.ELECTION_NOT_NEEDED,
-                        "Leader election not needed for topic partition.",
-                    )
-                partitions.append(
-                    kind.PartitionResult(partition_id=number, error_code=code, error_message=text)
-                )
-            results.append(kind.ReplicaElectionResult(topic=topic.topic, partition_result=partitions))
-        return kind(replica_election_results=results)
+        answer, missing = answer_with_rows(request), "No such partition as {}-{}"
+        for topic in answer.replica_election_results:
+            for result in topic.partition_result:
+                with Refusing(result):
+                    self._check_exists(topic.topic, result.partition_id, "No such topic as {}", missing)
+                    text = "Leader election not needed for topic partition."
+                    raise Refused(codes.ELECTION_NOT_NEEDED, text)
+        return answer
 
     # -------------------------------------------------------------- cluster
 

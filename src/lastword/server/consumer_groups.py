@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.arrow import pa, pc
 from lastword.errors import MissingError
 from lastword.protocol import Request, codes, encode_stored, messages
-from lastword.protocol.schemas import Message
+from lastword.protocol.refusals import answer_with_rows
 from lastword.server import consumer_group_state as state
 from lastword.server.assignors import ASSIGNORS, Partition, Partitions
 from lastword.server.consumer_group_state import (
@@ -51,7 +51,6 @@ from lastword.server.consumer_group_state import (
     regex_key,
     with_current,
 )
-from lastword.server.context import NO_OPERATIONS
 from lastword.server.group_store import GROUP_OPERATIONS, Group, answer_of
 from lastword.server.timers import NO_TIMER
 from lastword.server.topics import Refused, Refusing
@@ -435,13 +434,10 @@ class ConsumerGroups:
 
     # -------------------------------------------------------------- describe
 
-    def _describe(self, request: Request[messages.ConsumerGroupDescribeRequest], connection: Peer) -> Message:
-        described = []
-        for group_id in request.body.group_ids:
-            result = messages.ConsumerGroupDescribeResponse.DescribedGroup(
-                group_id=group_id, authorized_operations=NO_OPERATIONS
-            )
-            described.append(result)
+    def _describe(self, request: Request[messages.ConsumerGroupDescribeRequest], connection: Peer) -> Any:
+        answer = answer_with_rows(request)
+        for result in answer.groups:
+            group_id = result.group_id
             with Refusing(result, only=Refused):
                 group = self._store.get(group_id)
                 if not group_id:
@@ -449,7 +445,7 @@ class ConsumerGroups:
                 self._describe_group(_consumer_group(group, group_id), result)
                 if request.body.include_authorized_operations:
                     result.authorized_operations = GROUP_OPERATIONS
-        return messages.ConsumerGroupDescribeResponse(groups=described)
+        return answer
 
     def _describe_group(self, group: ConsumerGroup, result: Any) -> None:
         response = messages.ConsumerGroupDescribeResponse

@@ -662,48 +662,29 @@ class Fetches:
         partitions = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
         return self._context.with_logs(partitions, lambda: self._ends_of_epochs(request))
 
-    def _ends_of_epochs(self, request: Request[messages.OffsetForLeaderEpochRequest]) -> Message:
-        topics = []
-        for topic in request.body.topics:
-            partitions: list[Any] = []
-            topics.append(
-                messages.OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
-                    topic=topic.topic, partitions=partitions
-                )
-            )
-            for partition in topic.partitions:
-                answer = messages.OffsetForLeaderEpochResponse.EpochEndOffset(
-                    partition=partition.partition, leader_epoch=-1, end_offset=-1
-                )
-                partitions.append(answer)
-                with Refusing(answer, text=False):
-                    log = self._log(
-                        topic.topic, ZERO_UUID, partition.partition, partition.current_leader_epoch
-                    )
-                    answer.leader_epoch, answer.end_offset = _end_of_epoch(log, partition.leader_epoch)
-        return messages.OffsetForLeaderEpochResponse(topics=topics)
+    def _ends_of_epochs(self, request: Request[messages.OffsetForLeaderEpochRequest]) -> Any:
+        from lastword.protocol.refusals import answer_with_rows
+
+        answer = answer_with_rows(request)
+        for topic, described in zip(request.body.topics, answer.topics, strict=True):
+            for wanted, result in zip(topic.partitions, described.partitions, strict=True):
+                with Refusing(result, text=False):
+                    log = self._log(topic.topic, ZERO_UUID, wanted.partition, wanted.current_leader_epoch)
+                    result.leader_epoch, result.end_offset = _end_of_epoch(log, wanted.leader_epoch)
+        return answer
 
     # -------------------------------------------------------------- DeleteRecords
 
-    def _delete_records(self, request: Request[messages.DeleteRecordsRequest], connection: Peer) -> Message:
-        topics = []
-        for topic in request.body.topics:
-            partitions: list[Any] = []
-            topics.append(
-                messages.DeleteRecordsResponse.DeleteRecordsTopicResult(
-                    name=topic.name, partitions=partitions
-                )
-            )
-            for partition in topic.partitions:
-                answer = messages.DeleteRecordsResponse.DeleteRecordsPartitionResult(
-                    partition_index=partition.partition_index, low_watermark=-1
-                )
-                partitions.append(answer)
-                with Refusing(answer, text=False):
-                    answer.low_watermark = self._raise_start(
-                        topic.name, partition.partition_index, partition.offset
-                    )
-        return messages.DeleteRecordsResponse(topics=topics)
+    def _delete_records(self, request: Request[messages.DeleteRecordsRequest], connection: Peer) -> Any:
+        from lastword.protocol.refusals import answer_with_rows
+
+        answer = answer_with_rows(request)
+        for topic, described in zip(request.body.topics, answer.topics, strict=True):
+            for wanted, result in zip(topic.partitions, described.partitions, strict=True):
+                with Refusing(result, text=False):
+                    number, offset = wanted.partition_index, wanted.offset
+                    result.low_watermark = self._raise_start(topic.name, number, offset)
+        return answer
 
     def _raise_start(self, name: str, partition: int, offset: int) -> int:
         from lastword.api.cleaning import trim

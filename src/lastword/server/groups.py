@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError
 from lastword.protocol import Request, codes, messages
-from lastword.protocol.refusals import error_answer
+from lastword.protocol.refusals import answer_with_rows, error_answer
 from lastword.protocol.schemas import Message, stored_keys
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_group_state import KEYS as CONSUMER_KEYS
@@ -302,11 +302,9 @@ class Groups:
         )
 
     def _delete(self, request: Request[messages.DeleteGroupsRequest], connection: Peer) -> Any:
-        results = []
-        stored = []
-        for group_id in request.body.groups_names:
-            result = messages.DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
-            results.append(result)
+        answer, stored = answer_with_rows(request), []
+        for result in answer.results:
+            group_id = result.group_id
             with Refusing(result, text=False, only=Refused):
                 group = self.store.get(group_id)
                 if group is None:
@@ -320,7 +318,7 @@ class Groups:
                 self.store.remove(group_id)
         syncs = [sync for sync in stored if sync is not None]
         durable = asyncio.gather(*syncs) if syncs else None
-        return self.store.answer_after(durable, messages.DeleteGroupsResponse(results=results))
+        return self.store.answer_after(durable, answer)
 
 
 def _log_failure(done: asyncio.Future[Any]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lastword.protocol import Request, codes, encode_stored, messages
+from lastword.protocol.refusals import answer_with_rows
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_group_state import ConsumerGroup
@@ -373,32 +374,21 @@ class Offsets:
         subscribed, are_consumers = group.subscribed(), group.protocol_type == "consumer"
         if not group.is_empty and not are_consumers:
             raise Refused(codes.NON_EMPTY_GROUP, "")
-        topics: list[Any] = []
-        known = set(self.partitions_of(group))
+        answer, known = answer_with_rows(request), set(self.partitions_of(group))
         named: dict[tuple[str, int], None] = {}  # a request may name a partition twice
-        for topic in body.topics:
-            partitions: list[Any] = []
-            topics.append(
-                messages.OffsetDeleteResponse.OffsetDeleteResponseTopic(
-                    name=topic.name, partitions=partitions
-                )
-            )
-            for partition in topic.partitions:
-                result = messages.OffsetDeleteResponse.OffsetDeleteResponsePartition(
-                    partition_index=partition.partition_index
-                )
-                partitions.append(result)
-                served = self._context.topics.find(topic.name)
-                if _unknown(served, partition.partition_index, by_id=False):
+        for topic in answer.topics:
+            served = self._context.topics.find(topic.name)
+            for result in topic.partitions:
+                if _unknown(served, result.partition_index, by_id=False):
                     result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
                 elif are_consumers and (subscribed is None or topic.name in subscribed):
                     result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
-                elif (topic.name, partition.partition_index) in known:
-                    named[topic.name, partition.partition_index] = None
+                elif (topic.name, result.partition_index) in known:
+                    named[topic.name, result.partition_index] = None
         gone = list(named)
         stored = self._store.append(group.id, [(offset_key(group.id, *at), None) for at in gone])
         self.deleted(group, gone)
-        return self._store.answer_after(stored, messages.OffsetDeleteResponse(topics=topics))
+        return self._store.answer_after(stored, answer)
 
 
 def _unknown(served: ServedTopic | None, partition: int, *, by_id: bool) -> int:

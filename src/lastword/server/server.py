@@ -221,7 +221,7 @@ class ClientConnection:
                 self._handle(request)
                 if self._loop.time() > end:
                     self._is_resting = True
-                    self._loop.call_soon(self._after_rest)
+                    self._loop.call_soon(self._resume)
                     break
         except (MalformedMessageError, UnsupportedVersionError) as error:
             self.refuse(error.message, "malformed")
@@ -245,12 +245,14 @@ class ClientConnection:
         """Take note that a Produce has its place in a commit. Those behind it may follow."""
         self._begun = request
         if self._in_work and self._in_work[-1].request is request:
-            self._loop.call_soon(self._after_rest)
+            self._loop.call_soon(self._resume)
 
-    def _after_rest(self) -> None:
+    def _resume(self) -> None:
+        """Send the answers that are there, and handle the requests that were received."""
+        self._send_answers()
         if not self._is_closed:
             self._handle_requests()
-            self._account()
+        self._account()
 
     def _handle(self, request: Request[Any]) -> None:
         self._client_id = request.client_id
@@ -278,10 +280,7 @@ class ClientConnection:
             if not answer.cancelled():
                 answer.exception()
             return
-        self._send_answers()
-        if not self._is_closed:
-            self._handle_requests()
-        self._account()
+        self._resume()
 
     def _send_answers(self) -> None:
         """Send the answers that are there, in the order of the requests, as far as the client takes them."""
@@ -455,10 +454,7 @@ class ClientConnection:
             self._shake()
             return
         self._flush()
-        self._send_answers()
-        if not self._is_closed:
-            self._handle_requests()
-        self._account()
+        self._resume()
 
     # -------------------------------------------------------------- limits
 

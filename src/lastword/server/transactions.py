@@ -153,10 +153,8 @@ class TransactionCoordinator:
     def _load(self) -> asyncio.Future[Any]:
         """Return a future that is done when the state is loaded; again, if its topic was deleted."""
         loading = self._loading
-        is_gone = (
-            loading is not None and loading.done() and self._context.topics.get(TRANSACTIONS_TOPIC) is None
-        )
-        is_gone = is_gone or (loading is not None and loading.done() and self.topic.is_lost)
+        is_gone = loading is not None and loading.done()
+        is_gone = is_gone and (self.topic.is_lost or self._context.topics.get(TRANSACTIONS_TOPIC) is None)
         if is_gone:
             self._transactional_ids.clear()
         if loading is None or is_gone or (loading.done() and loading.exception() is not None):

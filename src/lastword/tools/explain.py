@@ -175,9 +175,9 @@ def explain(
     """
     versions: tuple[Version, ...] = ()
     quarantined = quarantine.load(view.files, view.directory)
-    if key is not None:
-        versions = _Explainer(view, config, plan, quarantined, now_ms, due_ms).versions(key)
     held = leases.load(view.files, view.directory, now_ms)
+    if key is not None:
+        versions = _Explainer(view, config, plan, quarantined, now_ms, due_ms, held).versions(key)
     return Explanation(view.topic, view.partition, plan, versions, key, held, quarantined)
 
 
@@ -237,23 +237,15 @@ def _bulk(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Bat
 # ---------------------------------------------------------------- the rule of each version
 
 
+@dataclass(frozen=True, slots=True)
 class _Explainer:
-    def __init__(
-        self,
-        view: PartitionView,
-        config: TopicConfig,
-        plan: Plan,
-        quarantined: Quarantine | None,
-        now_ms: int,
-        due_ms: Callable[[int], int | None],
-    ) -> None:
-        self.view = view
-        self.config = config
-        self.plan = plan
-        self.quarantine = quarantined
-        self.now_ms = now_ms
-        self.due_ms = due_ms
-        self.leases = leases.load(view.files, view.directory, now_ms)
+    view: PartitionView
+    config: TopicConfig
+    plan: Plan
+    quarantine: Quarantine | None
+    now_ms: int
+    due_ms: Callable[[int], int | None]
+    leases: Leases
 
     def versions(self, key: bytes) -> tuple[Version, ...]:
         transactions = Outcomes(self.view, self.view.log_end)

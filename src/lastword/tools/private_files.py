@@ -83,21 +83,14 @@ def problem_of(path: str, error: LastwordError) -> Problem:
 # ---------------------------------------------------------------- one function for each kind
 
 
-def _framed(form: Framed) -> Reader:
-    def read(files: Files, path: str) -> Fields:
-        for name, value in (form.load(files, path) or {}).items():
-            yield name, str(value)
-
-    return read
-
-
-def _typed(form: Framed, check: Callable[[Files, str], object]) -> Reader:
-    """Return a reader as `_framed`, for a file whose module checks the fields."""
+def _framed(form: Framed, check: Callable[[Files, str], object] | None = None) -> Reader:
+    """Return the reader of a framed file. `check` raises an error if its fields are not valid."""
 
     def read(files: Files, path: str) -> Fields:
         fields = form.load(files, path) or {}
-        with form.reading(path):
-            check(files, path)
+        if check is not None:
+            with form.reading(path):
+                check(files, path)
         for name, value in fields.items():
             yield name, str(value)
 
@@ -246,7 +239,7 @@ _NAMES: dict[str, Reader] = {
     names.ACCOUNTS: _accounts,
     names.SURVIVORSHIP: _framed(estimates.FORM),
     names.SUMMARY: _framed(snapshot.SUMMARY_FORM),
-    names.DROPPED_TOMBSTONES: _typed(removal_log.FORM, _removal_log),
+    names.DROPPED_TOMBSTONES: _framed(removal_log.FORM, _removal_log),
     names.QUARANTINE: _framed(quarantine.FORM),
     names.SYNCED: _synced,
     names.PRODUCERS: _journal,
@@ -256,7 +249,7 @@ _NAMES: dict[str, Reader] = {
     names.KEYS: _keys,
 }
 _PREFIXES: dict[str, Reader] = {
-    names.LEASE: _typed(leases.FORM, _lease),
+    names.LEASE: _framed(leases.FORM, _lease),
     names.KEY_RUN: _key_run,
     COMMITTED: _marker,
     OPEN: _marker,

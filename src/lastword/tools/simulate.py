@@ -105,11 +105,24 @@ class SimulatedLog:
     min.compaction.lag.ms, or with strategy `kafka` the time until the next cleaning.
     """
 
-    def __init__(self, topic: str, partition: int, trace: OverwriteTrace, config: TopicConfig) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        trace: OverwriteTrace,
+        config: TopicConfig,
+        strategy: str = "generational",
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.trace = trace
         self.config = config
+        self.strategy = strategy
+        self.meter = _Meter()
+        self.rows = 0  # appended so far
+        self.bytes_below = np.concatenate(([0], np.cumsum(trace.size_bytes)))
+        self.live = trace.live_bytes(config.delete_retention_ms)
+        self.kept = ""  # reason why the last check rewrote nothing
         self.segments: list[SimulatedSegment] = []
         self.scanned = 0  # number of segments whose keys were read
         self.closed_rows = 0
@@ -125,6 +138,16 @@ class SimulatedLog:
         self._tombstones = np.zeros(0, np.int64)  # rows of live tombstones in scanned segments
         self._since_ms = np.full(len(trace) if self._deletes else 0, NEVER)
         self._accounts: tuple[SegmentAccount, ...] | None = None
+
+    @property
+    def appended_bytes(self) -> int:
+        """Return the bytes that were appended so far."""
+        return int(self.bytes_below[self.rows])
+
+    @property
+    def active_bytes(self) -> int:
+        """Return the bytes of the active segment."""
+        return self.appended_bytes - int(self.bytes_below[self.closed_rows])
 
     # ---------------------------------------------------------------- growing
 
@@ -284,14 +307,13 @@ class SimulatedLog:
 
     # ---------------------------------------------------------------- statistics
 
-    def active(self, rows: int) -> SimulatedSegment:
-        """Return the active segment of a log of `rows` rows."""
-        held = np.arange(self.closed_rows, rows)
-        size = int(self.trace.size_bytes[held].sum())
-        largest = int(self.trace.time_ms[rows - 1]) if rows else 0
-        return SimulatedSegment(held, self.closed_rows, rows, size, largest, 0, 0)
+    def active(self) -> SimulatedSegment:
+        """Return the active segment."""
+        held = np.arange(self.closed_rows, self.rows)
+        largest = int(self.trace.time_ms[self.rows - 1]) if self.rows else 0
+        return SimulatedSegment(held, self.closed_rows, self.rows, self.active_bytes, largest, 0, 0)
 
-    def account(self, drive: str, active_bytes: int, strategy: str) -> PartitionAccount:
+    def account(self) -> PartitionAccount:
         """Return the statistics of the partition."""
         if self._accounts is None:
             self._accounts = tuple(_account(segment) for segment in self.segments[: self.scanned])
@@ -299,14 +321,26 @@ class SimulatedLog:
         return PartitionAccount(
             topic=self.topic,
             partition=self.partition,
-            drive=drive,
+            drive="",
             segments=below,
-            total_bytes=self.closed_bytes + active_bytes,
+            total_bytes=self.closed_bytes + self.active_bytes,
             limit=below[-1].next_offset if below else 0,
             segment_bytes=self.config.segment_bytes,
             min_cleanable_dirty_ratio=self.config.min_cleanable_dirty_ratio,
             max_compaction_lag_ms=self.config.max_compaction_lag_ms,
-            strategy=strategy,
+            strategy=self.strategy,
+        )
+
+    def idle(self) -> str:
+        """Return why no segment of this partition was rewritten."""
+        if len(self.trace) == self.trace.loaded:
+            return "nothing was appended since the last cleaning"
+        if any(end > self.trace.loaded for end in self.ends):
+            return self.kept
+        held, full = format_bytes(self.active_bytes), format_bytes(self.config.segment_bytes)
+        return (
+            f"no segment was closed: the active segment, which is not cleaned, has {held} of "
+            f"segment.bytes={full}"
         )
 
 
@@ -341,25 +375,21 @@ def group_by_source_size(
 
 def _account(segment: SimulatedSegment) -> SegmentAccount:
     if segment.account is None:
-        segment.account = _compute_account(segment)
+        segment.account = SegmentAccount(
+            base_offset=segment.base_offset,
+            next_offset=segment.next_offset,
+            size_bytes=segment.size_bytes,
+            records=segment.rows.size,
+            dead_records=segment.dead_records,
+            dead_bytes=segment.dead_bytes,
+            blocked_tombstone_bytes=segment.blocked_bytes,
+            garbage_age=segment.garbage_age,
+            garbage_age_at=segment.garbage_age_at,
+            written_at=segment.written_at,
+            death_rate=max(segment.death_rate, 0.0),
+            oldest_dead_ms=segment.oldest_dead_ms,
+        )
     return segment.account
-
-
-def _compute_account(segment: SimulatedSegment) -> SegmentAccount:
-    return SegmentAccount(
-        base_offset=segment.base_offset,
-        next_offset=segment.next_offset,
-        size_bytes=segment.size_bytes,
-        records=segment.rows.size,
-        dead_records=segment.dead_records,
-        dead_bytes=segment.dead_bytes,
-        blocked_tombstone_bytes=segment.blocked_bytes,
-        garbage_age=segment.garbage_age,
-        garbage_age_at=segment.garbage_age_at,
-        written_at=segment.written_at,
-        death_rate=max(segment.death_rate, 0.0),
-        oldest_dead_ms=segment.oldest_dead_ms,
-    )
 
 
 def _rate(segment: SimulatedSegment, write_clock: int) -> None:
@@ -482,7 +512,7 @@ def simulate(
     return drive.result(settings or {})
 
 
-class _DriveMeter:
+class _Meter:
     """Counts of a partition or of the drive, without the loaded rows."""
 
     def __init__(self) -> None:
@@ -503,13 +533,29 @@ class _DriveMeter:
         self.peak = max(self.peak, self.end)
         self.curve.append((appended, self.written_bytes, size, live))
 
+    def simulation(self, *, appended_bytes: int, idle: str, **facts: Any) -> Simulation:
+        """Return the result: the counts, beside `facts`, the fields of `Simulation` that are not counted."""
+        step = max(len(self.curve) // CURVE_POINTS, 1)
+        return Simulation(
+            appended_bytes=appended_bytes,
+            rounds=self.rounds,
+            read_bytes=self.read_bytes,
+            written_bytes=self.written_bytes,
+            write_amplification=self.written_bytes / max(appended_bytes, 1),
+            read_amplification=self.read_bytes / max(appended_bytes, 1),
+            space_amplification=self.area / self.live_area if self.live_area else self.end,
+            space_amplification_peak=self.peak,
+            space_amplification_end=self.end,
+            idle="" if self.rounds else idle,
+            curve=tuple(Point(*point) for point in self.curve[::-1][::step][::-1]),
+            **facts,
+        )
+
 
 class _Drive:
     def __init__(
         self, parts: Sequence[TracedPartition], strategy: str | None, space_target: float, file_cost: float
     ) -> None:
-        self.parts = parts
-        self.strategies = [strategy or part.config.lastword_strategy for part in parts]
         self.space_target = space_target
         self.file_cost = file_cost
         compact = frozenset({"compact"})
@@ -519,19 +565,12 @@ class _Drive:
                 part.partition,
                 part.trace,
                 replace(part.config, cleanup_policy=compact, unread=None),
+                strategy or part.config.lastword_strategy,
             )
             for part in parts
         ]
-        self.bytes_below = [np.concatenate(([0], np.cumsum(part.trace.size_bytes))) for part in parts]
-        self.live = [part.trace.live_bytes(part.config.delete_retention_ms) for part in parts]
-        self.meters = [_DriveMeter() for _ in parts]
-        self.total = _DriveMeter()
-        self.kept = [""] * len(parts)  # reasons why the last check rewrote nothing
-        self.rows = [0] * len(parts)  # appended so far
-        self.loaded = sum(
-            int(bytes_below[part.trace.loaded])
-            for bytes_below, part in zip(self.bytes_below, parts, strict=True)
-        )
+        self.total = _Meter()
+        self.loaded = sum(int(log.bytes_below[log.trace.loaded]) for log in self.logs)
         self.write_clock = 0
 
     # ---------------------------------------------------------------- time
@@ -543,115 +582,96 @@ class _Drive:
             for end in log.ends
         )
         for number, (now_ms, index, end) in enumerate(events):
-            self._append_until(now_ms, index, end)
-            self.logs[index].close(end, self.write_clock)
+            log = self.logs[index]
+            self._append_until(now_ms, log, end)
+            log.close(end, self.write_clock)
             self._sample_all()
-            if self.strategies[index] == "generational":
-                self._read(index, self.logs[index].scan_ripe(self.write_clock, now_ms))
+            if log.strategy == "generational":
+                self._count(log, read=log.scan_ripe(self.write_clock, now_ms))
                 self._generational(now_ms)
             else:
-                self._whole_log(index, now_ms)
+                self._whole_log(log, now_ms)
             self._sample_all()
             if progress is not None:
                 progress(number + 1, len(events))
-        for index, log in enumerate(self.logs):
-            self.rows[index] = len(log.trace)
-        self.write_clock = sum(int(bytes_below[-1]) for bytes_below in self.bytes_below)
+        for log in self.logs:
+            log.rows = len(log.trace)
+        self.write_clock = sum(log.appended_bytes for log in self.logs)
         self._sample_all()
 
-    def _append_until(self, now_ms: int, index: int, end: int) -> None:
-        for other, log in enumerate(self.logs):
-            rows = end if other == index else int(np.searchsorted(log.trace.time_ms, now_ms))
-            self.rows[other] = max(self.rows[other], rows)
-        self.write_clock = sum(
-            int(bytes_below[rows]) for bytes_below, rows in zip(self.bytes_below, self.rows, strict=True)
-        )
-
-    def _active_bytes(self, index: int) -> int:
-        return int(
-            self.bytes_below[index][self.rows[index]] - self.bytes_below[index][self.logs[index].closed_rows]
-        )
+    def _append_until(self, now_ms: int, closing: SimulatedLog, end: int) -> None:
+        for log in self.logs:
+            rows = end if log is closing else int(np.searchsorted(log.trace.time_ms, now_ms))
+            log.rows = max(log.rows, rows)
+        self.write_clock = sum(log.appended_bytes for log in self.logs)
 
     def _sample_all(self) -> None:
         if self.write_clock < self.loaded:
             return
         size = live = 0
-        for index, (log, meter) in enumerate(zip(self.logs, self.meters, strict=True)):
-            held = log.closed_bytes + self._active_bytes(index)
-            newest = int(self.live[index][self.rows[index]])
-            meter.sample(int(self.bytes_below[index][self.rows[index]]), held, newest)
+        for log in self.logs:
+            held, newest = log.closed_bytes + log.active_bytes, int(log.live[log.rows])
+            log.meter.sample(log.appended_bytes, held, newest)
             size, live = size + held, live + newest
         self.total.sample(self.write_clock, size, live)
 
     # ---------------------------------------------------------------- strategies
 
     def _generational(self, now_ms: int) -> None:
-        for log, strategy in zip(self.logs, self.strategies, strict=True):
-            if strategy == "generational":
-                log.expire_tombstones(self.write_clock, now_ms)
+        logs = [log for log in self.logs if log.strategy == "generational"]
+        for log in logs:
+            log.expire_tombstones(self.write_clock, now_ms)
         while True:
-            accounts = tuple(
-                log.account("", self._active_bytes(index), self.strategies[index])
-                for index, log in enumerate(self.logs)
-            )
-            choice = choose_drive(
-                DriveAccount("", self.write_clock, self.space_target, self.file_cost, accounts), now_ms
-            )
+            accounts = tuple(log.account() for log in self.logs)
+            drive = DriveAccount("", self.write_clock, self.space_target, self.file_cost, accounts)
+            choice = choose_drive(drive, now_ms)
             run = choice.run
             if run is None:
-                for index, strategy in enumerate(self.strategies):
-                    if strategy == "generational":
-                        self.kept[index] = choice.text
+                for log in logs:
+                    log.kept = choice.text
                 return
-            index = next(
-                i
-                for i, part in enumerate(self.parts)
-                if (part.topic, part.partition) == (run.topic, run.partition)
-            )
-            self._rewrite(index, run.first, run.last, max(run.files_out, 1))
-            self._count(index, rounds=1)
-            self.logs[index].expire_tombstones(self.write_clock, now_ms)
+            name = run.topic, run.partition
+            log = next(log for log in self.logs if (log.topic, log.partition) == name)
+            self._rewrite(log, run.first, run.last, max(run.files_out, 1))
+            self._count(log, rounds=1)
+            log.expire_tombstones(self.write_clock, now_ms)
 
-    def _whole_log(self, index: int, now_ms: int) -> None:
-        log = self.logs[index]
+    def _whole_log(self, log: SimulatedLog, now_ms: int) -> None:
         config = log.config
-        segments = [*log.segments, log.active(self.rows[index])]
-        state = LogState(log.topic, log.partition, segments, log_start=0, log_end=self.rows[index])
+        state = LogState(
+            log.topic, log.partition, [*log.segments, log.active()], log_start=0, log_end=log.rows
+        )
         plan = choose(state, config, CleanRequest(log.first_dirty, due=True, map_bytes=0), now_ms)
         if plan.action != "clean":
-            self.kept[index] = plan.reasons[0].text if plan.reasons else ""
+            log.kept = plan.reasons[0].text if plan.reasons else ""
             return
         count = sum(segment.base_offset < plan.limit for segment in log.segments)
         dirty = sum(s.size_bytes for s in log.segments[:count] if s.next_offset > log.first_dirty)
         log.scan(count, self.write_clock, now_ms)
         log.expire_tombstones_as_kafka(self.write_clock, now_ms)
         chosen: Iterator[tuple[int, int]]
-        if self.strategies[index] == "broker":
-            self._read(index, dirty)
+        if log.strategy == "broker":
+            self._count(log, read=dirty)
             chosen = group_by_source_size(log.segments[:count], config.segment_bytes)
         else:
-            self._read(index, sum(segment.size_bytes for segment in log.segments[:count]))
+            self._count(log, read=sum(segment.size_bytes for segment in log.segments[:count]))
             limits = OutputLimits(
                 config.segment_bytes, config.segment_index_bytes, config.index_interval_bytes
             )
             chosen = ((segments.first, segments.last) for segments in group(log.segments[:count], limits))
         for first, last in reversed(list(chosen)):  # from the end: a rewrite changes the indexes after it
-            self._rewrite(index, first, last, 1)
+            self._rewrite(log, first, last, 1)
         log.first_dirty = plan.limit
-        self._count(index, rounds=1)
+        self._count(log, rounds=1)
 
-    def _rewrite(self, index: int, first: int, last: int, files: int) -> None:
-        read, written = self.logs[index].rewrite(first, last, files, self.write_clock)
-        self._read(index, read)
-        self._count(index, written=written)
+    def _rewrite(self, log: SimulatedLog, first: int, last: int, files: int) -> None:
+        read, written = log.rewrite(first, last, files, self.write_clock)
+        self._count(log, read=read, written=written)
 
-    def _read(self, index: int, size_bytes: int) -> None:
-        self._count(index, read=size_bytes)
-
-    def _count(self, index: int, *, rounds: int = 0, read: int = 0, written: int = 0) -> None:
+    def _count(self, log: SimulatedLog, *, rounds: int = 0, read: int = 0, written: int = 0) -> None:
         if self.write_clock <= self.loaded:
             return
-        for meter in (self.meters[index], self.total):
+        for meter in (log.meter, self.total):
             meter.rounds += rounds
             meter.read_bytes += read
             meter.written_bytes += written
@@ -660,83 +680,31 @@ class _Drive:
 
     def result(self, settings: dict[str, Any]) -> Simulated:
         each = tuple(
-            self._simulation(
-                meter,
-                part.topic,
-                part.partition,
-                strategy,
-                settings,
-                part.trace.share,
-                len(part.trace) - part.trace.loaded,
-                int(bytes_below[-1] - bytes_below[part.trace.loaded]),
-                len(log.segments) + 1,
-                self._idle(index),
+            log.meter.simulation(
+                topic=log.topic,
+                partition=log.partition,
+                strategy=log.strategy,
+                settings=dict(settings),
+                share=log.trace.share,
+                records=len(log.trace) - log.trace.loaded,
+                appended_bytes=int(log.bytes_below[-1] - log.bytes_below[log.trace.loaded]),
+                segments=len(log.segments) + 1,
+                idle=log.idle(),
             )
-            for index, (meter, part, strategy, bytes_below, log) in enumerate(
-                zip(self.meters, self.parts, self.strategies, self.bytes_below, self.logs, strict=True)
-            )
+            for log in self.logs
         )
-        drive = self._simulation(
-            self.total,
-            "",
-            -1,
-            ", ".join(sorted(set(self.strategies))),
-            settings,
-            min((simulation.share for simulation in each), default=1.0),
-            sum(simulation.records for simulation in each),
-            sum(simulation.appended_bytes for simulation in each),
-            sum(simulation.segments for simulation in each),
-            "; ".join(dict.fromkeys(simulation.idle for simulation in each if simulation.idle)),
+        drive = self.total.simulation(
+            topic="",
+            partition=-1,
+            strategy=", ".join(sorted({log.strategy for log in self.logs})),
+            settings=dict(settings),
+            share=min((simulation.share for simulation in each), default=1.0),
+            records=sum(simulation.records for simulation in each),
+            appended_bytes=sum(simulation.appended_bytes for simulation in each),
+            segments=sum(simulation.segments for simulation in each),
+            idle="; ".join(dict.fromkeys(simulation.idle for simulation in each if simulation.idle)),
         )
         return Simulated(drive, each)
-
-    def _idle(self, index: int) -> str:
-        """Return why no segment of this partition was rewritten."""
-        log, trace = self.logs[index], self.parts[index].trace
-        if len(trace) == trace.loaded:
-            return "nothing was appended since the last cleaning"
-        if any(end > trace.loaded for end in log.ends):
-            return self.kept[index]
-        held, full = self._active_bytes(index), log.config.segment_bytes
-        return (
-            f"no segment was closed: the active segment, which is not cleaned, has {format_bytes(held)} of "
-            f"segment.bytes={format_bytes(full)}"
-        )
-
-    def _simulation(
-        self,
-        meter: _DriveMeter,
-        topic: str,
-        partition: int,
-        strategy: str,
-        settings: dict[str, Any],
-        share: float,
-        records: int,
-        appended: int,
-        segments: int,
-        idle: str,
-    ) -> Simulation:
-        step = max(len(meter.curve) // CURVE_POINTS, 1)
-        return Simulation(
-            topic=topic,
-            partition=partition,
-            strategy=strategy,
-            settings=dict(settings),
-            share=share,
-            records=records,
-            appended_bytes=appended,
-            rounds=meter.rounds,
-            read_bytes=meter.read_bytes,
-            written_bytes=meter.written_bytes,
-            write_amplification=meter.written_bytes / max(appended, 1),
-            read_amplification=meter.read_bytes / max(appended, 1),
-            space_amplification=meter.area / meter.live_area if meter.live_area else meter.end,
-            space_amplification_peak=meter.peak,
-            space_amplification_end=meter.end,
-            segments=segments,
-            idle="" if meter.rounds else idle,
-            curve=tuple(Point(*point) for point in meter.curve[::-1][::step][::-1]),
-        )
 
 
 WIDTH, HEIGHT = 800, 520
