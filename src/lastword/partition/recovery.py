@@ -298,9 +298,7 @@ def _build_txn_index(files: Files, private: str, base: int, entries: list[Aborte
     """Write the index of a part. An aborted transaction is noted in the segment that has its marker."""
     if entries:
         path = os.path.join(private, names.segment_file(base, names.TXN_INDEX))
-        with files.open_append(path, create=True, exclusive=True) as handle:
-            handle.append(encode_aborted(entries))
-            handle.fsync()
+        files.write_new(path, encode_aborted(entries))
 
 
 def _publish(files: Files, segment: Segment, private: str, bases: list[int]) -> None:
