@@ -33,9 +33,9 @@ when the partition is opened to append, before `expire`, and at each check of th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from lastword.config import TopicConfig
@@ -121,23 +121,47 @@ def decide(
         upper_offset: No segment that ends above it is removed: the high watermark, or the start of an
             incomplete commit. None: the log end.
     """
-    nothing = Deletion(topic, partition, 0, 0, log_start, config.policy_unknown, (NO_POLICY,), log_start)
     if config.policy is None:
-        return nothing
+        return Deletion(
+            topic,
+            partition,
+            0,
+            0,
+            log_start,
+            config.policy_unknown,
+            (NO_POLICY,),
+            log_start,
+        )
     top = log_end if upper_offset is None else min(log_end, upper_offset)
     prefix = _Prefix(segments, log_end, top)
     reasons: list[str] = []
     codes: list[str] = []
-    for code, deletable in prefix.rules(config, log_start, now_ms):
-        taken = prefix.take(deletable)
+    for code, rule in _passes(config, log_start, now_ms):
+        taken = prefix.take(rule(prefix))
         if taken:
             codes.append(code)
             reasons.append(_sentence(code, taken, config, log_start))
     if not prefix.gone:
-        return replace(nothing, reason=_reason_to_keep(prefix, config, now_ms), codes=(WITHIN,))
-    count, freed_bytes = len(prefix.gone), sum(segment.size for segment in prefix.gone)
-    start, reason = max(log_start, prefix.next_base(count - 1)), "; ".join(reasons)
-    return Deletion(topic, partition, count, freed_bytes, start, reason, tuple(codes), log_start)
+        return Deletion(
+            topic,
+            partition,
+            0,
+            0,
+            log_start,
+            _reason_to_keep(prefix, config, now_ms),
+            (WITHIN,),
+            log_start,
+        )
+    return Deletion(
+        topic,
+        partition,
+        len(prefix.gone),
+        sum(segment.size for segment in prefix.gone),
+        max(log_start, prefix.next_base(len(prefix.gone) - 1)),
+        "; ".join(reasons),
+        tuple(codes),
+        log_start,
+    )
 
 
 class _Prefix:
@@ -174,28 +198,37 @@ class _Prefix:
             self.count += 1
         return self.segments[before : self.count]
 
-    def rules(
-        self, config: TopicConfig, log_start: int, now_ms: int
-    ) -> Iterator[tuple[str, Callable[[int, Segment], bool]]]:
-        """Yield each rule with its code, when the rules before have taken their segments."""
-        last = len(self.segments) - 1
-        yield LOG_START, lambda index, _: index < last and self.next_base(index) <= log_start
-        if config.deletes and config.retention_bytes >= 0:
-            yield BYTES, self._too_large(config.retention_bytes)
-        if config.deletes and config.retention_ms >= 0:
-            yield MS, lambda _, segment: _is_old(segment, now_ms - config.retention_ms)
 
-    def _too_large(self, limit: int) -> Callable[[int, Segment], bool]:
-        over = sum(segment.size for segment in self.left) - limit
+_Rule = Callable[[_Prefix], Callable[[int, Segment], bool]]
 
-        def rule(index: int, segment: Segment) -> bool:
-            nonlocal over
-            if over - segment.size < 0:
-                return False
-            over -= segment.size
-            return True
 
-        return rule
+def _passes(config: TopicConfig, log_start: int, now_ms: int) -> list[tuple[str, _Rule]]:
+    passes: list[tuple[str, _Rule]] = [(LOG_START, lambda prefix: _breached(prefix, log_start))]
+    if config.deletes and config.retention_bytes >= 0:
+        passes.append((BYTES, lambda prefix: _too_large(prefix, config.retention_bytes)))
+    if config.deletes and config.retention_ms >= 0:
+        passes.append((MS, lambda prefix: lambda _, segment: _is_old(segment, now_ms - config.retention_ms)))
+    return passes
+
+
+def _breached(prefix: _Prefix, log_start: int) -> Callable[[int, Segment], bool]:
+    def rule(index: int, segment: Segment) -> bool:
+        return index + 1 < len(prefix.segments) and prefix.segments[index + 1].base_offset <= log_start
+
+    return rule
+
+
+def _too_large(prefix: _Prefix, limit: int) -> Callable[[int, Segment], bool]:
+    over = sum(segment.size for segment in prefix.left) - limit
+
+    def rule(index: int, segment: Segment) -> bool:
+        nonlocal over
+        if over - segment.size < 0:
+            return False
+        over -= segment.size
+        return True
+
+    return rule
 
 
 def _is_old(segment: Segment, before_ms: int) -> bool:
