@@ -309,7 +309,7 @@ def test_an_append_that_loses_its_last_byte(each: LogBuilder, monkeypatch: pytes
 
 
 def test_a_dropped_newest_record(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = output.repack_rows
+    real = output.loops.repack_rows
 
     def forgetful(*args: Any) -> Any:
         given = named(real, args)
@@ -319,7 +319,7 @@ def test_a_dropped_newest_record(each: LogBuilder, monkeypatch: pytest.MonkeyPat
             given["row"] = max(given["row"], 1)
         return real(*given.values())
 
-    monkeypatch.setattr(output, "repack_rows", forgetful)
+    monkeypatch.setattr(output.loops, "repack_rows", forgetful)
     assert "records instead of" in refused(each).message
 
 

@@ -364,7 +364,7 @@ def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: p
     """A planted fault: the output omits a marker that must stay."""
     from lastword.cleaner.engine import output, rewrite
 
-    real = output.repack_rows
+    real = output.loops.repack_rows
     producer = Producer(users)
     producer.put(("a", 1)).commit()
     producer.put(("a", 2)).commit()
@@ -375,7 +375,7 @@ def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: p
         retain[1] = rewrite.DROP
         return real(source, rows, row, retain, *rest)
 
-    monkeypatch.setattr(output, "repack_rows", plant)
+    monkeypatch.setattr(output.loops, "repack_rows", plant)
     with pytest.raises(CertificateError, match="transaction markers"):
         users.clean()
     assert len(markers(users)) == 2 and len(data(users)) == 2

@@ -32,8 +32,7 @@ def name_aside(path: str) -> str:
 def write_whole(files: Files, path: str, data: bytes) -> None:
     """Write atomically: temporary file, then rename."""
     aside = name_aside(path)
-    with files.open_append(aside, create=True, exclusive=True) as out:
-        out.append(data)
+    files.write_new(aside, data, sync=False)
     files.rename(aside, path)
 
 

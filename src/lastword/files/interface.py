@@ -339,6 +339,14 @@ class Files(ABC):
         """
         return None
 
+    def write_new(self, path: Path, data: bytes, *, sync: bool = True) -> None:
+        """Write a file that does not exist yet. With `sync` its bytes are durable then, its name is not."""
+        with self.open_append(path, create=True, exclusive=True) as handle:
+            if data:
+                handle.append(data)
+            if sync:
+                handle.fsync()
+
     def write_atomic(self, path: Path, data: bytes, *, sync_name: bool = True) -> None:
         """Write atomically: temporary file, then rename. Durable when the call returns.
 

@@ -306,7 +306,8 @@ def ingest(
         shared: The open shared files of the runs, by name.
     """
     files, directory = log.files, log.directory
-    wanted = sorted(staged, key=lambda run: run.order)
+    # A writer that has both kinds of files wrote its shared one first.
+    wanted = sorted(staged, key=lambda run: (run.order, run.position is None))
     mark, folder = staging.committed_mark(directory, commit_id), staging_dir(directory, commit_id)
     owns_files = None in [run.position for run in wanted]
     if owns_files and files.exists(mark):

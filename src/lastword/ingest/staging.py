@@ -47,7 +47,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lastword.config import TopicConfig
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
@@ -104,23 +104,6 @@ class StagedRun:
     size_bytes: int
     records: int
     position: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields of a file of its own as a manifest holds them, where `order` is called `task`."""
-        return {
-            "topic": self.topic,
-            "partition": self.partition,
-            "task": self.order,
-            "name": self.name,
-            "size_bytes": self.size_bytes,
-            "records": self.records,
-        }
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> StagedRun:
-        """Build a run from the fields of its file. KeyError or TypeError if a field is missing or unknown."""
-        fields = dict(fields)
-        return cls(order=fields.pop("task"), **fields)
 
 
 def committed_mark(directory: str, commit_id: str) -> str:
@@ -491,7 +474,7 @@ KEEP_WRITERS_MS = 30 * 24 * 3600 * 1000
 """A writer that commits nothing for this long is removed."""
 MOST_BETWEEN_COMMITS_MS = 24 * 3600 * 1000
 """The most that counts as time between two commits, of any writers."""
-_FORMAT = 2
+_FORMAT = 3
 
 WRITERS_FORM = Framed(
     "writers",
@@ -517,16 +500,14 @@ class CommitManifest:
 
     def encoded(self) -> bytes:
         """Return the bytes of the file: a CRC-32 and JSON, which calls the commit `job`."""
-        shared: dict[tuple[int, str], list[tuple[str, int, int, int]]] = {}
+        staged: dict[tuple[int, str], list[tuple[str, int, int, int]]] = {}
         for run in self.runs:
-            if run.position is not None:
-                fields_of_run = (run.topic, run.partition, run.size_bytes, run.records)
-                shared.setdefault((run.order, run.name), []).append(fields_of_run)
+            fields_of_run = (run.topic, run.partition, run.size_bytes, run.records)
+            staged.setdefault((run.order, run.name), []).append(fields_of_run)
         fields = {
             "format": _FORMAT,
             "job": self.commit_id,
-            "shared": [{"task": order, "name": name, "runs": runs} for (order, name), runs in shared.items()],
-            "files": [run.to_json() for run in self.runs if run.position is None],
+            "files": [{"task": order, "name": name, "runs": runs} for (order, name), runs in staged.items()],
             "sync": self.sync,
             "writer": self.writer,
             "sequence": self.sequence,
@@ -544,8 +525,7 @@ class CommitManifest:
             fields = json.loads(body)
             if fields.pop("format") != _FORMAT:
                 raise ValueError("another version wrote it")
-            runs = [run for shared in fields.pop("shared") for run in _runs_of(**shared)]
-            runs += [StagedRun.from_json(staged) for staged in fields.pop("files")]
+            runs = [run for staged in fields.pop("files") for run in _runs_of(**staged)]
             return cls(fields.pop("job"), tuple(runs), **fields)
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptFileError(
@@ -557,10 +537,11 @@ class CommitManifest:
 
 
 def _runs_of(task: int, name: str, runs: Iterable[tuple[str, int, int, int]]) -> Iterator[StagedRun]:
-    """Yield the runs of a shared file, which follow each other without a gap."""
-    position = 0
+    """Yield the runs of a shared file, which follow each other without a gap, or a file of each partition."""
+    is_shared, position = name.startswith(names.STAGED), 0
     for topic, partition, size_bytes, records in runs:
-        yield StagedRun(topic, partition, task, name, size_bytes, records, position)
+        place = position if is_shared else None
+        yield StagedRun(topic, partition, task, name, size_bytes, records, place)
         position += size_bytes
 
 

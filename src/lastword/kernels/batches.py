@@ -5,6 +5,7 @@ Length, magic, checksum and offsets of each batch are checked before its row is 
 
 from __future__ import annotations
 
+from lastword import wire
 from lastword.kernels import (
     BAD_COUNT,
     BAD_CRC,
@@ -22,34 +23,6 @@ from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.legacy import read_entry
 from lastword.kernels.memory import load8, load16_be, load32, load32_be, load64_be, store32_be, store64_be
 from lastword.kernels.native import BOOLS, I64X2, READ_I64, READ_I64X2, READ_U8, U8, inline, kernel
-from lastword.wire import (
-    ATTRIBUTES_AT,
-    BASE_SEQUENCE_AT,
-    BASE_TIMESTAMP_AT,
-    CODEC_MASK,
-    COUNT_AT,
-    CRC_AT,
-    GZIP,
-    GZIP_GROWTH,
-    HEADER_BYTES,
-    INT64_MAX,
-    LAST_OFFSET_DELTA_AT,
-    LEADER_EPOCH_AT,
-    LENGTH_AT,
-    LZ4,
-    LZ4_GROWTH,
-    MAGIC_AT,
-    MAX_TIMESTAMP_AT,
-    OVERHEAD_BYTES,
-    PRODUCER_EPOCH_AT,
-    PRODUCER_ID_AT,
-    SMALLEST_LENGTH,
-    SMALLEST_RECORD_BYTES,
-    SNAPPY,
-    SNAPPY_GROWTH,
-    STEP_BYTES,
-    ZSTD_BLOCK_BYTES,
-)
 
 
 @inline
@@ -59,18 +32,18 @@ def _fill_row(table, row, raw, position, file_position, size, base_offset):
     table[row, fields.FILE_POSITION] = file_position + position
     table[row, fields.SIZE] = size
     table[row, fields.BASE_OFFSET] = base_offset
-    table[row, fields.LAST_OFFSET] = base_offset + load32_be(raw, position + LAST_OFFSET_DELTA_AT)
-    table[row, fields.ATTRIBUTES] = load16_be(raw, position + ATTRIBUTES_AT)
-    table[row, fields.COUNT] = load32_be(raw, position + COUNT_AT)
-    table[row, fields.BASE_TIMESTAMP] = load64_be(raw, position + BASE_TIMESTAMP_AT)
-    table[row, fields.MAX_TIMESTAMP] = load64_be(raw, position + MAX_TIMESTAMP_AT)
-    table[row, fields.PRODUCER_ID] = load64_be(raw, position + PRODUCER_ID_AT)
-    table[row, fields.PRODUCER_EPOCH] = load16_be(raw, position + PRODUCER_EPOCH_AT)
-    table[row, fields.BASE_SEQUENCE] = load32_be(raw, position + BASE_SEQUENCE_AT)
-    table[row, fields.LEADER_EPOCH] = load32_be(raw, position + LEADER_EPOCH_AT)
-    table[row, fields.CRC] = load32_be(raw, position + CRC_AT) & 0xFFFFFFFF
+    table[row, fields.LAST_OFFSET] = base_offset + load32_be(raw, position + wire.LAST_OFFSET_DELTA_AT)
+    table[row, fields.ATTRIBUTES] = load16_be(raw, position + wire.ATTRIBUTES_AT)
+    table[row, fields.COUNT] = load32_be(raw, position + wire.COUNT_AT)
+    table[row, fields.BASE_TIMESTAMP] = load64_be(raw, position + wire.BASE_TIMESTAMP_AT)
+    table[row, fields.MAX_TIMESTAMP] = load64_be(raw, position + wire.MAX_TIMESTAMP_AT)
+    table[row, fields.PRODUCER_ID] = load64_be(raw, position + wire.PRODUCER_ID_AT)
+    table[row, fields.PRODUCER_EPOCH] = load16_be(raw, position + wire.PRODUCER_EPOCH_AT)
+    table[row, fields.BASE_SEQUENCE] = load32_be(raw, position + wire.BASE_SEQUENCE_AT)
+    table[row, fields.LEADER_EPOCH] = load32_be(raw, position + wire.LEADER_EPOCH_AT)
+    table[row, fields.CRC] = load32_be(raw, position + wire.CRC_AT) & 0xFFFFFFFF
     table[row, fields.MAGIC] = 2
-    table[row, fields.RECORDS_POSITION] = position + HEADER_BYTES
+    table[row, fields.RECORDS_POSITION] = position + wire.HEADER_BYTES
     table[row, fields.RECORDS_END] = position + size
 
 
@@ -99,17 +72,17 @@ def walk_batches(
     while position < end:
         if row >= table.shape[0]:
             return row, position, next_offset, FULL
-        if end - position < STEP_BYTES:
+        if end - position < wire.STEP_BYTES:
             return row, position, next_offset, MORE
-        length = load32_be(raw, position + LENGTH_AT)
-        if length < SMALLEST_LENGTH:  # less than any magic needs; also the length in a zero-filled tail
+        length = load32_be(raw, position + wire.LENGTH_AT)
+        if length < wire.SMALLEST_LENGTH:  # less than any magic needs; also the length in a zero-filled tail
             return row, position, next_offset, BAD_LENGTH
-        magic = load8(raw, position + MAGIC_AT)
+        magic = load8(raw, position + wire.MAGIC_AT)
         if magic > 2:
             return row, position, next_offset, BAD_MAGIC
-        if magic == 2 and length < HEADER_BYTES - OVERHEAD_BYTES:
+        if magic == 2 and length < wire.HEADER_BYTES - wire.OVERHEAD_BYTES:
             return row, position, next_offset, BAD_LENGTH
-        size = length + OVERHEAD_BYTES
+        size = length + wire.OVERHEAD_BYTES
         if size > end - position:
             return row, position, next_offset, MORE
         if magic < 2:
@@ -121,17 +94,20 @@ def walk_batches(
             row += 1
             continue
         base_offset = load64_be(raw, position)
-        delta = load32_be(raw, position + LAST_OFFSET_DELTA_AT)
-        crc = load32_be(raw, position + CRC_AT) & 0xFFFFFFFF
-        if verify and crc_of(raw, position + ATTRIBUTES_AT, size - ATTRIBUTES_AT) != crc:
+        delta = load32_be(raw, position + wire.LAST_OFFSET_DELTA_AT)
+        crc = load32_be(raw, position + wire.CRC_AT) & 0xFFFFFFFF
+        if verify and crc_of(raw, position + wire.ATTRIBUTES_AT, size - wire.ATTRIBUTES_AT) != crc:
             return row, position, next_offset, BAD_CRC
-        if base_offset < next_offset or delta < 0 or base_offset > INT64_MAX - 1 - delta:
+        if base_offset < next_offset or delta < 0 or base_offset > wire.INT64_MAX - 1 - delta:
             return row, position, next_offset, BAD_OFFSET
-        attributes = load16_be(raw, position + ATTRIBUTES_AT)
-        count = load32_be(raw, position + COUNT_AT)
+        attributes = load16_be(raw, position + wire.ATTRIBUTES_AT)
+        count = load32_be(raw, position + wire.COUNT_AT)
         if count < 0 or count > delta + 1:
             return row, position, next_offset, BAD_COUNT
-        if attributes & CODEC_MASK == 0 and count > (size - HEADER_BYTES) // SMALLEST_RECORD_BYTES:
+        if (
+            attributes & wire.CODEC_MASK == 0
+            and count > (size - wire.HEADER_BYTES) // wire.SMALLEST_RECORD_BYTES
+        ):
             return row, position, next_offset, BAD_COUNT
         _fill_row(table, row, raw, position, file_position, size, base_offset)
         next_offset = base_offset + delta + 1
@@ -150,14 +126,14 @@ def valid_rows(data: READ_U8, table: READ_I64X2, rows: int) -> int:
     while row + 4 <= rows:
         crcs = crc_of_four(
             data,
-            table[row, fields.POSITION] + ATTRIBUTES_AT,
-            table[row, fields.SIZE] - ATTRIBUTES_AT,
-            table[row + 1, fields.POSITION] + ATTRIBUTES_AT,
-            table[row + 1, fields.SIZE] - ATTRIBUTES_AT,
-            table[row + 2, fields.POSITION] + ATTRIBUTES_AT,
-            table[row + 2, fields.SIZE] - ATTRIBUTES_AT,
-            table[row + 3, fields.POSITION] + ATTRIBUTES_AT,
-            table[row + 3, fields.SIZE] - ATTRIBUTES_AT,
+            table[row, fields.POSITION] + wire.ATTRIBUTES_AT,
+            table[row, fields.SIZE] - wire.ATTRIBUTES_AT,
+            table[row + 1, fields.POSITION] + wire.ATTRIBUTES_AT,
+            table[row + 1, fields.SIZE] - wire.ATTRIBUTES_AT,
+            table[row + 2, fields.POSITION] + wire.ATTRIBUTES_AT,
+            table[row + 2, fields.SIZE] - wire.ATTRIBUTES_AT,
+            table[row + 3, fields.POSITION] + wire.ATTRIBUTES_AT,
+            table[row + 3, fields.SIZE] - wire.ATTRIBUTES_AT,
         )
         for i in range(4):
             if crcs[i] != table[row + i, fields.CRC]:
@@ -165,7 +141,11 @@ def valid_rows(data: READ_U8, table: READ_I64X2, rows: int) -> int:
         row += 4
     while row < rows:
         if (
-            crc_of(data, table[row, fields.POSITION] + ATTRIBUTES_AT, table[row, fields.SIZE] - ATTRIBUTES_AT)
+            crc_of(
+                data,
+                table[row, fields.POSITION] + wire.ATTRIBUTES_AT,
+                table[row, fields.SIZE] - wire.ATTRIBUTES_AT,
+            )
             != table[row, fields.CRC]
         ):
             return row
@@ -202,7 +182,7 @@ def _zstd_bound(raw, position, end):
             head = load32(raw, position) & 0xFFFFFF
             last, kind, size = head & 1, head >> 1 & 3, head >> 3
             position += 3 + (1 if kind == 1 else size)  # a run stores only the repeated byte
-            bound += ZSTD_BLOCK_BYTES if kind == 2 else size
+            bound += wire.ZSTD_BLOCK_BYTES if kind == 2 else size
         if flags & 4:
             position += 4
     return bound if position == end else -1
@@ -244,17 +224,17 @@ def rows_that_fit(raw: READ_U8, table: READ_I64X2, rows: int, skip: READ_U8, max
     for row in range(rows):
         if row < skip.size and skip[row]:
             continue
-        codec = table[row, fields.ATTRIBUTES] & CODEC_MASK
+        codec = table[row, fields.ATTRIBUTES] & wire.CODEC_MASK
         size = table[row, fields.SIZE]
-        if codec == GZIP:
-            size *= GZIP_GROWTH
-        elif codec == SNAPPY:
-            size *= SNAPPY_GROWTH
-        elif codec == LZ4:
-            size *= LZ4_GROWTH
+        if codec == wire.GZIP:
+            size *= wire.GZIP_GROWTH
+        elif codec == wire.SNAPPY:
+            size *= wire.SNAPPY_GROWTH
+        elif codec == wire.LZ4:
+            size *= wire.LZ4_GROWTH
         elif codec:
             position = table[row, fields.POSITION]
-            size = _zstd_bound(raw, position + HEADER_BYTES, position + size)
+            size = _zstd_bound(raw, position + wire.HEADER_BYTES, position + size)
             if size < 0:
                 size = max_bytes + 1
         total += size
@@ -276,18 +256,18 @@ def assign_offsets(data: U8, sizes: READ_I64, next_offset: int, epoch: int, tabl
     end = data.size - SLACK
     while rows < min(sizes.size, table.shape[0]):
         size = sizes[rows]
-        if size < HEADER_BYTES or size > end - position:
+        if size < wire.HEADER_BYTES or size > end - position:
             break
         if (
-            load32_be(data, position + LENGTH_AT) != size - OVERHEAD_BYTES
-            or load8(data, position + MAGIC_AT) != 2
+            load32_be(data, position + wire.LENGTH_AT) != size - wire.OVERHEAD_BYTES
+            or load8(data, position + wire.MAGIC_AT) != 2
         ):
             break
-        delta = load32_be(data, position + LAST_OFFSET_DELTA_AT)
-        count = load32_be(data, position + COUNT_AT)
-        if delta < 0 or count < 0 or next_offset > INT64_MAX - 1 - delta:
+        delta = load32_be(data, position + wire.LAST_OFFSET_DELTA_AT)
+        count = load32_be(data, position + wire.COUNT_AT)
+        if delta < 0 or count < 0 or next_offset > wire.INT64_MAX - 1 - delta:
             break
-        if load64_be(data, position + PRODUCER_ID_AT) != -1:
+        if load64_be(data, position + wire.PRODUCER_ID_AT) != -1:
             break
         _fill_row(table, rows, data, position, 0, size, next_offset)
         table[rows, fields.LEADER_EPOCH] = epoch
@@ -299,5 +279,5 @@ def assign_offsets(data: U8, sizes: READ_I64, next_offset: int, epoch: int, tabl
         return valid
     for row in range(rows):
         store64_be(data, table[row, fields.POSITION], table[row, fields.BASE_OFFSET])
-        store32_be(data, table[row, fields.POSITION] + LEADER_EPOCH_AT, epoch)
+        store32_be(data, table[row, fields.POSITION] + wire.LEADER_EPOCH_AT, epoch)
     return rows

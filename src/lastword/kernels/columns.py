@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lastword import wire
 from lastword.kernels import BAD_COUNT, BAD_LENGTH, BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels import table as fields
 from lastword.kernels.hashing import crc_of
@@ -32,21 +33,6 @@ from lastword.kernels.native import (
     kernel,
 )
 from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word
-from lastword.wire import (
-    ATTRIBUTES_AT,
-    BASE_TIMESTAMP_AT,
-    CONTROL_BIT,
-    COUNT_AT,
-    CRC_AT,
-    HEADER_BYTES,
-    LAST_OFFSET_DELTA_AT,
-    LENGTH_AT,
-    LOG_APPEND_BIT,
-    MAGIC_AT,
-    MAX_TIMESTAMP_AT,
-    OVERHEAD_BYTES,
-    SMALLEST_RECORD_BYTES,
-)
 
 
 class ColumnArrays(NamedTuple):
@@ -78,7 +64,7 @@ class ColumnArrays(NamedTuple):
 def read_bounds(data, position, end):
     """Return (body position, body end, valid) of the record at `position` in a batch that ends at `end`."""
     size, body = read_varint(data, position)
-    return body, body + size, size >= SMALLEST_RECORD_BYTES - 1 and size <= end - body
+    return body, body + size, size >= wire.SMALLEST_RECORD_BYTES - 1 and size <= end - body
 
 
 @inline
@@ -199,7 +185,7 @@ def records_of(uncompressed, table, row):
     status = OK
     if position < 0 or position > end or end > uncompressed.size - SLACK:
         status = NO_SLACK
-    elif count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+    elif count < 0 or count > (end - position) // wire.SMALLEST_RECORD_BYTES:
         status = BAD_COUNT
     return position, end, count, status
 
@@ -229,7 +215,7 @@ def decode_rows(
     done = 0
     for row in range(rows):
         attributes = table[row, fields.ATTRIBUTES]
-        if attributes & CONTROL_BIT and not with_control:
+        if attributes & wire.CONTROL_BIT and not with_control:
             continue
         position, end, count, status = records_of(uncompressed, table, row)
         if status != OK:
@@ -239,7 +225,7 @@ def decode_rows(
         base_offset = table[row, fields.BASE_OFFSET]
         span = table[row, fields.LAST_OFFSET] - base_offset
         base_timestamp = table[row, fields.BASE_TIMESTAMP]
-        log_append = attributes & LOG_APPEND_BIT != 0
+        log_append = attributes & wire.LOG_APPEND_BIT != 0
         previous = -1
         for i in range(done, done + count):
             record = read_record(uncompressed, position, end, previous, span)
@@ -275,7 +261,7 @@ def decode_live_rows(
     done = 0
     for row in range(rows):
         attributes = table[row, fields.ATTRIBUTES]
-        if attributes & CONTROL_BIT:
+        if attributes & wire.CONTROL_BIT:
             continue
         base_offset = table[row, fields.BASE_OFFSET]
         gone = bits_between(dead, base_offset, table[row, fields.LAST_OFFSET])
@@ -288,7 +274,7 @@ def decode_live_rows(
             return done, row, FULL
         span = table[row, fields.LAST_OFFSET] - base_offset
         base_timestamp = table[row, fields.BASE_TIMESTAMP]
-        log_append = attributes & LOG_APPEND_BIT != 0
+        log_append = attributes & wire.LOG_APPEND_BIT != 0
         previous = -1
         word = np.uint64(0)
         word_number = np.int64(-1)
@@ -348,7 +334,7 @@ def check_records(
     if status != OK:
         return status, NO_TIME, 0
     base_timestamp = table[row, fields.BASE_TIMESTAMP]
-    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
+    log_append = table[row, fields.ATTRIBUTES] & wire.LOG_APPEND_BIT != 0
     largest = np.int64(NO_TIME)
     wrong = 0
     for i in range(count):
@@ -398,7 +384,7 @@ def find_record(
     wanted = offset - table[row, fields.BASE_OFFSET]
     span = table[row, fields.LAST_OFFSET] - table[row, fields.BASE_OFFSET]
     base_timestamp = table[row, fields.BASE_TIMESTAMP]
-    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
+    log_append = table[row, fields.ATTRIBUTES] & wire.LOG_APPEND_BIT != 0
     previous = -1
     found = False
     for _ in range(count):
@@ -446,15 +432,15 @@ def find_plain(
         return 0, 0
     start = 0
     while True:
-        if end - start < HEADER_BYTES or load8(raw, start + MAGIC_AT) != 2:
+        if end - start < wire.HEADER_BYTES or load8(raw, start + wire.MAGIC_AT) != 2:
             return 0, 0
-        size = load32_be(raw, start + LENGTH_AT) + OVERHEAD_BYTES
-        base, delta = load64_be(raw, start), load32_be(raw, start + LAST_OFFSET_DELTA_AT)
-        if size < HEADER_BYTES or size > end - start or base < below or delta < 0:
+        size = load32_be(raw, start + wire.LENGTH_AT) + wire.OVERHEAD_BYTES
+        base, delta = load64_be(raw, start), load32_be(raw, start + wire.LAST_OFFSET_DELTA_AT)
+        if size < wire.HEADER_BYTES or size > end - start or base < below or delta < 0:
             return 0, 0
         last = base + delta
-        crc = load32_be(raw, start + CRC_AT) & 0xFFFFFFFF
-        if last < base or crc_of(raw, start + ATTRIBUTES_AT, size - ATTRIBUTES_AT) != crc:
+        crc = load32_be(raw, start + wire.CRC_AT) & 0xFFFFFFFF
+        if last < base or crc_of(raw, start + wire.ATTRIBUTES_AT, size - wire.ATTRIBUTES_AT) != crc:
             return 0, 0
         if start == 0 and first >= 0 and last != first:
             return 0, 0
@@ -462,14 +448,14 @@ def find_plain(
             break
         below = last + 1
         start += size
-    attributes = load16_be(raw, start + ATTRIBUTES_AT)
+    attributes = load16_be(raw, start + wire.ATTRIBUTES_AT)
     batch_end = start + size
     if base > offset or attributes & excluded != 0 or (bound >= 0 and last >= bound):
         return 0, 0
     if end - batch_end >= 8 and load64_be(raw, batch_end) <= last:
         return 0, 0
-    position, wanted = start + HEADER_BYTES, offset - base
-    for _ in range(load32_be(raw, start + COUNT_AT)):
+    position, wanted = start + wire.HEADER_BYTES, offset - base
+    for _ in range(load32_be(raw, start + wire.COUNT_AT)):
         part = read_keyed(raw, position, batch_end)
         if not part.valid or part.offset_delta > wanted:
             return 0, 0
@@ -477,8 +463,10 @@ def find_plain(
             value_at, value_size, position, valid = read_value(raw, part.value_at, part.end)
             if not valid or part.end - position != 1 or load8(raw, position) != 0:
                 return 0, 0
-            is_append = attributes & LOG_APPEND_BIT != 0
-            record[TIMESTAMP] = load64_be(raw, start + (MAX_TIMESTAMP_AT if is_append else BASE_TIMESTAMP_AT))
+            is_append = attributes & wire.LOG_APPEND_BIT != 0
+            record[TIMESTAMP] = load64_be(
+                raw, start + (wire.MAX_TIMESTAMP_AT if is_append else wire.BASE_TIMESTAMP_AT)
+            )
             if not is_append:
                 record[TIMESTAMP] += part.timestamp_delta
             record[KEY_POSITION], record[KEY_LENGTH] = part.key_position, part.key_length

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lastword import wire
 from lastword.kernels import (
     BAD_COUNT,
     BAD_CRC,
@@ -34,21 +35,6 @@ from lastword.kernels.memory import (
     write_varint,
 )
 from lastword.kernels.native import I64X2, READ_U8, U8, inline, kernel
-from lastword.wire import (
-    CODEC_MASK,
-    INT32_MAX,
-    INT64_MAX,
-    LEGACY_ATTRIBUTES_AT,
-    LEGACY_CRC_AT,
-    LEGACY_TIMESTAMP_AT,
-    LENGTH_AT,
-    LOG_APPEND_BIT,
-    LZ4,
-    MAGIC_AT,
-    OVERHEAD_BYTES,
-    SMALLEST_ENTRY_BYTES,
-    SMALLEST_LENGTH,
-)
 
 GROWTH_BYTES = 8
 """Upper bound of the bytes by which a message grows in the layout of magic 2."""
@@ -105,21 +91,21 @@ def read_entry(raw, position, size, magic, file_position, next_offset, verify, t
     The row of a wrapper has LAST_OFFSET only: until `translate_wrapper` has read the inner entries,
     BASE_OFFSET is the same and COUNT is -1.
     """
-    if size < SMALLEST_ENTRY_BYTES + 8 * magic:
+    if size < wire.SMALLEST_ENTRY_BYTES + 8 * magic:
         return BAD_LENGTH
     offset = load64_be(raw, position)
-    crc = load32_be(raw, position + LEGACY_CRC_AT) & 0xFFFFFFFF
-    if verify and crc32_of(raw, position + MAGIC_AT, size - MAGIC_AT) != crc:
+    crc = load32_be(raw, position + wire.LEGACY_CRC_AT) & 0xFFFFFFFF
+    if verify and crc32_of(raw, position + wire.MAGIC_AT, size - wire.MAGIC_AT) != crc:
         return BAD_CRC
-    if offset < next_offset or offset == INT64_MAX:
+    if offset < next_offset or offset == wire.INT64_MAX:
         return BAD_OFFSET
-    attributes = load8(raw, position + LEGACY_ATTRIBUTES_AT) & (
-        CODEC_MASK | LOG_APPEND_BIT if magic == 1 else CODEC_MASK
+    attributes = load8(raw, position + wire.LEGACY_ATTRIBUTES_AT) & (
+        wire.CODEC_MASK | wire.LOG_APPEND_BIT if magic == 1 else wire.CODEC_MASK
     )
-    codec = attributes & CODEC_MASK
-    if codec > LZ4:  # these magics do not have zstd
+    codec = attributes & wire.CODEC_MASK
+    if codec > wire.LZ4:  # these magics do not have zstd
         return BAD_RECORD
-    timestamp = load64_be(raw, position + LEGACY_TIMESTAMP_AT) if magic == 1 else -1
+    timestamp = load64_be(raw, position + wire.LEGACY_TIMESTAMP_AT) if magic == 1 else -1
     table[row, fields.POSITION] = position
     table[row, fields.FILE_POSITION] = file_position + position
     table[row, fields.SIZE] = size
@@ -147,8 +133,8 @@ def read_spans(data, position, end, magic):
     The entry data[position:end] has at least the smallest size of its magic. Bytes after the value are
     ignored.
     """
-    timestamp = load64_be(data, position + LEGACY_TIMESTAMP_AT) if magic == 1 else -1
-    at = position + LEGACY_TIMESTAMP_AT + 8 * magic
+    timestamp = load64_be(data, position + wire.LEGACY_TIMESTAMP_AT) if magic == 1 else -1
+    at = position + wire.LEGACY_TIMESTAMP_AT + 8 * magic
     key_length = load32_be(data, at)
     key_at = at + 4
     if key_length < -1 or max(key_length, 0) > end - key_at - 4:
@@ -199,7 +185,7 @@ def translate_messages(
     """
     while row < rows:
         magic = table[row, fields.MAGIC]
-        if magic > 1 or table[row, fields.ATTRIBUTES] & CODEC_MASK:
+        if magic > 1 or table[row, fields.ATTRIBUTES] & wire.CODEC_MASK:
             break
         position = table[row, fields.POSITION]
         end = position + table[row, fields.SIZE]
@@ -228,23 +214,23 @@ def scan_inner(inner: READ_U8, size: int) -> tuple[int, int, int, int]:
     if size < 0 or size > inner.size - SLACK:
         return count, first, last, NO_SLACK
     position = 0
-    while size - position >= OVERHEAD_BYTES:
+    while size - position >= wire.OVERHEAD_BYTES:
         offset = load64_be(inner, position)
-        length = load32_be(inner, position + LENGTH_AT)
-        if length < SMALLEST_LENGTH:
+        length = load32_be(inner, position + wire.LENGTH_AT)
+        if length < wire.SMALLEST_LENGTH:
             return count, first, last, BAD_LENGTH
-        if length > size - position - OVERHEAD_BYTES:
+        if length > size - position - wire.OVERHEAD_BYTES:
             break
-        magic = load8(inner, position + MAGIC_AT)
+        magic = load8(inner, position + wire.MAGIC_AT)
         if magic > 1:
             return count, first, last, BAD_MAGIC
-        if length < SMALLEST_LENGTH + 8 * magic:
+        if length < wire.SMALLEST_LENGTH + 8 * magic:
             return count, first, last, BAD_LENGTH
-        if load8(inner, position + LEGACY_ATTRIBUTES_AT) & CODEC_MASK:
+        if load8(inner, position + wire.LEGACY_ATTRIBUTES_AT) & wire.CODEC_MASK:
             return count, first, last, BAD_RECORD
         if (
-            crc32_of(inner, position + MAGIC_AT, length - 4)
-            != load32_be(inner, position + LEGACY_CRC_AT) & 0xFFFFFFFF
+            crc32_of(inner, position + wire.MAGIC_AT, length - 4)
+            != load32_be(inner, position + wire.LEGACY_CRC_AT) & 0xFFFFFFFF
         ):
             return count, first, last, BAD_CRC
         if offset < 0 or (count > 0 and offset <= last):
@@ -253,7 +239,7 @@ def scan_inner(inner: READ_U8, size: int) -> tuple[int, int, int, int]:
             first = offset
         last = offset
         count += 1
-        position += OVERHEAD_BYTES + length
+        position += wire.OVERHEAD_BYTES + length
     if count == 0:
         return count, first, last, BAD_COUNT
     return count, first, last, OK
@@ -274,18 +260,18 @@ def translate_wrapper(
         if wrapper_offset < last:
             return done, BAD_OFFSET
         shift = wrapper_offset - last
-    if last - first > INT32_MAX:
+    if last - first > wire.INT32_MAX:
         return done, BAD_OFFSET
-    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
+    log_append = table[row, fields.ATTRIBUTES] & wire.LOG_APPEND_BIT != 0
     base_timestamp = table[row, fields.BASE_TIMESTAMP]
     start = done
     position = 0
     for _ in range(count):
-        end = position + OVERHEAD_BYTES + load32_be(inner, position + LENGTH_AT)
+        end = position + wire.OVERHEAD_BYTES + load32_be(inner, position + wire.LENGTH_AT)
         if end - position + GROWTH_BYTES > uncompressed.size - SLACK - done:
             return start, FULL
         timestamp, key_at, key_length, value_at, value_length, valid = read_spans(
-            inner, position, end, load8(inner, position + MAGIC_AT)
+            inner, position, end, load8(inner, position + wire.MAGIC_AT)
         )
         if not valid:
             return start, BAD_RECORD

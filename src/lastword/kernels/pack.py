@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from lastword import wire
 from lastword.kernels import BAD_RECORD, FULL, OK, SLACK
 from lastword.kernels.hashing import crc_of
 from lastword.kernels.memory import (
@@ -16,23 +17,6 @@ from lastword.kernels.memory import (
     write_varint,
 )
 from lastword.kernels.native import I64X2, READ_I64, READ_U8, U8, inline, kernel
-from lastword.wire import (
-    ATTRIBUTES_AT,
-    BASE_SEQUENCE_AT,
-    BASE_TIMESTAMP_AT,
-    COUNT_AT,
-    CRC_AT,
-    HEADER_BYTES,
-    LAST_OFFSET_DELTA_AT,
-    LEADER_EPOCH_AT,
-    LENGTH_AT,
-    LOG_APPEND_BIT,
-    MAGIC_AT,
-    MAX_TIMESTAMP_AT,
-    OVERHEAD_BYTES,
-    PRODUCER_EPOCH_AT,
-    PRODUCER_ID_AT,
-)
 
 # Columns of `batches`, int64, one row a packed batch.
 PACKED_POSITION = 0
@@ -71,8 +55,10 @@ class RecordSpans(NamedTuple):
 @inline
 def seal(data, position, size):
     """Set the length and the CRC of a batch."""
-    store32_be(data, position + LENGTH_AT, size - OVERHEAD_BYTES)
-    store32_be(data, position + CRC_AT, crc_of(data, position + ATTRIBUTES_AT, size - ATTRIBUTES_AT))
+    store32_be(data, position + wire.LENGTH_AT, size - wire.OVERHEAD_BYTES)
+    store32_be(
+        data, position + wire.CRC_AT, crc_of(data, position + wire.ATTRIBUTES_AT, size - wire.ATTRIBUTES_AT)
+    )
 
 
 @inline
@@ -111,7 +97,7 @@ def pack_records(
         if done >= batches.shape[0]:
             return record, position, done, FULL
         start = position
-        end = start + HEADER_BYTES
+        end = start + wire.HEADER_BYTES
         if out.size - SLACK - end < 0:
             return record, start, done, FULL
         base = timestamp[record]
@@ -180,19 +166,19 @@ def pack_records(
                         end += note_length[j]
             largest = max(largest, timestamp[i])
             count += 1
-        if attributes & LOG_APPEND_BIT:
+        if attributes & wire.LOG_APPEND_BIT:
             largest = append_time
         store64_be(out, start, 0)
-        store32_be(out, start + LEADER_EPOCH_AT, 0)
-        store8(out, start + MAGIC_AT, 2)
-        store16_be(out, start + ATTRIBUTES_AT, attributes)
-        store32_be(out, start + LAST_OFFSET_DELTA_AT, count - 1)
-        store64_be(out, start + BASE_TIMESTAMP_AT, base)
-        store64_be(out, start + MAX_TIMESTAMP_AT, largest)
-        store64_be(out, start + PRODUCER_ID_AT, -1)
-        store16_be(out, start + PRODUCER_EPOCH_AT, -1)
-        store32_be(out, start + BASE_SEQUENCE_AT, -1)
-        store32_be(out, start + COUNT_AT, count)
+        store32_be(out, start + wire.LEADER_EPOCH_AT, 0)
+        store8(out, start + wire.MAGIC_AT, 2)
+        store16_be(out, start + wire.ATTRIBUTES_AT, attributes)
+        store32_be(out, start + wire.LAST_OFFSET_DELTA_AT, count - 1)
+        store64_be(out, start + wire.BASE_TIMESTAMP_AT, base)
+        store64_be(out, start + wire.MAX_TIMESTAMP_AT, largest)
+        store64_be(out, start + wire.PRODUCER_ID_AT, -1)
+        store16_be(out, start + wire.PRODUCER_EPOCH_AT, -1)
+        store32_be(out, start + wire.BASE_SEQUENCE_AT, -1)
+        store32_be(out, start + wire.COUNT_AT, count)
         seal(out, start, end - start)
         batches[done, PACKED_POSITION] = start
         batches[done, PACKED_SIZE] = end - start
@@ -207,7 +193,7 @@ def pack_records(
 @kernel
 def seal_batch(data: U8, position: int, size: int) -> bool:
     """Set length and CRC of the batch data[position:position + size]; return False if that is outside."""
-    if position < 0 or size < HEADER_BYTES or position > data.size or size > data.size - position:
+    if position < 0 or size < wire.HEADER_BYTES or position > data.size or size > data.size - position:
         return False
     seal(data, position, size)
     return True

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lastword import wire
 from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels import table as fields
 from lastword.kernels.columns import read_bounds, read_deltas, read_keyed, read_value
@@ -38,23 +39,6 @@ from lastword.kernels.memory import (
 from lastword.kernels.native import I64, I64X2, READ_I64, READ_I64X2, READ_U8, U8, inline, kernel
 from lastword.kernels.pack import seal
 from lastword.kernels.pages import DeadBits, bits_between, in_word, read_word, test_bit
-from lastword.wire import (
-    ATTRIBUTES_AT,
-    BASE_TIMESTAMP_AT,
-    CODEC_MASK,
-    CONTROL_BIT,
-    COUNT_AT,
-    CRC_AT,
-    DELETE_HORIZON_BIT,
-    HEADER_BYTES,
-    INT32_MAX,
-    LAST_OFFSET_DELTA_AT,
-    LENGTH_AT,
-    LOG_APPEND_BIT,
-    MAX_TIMESTAMP_AT,
-    OVERHEAD_BYTES,
-    TRANSACTIONAL_BIT,
-)
 
 # Fields of `joining` (int64).
 TARGET_BYTES = 0
@@ -78,7 +62,7 @@ def joinable(table, row):
     """Return whether this batch may be joined with any other."""
     return (
         table[row, fields.MAGIC] == 2
-        and table[row, fields.ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT) == 0
+        and table[row, fields.ATTRIBUTES] & (wire.CONTROL_BIT | wire.TRANSACTIONAL_BIT) == 0
         and table[row, fields.PRODUCER_ID] < 0
         and table[row, fields.PRODUCER_EPOCH] < 0
         and table[row, fields.BASE_SEQUENCE] < 0
@@ -95,14 +79,14 @@ def can_join(out_table, first, table, row, attributes, base_timestamp):
         return False
     if out_table[first, fields.LEADER_EPOCH] != table[row, fields.LEADER_EPOCH]:
         return False
-    if attributes & DELETE_HORIZON_BIT and out_table[first, fields.BASE_TIMESTAMP] != base_timestamp:
+    if attributes & wire.DELETE_HORIZON_BIT and out_table[first, fields.BASE_TIMESTAMP] != base_timestamp:
         return False
     if (
-        attributes & LOG_APPEND_BIT
+        attributes & wire.LOG_APPEND_BIT
         and out_table[first, fields.MAX_TIMESTAMP] != table[row, fields.MAX_TIMESTAMP]
     ):
         return False
-    return table[row, fields.LAST_OFFSET] - out_table[first, fields.BASE_OFFSET] <= INT32_MAX
+    return table[row, fields.LAST_OFFSET] - out_table[first, fields.BASE_OFFSET] <= wire.INT32_MAX
 
 
 @inline
@@ -140,7 +124,7 @@ def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
     position = table[row, fields.RECORDS_POSITION]
     end = table[row, fields.RECORDS_END]
     old_base = table[row, fields.BASE_TIMESTAMP]
-    log_append = table[row, fields.ATTRIBUTES] & LOG_APPEND_BIT != 0
+    log_append = table[row, fields.ATTRIBUTES] & wire.LOG_APPEND_BIT != 0
     new_base = out_table[first, fields.BASE_TIMESTAMP]
     moved = table[row, fields.BASE_OFFSET] - out_table[first, fields.BASE_OFFSET]
     largest = out_table[first, fields.MAX_TIMESTAMP]
@@ -183,14 +167,14 @@ def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
     out_table[first, fields.MAX_TIMESTAMP] = largest
     out_table[first, fields.SIZE] = write - start
     out_table[first, fields.RECORDS_END] = write
-    store32_be(out, start + LENGTH_AT, write - start - OVERHEAD_BYTES)
+    store32_be(out, start + wire.LENGTH_AT, write - start - wire.OVERHEAD_BYTES)
     store32_be(
         out,
-        start + LAST_OFFSET_DELTA_AT,
+        start + wire.LAST_OFFSET_DELTA_AT,
         table[row, fields.LAST_OFFSET] - out_table[first, fields.BASE_OFFSET],
     )
-    store64_be(out, start + MAX_TIMESTAMP_AT, largest)
-    store32_be(out, start + COUNT_AT, out_table[first, fields.COUNT])
+    store64_be(out, start + wire.MAX_TIMESTAMP_AT, largest)
+    store32_be(out, start + wire.COUNT_AT, out_table[first, fields.COUNT])
     return write, kept, OK
 
 
@@ -256,7 +240,7 @@ class RepackOutput(NamedTuple):
 def _growth_bound(table, row):
     """Return an upper bound of a rewritten batch: each record's timestamp delta and length may grow."""
     return (
-        HEADER_BYTES
+        wire.HEADER_BYTES
         + table[row, fields.RECORDS_END]
         - table[row, fields.RECORDS_POSITION]
         + 16 * table[row, fields.COUNT]
@@ -272,15 +256,15 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
     attributes = table[row, fields.ATTRIBUTES]
     base_offset = table[row, fields.BASE_OFFSET]
     old_base = table[row, fields.BASE_TIMESTAMP]
-    log_append = attributes & LOG_APPEND_BIT != 0
-    control = attributes & CONTROL_BIT != 0  # the record of a marker stays; its bit has no meaning
+    log_append = attributes & wire.LOG_APPEND_BIT != 0
+    control = attributes & wire.CONTROL_BIT != 0  # the record of a marker stays; its bit has no meaning
     largest = table[row, fields.MAX_TIMESTAMP] if log_append else -1
     new_base = old_base
     # The base timestamp changes only if a horizon replaces it; otherwise runs of records are copied.
-    if attributes & DELETE_HORIZON_BIT == 0 and horizon_ms >= 0:
+    if attributes & wire.DELETE_HORIZON_BIT == 0 and horizon_ms >= 0:
         new_base = horizon_ms
-        attributes |= DELETE_HORIZON_BIT
-    write = start + HEADER_BYTES
+        attributes |= wire.DELETE_HORIZON_BIT
+    write = start + wire.HEADER_BYTES
     kept = 0
     run = -1
     word = np.uint64(0)
@@ -321,11 +305,11 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
     if run >= 0:
         copy_wide(out, write, uncompressed, run, position - run)
         write += position - run
-    copy_exact(out, start, raw, table[row, fields.POSITION], HEADER_BYTES)
-    store16_be(out, start + ATTRIBUTES_AT, attributes)
-    store64_be(out, start + BASE_TIMESTAMP_AT, new_base)
-    store64_be(out, start + MAX_TIMESTAMP_AT, largest)
-    store32_be(out, start + COUNT_AT, kept)
+    copy_exact(out, start, raw, table[row, fields.POSITION], wire.HEADER_BYTES)
+    store16_be(out, start + wire.ATTRIBUTES_AT, attributes)
+    store64_be(out, start + wire.BASE_TIMESTAMP_AT, new_base)
+    store64_be(out, start + wire.MAX_TIMESTAMP_AT, largest)
+    store32_be(out, start + wire.COUNT_AT, kept)
     seal(out, start, write - start)
     return write - start, kept, largest, attributes, new_base, OK
 
@@ -336,12 +320,12 @@ def _empty(raw, table, row, out, start):
 
     It has no codec, no horizon, no base timestamp and no records. All other fields stay.
     """
-    attributes = table[row, fields.ATTRIBUTES] & ~(CODEC_MASK | DELETE_HORIZON_BIT)
-    copy_exact(out, start, raw, table[row, fields.POSITION], HEADER_BYTES)
-    store16_be(out, start + ATTRIBUTES_AT, attributes)
-    store64_be(out, start + BASE_TIMESTAMP_AT, -1)
-    store32_be(out, start + COUNT_AT, 0)
-    seal(out, start, HEADER_BYTES)
+    attributes = table[row, fields.ATTRIBUTES] & ~(wire.CODEC_MASK | wire.DELETE_HORIZON_BIT)
+    copy_exact(out, start, raw, table[row, fields.POSITION], wire.HEADER_BYTES)
+    store16_be(out, start + wire.ATTRIBUTES_AT, attributes)
+    store64_be(out, start + wire.BASE_TIMESTAMP_AT, -1)
+    store32_be(out, start + wire.COUNT_AT, 0)
+    seal(out, start, wire.HEADER_BYTES)
     return attributes
 
 
@@ -401,7 +385,7 @@ def repack_rows(
         size = table[row, fields.SIZE]
         position = table[row, fields.POSITION]
         records_end = table[row, fields.RECORDS_END]
-        if position < 0 or size < HEADER_BYTES or size > raw.size - SLACK - position:
+        if position < 0 or size < wire.HEADER_BYTES or size > raw.size - SLACK - position:
             return row, out_position, out_row, total, NO_SLACK
         if records_end > uncompressed.size - SLACK or table[row, fields.RECORDS_POSITION] < 0:
             return row, out_position, out_row, total, NO_SLACK
@@ -418,12 +402,12 @@ def repack_rows(
             dead_records = before[row, RECORDS_BEFORE] - count
             count = before[row, RECORDS_BEFORE]
             records_bytes = before[row, SIZE_BEFORE]
-        if attributes & CONTROL_BIT != 0:
+        if attributes & wire.CONTROL_BIT != 0:
             if retain[row] == DROP:
                 kind = DROPPED
             elif (
                 retain[row] == SET_HORIZON
-                and attributes & DELETE_HORIZON_BIT == 0
+                and attributes & wire.DELETE_HORIZON_BIT == 0
                 and horizon_ms >= 0
                 and count > 0
             ):
@@ -441,7 +425,7 @@ def repack_rows(
                 else:
                     if dead_records > 0:
                         kind = MIXED
-                    if horizon_ms >= 0 and attributes & DELETE_HORIZON_BIT == 0:
+                    if horizon_ms >= 0 and attributes & wire.DELETE_HORIZON_BIT == 0:
                         has_tombstone, status = _has_kept_tombstone(uncompressed, table, row, dead)
                         if status != OK:
                             return row, out_position, out_row, total, status
@@ -456,12 +440,12 @@ def repack_rows(
             new_attributes = attributes
             new_base = table[row, fields.BASE_TIMESTAMP]
             if horizon >= 0:
-                new_attributes |= DELETE_HORIZON_BIT
+                new_attributes |= wire.DELETE_HORIZON_BIT
                 new_base = horizon
             if can_join(out_table, first, table, row, new_attributes, new_base):
                 start = out_table[first, fields.POSITION]
                 beside = joining[OPEN_UNCOMPRESSED]
-                open_bytes = HEADER_BYTES + beside if beside >= 0 else out_table[first, fields.SIZE]
+                open_bytes = wire.HEADER_BYTES + beside if beside >= 0 else out_table[first, fields.SIZE]
                 kept_size, status = records_bytes, OK
                 if kind == MIXED and records_bytes <= target_bytes:
                     # An estimate, without reading each record.
@@ -473,7 +457,7 @@ def repack_rows(
                 most_size = kept_size if records_bytes > target_bytes else records_bytes
                 if fits_open_batch(joining, open_bytes, kept_size, most_size, count):
                     if beside >= 0:
-                        copy_exact(out, start + HEADER_BYTES, side, 0, beside)
+                        copy_exact(out, start + wire.HEADER_BYTES, side, 0, beside)
                         joining[OPEN_UNCOMPRESSED] = -1
                     out_position, kept, status = append_kept(
                         uncompressed, table, row, dead, out, start + open_bytes, out_table, first
@@ -493,14 +477,14 @@ def repack_rows(
             if kind == VERBATIM:
                 copy_exact(out, out_position, raw, position, size)
                 total += count
-                if joins and attributes & CODEC_MASK:
+                if joins and attributes & wire.CODEC_MASK:
                     copy_exact(side, 0, uncompressed, table[row, fields.RECORDS_POSITION], records_bytes)
                     joining[OPEN_UNCOMPRESSED] = records_bytes
             elif kind == EMPTIED:
                 out_table[out_row, fields.ATTRIBUTES] = _empty(raw, table, row, out, out_position)
                 out_table[out_row, fields.BASE_TIMESTAMP] = -1
                 out_table[out_row, fields.COUNT] = 0
-                written = HEADER_BYTES
+                written = wire.HEADER_BYTES
             else:
                 written, kept, largest, attributes, base, status = _rewrite(
                     source, row, dead, horizon, out, out_position
@@ -515,7 +499,7 @@ def repack_rows(
             out_table[out_row, fields.SIZE] = written
             out_table[out_row, fields.POSITION] = out_position
             out_table[out_row, fields.FILE_POSITION] = out_position
-            out_table[out_row, fields.RECORDS_POSITION] = out_position + HEADER_BYTES
+            out_table[out_row, fields.RECORDS_POSITION] = out_position + wire.HEADER_BYTES
             out_table[out_row, fields.RECORDS_END] = out_position + written
             classes[out_row] = kind
             out_row += 1
@@ -526,13 +510,13 @@ def repack_rows(
 
 @inline
 def _store_crc(data, table, row, crc):
-    store32_be(data, table[row, fields.POSITION] + CRC_AT, crc)
+    store32_be(data, table[row, fields.POSITION] + wire.CRC_AT, crc)
 
 
 @inline
 def _checked_part(table, row):
     """Return (position, size) of the bytes that the checksum of a batch covers."""
-    return table[row, fields.POSITION] + ATTRIBUTES_AT, table[row, fields.SIZE] - ATTRIBUTES_AT
+    return table[row, fields.POSITION] + wire.ATTRIBUTES_AT, table[row, fields.SIZE] - wire.ATTRIBUTES_AT
 
 
 @kernel
@@ -544,10 +528,10 @@ def seal_joined(data: U8, table: READ_I64X2, classes: READ_I64, rows: int) -> in
     row0 = row1 = row2 = row3 = 0
     waiting = 0
     for row in range(rows):
-        if classes[row] != JOINED or table[row, fields.ATTRIBUTES] & CODEC_MASK:
+        if classes[row] != JOINED or table[row, fields.ATTRIBUTES] & wire.CODEC_MASK:
             continue
         position, size = table[row, fields.POSITION], table[row, fields.SIZE]
-        if position < 0 or size < HEADER_BYTES or size > data.size - SLACK - position:
+        if position < 0 or size < wire.HEADER_BYTES or size > data.size - SLACK - position:
             return NO_SLACK
         row0, row1, row2, row3 = row1, row2, row3, row
         waiting += 1
@@ -582,6 +566,10 @@ def mark_dead_rows(table: READ_I64X2, rows: int, dead: DeadBits, marks: U8) -> N
     for row in range(rows):
         count = table[row, fields.COUNT]
         marks[row] = 0
-        if table[row, fields.MAGIC] == 2 and table[row, fields.ATTRIBUTES] & CONTROL_BIT == 0 and count > 0:
+        if (
+            table[row, fields.MAGIC] == 2
+            and table[row, fields.ATTRIBUTES] & wire.CONTROL_BIT == 0
+            and count > 0
+        ):
             first, last = table[row, fields.BASE_OFFSET], table[row, fields.LAST_OFFSET]
             marks[row] = bits_between(dead, first, last) >= count

@@ -25,6 +25,9 @@ from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
+    from lastword.accounts.snapshot import SavedTime
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
     from lastword.segment.segment import Segment
 
 _WEIGHT = 0.3  # weight of the newest measurement in the mean
@@ -32,18 +35,6 @@ KEEP_SECONDS = 5.0
 """A stopped scan loses at most this much work plus the current portion. It loses more only if saving is slow:
 at most a twentieth of the time is spent on saving.
 """
-
-
-class Accounted(Protocol):
-    """A partition as it is now: `PartitionLog` or `PartitionView`."""
-
-    @property
-    def directory(self) -> str:
-        """The partition's directory."""
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """The segments, in order."""
 
 
 class KeptLedgers(Protocol):
@@ -66,13 +57,6 @@ class KeptLedgers(Protocol):
 
     def expected_bytes(self, topic: str, log_bytes: int) -> int:
         """Return about the memory of a new ledger of a log with this many bytes."""
-
-
-class Timed(Protocol):
-    """A ledger, or what was saved of one (`SavedTime`)."""
-
-    write_clock: int
-    reached: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -160,7 +144,9 @@ class Ledgers:
                 self._bytes_per_second = _weighed(self._bytes_per_second, moved_bytes / seconds)
                 self._swap_seconds = _weighed(self._swap_seconds, swap_seconds / swaps)
 
-    def advance(self, tp: TopicPartition, segments: Sequence[Segment], ledger: Timed | None = None) -> None:
+    def advance(
+        self, tp: TopicPartition, segments: Sequence[Segment], ledger: Ledger | SavedTime | None = None
+    ) -> None:
         """Advance the drive's time by the bytes appended to this log since the last call."""
         if not segments:
             return
@@ -178,7 +164,7 @@ class Ledgers:
     # ---------------------------------------------------------------- ledgers
 
     @contextmanager
-    def of(self, tp: TopicPartition, log: Accounted) -> Iterator[Ledger]:
+    def of(self, tp: TopicPartition, log: PartitionLog | PartitionView) -> Iterator[Ledger]:
         """Hold the ledger of a partition exclusively, after waiting for it.
 
         The ledger fits the log as it is now, or is empty.

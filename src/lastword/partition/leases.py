@@ -86,6 +86,8 @@ NO_FLOOR = INT64_MAX
 
 DEFAULT_MAX_AGE_MS = 7 * 86_400_000
 _SCRATCH = ".tmp"
+_STORED = ("position", "advanced_ms", "max_age_ms", "drops", "cuts", "elsewhere", "cleaned_to")
+"""The fields of `LeaseFacts` in a lease's file."""
 _TRIES = 10
 
 FORM = Framed(
@@ -199,19 +201,11 @@ def _read(files: Files, directory: str, name: str, known: RemovalLog) -> LeaseFa
         return None
     try:
         fields = FORM.decode(files.read_bytes(path), path)
-        stored, cuts = whole(fields["position"]), whole(fields["cuts"])
-        position = min(stored, known.cut_since(cuts))
-        return LeaseFacts(
-            name=name,
-            position=position,
-            advanced_ms=whole(fields["advanced_ms"]),
-            max_age_ms=whole(fields["max_age_ms"]),
-            drops=whole(fields["drops"]),
-            cuts=cuts,
-            elsewhere=whole(fields["elsewhere"]),
-            cleaned_to=whole(fields["cleaned_to"]),
-            cut_from=stored if position < stored else None,
-        )
+        stored: dict[str, Any] = {field: whole(fields[field]) for field in _STORED}
+        position = min(stored["position"], known.cut_since(stored["cuts"]))
+        if position < stored["position"]:
+            stored |= {"position": position, "cut_from": stored["position"]}
+        return LeaseFacts(name, **stored)
     except FileVanishedError:
         return None  # released between the two calls
     except (CorruptFileError, ValueError, KeyError, TypeError, AttributeError):
@@ -277,19 +271,11 @@ def _write_once(files: Files, directory: str, lease: LeaseFacts, token: Callable
     make_private(files, directory)
     path = _path(directory, lease.name)
     scratch = f"{path}.{token()}{_SCRATCH}"
-    fields = {
-        "position": lease.position if lease.cut_from is None else lease.cut_from,
-        "advanced_ms": lease.advanced_ms,
-        "max_age_ms": lease.max_age_ms,
-        "drops": lease.drops,
-        "cuts": lease.cuts,
-        "elsewhere": lease.elsewhere,
-        "cleaned_to": lease.cleaned_to,
-    }
+    fields = {field: getattr(lease, field) for field in _STORED}
+    if lease.cut_from is not None:
+        fields["position"] = lease.cut_from
     try:
-        with files.open_append(scratch, create=True, exclusive=True) as handle:
-            handle.append(FORM.encode(fields))
-            handle.fsync()
+        files.write_new(scratch, FORM.encode(fields))
         files.rename(scratch, path)
     except BaseException:
         with suppress(OSError):  # the first error is raised

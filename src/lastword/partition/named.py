@@ -39,7 +39,7 @@ import os
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 
@@ -59,8 +59,7 @@ Ends = dict[int, dict[int, str]]
 """By partition: digests of the records of a call, by the number of the producer's records up to their end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A producer's share of one partition: the number of its records there, and the offset of the last."""
 
     written: int
@@ -231,9 +230,8 @@ class Journal:
 
         Callers that sync at the same time share one fsync.
         """
-        parts = {str(number): [part.written, part.last_offset] for number, part in call.parts.items()}
         with self._group_commit.turn():
-            self._append({"id": producer.producer_id, "sequence": call.sequence, "parts": parts})
+            self._append(_call_line(producer.producer_id, call))
             producer.add(call)
             end = self.size_bytes
         if sync:
@@ -254,9 +252,7 @@ class Journal:
                 lines += _encode({"name": producer.name, "id": producer.producer_id})
                 if producer.calls:
                     producer.calls = [WholeCall(producer.calls[-1].sequence, dict(producer.parts))]
-                    parts = {str(n): [part.written, part.last_offset] for n, part in producer.parts.items()}
-                    sequence = producer.calls[-1].sequence
-                    lines += _encode({"id": producer.producer_id, "sequence": sequence, "parts": parts})
+                    lines += _encode(_call_line(producer.producer_id, producer.calls[-1]))
                 for partition, ends in producer.ends.items():
                     lines += _encode(_ends_line(producer.producer_id, partition, 0, list(ends.items())))
             self._close()
@@ -289,6 +285,10 @@ class Journal:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
+
+
+def _call_line(producer_id: int, call: WholeCall) -> dict[str, Any]:
+    return {"id": producer_id, "sequence": call.sequence, "parts": call.parts}
 
 
 def _ends_line(producer_id: int, partition: int, start: int, ends: list[tuple[int, str]]) -> dict[str, Any]:

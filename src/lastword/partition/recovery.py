@@ -43,17 +43,6 @@ from lastword.partition.directory_segments import end_of_valid_part
 from lastword.partition.durability import LogEnd, wrong_end
 from lastword.segment import names
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex, encode_aborted
-from lastword.segment.names import (
-    CLEANED,
-    DELETED,
-    INDEX,
-    LOG,
-    MAX_RELATIVE_OFFSET,
-    SEGMENT_EXTENSIONS,
-    SWAP,
-    TIME_INDEX,
-    TXN_INDEX,
-)
 from lastword.segment.recover import Inspection, build_indexes, inspect, is_bulk, repair
 from lastword.segment.scan import headers
 from lastword.segment.segment import Segment
@@ -209,7 +198,7 @@ def split_overflowed(
     """
     made: set[int] = set()
     for base, following in pairwise(bases):
-        if following - base <= MAX_RELATIVE_OFFSET + 1:
+        if following - base <= names.MAX_RELATIVE_OFFSET + 1:
             continue
         segment = Segment.load(SegmentFiles(files, directory, base))
         if not overflows(segment, following):
@@ -239,7 +228,7 @@ def overflows(segment: Segment, next_base: int) -> bool:
             last = max(last, header.last_offset)
     except DataError:
         return False  # reported when the file is read with its checksums
-    return segment.base_offset + MAX_RELATIVE_OFFSET < last < next_base
+    return segment.base_offset + names.MAX_RELATIVE_OFFSET < last < next_base
 
 
 def split(files: Files, segment: Segment, private: str, *, index_interval_bytes: int) -> list[int]:
@@ -274,7 +263,7 @@ def _parts(segment: Segment) -> list[tuple[int, int, int]]:
     """Return (base offset, first position, end position) of each part; together they are the file."""
     starts = [(segment.base_offset, 0)]
     for header in segment.headers():
-        if header.last_offset - starts[-1][0] > MAX_RELATIVE_OFFSET:
+        if header.last_offset - starts[-1][0] > names.MAX_RELATIVE_OFFSET:
             starts.append((segment.first_offset_of(header), header.position))
     ends = [position for _, position in starts[1:]] + [segment.size]
     return [(base, start, end) for (base, start), end in zip(starts, ends, strict=True)]
@@ -283,13 +272,13 @@ def _parts(segment: Segment) -> list[tuple[int, int, int]]:
 def _build(
     files: Files, segment: Segment, private: str, base: int, start: int, end: int, interval: int
 ) -> None:
-    path = os.path.join(private, names.segment_file(base, LOG))
+    path = os.path.join(private, names.segment_file(base, names.LOG))
     with files.open_append(path, create=True, exclusive=True) as handle:
         for position in range(start, end, _COPY_BYTES):
             handle.append(segment.handle.pread(min(_COPY_BYTES, end - position), position))
         handle.fsync()
     build_indexes(files, path, base, index_interval_bytes=interval)
-    for extension in (LOG, INDEX, TIME_INDEX):
+    for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
         files.set_mtime(os.path.join(private, names.segment_file(base, extension)), segment.mtime_ms)
 
 
@@ -308,10 +297,8 @@ def _aborted(segment: Segment) -> list[AbortedTransaction]:
 def _build_txn_index(files: Files, private: str, base: int, entries: list[AbortedTransaction]) -> None:
     """Write the index of a part. An aborted transaction is noted in the segment that has its marker."""
     if entries:
-        path = os.path.join(private, names.segment_file(base, TXN_INDEX))
-        with files.open_append(path, create=True, exclusive=True) as handle:
-            handle.append(encode_aborted(entries))
-            handle.fsync()
+        path = os.path.join(private, names.segment_file(base, names.TXN_INDEX))
+        files.write_new(path, encode_aborted(entries))
 
 
 def _publish(files: Files, segment: Segment, private: str, bases: list[int]) -> None:
@@ -327,27 +314,29 @@ def _publish(files: Files, segment: Segment, private: str, bases: list[int]) -> 
     new = [
         (base, extension)
         for base in bases
-        for extension in SEGMENT_EXTENSIONS
+        for extension in names.SEGMENT_EXTENSIONS
         if names.segment_file(base, extension) in built
     ]
     for base, extension in new:
-        rename(private, base, extension, "", CLEANED)
+        rename(private, base, extension, "", names.CLEANED)
     files.fsync_dir(directory)
     for lowest in (False, True):
         for base, extension in new:
             if (base == bases[0]) == lowest:
-                rename(directory, base, extension, CLEANED, SWAP)
+                rename(directory, base, extension, names.CLEANED, names.SWAP)
         files.fsync_dir(directory)
     listing = set(files.listdir(directory))
-    old = [e for e in SEGMENT_EXTENSIONS if names.segment_file(segment.base_offset, e) in listing]
+    old = [e for e in names.SEGMENT_EXTENSIONS if names.segment_file(segment.base_offset, e) in listing]
     for extension in old:
-        rename(directory, segment.base_offset, extension, "", DELETED)
+        rename(directory, segment.base_offset, extension, "", names.DELETED)
     files.fsync_dir(directory)
     for base, extension in new:
-        rename(directory, base, extension, SWAP, "")
+        rename(directory, base, extension, names.SWAP, "")
     files.fsync_dir(directory)
     for extension in old:
-        files.unlink(os.path.join(directory, names.segment_file(segment.base_offset, extension, DELETED)))
+        files.unlink(
+            os.path.join(directory, names.segment_file(segment.base_offset, extension, names.DELETED))
+        )
 
 
 # ---------------------------------------------------------------- torn and damaged segments
@@ -462,7 +451,7 @@ class DamageRepair:
             position, next_offset = segment.size, trusted.header.next_offset
         else:
             position, next_offset = end_of_valid_part(segment, trusted.position)
-        in_range = 0 <= next_offset - segment.base_offset <= MAX_RELATIVE_OFFSET + 1
+        in_range = 0 <= next_offset - segment.base_offset <= names.MAX_RELATIVE_OFFSET + 1
         return next_offset if position == segment.size and in_range else None
 
     def _is_cut(self, inspections: dict[int, Inspection], bases: list[int]) -> bool:

@@ -122,9 +122,7 @@ def write_empty_snapshot(files: Files, directory: str, offset: int) -> None:
     """Write an empty snapshot at `offset`, for a new partition. Its name is not durable yet."""
     path = os.path.join(directory, names.segment_file(offset, names.SNAPSHOT))
     files.unlink(path, missing_ok=True)
-    with files.open_append(path, create=True, exclusive=True) as handle:
-        handle.append(EMPTY_SNAPSHOT)
-        handle.fsync()
+    files.write_new(path, EMPTY_SNAPSHOT)
 
 
 class Snapshots:

@@ -279,17 +279,8 @@ def write_batch(
 
     `producer`: id, epoch and base sequence.
     """
-    checked = (
-        CHECKED.pack(
-            attributes,
-            last_offset_delta,
-            base_timestamp,
-            max_timestamp,
-            *producer,
-            count,
-        )
-        + payload
-    )
+    fields = CHECKED.pack(attributes, last_offset_delta, base_timestamp, max_timestamp, *producer, count)
+    checked = fields + payload
     length = len(checked) + ATTRIBUTES_AT - OVERHEAD_BYTES
     return HEAD.pack(base_offset, length, leader_epoch, 2, crc32c(checked)) + checked
 
@@ -442,13 +433,8 @@ def decompress_records(payload: Any, header: BatchHeader, file: str, limit_bytes
         return decompress(header.codec, payload, limit_of(file) if limit_bytes is None else limit_bytes)
 
 
-def _record(
-    data: Any, position: int, end: int
-) -> tuple[int, int, int, bytes | None, bytes | None, tuple[Header, ...]]:
-    """Return (position after the record, offset delta, timestamp delta, key, value, headers).
-
-    Raises ValueError with the reason.
-    """
+def _record(data: Any, position: int, end: int) -> Fields:
+    """Return the fields of the record at `position`. Raises ValueError with the reason."""
     size, position = read_varint(data, position, end)
     if size < 0 or size > end - position:
         raise ValueError(f"body of {size} bytes, {end - position} are there")
@@ -639,17 +625,10 @@ class BatchBuilder:
             raise UsageError(f"{timestamp} is not a timestamp", remedy="milliseconds since 1970, below 2^63")
         if self._count == 0:
             self._base_timestamp = timestamp
-        parts = [b"\0", encode_varint(timestamp - self._base_timestamp), encode_varint(delta)]
-        if key is None:
-            parts.append(_NULL)
-        else:
-            parts.append(encode_varint(len(key)))
-            parts.append(key)
-        if value is None:
-            parts.append(_NULL)
-        else:
-            parts.append(encode_varint(len(value)))
-            parts.append(value)
+        before_key, key = (_NULL, b"") if key is None else (encode_varint(len(key)), key)
+        before_value, value = (_NULL, b"") if value is None else (encode_varint(len(value)), value)
+        time_delta = encode_varint(timestamp - self._base_timestamp)
+        parts = [b"\0", time_delta, encode_varint(delta), before_key, key, before_value, value]
         if headers:
             self._put_headers(parts, headers)
         else:
@@ -672,13 +651,8 @@ class BatchBuilder:
         parts.append(encode_varint(len(pairs)))
         for name, value in pairs:
             raw = name.encode("utf-8", "surrogateescape")
-            parts.append(encode_varint(len(raw)))
-            parts.append(raw)
-            if value is None:
-                parts.append(_NULL)
-            else:
-                parts.append(encode_varint(len(value)))
-                parts.append(value)
+            parts += (encode_varint(len(raw)), raw)
+            parts += (_NULL,) if value is None else (encode_varint(len(value)), value)
 
     def build(
         self,

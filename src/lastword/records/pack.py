@@ -213,16 +213,9 @@ def _spans(array: pa.Array) -> Spans:
     """Return the spans of a binary or string array."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    if pa.types.is_null(array.type):
-        array = array.cast(pa.binary())
-    if not (
-        pa.types.is_binary(array.type)
-        or pa.types.is_string(array.type)
-        or pa.types.is_large_binary(array.type)
-        or pa.types.is_large_string(array.type)
-    ):
-        array = array.cast(pa.binary())
     large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    if not (large or pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
+        array = array.cast(pa.binary())
     _validity, offset_buffer, data_buffer = array.buffers()
     if len(array) == 0 or offset_buffer is None:
         return Spans(_frozen(np.empty(1, np.uint8)), _NOTHING, _NOTHING)

@@ -182,9 +182,7 @@ def replace_index(files: Files, path: str, data: bytes, *, may_be_absent: bool =
         except FileVanishedError:
             pass
     files.unlink(path, missing_ok=True)
-    with files.open_append(path, create=True, exclusive=True) as handle:
-        if data:
-            handle.append(data)
+    files.write_new(path, data, sync=False)
     return True
 
 
@@ -206,14 +204,10 @@ def build_indexes(files: Files, file: str, base_offset: int, *, index_interval_b
     """
     inspection = inspect(files, os.path.dirname(file), base_offset, index_interval_bytes=index_interval_bytes)
     stem = file[: -len(names.LOG)]
-    for extension, data in (
-        (names.INDEX, inspection.offset_entries),
-        (names.TIME_INDEX, inspection.time_entries),
+    for path, data in (
+        (stem + names.INDEX, inspection.offset_entries),
+        (stem + names.TIME_INDEX, inspection.time_entries),
     ):
-        path = stem + extension
         files.unlink(path, missing_ok=True)
-        with files.open_append(path, create=True, exclusive=True) as handle:
-            if data:
-                handle.append(data)
-            handle.fsync()
+        files.write_new(path, data)
     return inspection

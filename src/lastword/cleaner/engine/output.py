@@ -21,22 +21,8 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.cleaner.engine.report import TombstonesWaiting
 from lastword.cleaner.policy.plan import Plan
+from lastword.kernels import repack as loops
 from lastword.kernels import table as fields
-from lastword.kernels.repack import (
-    EMPTIED,
-    JOINED,
-    JOINING_FIELDS,
-    MAX_BYTES,
-    MIXED,
-    OPEN_ROW,
-    OPEN_UNCOMPRESSED,
-    TARGET_BYTES,
-    RepackOutput,
-    RepackSource,
-    bytes_needed,
-    repack_rows,
-    seal_joined,
-)
 from lastword.records.batch import read_header, read_records
 from lastword.records.chunk import Chunk, header_of
 from lastword.records.columns import decode_columns
@@ -156,10 +142,10 @@ class Writer:
         first = _Buffer.empty()
         self._out, self._table, self._classes = first.out, first.table, first.classes
         self._spare: _Buffer | None = None
-        self._joining = np.full(JOINING_FIELDS, -1, np.int64)
-        self._joining[TARGET_BYTES] = BATCH_BYTES
+        self._joining = np.full(loops.JOINING_FIELDS, -1, np.int64)
+        self._joining[loops.TARGET_BYTES] = BATCH_BYTES
         # Incompressible records grow a little, under snappy by a sixth.
-        self._joining[MAX_BYTES] = max_message_bytes * 3 // 4
+        self._joining[loops.MAX_BYTES] = max_message_bytes * 3 // 4
         self._side = np.empty(BATCH_BYTES // 2 + kernels.SLACK, np.uint8)
         self._position = 0
         self._row = 0
@@ -198,10 +184,10 @@ class Writer:
     ) -> None:
         """Add rows of magic 2."""
         dead = NOTHING_DEAD if before.shape[0] else self._dead
-        source = RepackSource(chunk.raw, chunk.uncompressed, chunk.table, before)
+        source = loops.RepackSource(chunk.raw, chunk.uncompressed, chunk.table, before)
         while True:
-            target = RepackOutput(self._out, self._table, self._classes, self._joining, self._side)
-            row, self._position, self._row, _kept, status = repack_rows(
+            target = loops.RepackOutput(self._out, self._table, self._classes, self._joining, self._side)
+            row, self._position, self._row, _kept, status = loops.repack_rows(
                 source, end, row, retain, dead.arrays, horizon_ms, target, self._position, self._row
             )
             if self._row:
@@ -212,7 +198,7 @@ class Writer:
                 return
             if status != kernels.FULL:
                 chunk.raise_status(row, status)
-            self._flush_but_open(int(bytes_needed(chunk.table, row, self._side)) + kernels.SLACK)
+            self._flush_but_open(int(loops.bytes_needed(chunk.table, row, self._side)) + kernels.SLACK)
 
     def _take_entries(self, chunk: Chunk, first: int, end: int) -> None:
         """Add rows of magic 0 and 1: whole ones are copied in runs, wrappers with dead messages are cut."""
@@ -253,21 +239,21 @@ class Writer:
                 self._out = np.empty(data.size + kernels.SLACK, np.uint8)
         self._out[self._position : self._position + data.size] = data
         self._position += data.size
-        self._joining[OPEN_ROW] = -1
+        self._joining[loops.OPEN_ROW] = -1
 
     def _flush_but_open(self, room: int) -> None:
         """Append the buffer except a last batch that may take more records; make `room` behind that.
 
         So the output does not depend on when its buffer was full.
         """
-        row = int(self._joining[OPEN_ROW])
+        row = int(self._joining[loops.OPEN_ROW])
         if row < 0:
             self.flush()
             kept = 0
         else:
             open_row, open_class = self._table[row].copy(), int(self._classes[row])
             start, kept = int(open_row[fields.POSITION]), int(open_row[fields.SIZE])
-            data, beside = self._out[start : start + kept].copy(), int(self._joining[OPEN_UNCOMPRESSED])
+            data, beside = self._out[start : start + kept].copy(), int(self._joining[loops.OPEN_UNCOMPRESSED])
             self._row, self._position = row, start
             self.flush()
         if kept + room > self._out.size:
@@ -278,7 +264,7 @@ class Writer:
             open_row[[fields.RECORDS_POSITION, fields.RECORDS_END]] -= start
             self._table[0], self._classes[0] = open_row, open_class
             self._row, self._position = 1, kept
-            self._joining[OPEN_ROW], self._joining[OPEN_UNCOMPRESSED] = 0, beside
+            self._joining[loops.OPEN_ROW], self._joining[loops.OPEN_UNCOMPRESSED] = 0, beside
 
     def flush(self) -> None:
         """Append the buffer, and continue with an empty one."""
@@ -291,7 +277,7 @@ class Writer:
                 self._out, self._table, self._classes = free.out, free.table, free.classes
         self._position = 0
         self._row = 0
-        self._joining[OPEN_ROW] = -1
+        self._joining[loops.OPEN_ROW] = -1
 
     def tombstones(self, count: int) -> TombstonesWaiting:
         """Return how many tombstones wait, and which is due first."""
@@ -308,12 +294,12 @@ class Writer:
         """Append a buffer; uncompressed batches with a codec are compressed first."""
         out, table, classes = full.out, full.table[: full.rows], full.classes[: full.rows]
         attributes = table[:, fields.ATTRIBUTES]
-        joined = classes == JOINED
+        joined = classes == loops.JOINED
         coded = (attributes & CODEC_MASK) != 0
-        compressed = ((classes == MIXED) | joined) & coded
-        if joined.any() and seal_joined(out, table, classes, full.rows) != kernels.OK:
+        compressed = ((classes == loops.MIXED) | joined) & coded
+        if joined.any() and loops.seal_joined(out, table, classes, full.rows) != kernels.OK:
             raise AssertionError("a joined batch outside the buffer")
-        for row in np.flatnonzero((classes == EMPTIED) & (table[:, fields.PRODUCER_ID] < 0)).tolist():
+        for row in np.flatnonzero((classes == loops.EMPTIED) & (table[:, fields.PRODUCER_ID] < 0)).tolist():
             start = int(table[row, fields.POSITION])
             _without_timestamp(out[start : start + HEADER_BYTES])
         done = 0
@@ -342,7 +328,7 @@ class Writer:
             if self._first_due is None or horizon_ms < self._first_due[0]:
                 start, size = int(table[row, fields.POSITION]), int(table[row, fields.SIZE])
                 batch = self._out[start : start + size].tobytes()
-                if self._classes[row] in (MIXED, JOINED):  # its records are still plain
+                if self._classes[row] in (loops.MIXED, loops.JOINED):  # its records are still plain
                     attributes = int(table[row, fields.ATTRIBUTES]) & ~CODEC_MASK
                     batch = batch[:ATTRIBUTES_AT] + attributes.to_bytes(2, "big") + batch[ATTRIBUTES_AT + 2 :]
                 self._first_due = (horizon_ms, batch)

@@ -22,20 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from lastword.cleaner.policy.plan import (
-    ACTIVE_SEGMENT,
-    BELOW_RATIO,
-    COMPACTION_LAG,
-    NEWEST,
-    NO_POLICY,
-    OUTGROWN,
-    QUARANTINED,
-    UNDECIDED_TRANSACTION,
-    UNFINISHED_COMMIT,
-    CleanRequest,
-    Plan,
-    Reason,
-)
+from lastword.cleaner.policy import plan as codes
+from lastword.cleaner.policy.plan import CleanRequest, Plan, Reason
 from lastword.config import TopicConfig
 from lastword.config.tables import STRATEGIES
 from lastword.errors import UsageError
@@ -159,11 +147,11 @@ def choose(
         producer_expiration_ms=log.producer_expiration_ms,
     )
     if config.policy is None:
-        return plan.kept(NO_POLICY, config.policy_unknown)
+        return plan.kept(codes.NO_POLICY, config.policy_unknown)
     if "compact" not in config.policy:
-        return plan.kept(NO_POLICY, f"cleanup.policy is {config.policy_text}: nothing is compacted")
+        return plan.kept(codes.NO_POLICY, f"cleanup.policy is {config.policy_text}: nothing is compacted")
     if quarantine is not None:
-        return plan.kept(QUARANTINED, quarantine)
+        return plan.kept(codes.QUARANTINED, quarantine)
     stable_offset = log.log_end if log.stable_offset is None else log.stable_offset
     cleanable_offset = stable_offset if log.cleanable_offset is None else log.cleanable_offset
     ends = _Ends(stable_offset, cleanable_offset)
@@ -178,7 +166,7 @@ def choose(
         text = (
             f"{format_bytes(segments[-1].size)} from {segments[-1].base_offset} on are closed first: {times}"
         )
-        plan = replace(plan, reasons=(*plan.reasons, Reason(OUTGROWN, text)))
+        plan = replace(plan, reasons=(*plan.reasons, Reason(codes.OUTGROWN, text)))
     if plan.action == "clean" and due and strategy == "kafka":
         return _by_ratio(plan, closed, config)
     return plan
@@ -278,7 +266,7 @@ def _bounded(
     closed, reasons = _cleanable(plan, segments, config, ends, rolls, dead_bytes)
     if not closed:
         plan = replace(plan, reasons=tuple(reasons[1:]))
-        why = reasons[0] if reasons else Reason(NEWEST, "the log is empty")
+        why = reasons[0] if reasons else Reason(codes.NEWEST, "the log is empty")
         return plan.kept(why.code, why.text), closed
     limit = closed[-1].next_offset if len(closed) == len(segments) else segments[len(closed)].base_offset
     dirty_bytes = _dirty_bytes(segments, len(closed), plan.start, to_the_byte=plan.strategy == "kafka")
@@ -295,7 +283,7 @@ def _bounded(
         reasons=tuple(reasons),
     )
     if total_bytes == 0:
-        plan = plan.kept(NEWEST, "the log holds no records")
+        plan = plan.kept(codes.NEWEST, "the log holds no records")
     return plan, closed
 
 
@@ -313,7 +301,7 @@ def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> P
     if plan.dirty_ratio > config.min_cleanable_dirty_ratio or (late_ms is not None and plan.dirty_bytes):
         return plan
     return plan.kept(
-        BELOW_RATIO,
+        codes.BELOW_RATIO,
         f"{plan.dirty_ratio:.0%} of the bytes are dirty, due above {config.min_cleanable_dirty_ratio:.0%}",
     )
 
@@ -345,19 +333,19 @@ def _cleanable(
             above = outgrown_above(segments, dead_bytes)
             if above < config.segment_bytes:
                 held += f" (closed for cleaning above {format_bytes(above)})"
-            reasons.append(Reason(ACTIVE_SEGMENT, held))
+            reasons.append(Reason(codes.ACTIVE_SEGMENT, held))
     elif segments and segments[-1].size == 0:
         count -= 1  # an empty active segment has nothing to close
     decided = _ending_at(segments, count, ends.stable_offset)
     if decided < count:
         count = decided
         held = f"a transaction at {ends.stable_offset} is undecided: records from there on may not count"
-        reasons.insert(0, Reason(UNDECIDED_TRANSACTION, held))
+        reasons.insert(0, Reason(codes.UNDECIDED_TRANSACTION, held))
     complete = _ending_at(segments, count, ends.cleanable_offset)
     if complete < count:
         count = complete
         held = f"a commit that begins at {ends.cleanable_offset} is incomplete"
-        reasons.insert(0, Reason(UNFINISHED_COMMIT, held))
+        reasons.insert(0, Reason(codes.UNFINISHED_COMMIT, held))
     lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
         for i, segment in enumerate(segments[:count]):
@@ -366,10 +354,8 @@ def _cleanable(
             stamp = segment.largest_timestamp if segment.largest_timestamp >= 0 else segment.mtime_ms
             if stamp > plan.now_ms - lag_ms:
                 wait = format_duration(stamp + lag_ms - plan.now_ms)
-                reasons.insert(
-                    0,
-                    Reason(COMPACTION_LAG, f"records from {segment.base_offset} on may be cleaned in {wait}"),
-                )
+                held = f"records from {segment.base_offset} on may be cleaned in {wait}"
+                reasons.insert(0, Reason(codes.COMPACTION_LAG, held))
                 count = i
                 break
     return segments[:count], reasons
