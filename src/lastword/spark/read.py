@@ -36,12 +36,13 @@ newest record there was superseded by one above the range is in a later batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lastword.api.arrow import headers_of, joined
 from lastword.arrow import pa, pc
 from lastword.config import Settings
 from lastword.errors import (
@@ -104,37 +105,11 @@ def read_task(
         register_limits(root, files)
     target = arrow_schema(schema)
     if len(parts) == 1 or options.view != "log" or decoders_of(columns, options):
-        yield from joined(
-            batch for part in parts for batch in read_batches(part, options, target, columns, files)
-        )
+        batches = (batch for part in parts for batch in read_batches(part, options, target, columns, files))
+        yield from joined(batches, JOINED_BYTES)
         return
     with collector_paused():  # a shared task has few bytes
-        yield from joined(read_together(parts, options, target, columns, files))
-
-
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of batches of one schema; neighbours below JOINED_BYTES are joined.
-
-    To transfer a batch to the JVM costs as much as some hundreds of rows.
-    """
-    small: list[pa.RecordBatch] = []
-    size_bytes = 0
-    for batch in batches:
-        more = batch.nbytes
-        if small and size_bytes + more > JOINED_BYTES:
-            yield _join(small)
-            small, size_bytes = [], 0
-        small.append(batch)
-        size_bytes += more
-    if small:
-        yield _join(small)
-
-
-def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return batch
+        yield from joined(read_together(parts, options, target, columns, files), JOINED_BYTES)
 
 
 def read_batches(
@@ -254,8 +229,6 @@ def to_spark(
 
 def _of_raw(records: list[RawRecord], names: tuple[str, ...], task: LogPartition) -> pa.RecordBatch:
     """Return an Arrow batch as `to_arrow` does."""
-    from lastword.api.arrow import headers_of
-
     count, most = len(records), INT64_MAX // 1000
     columns: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: pa.array([record.key for record in records], pa.binary()),
