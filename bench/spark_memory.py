@@ -133,7 +133,7 @@ def wrong() -> Any:
 
 def cleaned(spark: Any, root: Path) -> None:
     import lastword.spark
-    from lastword.spark.clean_tasks import TASK_BYTES
+    from lastword.spark.clean_options import TASK_BYTES
 
     size = sum(path.stat().st_size for path in (root / "t-0").glob("*.log"))
     task_bytes = min(TASK_BYTES, size // 2)  # a small log, as in a trial run, is split too

@@ -18,93 +18,57 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from lastword import errors, metrics, spark, testing
-    from lastword.api.aio import AsyncLogDir, AsyncReader, AsyncState, AsyncTopic, AsyncTransaction, aopen
-    from lastword.api.cleaner import Cleaner
-    from lastword.api.copying import CopyResult, copy
-    from lastword.api.inspections import PartitionInfo, SegmentInfo
-    from lastword.api.lease import Lease, LeaseInfo
-    from lastword.api.logs import LogDir
-    from lastword.api.open_transactions import OpenTransaction
-    from lastword.api.opening import open
-    from lastword.api.reader import Reader
-    from lastword.api.record import ABSENT, Appended, Record
-    from lastword.api.restore import Restored
-    from lastword.api.serializers import Serializers, serializers
-    from lastword.api.state import State
-    from lastword.api.topic import Topic
-    from lastword.api.transaction import Transaction
-    from lastword.api.watch import Watch
-    from lastword.bucket.collect import Collection
-    from lastword.cleaner.engine.report import CleanRound
-    from lastword.cleaner.policy.plan import Plan
-    from lastword.lake.export import Exported
-    from lastword.pulling.leader import PullResult
-    from lastword.pulling.pulls import pull
-    from lastword.retention import Deletion
-    from lastword.server import Server, serve
-    from lastword.tools.audit import Audit
-    from lastword.tools.dump import dump
-    from lastword.tools.duplication import Duplication
-    from lastword.tools.erasure import CertificateCheck, Erasure
-    from lastword.tools.explain import Explanation, Version
-    from lastword.tools.simulate import Simulation
-    from lastword.tools.verify import Verification
-    from lastword.values import Progress
-
-__all__ = [
-    "ABSENT",
-    "Appended",
-    "AsyncLogDir",
-    "AsyncReader",
-    "AsyncState",
-    "AsyncTopic",
-    "AsyncTransaction",
-    "Audit",
-    "CertificateCheck",
-    "CleanRound",
-    "Cleaner",
-    "Collection",
-    "CopyResult",
-    "Deletion",
-    "Duplication",
-    "Erasure",
-    "Explanation",
-    "Exported",
-    "Lease",
-    "LeaseInfo",
-    "LogDir",
-    "OpenTransaction",
-    "PartitionInfo",
-    "Plan",
-    "Progress",
-    "PullResult",
-    "Reader",
-    "Record",
-    "Restored",
-    "SegmentInfo",
-    "Serializers",
-    "Server",
-    "Simulation",
-    "State",
-    "Topic",
-    "Transaction",
-    "Verification",
-    "Version",
-    "Watch",
-    "aopen",
-    "copy",
-    "dump",
-    "errors",
-    "metrics",
-    "open",
-    "pull",
-    "serializers",
-    "serve",
-    "spark",
-    "testing",
-]
+if TYPE_CHECKING:  # `as`: a name that is exported
+    from lastword import errors as errors
+    from lastword import metrics as metrics
+    from lastword import spark as spark
+    from lastword import testing as testing
+    from lastword.api.aio import AsyncLogDir as AsyncLogDir
+    from lastword.api.aio import AsyncReader as AsyncReader
+    from lastword.api.aio import AsyncState as AsyncState
+    from lastword.api.aio import AsyncTopic as AsyncTopic
+    from lastword.api.aio import AsyncTransaction as AsyncTransaction
+    from lastword.api.aio import aopen as aopen
+    from lastword.api.cleaner import Cleaner as Cleaner
+    from lastword.api.copying import CopyResult as CopyResult
+    from lastword.api.copying import copy as copy
+    from lastword.api.inspections import PartitionInfo as PartitionInfo
+    from lastword.api.inspections import SegmentInfo as SegmentInfo
+    from lastword.api.lease import Lease as Lease
+    from lastword.api.lease import LeaseInfo as LeaseInfo
+    from lastword.api.logs import LogDir as LogDir
+    from lastword.api.open_transactions import OpenTransaction as OpenTransaction
+    from lastword.api.opening import open as open
+    from lastword.api.reader import Reader as Reader
+    from lastword.api.record import ABSENT as ABSENT
+    from lastword.api.record import Appended as Appended
+    from lastword.api.record import Record as Record
+    from lastword.api.restore import Restored as Restored
+    from lastword.api.serializers import Serializers as Serializers
+    from lastword.api.serializers import serializers as serializers
+    from lastword.api.state import State as State
+    from lastword.api.topic import Topic as Topic
+    from lastword.api.transaction import Transaction as Transaction
+    from lastword.api.watch import Watch as Watch
+    from lastword.bucket.collect import Collection as Collection
+    from lastword.cleaner.engine.report import CleanRound as CleanRound
+    from lastword.cleaner.policy.plan import Plan as Plan
+    from lastword.lake.export import Exported as Exported
+    from lastword.pulling.leader import PullResult as PullResult
+    from lastword.pulling.pulls import pull as pull
+    from lastword.retention import Deletion as Deletion
+    from lastword.server import Server as Server
+    from lastword.server import serve as serve
+    from lastword.tools.audit import Audit as Audit
+    from lastword.tools.dump import dump as dump
+    from lastword.tools.duplication import Duplication as Duplication
+    from lastword.tools.erasure import CertificateCheck as CertificateCheck
+    from lastword.tools.erasure import Erasure as Erasure
+    from lastword.tools.explain import Explanation as Explanation
+    from lastword.tools.explain import Version as Version
+    from lastword.tools.simulate import Simulation as Simulation
+    from lastword.tools.verify import Verification as Verification
+    from lastword.values import Progress as Progress
 
 _NAMES = {
     "api.aio": ("AsyncLogDir", "AsyncReader", "AsyncState", "AsyncTopic", "AsyncTransaction", "aopen"),
@@ -145,6 +109,7 @@ _MODULES = ("errors", "metrics", "spark", "testing")
 
 
 if not TYPE_CHECKING:  # a type checker would take every typo for a name of this module
+    __all__ = sorted([*_HOMES, *_MODULES])
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
@@ -169,4 +134,4 @@ if not TYPE_CHECKING:  # a type checker would take every typo for a name of this
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*_HOMES, *_MODULES, "__version__"])

@@ -18,7 +18,7 @@ from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory
 from lastword.logdir.broker import TOPIC, read_cluster_metadata
 from lastword.records.batch import BatchBuilder
-from lastword.spark.clean import _chosen
+from lastword.spark.cleaning import _chosen
 from tests.fakes import RecordingFiles
 from tests.golden.loader import case
 

@@ -314,17 +314,18 @@ def clean_here(log: Path | str, task_bytes: int, storage_options: Mapping[str, s
     """Run `lastword.spark.clean` with its tasks one after the other in this process."""
     import pickle
 
-    import lastword.spark.schema
-    import lastword.spark.tasks
+    from lastword.spark import clean_tasks, cleaning, tasks
 
     def here(spark: Any, function: Any, values: Any) -> Iterator[tuple[int, Any]]:
         for number, given in enumerate(values):
             step, value = pickle.loads(pickle.dumps((function, given)))
             yield number, pickle.loads(pickle.dumps(step(value)))
 
-    lastword.spark.tasks.results_as_completed = here
-    lastword.spark.tasks.described = lambda spark, text: contextlib.nullcontext()
-    lastword.spark.schema.frame_of = lambda spark, kind, values: values
+    modules: tuple[Any, ...] = (cleaning, clean_tasks, tasks)
+    for module in modules:
+        module.results_as_completed = here
+        module.described = lambda spark, text: contextlib.nullcontext()
+    modules[0].frame_of = lambda spark, kind, values: values
     lastword.spark.clean(None, str(log), "t", task_bytes=task_bytes, storage_options=storage_options)
 
 

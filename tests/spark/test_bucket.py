@@ -32,7 +32,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.spark import bucket as in_bucket
-from lastword.spark import clean_tasks, schema, sharded, splits, tasks
+from lastword.spark import clean_tasks, cleaning, sharded, splits, tasks
 from lastword.spark import job as jobs
 from lastword.spark.clean_tasks import BucketClean
 from lastword.spark.options import NO_STORAGE, StorageOptions, parse_read, parse_write
@@ -250,9 +250,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
             step, value = pickle.loads(pickle.dumps((function, given)))
             yield number, pickle.loads(pickle.dumps(step(value)))
 
-    monkeypatch.setattr(tasks, "results_as_completed", results)
-    monkeypatch.setattr(tasks, "described", lambda spark, text: nullcontext())
-    monkeypatch.setattr(schema, "frame_of", lambda spark, kind, values: values)
+    for module in (tasks, cleaning, clean_tasks):
+        monkeypatch.setattr(module, "results_as_completed", results)
+        monkeypatch.setattr(module, "described", lambda spark, text: nullcontext())
+    monkeypatch.setattr(cleaning, "frame_of", lambda spark, kind, values: values)
     monkeypatch.setattr(jobs, "SMALLEST_UNIT_BYTES", 20_000)
 
 

@@ -219,7 +219,7 @@ def test_a_cleaning_that_is_interrupted_leaves_nothing(
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("lastword.spark.clean"), "_publish", interrupted)
+    monkeypatch.setattr(importlib.import_module("lastword.spark.cleaning"), "_publish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lastword.spark.clean(spark, root, "t")
     assert not written()
@@ -284,7 +284,7 @@ def test_many_results_are_published_on_threads_in_their_order(monkeypatch: pytes
         published.append(plan)
         return plan
 
-    module = importlib.import_module("lastword.spark.clean")
+    module = importlib.import_module("lastword.spark.cleaning")
     monkeypatch.setattr(module, "_publish", publish)
     tasks: Any = [SimpleNamespace(plan=number) for number in range(400)]
     directory: Any = None

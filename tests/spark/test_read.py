@@ -18,6 +18,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StructType
 
 import lastword
+from lastword.api import arrow
 from lastword.errors import (
     CorruptBatchError,
     LastwordError,
@@ -278,12 +279,11 @@ def test_the_segments_of_a_plan_are_used_as_long_as_they_are_there(
         assert planned["listdir"] == 0 and len(expected) == 150
 
 
-def test_only_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_small_batches_are_joined() -> None:
     batches = [
         pa.record_batch({"n": pa.array([n] * rows, pa.int64())}) for n, rows in enumerate([2, 3, 9, 1])
     ]
-    monkeypatch.setattr(read, "JOINED_BYTES", 6 * 8)
-    joined = list(read.joined(iter(batches)))
+    joined = list(arrow.joined(batches, 6 * 8))
     assert [batch["n"].to_pylist() for batch in joined] == [[0] * 2 + [1] * 3, [2] * 9, [3]]
     assert joined[1] is batches[2]
 

@@ -8,7 +8,7 @@ serializer, a whole column in one step if the serializer's encoding equals Arrow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,6 +162,29 @@ def headers_of(records: Sequence[RawRecord]) -> pa.Array:
 
 def _text(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def joined(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches of one schema; neighbours are joined up to `most_bytes`.
+
+    A chunk may have few newest records, and to transfer a batch to the JVM costs as much as some hundreds of
+    rows.
+    """
+    small: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        if small and size_bytes + batch.nbytes > most_bytes:
+            yield from _join(small)
+            small, size_bytes = [], 0
+        if batch.num_rows:
+            small.append(batch)
+            size_bytes += batch.nbytes
+    if small:
+        yield from _join(small)
+
+
+def _join(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return batches if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 # ---------------------------------------------------------------- in

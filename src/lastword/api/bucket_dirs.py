@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
@@ -586,30 +587,19 @@ class _Partly(Exception):
         self.failure = failure
 
 
+@dataclass(slots=True, eq=False)
 class _Append:
     """One call that is part of a commit. `done`: the result, once it is stored; None: of `add`."""
 
-    __slots__ = ("done", "error", "on_refused", "own", "refused", "result", "size_bytes", "topics", "work")
-
-    def __init__(
-        self,
-        topics: Container[str],
-        work: Callable[[OpenDirs], Any],
-        size_bytes: int,
-        done: Future[Any] | None,
-        on_refused: Callable[[BaseException], object] = lambda error: None,
-        *,
-        own: Changed | None = None,
-    ) -> None:
-        self.topics = topics
-        self.own = own
-        self.work = work
-        self.size_bytes = size_bytes
-        self.done = done
-        self.on_refused = on_refused
-        self.refused = False
-        self.result: Any = None
-        self.error: BaseException | None = None
+    topics: Container[str]
+    work: Callable[[OpenDirs], Any]
+    size_bytes: int
+    done: Future[Any] | None
+    on_refused: Callable[[BaseException], object] = lambda error: None
+    own: Changed | None = field(default=None, kw_only=True)
+    refused: bool = field(default=False, init=False)
+    result: Any = field(default=None, init=False)
+    error: BaseException | None = field(default=None, init=False)
 
 
 class _Refused(Exception):

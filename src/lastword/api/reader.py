@@ -598,6 +598,8 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         return reader.arrow().__arrow_c_stream__(requested_schema)
 
     def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        from lastword.api.arrow import joined
+
         for range_ in self._turns():
             rest = self._unread(range_)
             if self._is_bulk(rest):
@@ -612,7 +614,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
                     batches = _of_records(form, self._raw(rest), rest.partition, batch_bytes)
                 else:
                     batches = self._newest_batches(form, rest, batch_bytes)
-                for batch in _joined(batches, batch_bytes):
+                for batch in joined(batches, batch_bytes):
                     yield batch
                     self._position[range_.partition] = batch.column("offset")[-1].as_py() + 1
             self._done(range_)
@@ -737,21 +739,6 @@ def _of_records(
 
 def _size_of(record: RawRecord) -> int:
     return 64 + len(record.key or b"") + len(record.value or b"")
-
-
-def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches of about `batch_bytes`: a chunk may have few newest records."""
-    held: list[pa.RecordBatch] = []
-    held_bytes = 0
-    for batch in batches:
-        if held and held_bytes + batch.nbytes > batch_bytes:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held, held_bytes = [], 0
-        if batch.num_rows:
-            held.append(batch)
-            held_bytes += batch.nbytes
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def encoded_keys(keys: Any, serializer: Serializer) -> frozenset[bytes] | None:

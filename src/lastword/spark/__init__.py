@@ -15,10 +15,10 @@ only when it is used.
     duplication  audit  verify  restore  expire   the library's verbs with a DataFrame as result
     erase     keys of a DataFrame and their values, out of every file of a topic
 
-Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`, `clean.py`,
-`copy.py`, `export.py`, `bucket.py`. A task of `clean` runs `remote.py` or `sharded.py`, which use no PySpark.
-The modules with tasks begin with where their parts run, what travels between them, and what happens when
-tasks fail.
+Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`,
+`cleaning.py`, `copy.py`, `export.py`, `bucket.py`. A task of `clean` runs `remote.py` or `sharded.py`, which
+use no PySpark. The modules with tasks begin with where their parts run, what travels between them, and what
+happens when tasks fail.
 """
 
 from __future__ import annotations

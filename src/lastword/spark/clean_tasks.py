@@ -25,14 +25,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lastword.api import cleaning
+from lastword.cleaner.drive import planned
+from lastword.cleaner.engine.cleaning import CleanContext, clean
+from lastword.cleaner.engine.liveness import FullScan
+from lastword.cleaner.engine.partition import plan_partition
+from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
+from lastword.cleaner.engine.sinks import Collector
 from lastword.cleaner.policy.plan import CleanRequest, Plan
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, PartialFailure, StorageError
 from lastword.files import DEFAULT, Files
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
+from lastword.spark import job as jobs
+from lastword.spark import remote, sharded
 from lastword.spark.bootstrap import need_directory
 from lastword.spark.bucket import JobPlace, open_logs, transaction
+from lastword.spark.job import ShardedJob
+from lastword.spark.remote import LedgerParams, RemoteBuild, RemoteScan
+from lastword.spark.tasks import described, repeated, results_as_completed
 from lastword.values import Progress, ProgressLike
 
 if TYPE_CHECKING:
@@ -40,20 +52,11 @@ if TYPE_CHECKING:
 
     from lastword.api.open_dirs import OpenDirs
     from lastword.bucket.manifest import Entry
-    from lastword.cleaner.engine.cleaning import CleanContext
-    from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.policy.generational import Choice, SegmentRun
     from lastword.config import TopicConfig
-    from lastword.spark.job import ShardedJob
     from lastword.spark.options import StorageOptions
-    from lastword.spark.remote import LedgerParams, RemoteBuild, RemoteScan
 
 _T = TypeVar("_T")
-
-TASK_BYTES = 1 << 30
-"""A partition with more bytes than this below its limit is divided over tasks. Up to this size, one task is
-fast enough, and it needs no scratch files.
-"""
 
 _REPORT_EVERY_S = 0.5
 COMMIT_EVERY_S = 30.0
@@ -63,15 +66,26 @@ COMMIT_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class CleanTask:
+class _OfPlan:
+    """The plan of a partition, and its settings."""
+
+    directory: str
+    plan: Plan
+    config: TopicConfig
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the most that the task reads."""
+        return self.plan.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CleanTask(_OfPlan):
     """The input of `build`: one cleaning of a partition, or with `params` one for each of `runs`.
 
     `runs` None: one cleaning of all garbage.
     """
 
-    directory: str
-    plan: Plan
-    config: TopicConfig
     params: LedgerParams | None = None
     runs: tuple[SegmentRun, ...] | None = None
 
@@ -82,19 +96,19 @@ class CleanTask:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteScanTask:
+class RemoteScanTask(_OfPlan):
     """The input of `scan`: a partition with new records. `dry`: nothing is saved."""
 
-    directory: str
-    plan: Plan
-    config: TopicConfig
     params: LedgerParams
     dry: bool
 
-    @property
-    def size_bytes(self) -> int:
-        """Return the most that the task reads."""
-        return self.plan.total_bytes
+
+@dataclass(frozen=True, slots=True)
+class ChosenTask(_OfPlan):
+    """The input of `plan_chosen`: the choices for a drive that concern one of its partitions."""
+
+    params: LedgerParams
+    choices: tuple[Choice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +119,6 @@ class PlanTask:
     config: TopicConfig
     request: CleanRequest
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenTask:
-    """The input of `plan_chosen`: the choices for a drive that concern one of its partitions."""
-
-    directory: str
-    plan: Plan
-    config: TopicConfig
-    params: LedgerParams
-    choices: tuple[Choice, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the most that the task reads."""
-        return self.plan.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +141,8 @@ class BucketClean:
 
 def clean_in_bucket(task: BucketClean) -> tuple[list[Any], list[LastwordError]]:
     """Clean or plan a partition of a log in a bucket, and commit; return the results and the errors."""
-    from lastword.api import cleaning
 
-    def clean(dirs: OpenDirs) -> list[CleanRound]:
+    def clean_one(dirs: OpenDirs) -> list[CleanRound]:
         if task.only_expires:
             cleaning.expire_old_values(dirs, task.topic, task.partition)
             return []
@@ -155,7 +152,7 @@ def clean_in_bucket(task: BucketClean) -> tuple[list[Any], list[LastwordError]]:
 
     def done() -> list[Any]:
         if not task.dry:
-            return transaction(task.path, task.storage, clean)
+            return transaction(task.path, task.storage, clean_one)
         with open_logs(task.path, task.storage) as logs:
             plans = logs.plan(task.topic, task.partition, due=task.due, strategy=task.strategy)
             return [plan for plan in plans if isinstance(plan, Plan) and plan.action != "delete"]
@@ -172,10 +169,6 @@ def clean_in_bucket(task: BucketClean) -> tuple[list[Any], list[LastwordError]]:
 
 def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
     """Rewrite the segments of a partition; publish nothing."""
-    from lastword.cleaner.engine.cleaning import clean
-    from lastword.cleaner.engine.liveness import FullScan
-    from lastword.cleaner.engine.sinks import Collector
-    from lastword.spark import remote
 
     def built() -> PreparedCleaning | RemoteBuild:
         view, context = _view(task.directory), _context(dry=False)
@@ -188,7 +181,6 @@ def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
 
 def scan(task: RemoteScanTask) -> RemoteScan | LastwordError:
     """Scan the new records of a partition."""
-    from lastword.spark import remote
 
     def scanned() -> RemoteScan:
         view = _view(task.directory)
@@ -199,16 +191,11 @@ def scan(task: RemoteScanTask) -> RemoteScan | LastwordError:
 
 def plan(task: PlanTask) -> Plan:
     """Plan the cleaning of a partition and count its bytes."""
-    from lastword.cleaner.engine.partition import plan_partition
-
     return plan_partition(_view(task.directory), task.config, task.request, _context(dry=True))
 
 
 def plan_chosen(task: ChosenTask) -> Plan:
     """Plan the chosen runs of a partition and count their bytes."""
-    from lastword.cleaner.drive import planned
-    from lastword.spark import remote
-
     view, context = _view(task.directory), _context(dry=True)
     ledger, _ = remote.up_to_date(view, task.plan, task.params, context)
     return planned(view, task.config, task.plan, ledger, task.choices, context)
@@ -219,8 +206,6 @@ def _view(directory: str) -> PartitionView:
 
 
 def _context(*, dry: bool) -> CleanContext:
-    from lastword.cleaner.engine.cleaning import CleanContext
-
     return CleanContext(DEFAULT, SystemClock(), dry=dry)
 
 
@@ -245,8 +230,6 @@ def build_sharded(
     progress: ProgressLike | None = None,
 ) -> PreparedCleaning | LastwordError:
     """Run the remaining steps of a giant partition; return the outputs, or the first fault of the data."""
-    from lastword.spark import sharded
-
     clock = SystemClock()
     started = clock.monotonic()
     with _reporting(place, job, progress):
@@ -261,8 +244,6 @@ def plan_sharded(
     spark: SparkSession, place: JobPlace, job: ShardedJob, progress: ProgressLike | None = None
 ) -> Plan:
     """Run the steps of `build_sharded`, but count bytes and write no segments. Return the exact plan."""
-    from lastword.spark import sharded
-
     with _reporting(place, job, progress):
         fault = _map(spark, place, job) or _rewrite(spark, place, job, job.plan.now_ms)
     if fault is not None:
@@ -271,9 +252,6 @@ def plan_sharded(
 
 
 def _map(spark: SparkSession, place: JobPlace, job: ShardedJob) -> LastwordError | None:
-    from lastword.spark import job as jobs
-    from lastword.spark import sharded
-
     while left := jobs.units_left(place.files(), job):
         results = _run(spark, place, "extract", sharded.extract, job, left)
         fault = _first_fault(results)
@@ -295,9 +273,6 @@ def _map(spark: SparkSession, place: JobPlace, job: ShardedJob) -> LastwordError
 
 
 def _rewrite(spark: SparkSession, place: JobPlace, job: ShardedJob, now_ms: int) -> LastwordError | None:
-    from lastword.spark import job as jobs
-    from lastword.spark import sharded
-
     left = jobs.groups_left(place.files(), job)
     step = partial(sharded.rewrite_group, now_ms=now_ms, clock=SystemClock())
     return _first_fault(_run(spark, place, "rewrite", step, job, left))
@@ -312,8 +287,6 @@ def _run(
     numbers: Sequence[int],
 ) -> list[Any]:
     """Run a step for some of its numbers, and commit the files that its tasks uploaded."""
-    from lastword.spark.tasks import described, results_as_completed
-
     clock, task = SystemClock(), partial(_run_step, place, step, job.directory)
     results: dict[int, Any] = {}
     uploaded: dict[str, Entry] = {}
@@ -360,9 +333,6 @@ def _reporting(place: JobPlace, job: ShardedJob, progress: ProgressLike | None) 
     if progress is None:
         yield
         return
-    from lastword.spark import job as jobs
-    from lastword.spark.tasks import repeated
-
     clock = SystemClock()
     started = clock.monotonic()
     verb = "clean" if job.rewrites else "plan"

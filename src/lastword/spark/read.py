@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lastword.api.arrow import headers_of, joined
 from lastword.arrow import pa, pc
 from lastword.config import Settings
 from lastword.errors import (
@@ -61,7 +62,7 @@ from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk, ChunkJoiner
-from lastword.records.columns import RecordColumns, decode_columns, to_arrow
+from lastword.records.columns import RecordColumns, binary_array, decode_columns, decode_live, to_arrow
 from lastword.records.record import RawRecord
 from lastword.spark.bootstrap import check_seen, collector_paused
 from lastword.spark.bucket import files_at
@@ -75,8 +76,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql.datasource import InputPartition
 
-    from lastword.resolve import Resolution
-    from lastword.segment.segment import Segment
     from lastword.value_formats.interface import ValueFormat
 
 CHUNK_BYTES = 2 << 20
@@ -86,6 +85,7 @@ smaller batches cost calls, larger batches memory (50 MB halve the speed).
 
 ARROW_BATCH_BYTES = 4 << 20
 JOINED_BYTES = 1 << 20
+Rows = tuple[Chunk, RecordColumns] | list[RawRecord]
 
 
 # ---------------------------------------------------------------- Arrow batches
@@ -104,37 +104,11 @@ def read_task(
         register_limits(root, files)
     target = arrow_schema(schema)
     if len(parts) == 1 or options.view != "log" or decoders_of(columns, options):
-        yield from joined(
-            batch for part in parts for batch in read_batches(part, options, target, columns, files)
-        )
+        batches = (batch for part in parts for batch in read_batches(part, options, target, columns, files))
+        yield from joined(batches, JOINED_BYTES)
         return
     with collector_paused():  # a shared task has few bytes
-        yield from joined(read_together(parts, options, target, columns, files))
-
-
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of batches of one schema; neighbours below JOINED_BYTES are joined.
-
-    To transfer a batch to the JVM costs as much as some hundreds of rows.
-    """
-    small: list[pa.RecordBatch] = []
-    size_bytes = 0
-    for batch in batches:
-        more = batch.nbytes
-        if small and size_bytes + more > JOINED_BYTES:
-            yield _join(small)
-            small, size_bytes = [], 0
-        small.append(batch)
-        size_bytes += more
-    if small:
-        yield _join(small)
-
-
-def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return batch
+        yield from joined(read_together(parts, options, target, columns, files), JOINED_BYTES)
 
 
 def read_batches(
@@ -208,7 +182,7 @@ def decode_joined(chunk: Chunk, chunks: Sequence[Chunk]) -> tuple[RecordColumns,
 
 
 def to_spark(
-    chunks: Iterator[tuple[Chunk, RecordColumns]] | Iterator[list[RawRecord]],
+    chunks: Iterable[Rows],
     task: LogPartition,
     options: ReadOptions,
     target: pa.Schema,
@@ -231,13 +205,15 @@ def to_spark(
         partition = task.partition if numbers is None else numbers
         if isinstance(each, list):
             batch = _of_raw(each, names, task)
+            deletes = np.array([record.value is None for record in each], np.bool_)
         else:
             chunk, records = each
             if len(records) == 0:
                 continue
             batch = to_arrow(records, chunk, names, topic=task.topic, partition=partition)
-            if CHANGE in columns:
-                batch = batch.append_column(CHANGE, changes(records))
+            deletes = records.value_length < 0
+        if CHANGE in columns:
+            batch = batch.append_column(CHANGE, changes(deletes))
         if keys is not None:
             batch = only_keys(batch, keys)
         if decoders:
@@ -254,8 +230,6 @@ def to_spark(
 
 def _of_raw(records: list[RawRecord], names: tuple[str, ...], task: LogPartition) -> pa.RecordBatch:
     """Return an Arrow batch as `to_arrow` does."""
-    from lastword.api.arrow import headers_of
-
     count, most = len(records), INT64_MAX // 1000
     columns: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: pa.array([record.key for record in records], pa.binary()),
@@ -273,9 +247,9 @@ def _of_raw(records: list[RawRecord], names: tuple[str, ...], task: LogPartition
     return pa.RecordBatch.from_arrays([columns[name]() for name in names], names=list(names))
 
 
-def changes(records: RecordColumns) -> pa.Array:
+def changes(deletes: NDArray[np.bool_]) -> pa.Array:
     """Return the change (`upsert` or `delete`) of each record."""
-    kinds = pa.array((records.value_length < 0).astype("int8"), pa.int8())
+    kinds = pa.array(deletes.astype("int8"), pa.int8())
     return pa.DictionaryArray.from_arrays(kinds, pa.array(["upsert", "delete"])).cast(pa.string())
 
 
@@ -477,46 +451,47 @@ def outcomes_of(view: PartitionView, task: LogPartition, options: ReadOptions) -
 
 def newest_chunks(
     task: LogPartition, options: ReadOptions, files: Files, *, tombstones: bool
-) -> Iterator[tuple[Chunk, RecordColumns]]:
+) -> Iterator[Rows]:
     """Yield decoded chunks with only the newest record of each key of the range.
 
-    Without `tombstones`, a key whose newest record has no value is left out.
+    Without `tombstones`, a key whose newest record has no value is left out. A batch that extends over the
+    end of the range is replayed, and its records are the last item.
 
     Both passes must read the same files. A cleaning that is published between them restarts the task, as long
     as it has yielded nothing; after that the segments are open and stay readable.
     """
-    from lastword.resolve import ScratchPlace, resolve
+    from lastword.state.newest import replayed, resolution_of, slices_of
 
+    committed = options.isolation == "read_committed"
     for view in views_of(task, options, files):
         start = check_loss(task, view, task.start, options)
         if start >= task.end:  # the whole range is lost, and its loss is ignored
             return
         try:
             view = held(view, start, task, options)
-            segments = view.segment_set.between(start, task.end)
-            sources = [
-                RangeSource(segment, start, task.end, last=segment is segments[-1]) for segment in segments
-            ]
+            parts, cut = slices_of(view, start, task.end)
             outcomes = outcomes_of(view, task, options)
-            memory, salt = map_bytes(os.path.dirname(task.directory), files), os.urandom(16)
+            memory = map_bytes(os.path.dirname(task.directory), files)
             resolution = None
             if not tombstones and start <= view.log_start:
-                resolution = from_accounts(view, sources, outcomes, memory)
+                resolution = from_accounts(view, parts, outcomes, memory)
             if resolution is None:
-                resolution = resolve(
-                    sources,
-                    map_bytes=memory,
-                    salt=salt,
-                    now_ms=None,
-                    outcomes=outcomes or Decisions(),
-                    place=ScratchPlace.for_read(task.directory),
-                )
+                resolution = resolution_of(view, parts, outcomes or Decisions(), memory, lambda done, _: None)
+            tail = list(replayed(view, cut, task.end, True, None, committed))
         except FileVanishedError:
             continue
+        dead, superseding = resolution.dead, pa.array([record.key for record in tail], pa.binary())
         try:
-            yield from _live_records(sources, resolution, tombstones)
+            for part in parts:
+                for chunk in part.chunk_reader(chunk_bytes=CHUNK_BYTES, skip_rows=dead.wholly_dead):
+                    records = decode_live(chunk, dead.arrays, start, tombstones=tombstones)
+                    if tail:
+                        keys = binary_array(chunk.uncompressed, records.key_position, records.key_length)
+                        records = records.select(~np.asarray(pc.is_in(keys, value_set=superseding)))
+                    yield chunk, records
         except FileVanishedError as error:
             raise ReadOvertakenError.of(task.name, task.directory) from error
+        yield [record for record in tail if tombstones or record.value is not None]
         return
 
 
@@ -606,86 +581,6 @@ def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptio
             remedy="load it again; to use it more than once, cache it",
             file=task.directory,
         ) from error
-
-
-def _live_records(
-    sources: list[RangeSource], resolution: Resolution, tombstones: bool
-) -> Iterator[tuple[Chunk, RecordColumns]]:
-    for source in sources:
-        for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES):
-            records = decode_columns(chunk)
-            alive = ~resolution.dead.mask(records.offset)
-            if not tombstones:
-                alive &= records.value_length >= 0
-            alive &= records.key_length >= 0
-            yield chunk, records.select(alive)
-
-
-class RangeSource:
-    """A segment restricted to the records with start <= offset < end, as a source of `resolve`."""
-
-    def __init__(self, segment: Segment, start: int, end: int, *, last: bool = True) -> None:
-        self.segment = segment
-        self.start = start
-        self.end = end
-        self.last = last
-        self.base_offset = segment.base_offset
-        self.next_offset = min(segment.next_offset, end)
-        self.size = segment.size
-        self.file = segment.file
-
-    def chunk_reader(self, *, chunk_bytes: int = CHUNK_BYTES, verify: bool = True) -> Iterator[Chunk]:
-        """Yield the chunks of the range."""
-        first = self.segment.position_of(self.start)
-        last = self.segment.end_position_of(self.end) if self.last else self.segment.size
-        for chunk in self.segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify):
-            rows = _straddling(chunk, self.start, self.end)
-            if rows:
-                decode_columns(chunk)  # raises if a record is malformed, so _narrow may rely on lengths
-            for row in rows:
-                _narrow(chunk, row, self.start, self.end)
-            yield chunk
-
-
-def _straddling(chunk: Chunk, start: int, end: int) -> list[int]:
-    """Return the batches that extend over an end of the range: at most two in all chunks of a segment."""
-    bases, lasts = chunk.table[:, fields.BASE_OFFSET], chunk.table[:, fields.LAST_OFFSET]
-    over = ((bases < start) & (lasts >= start)) | ((bases < end) & (lasts >= end))
-    return [int(row) for row in over.nonzero()[0]]
-
-
-def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
-    """Restrict a batch's row in the table to the records in the range. The bytes are unchanged."""
-    entry = chunk.table[row]
-    base = int(entry[fields.BASE_OFFSET])
-    position, last = int(entry[fields.RECORDS_POSITION]), int(entry[fields.RECORDS_END])
-    data: memoryview = chunk.uncompressed.data[:last]
-    first_kept, kept = None, 0
-    for _ in range(int(entry[fields.COUNT])):
-        size, body = _varint(data, position)
-        _, at = _varint(data, body + 1)  # the timestamp delta follows the attributes
-        offset = base + _varint(data, at)[0]
-        if offset >= end:
-            break
-        if offset >= start:
-            first_kept = position if first_kept is None else first_kept
-            kept += 1
-        position = body + size
-    entry[fields.RECORDS_POSITION] = position if first_kept is None else first_kept
-    entry[fields.RECORDS_END] = position
-    entry[fields.COUNT] = kept
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Return a zigzag varint and the position after it. IndexError if it extends beyond the batch."""
-    raw = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return raw >> 1 ^ -(raw & 1), position
-        shift += 7
 
 
 def map_bytes(path: str, files: Files) -> int:

@@ -54,14 +54,16 @@ from lastword.partition.leases import Leases
 from lastword.partition.segment_store import SegmentStore
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
+from lastword.resolve import DeadBitmaps, Resolution, shards
+from lastword.resolve.bitmaps import union
+from lastword.resolve.facts import Rules, SegmentCounts
+from lastword.resolve.shards import ShardResult, dead_offsets, merge_resolutions
 from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
 from lastword.spark.job import GROUPS, ShardedJob, built_of, groups_of, load, load_note, log_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from lastword.resolve import DeadBitmaps, Resolution
 
 _TRANSACTIONS = "transactions.json"
 _FACTS = "facts.npz"
@@ -84,8 +86,6 @@ def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
 
     Raises the errors of `resolve`; damage quarantines the partition.
     """
-    from lastword.resolve import shards
-
     job = _loaded(files, directory)
     first, end = job.units[number]
     sources = Sources(files, job)[first:end]
@@ -150,8 +150,6 @@ def read_transactions(files: Files, directory: str, first_offset: int) -> None:
 
 def resolve_shard(files: Files, directory: str, number: int) -> None:
     """Resolve shard `number` of all units."""
-    from lastword.resolve import shards
-
     job = _loaded(files, directory)
     extents = [
         shards.Extent(
@@ -193,10 +191,6 @@ def resolve_shard(files: Files, directory: str, number: int) -> None:
 
 def mark_unit(files: Files, directory: str, number: int) -> None:
     """Write the dead bitmaps of unit `number`, when all shards are resolved."""
-    from lastword.resolve import DeadBitmaps
-    from lastword.resolve.bitmaps import union
-    from lastword.resolve.shards import dead_offsets
-
     job = _loaded(files, directory)
     bitmaps: list[DeadBitmaps] = []
     waiting: list[NDArray[np.int64]] = []
@@ -220,8 +214,6 @@ def mark_unit(files: Files, directory: str, number: int) -> None:
 
 def merge(files: Files, job: ShardedJob) -> None:
     """Write the facts of all segments, and the groups to rewrite. A repeated call writes the same."""
-    from lastword.resolve import shards
-
     units = [read_arrays(files, f"{job.scratch}/unit-{i:05d}.npz") for i in range(len(job.units))]
     tally = shards.merge_counts(units, [_shard(files, job, i) for i in range(job.shards)])
     write_arrays(files, f"{job.scratch}/{_FACTS}", tally.to_parts())
@@ -443,8 +435,6 @@ def _loaded(files: Files, directory: str) -> ShardedJob:
 
 
 def _rules(job: ShardedJob) -> Any:
-    from lastword.resolve.facts import Rules
-
     return Rules(decided=True, drop_keyless=True, now_ms=job.plan.now_ms, due_below=job.due_below)
 
 
@@ -453,8 +443,6 @@ def _on_damage(files: Files, job: ShardedJob) -> AbstractContextManager[None]:
 
 
 def _shard(files: Files, job: ShardedJob, number: int) -> Any:
-    from lastword.resolve.shards import ShardResult
-
     parts = read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz")
     keys, passes, probes, used = parts["numbers"].tolist()
     ratio, seconds = parts["ratios"].tolist()
@@ -465,20 +453,15 @@ def _resolution(
     files: Files, job: ShardedJob, group: SegmentGroup | None, seconds: float = 0.0
 ) -> Resolution:
     """Return the result of the scan with the bits of a group's segments, or with none."""
-    from lastword.resolve import DeadBitmaps
-    from lastword.resolve.bitmaps import union
-    from lastword.resolve.facts import SegmentCounts
-    from lastword.resolve.shards import merge_resolutions
-
     facts = SegmentCounts.from_parts(read_arrays(files, f"{job.scratch}/{_FACTS}")).facts()
     if group is None:
-        shards, dead = [_shard(files, job, number) for number in range(job.shards)], DeadBitmaps.of([])
+        results, dead = [_shard(files, job, number) for number in range(job.shards)], DeadBitmaps.of([])
     else:
-        shards, dead = [], union(_bits(files, job, group))
+        results, dead = [], union(_bits(files, job, group))
     return merge_resolutions(
         facts,
         dead,
-        shards,
+        results,
         map_bytes=job.plan.map_bytes,
         salt=bytes.fromhex(job.salt),
         seconds=seconds,
@@ -487,8 +470,6 @@ def _resolution(
 
 def _bits(files: Files, job: ShardedJob, group: SegmentGroup) -> Iterator[DeadBitmaps]:
     """Yield the bits of a group, from the units with its segments."""
-    from lastword.resolve import DeadBitmaps
-
     first_offset = job.sources[group.first].base_offset
     next_offset = job.sources[group.last].next_offset
     for number, (first, end) in enumerate(job.units):

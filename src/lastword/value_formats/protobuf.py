@@ -36,7 +36,6 @@ Convert = Callable[[Any], Any]
 
 TIMESTAMP, DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
 
 
 def need_protobuf() -> None:
@@ -501,11 +500,7 @@ def _field_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
 def _list_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
     if not is_list(kind):
         raise ValueRefused(f"the message has an array, not {kind}")
-    fill = convert = None
-    if member.message_type is not None:
-        fill = _filler(member, kind.value_type)
-    else:
-        convert = _conversions(member, kind.value_type)[1]
+    fill, convert = _item_writer(member, kind.value_type)
 
     def write_list(message: Any, items: list[Any]) -> None:
         container = getattr(message, member.name)
@@ -519,11 +514,7 @@ def _map_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
     _check_map(kind)
     key, value = _map_parts(member)
     convert_key = _conversions(key, kind.key_type)[1]
-    fill = convert = None
-    if value.message_type is not None:
-        fill = _filler(value, kind.item_type)
-    else:
-        convert = _conversions(value, kind.item_type)[1]
+    fill, convert = _item_writer(value, kind.item_type)
 
     def write_map(message: Any, entries: list[tuple[Any, Any]]) -> None:
         container = getattr(message, member.name)
@@ -533,6 +524,13 @@ def _map_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
             _put(item, f"[{name}]", put, fill, convert)
 
     return write_map
+
+
+def _item_writer(member: Any, kind: pa.DataType) -> tuple[Any, Any]:
+    """Return the function that fills a message, or the one that converts a scalar; the other is None."""
+    if member.message_type is not None:
+        return _filler(member, kind), None
+    return None, _conversions(member, kind)[1]
 
 
 def _put(item: Any, path: str, put: Callable[..., Any], fill: Any, convert: Any) -> None:
@@ -553,17 +551,7 @@ def _filler(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
     own = member.message_type.full_name
     if own in (TIMESTAMP, DURATION):
         _check(_item_type(member, ()), kind)
-        return _fill_time if own == TIMESTAMP else _fill_interval
+        if own == TIMESTAMP:
+            return lambda message, value: message.FromDatetime(value)
+        return lambda message, value: message.FromTimedelta(value)
     return writer_of(member.message_type, kind)
-
-
-def _fill_time(message: Any, value: datetime) -> None:
-    seconds, micros = divmod((value - EPOCH) // MICROSECOND, 1_000_000)
-    message.seconds, message.nanos = seconds, micros * 1000
-
-
-def _fill_interval(message: Any, value: timedelta) -> None:
-    micros = value // MICROSECOND
-    seconds, rest = divmod(abs(micros), 1_000_000)
-    sign = -1 if micros < 0 else 1
-    message.seconds, message.nanos = sign * seconds, sign * rest * 1000
