@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import weakref
@@ -31,7 +30,7 @@ from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes import RecordingFiles, Stopped
 from tests.golden.loader import case
-from tests.partition.logs import NOW, batch, build_batch, indexes_fit, pair, records
+from tests.partition.logs import NOW, batch, build_batch, pair, records
 from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 from tests.support.settings import set_topic_config
@@ -51,27 +50,6 @@ def append(logs: LogDirectory, topic: str, partition: int, count: int) -> None:
     log = logs.log(topic, partition)
     for _ in range(count):
         log.append_batch(build_batch(log.log_end))
-
-
-def test_a_whole_life(tmp_path: Path) -> None:
-    root = tmp_path / "a" / "b"
-    with opened(root) as logs:
-        assert logs.create_topic("users", 2, {"cleanup.policy": "compact", "segment.bytes": "700"})
-        assert logs.topics() == ["users"] and logs.partitions("users") == [0, 1]
-        append(logs, "users", 1, 20)
-        logs.sync()
-        assert "users 1 20" in (root / names.RECOVERY_POINTS).read_text()
-        assert not (root / names.CLEAN_SHUTDOWN).exists()
-    assert json.loads((root / names.CLEAN_SHUTDOWN).read_text()) == {"version": 0, "brokerEpoch": -1}
-    with opened(root, "r") as logs:
-        assert records(logs.view("users", 1)) == [pair(n) for n in range(20)]
-        assert records(logs.view("users", 0)) == []
-        assert logs.topic_config("users").cleanup_policy == {"compact"}
-    with opened(root) as logs:
-        assert logs.log("users", 1).log_end == 20
-        assert logs.recovery.clean and logs.recovery.repaired == ()
-        append(logs, "users", 1, 5)
-        assert indexes_fit(logs.log("users", 1))
 
 
 def test_files_for_a_broker(tmp_path: Path) -> None:

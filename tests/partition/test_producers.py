@@ -11,18 +11,15 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.errors import (
-    CoordinatorFencedError,
     ProducerFencedError,
     SequenceGapError,
     StorageError,
-    TransactionStateError,
 )
 from lastword.files import Handle
 from lastword.partition import PartitionLog, PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots, encode
-from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchBuilder
 from lastword.segment import indexes, names
 from lastword.segment.indexes import AbortedTransaction
@@ -118,27 +115,6 @@ def test_6W_310_sequences_wrap(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- transactions
-
-
-def test_a_marker_has_78_bytes_and_decides(tmp_path: Path) -> None:
-    log, _ = opened(make(tmp_path), files=UNSYNCED)
-    log.append_batch(of(5, 0, 2, transactional=True))
-    assert (log.stable_offset, log.log_end) == (0, 2)
-    size = log.active.size
-    assert end_transaction(log, 5, 0, commit=True, coordinator_epoch=3)[:2] == (2, 2)
-    assert log.active.size - size == 78
-    assert log.stable_offset == log.log_end == 3
-    *_, (segment, header, data) = log.batches(2)
-    marker = control_of(data, header, segment.file, position=0)
-    assert marker is not None and (marker.type, marker.coordinator_epoch) == ("commit", 3)
-    with pytest.raises(CoordinatorFencedError):
-        end_transaction(log, 5, 0, commit=False, coordinator_epoch=2)
-    log.append_batch(of(5, 2, transactional=True))
-    with pytest.raises(TransactionStateError):
-        log.append_batch(of(5, 3))
-    end_transaction(log, 5, 1, commit=False, coordinator_epoch=3)
-    with pytest.raises(ProducerFencedError):
-        end_transaction(log, 5, 0, commit=True, coordinator_epoch=3)
 
 
 @pytest.mark.parametrize("how", ["open", "killed", "closed"])

@@ -116,27 +116,6 @@ def test_a_batch_whose_end_is_zeros_is_cut(tmp_path: Path) -> None:
         log.abandon()
 
 
-def test_a_hole_in_what_was_never_synced_ends_the_log(tmp_path: Path) -> None:
-    """Pages may reach the drive in any order: an unsynced page is lost, and a later page is written."""
-    directory = make(tmp_path)
-    log, _ = opened(directory)
-    fill(log, 2)
-    log.sync()
-    fill(log, 3)
-    path = log.active.file
-    third = next(h for h in log.active.headers() if h.base_offset == 2)
-    log.abandon()
-    cut_bytes = Path(path).stat().st_size - third.position  # the batches, and zeros behind them
-    with Path(path).open("r+b") as file:
-        file.seek(third.position)
-        file.write(bytes(third.size))
-    log, recovery = opened(directory)
-    assert log.log_end == 2
-    assert recovery.repaired[0].code == "torn-tail" and recovery.repaired[0].offset == 2
-    assert recovery.cut_bytes == cut_bytes >= 3 * third.size
-    assert Path(path).stat().st_size == third.position
-
-
 @pytest.mark.parametrize(
     "tail",
     [bytes(5), bytes(100_000), b"\xff" * 300, random.Random(1).randbytes(200), b"\x00" * 16 + b"\x02"],

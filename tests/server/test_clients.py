@@ -52,9 +52,8 @@ def admin_client(server: Server) -> Iterator[Any]:
     yield admin.AdminClient({"bootstrap.servers": server.bootstrap_servers})
 
 
-@pytest.mark.parametrize("codec", ALL)
-def test_records_come_back_as_they_were_produced(server: Server, codec: str) -> None:
-    sender = producer(server, compression_type=codec, enable_idempotence=codec == "lz4")
+def test_records_come_back_as_they_were_produced(server: Server) -> None:
+    sender = producer(server, compression_type="lz4", enable_idempotence=True)
     sent = [(b"key-%d" % n, b"value " * 50 + b"%d" % n if n % 7 else None) for n in range(500)]
     offsets: list[int] = []
     for key, value in sent:
