@@ -22,7 +22,7 @@ from lastword.partition.producer_state import FIRST_NAMED_ID
 from lastword.partition.snapshots import Snapshots
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.crash.memory import ROOT, MemoryFiles
-from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes import ForgetfulFiles
 from tests.support.exhaustive import stride
 
 PARTITIONS = 3
@@ -137,32 +137,9 @@ def test_half_a_producer_is_refused(tmp_path: Path, asked: dict[str, Any]) -> No
 
 
 @pytest.mark.slow
-def test_a_kill_before_any_step(tmp_path: Path) -> None:
-    """Also between two partitions of one call. Continuing from `last_sequence` gives every record once."""
-    files = RecordingFiles(UNSYNCED)
-    with make(tmp_path / "count", files=files) as logs:
-        before = len(files.changes)
-        go_on(topic_of(logs), 3, ack="disk")
-        after = len(files.changes)
-    for stop_at in range(before, after + 1, stride(3)):
-        for torn in (False, True):
-            path = tmp_path / "d"
-            files = RecordingFiles(UNSYNCED, stop_at=stop_at, torn=torn)
-            logs = make(path, files=files)
-            try:
-                go_on(topic_of(logs), 3, ack="disk")
-                files.stop()
-            except Stopped:
-                pass
-            with make(path) as logs:
-                go_on(topic_of(logs), 4)
-                check_whole(topic_of(logs), 4)
-            shutil.rmtree(path)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("ack", ["os", "disk"])
-def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
+def test_a_kill_or_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
+    """Also between two partitions of one call. Continuing from `last_sequence` gives every record once."""
     (tmp_path / "work").mkdir()
     files = ForgetfulFiles(tmp_path / "work")
     with make(tmp_path / "work" / "d", files=files) as logs:
@@ -172,15 +149,16 @@ def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
             go_on(topic, number + 1, ack=ack)
             files.mark(f"acked {number}")
     checked = 0
-    for number, image in enumerate(files.images(seeds=range(1))):
-        if not image.marks or number % stride(60):
+    kills = [*files.kills(range(0, len(files.journal) + 1, stride(6)))]
+    for image in [*[*files.images(seeds=range(1))][:: stride(60)], *kills]:
+        if not image.marks:
             continue
         image.write(tmp_path / "image")
         target = tmp_path / "image" / "d"
         with lastword.open(target, "a", files=UNSYNCED) as logs:
             topic = topic_of(logs)
             last = topic.last_sequence("loader")
-            if ack == "disk":
+            if ack == "disk" or image in kills:
                 assert (-1 if last is None else last) >= len(image.marks) - 2
             go_on(topic, 5)
             check_whole(topic, 5)

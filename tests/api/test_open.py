@@ -167,16 +167,6 @@ def test_settings_of_a_new_topic_that_another_file_hides_are_refused(tmp_path, p
         assert dict(logs.state("users")) == {"ada": 1}
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "", "a b", "x" * 250, "é", None])
-def test_names_that_cannot_be_directories(logs, tmp_path, name):
-    before = tree_digest(tmp_path)
-    with pytest.raises(errors.InvalidTopicError):
-        logs.create_topic(name)
-    with pytest.raises(errors.InvalidTopicError):
-        logs.topic(name)
-    assert tree_digest(tmp_path) == before
-
-
 def test_serializers_are_saved_with_the_topic(tmp_path):
     with lastword.open(tmp_path / "data", "a") as logs:
         logs.create_topic("t", key_serializer="int64", value_serializer="json").append(7, {"a": 1})

@@ -117,40 +117,6 @@ def test_a_cleaning_joins_small_segments_so_that_readers_send_fewer_requests(
     assert opened().dirs.log_dir("users", 0).ledgers.file_cost_bytes >= BucketFiles.file_cost_bytes > 0
 
 
-def test_writers_and_cleaners_at_the_same_time_lose_nothing(opened: Open) -> None:
-    opened().create_topic("users", partitions=2, **JSON)
-    failures: list[BaseException] = []
-
-    def write(writer: int) -> None:
-        topic = opened()["users"]
-        for number in range(8):
-            topic.append(f"{writer}-{number}", {"n": number})
-
-    def clean() -> None:
-        logs = opened()
-        for _ in range(4):
-            logs.clean("users")
-
-    def guarded(work: Callable[..., None], *given: int) -> None:
-        try:
-            work(*given)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(write, n)) for n in range(3)]
-    threads += [threading.Thread(target=guarded, args=(clean,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    logs = opened("r")
-    records = list(logs["users"].read())
-    assert sorted(r.key for r in records) == sorted(f"{w}-{n}" for w in range(3) for n in range(8))
-    assert len({(r.partition, r.offset) for r in records}) == 24
-    assert not logs.verify().problems
-
-
 def test_threads_share_a_commit(opened: Open, url: str) -> None:
     logs = opened(lastword_commit_linger_ms=50)
     topic = logs.create_topic("users", **JSON)

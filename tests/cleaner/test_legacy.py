@@ -32,7 +32,6 @@ from tests.build import HOUR, LogBuilder, state_of
 from tests.cleaner.support import NOW, batch
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.hasty import HastyFiles
-from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support import partitions
 from tests.support.exhaustive import few, stride
 from tests.support.legacy import build_wrapper
@@ -436,28 +435,6 @@ def test_what_the_crash_tests_clean(tmp_path: Path) -> None:
     assert [record.offset for record in data(log)] == [1, 9, 10]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("torn", [False, True])
-def test_a_stop_at_every_change_of_a_round(tmp_path: Path, torn: bool) -> None:
-    number = 0
-    while True:
-        target = tmp_path / f"stop{number}"
-        files = RecordingFiles(HastyFiles())
-        log = crash_log(target, files)
-        assert log.log
-        files.stop_at, files.torn = len(files.changes) + number, torn
-        try:
-            log.clean()
-            break
-        except Stopped:
-            pass
-        log.abandon()
-        check_crashed(again(target, log), f"stop {number}")
-        shutil.rmtree(target)
-        number += stride(4)
-    assert number > 40
-
-
 def again(root: Path, log: LogBuilder) -> LogBuilder:
     fresh = LogBuilder(root, files=HastyFiles(), clock=log.clock)
     fresh.config = log.config
@@ -465,7 +442,7 @@ def again(root: Path, log: LogBuilder) -> LogBuilder:
 
 
 @pytest.mark.slow
-def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path) -> None:
+def test_kills_and_power_cuts_at_every_moment_of_a_round(tmp_path: Path) -> None:
     crash_log(tmp_path / "live")
     files = ForgetfulFiles(tmp_path / "live", HastyFiles())
     log = LogBuilder(
@@ -475,16 +452,14 @@ def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path) -> None:
     log.log.flush()
     start = len(files.journal)
     log.clean()
-    images = 0
-    for number, image in enumerate(files.images(seeds=range(2), start=start)):
-        images += 1
-        if number % stride(24):
-            continue
+    images = list(files.images(seeds=range(2), start=start))
+    assert len(images) > 100
+    kills = files.kills(range(start, len(files.journal) + 1, stride(4)))
+    for number, image in enumerate([*images[:: stride(24)], *kills]):
         target = tmp_path / f"image{number}"
         image.write(target)
         check_crashed(again(target, log), f"{number} {image.label}")
         shutil.rmtree(target)
-    assert images > 100
 
 
 def test_an_empty_segment_below_the_limit_is_accounted_once(tmp_path: Path) -> None:

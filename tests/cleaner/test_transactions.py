@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,6 @@ from tests.cleaner.transactional import (
     markers,
     offsets,
 )
-from tests.fakes.forgetful import ForgetfulFiles
-from tests.fakes.hasty import HastyFiles
-from tests.fakes.recording import RecordingFiles, Stopped
-from tests.support.exhaustive import stride
 
 DAY = 24 * HOUR
 
@@ -423,128 +418,3 @@ def test_the_plan_tells_what_the_round_does(users: LogBuilder, codec: int) -> No
             )
         users.wait(HOUR)
     assert [h.last_offset for h, _ in headers(users)] == sorted({h.last_offset for h, _ in headers(users)})
-
-
-# ---------------------------------------------------------------- crashes
-
-STATE = {b"a": b"3", b"b": b"1", b"hot": b"last", b"keep": b"1"}
-
-
-def written(log: LogBuilder) -> LogBuilder:
-    """Write transactions over several segments, some aborted, one open; markers of every state."""
-    log.topic("users", segment_bytes=700, delete_retention_ms=HOUR)
-    early = Producer(log, 1).put(("gone", 1), ("a", 0)).commit()
-    log.put("gone", None).put("keep", 1).put("hot", 0)
-    Producer(log, 2).put(("a", "aborted"), ("hot", "aborted")).abort()
-    log.roll().clean()  # horizons and empty batches of an earlier round
-    early.put(("a", 1))
-    Producer(log, 3).put(("keep", "aborted")).abort()
-    log.roll()
-    early.put(("b", 0)).commit().put(("hot", 1)).commit()
-    log.roll()
-    Producer(log, 4).put(("a", 3), ("b", 1)).commit()
-    Producer(log, 5).put(("keep", "aborted too")).abort()
-    log.roll().wait(2 * HOUR)
-    log.put("hot", "last").roll()
-    Producer(log, 6).put(("a", "undecided"))
-    return log
-
-
-def check_crashed(log: LogBuilder, final: dict[str, object], label: str) -> None:
-    assert committed(log) == STATE, label  # a second process, before any repair
-    assert log.log.stable_offset == log.log.log_end - 1, label
-    assert committed(log) == STATE, label
-    known = state_of(log)
-    log.clean()
-    assert committed(log) == STATE, label
-    assert state_of(log) == known, label
-    log.clean()
-    assert logs(log) == final, f"{label}: the next rounds end where the stopped one would have"
-    log.reopen()
-    assert {p: s for p, s in state_of(log).items() if p != 6} == {p: s for p, s in known.items() if p != 6}
-    log.abandon()
-
-
-def logs(log: LogBuilder) -> dict[str, object]:
-    """Return the logs, and the index entries without their last stable offset.
-
-    A rebuilt index can have another last stable offset, because removed batches are not in the log.
-    """
-    contents: dict[str, object] = {n: d for n, d in log.tree().items() if n.endswith(".log")}
-    return contents | {"aborted": [entry[:3] for entry in entries(log)]}
-
-
-def continued(root: Path, original: LogBuilder) -> LogBuilder:
-    log = LogBuilder(root, files=HastyFiles(), clock=original.clock)
-    log.config = original.config
-    log.first_dirty = original.first_dirty
-    return log
-
-
-@pytest.fixture
-def original(tmp_path: Path) -> LogBuilder:
-    return written(LogBuilder(tmp_path / "original")).close()
-
-
-def final_of(tmp_path: Path, original: LogBuilder) -> dict[str, object]:
-    shutil.copytree(original.root, tmp_path / "whole")
-    log = continued(tmp_path / "whole", original)
-    first = log.clean()
-    assert (first.complete, first.removed.aborted, first.removed.superseded) == (True, 2, 5)
-    assert committed(log) == STATE
-    log.clean()
-    final = logs(log)
-    log.clean()
-    assert logs(log) == final
-    return final
-
-
-def test_what_the_crash_tests_clean(tmp_path: Path, original: LogBuilder) -> None:
-    assert final_of(tmp_path, original)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("torn", [False, True])
-def test_a_stop_at_every_change_of_a_round(tmp_path: Path, original: LogBuilder, torn: bool) -> None:
-    final = final_of(tmp_path, original)
-    number = 0
-    while True:
-        target = tmp_path / f"stop{number}"
-        shutil.copytree(original.root, target)
-        files = RecordingFiles(HastyFiles())
-        log = continued(target, original)
-        log.files = files
-        assert log.log
-        files.stop_at, files.torn = len(files.changes) + number, torn
-        try:
-            log.clean()
-            break
-        except Stopped:
-            pass
-        log.abandon()
-        check_crashed(continued(target, original), final, f"stop {number}")
-        shutil.rmtree(target)
-        number += stride(8)
-    assert number > 40
-
-
-@pytest.mark.slow
-def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path, original: LogBuilder) -> None:
-    final = final_of(tmp_path, original)
-    shutil.copytree(original.root, tmp_path / "live")
-    files = ForgetfulFiles(tmp_path / "live", HastyFiles())
-    log = continued(tmp_path / "live", original)
-    log.files = files
-    log.log.flush()
-    start = len(files.journal)
-    log.clean()
-    images = 0
-    for number, image in enumerate(files.images(seeds=range(2), start=start)):
-        if number % stride(28):
-            continue
-        target = tmp_path / f"image{number}"
-        image.write(target)
-        check_crashed(continued(target, original), final, f"{number} {image.label}")
-        shutil.rmtree(target)
-        images += 1
-    assert images > 6

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import select
 import shutil
 import signal
 import subprocess
@@ -35,21 +34,19 @@ from lastword.records.batch import read_records
 from tests.crash.invariants import MAP_BYTES, NOW
 from tests.crash.scenarios import one_batch, settings_of
 from tests.fakes.hasty import HastyFiles
+from tests.support.child import Child, Tell
 
 SETTINGS = settings_of(segment_bytes=4000, index_interval_bytes=500, delete_retention_ms=0)
 KEYS = 40
 SALT = b"0123456789abcdef"
 
 
-def write_on(root: str, seed: int, fd: int) -> None:
-    """Write until killed; report the lines `open end`, `try first count`, `ack end`, `round`, `cleaned`.
+def write_on(root: str, seed: int, tell: Tell) -> None:
+    """Write until killed; tell the lines `open end`, `try first count`, `ack end`, `round`, `cleaned`.
 
     The value of a record has its offset and its writer; every eleventh record of a writer is a tombstone.
     """
     from tests.support.cleaning import clean
-
-    def tell(text: str) -> None:
-        os.write(fd, f"{text}\n".encode())
 
     rng = random.Random(seed)
     clock = ManualClock(NOW + seed)
@@ -168,64 +165,27 @@ class Oracle:
 
 
 def forked(root: str, seed: int, after: float) -> list[str]:
-    """Run a writer in a fork, kill it, and return its last lines."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:  # the child may end only by os._exit or the signal
-        try:
-            os.close(reading)
-            write_on(root, seed, writing)
-        except BaseException as error:
-            os.write(writing, f"failed {type(error).__name__}: {error}\n".encode())
-        os._exit(1)
-    os.close(writing)
-    return _killed(child, reading, after, opened=True)
+    """Run a writer in a fork, kill it, and return its lines; the time starts at its first line."""
+    return Child.fork(write_on, root, seed).kill_after(after)
 
 
 def fresh(root: str, seed: int, after: float) -> list[str]:
-    """Run a writer in a new interpreter, kill it, and return its lines; the time starts at its first line."""
+    """Do the same in a new interpreter."""
     reading, writing = os.pipe()
-    code = f"from tests.crash.kills import write_on; write_on({root!r}, {seed}, {writing})"
+    code = (
+        "from tests.crash.kills import write_on; from tests.support.child import teller; "
+        f"write_on({root!r}, {seed}, teller({writing}))"
+    )
+    path = os.pathsep.join([p for p in sys.path if p])
     process = subprocess.Popen(
-        [sys.executable, "-c", code], pass_fds=[writing], cwd=Path(__file__).parents[2], env=_environment()
+        [sys.executable, "-c", code],
+        pass_fds=[writing],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": path},
     )
     os.close(writing)
-    lines = _killed(process.pid, reading, after, opened=True)
+    lines = Child(process.pid, reading).kill_after(after)
     process.returncode = -signal.SIGKILL  # the process has already been waited for
-    return lines
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([p for p in sys.path if p])}
-
-
-def _killed(child: int, pipe: int, after: float, *, opened: bool) -> list[str]:
-    """Kill the child after `after` seconds and return the lines of its pipe.
-
-    `opened`: the time starts at the first line of the child, which must arrive within 30 s.
-    """
-    words = b""
-    if opened:
-        ready, _, _ = select.select([pipe], [], [], 30)
-        assert ready, "the writer did not open within 30 s"
-    deadline = time.monotonic() + after
-    while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([pipe], [], [], left)
-        if ready:
-            chunk = os.read(pipe, 1 << 16)
-            if not chunk:
-                break
-            words += chunk
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    while chunk := os.read(pipe, 1 << 16):
-        words += chunk
-    os.close(pipe)
-    lines = words.decode().splitlines()
-    if not words.endswith(b"\n"):
-        lines = lines[:-1]
-    for line in lines:
-        assert not line.startswith("failed"), line
     return lines
 
 

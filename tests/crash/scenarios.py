@@ -562,6 +562,15 @@ def transacts(p: Process) -> None:
     p.checkpoint().end(8, commit=True).transact(7, [(b"f", b"1")]).put([(b"g", b"1")]).close()
 
 
+def cleans_transactions(p: Process) -> None:
+    """Clean committed and aborted transactions; markers go after their horizon; one transaction is open."""
+    p.open().create()
+    p.transact(7, [(b"a", b"1"), (b"b", b"1")]).put([(b"c", b"1")]).transact(8, [(b"a", b"no"), (b"d", b"1")])
+    p.end(7, commit=True, ack="disk").end(8, commit=False).put([(b"a", b"2")]).roll().clean()
+    p.wait(2 * HOUR).transact(7, [(b"b", b"2")]).put([(b"c", None)]).end(7, commit=True).roll().clean()
+    p.transact(8, [(b"c", b"open")]).put([(b"d", b"2")], ack="disk").wait(2 * HOUR).clean()
+
+
 def settings(p: Process) -> None:
     """Change the settings of topics that have a file, a table, both in turn, and of none any more."""
     p.open().create("users", 2, retention_ms=10, segment_bytes=1 << 20, flush_ms=7)
@@ -609,6 +618,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario("truncates", truncates, {"segment_bytes": 300}),
         Scenario("transacts", transacts, {"segment_bytes": 400}),
+        Scenario("cleans_transactions", cleans_transactions, {"segment_bytes": 400}),
         Scenario("cleans", cleans, {"segment_bytes": 300}),
         Scenario("cleans_small", cleans_small),
         Scenario("cleans_acked_before_unacked", cleans_acked_before_unacked, {"segment_bytes": 500}),

@@ -62,7 +62,21 @@ TRUNCATE: list[Step] = [
     lambda p: p.trim(2),
     lambda p: p.put([keyed(7)]),
 ]
-STEPS = {"append": APPEND, "roll": ROLL, "clean": CLEAN, "recover": RECOVER, "truncate": TRUNCATE}
+TOPICS: list[Step] = [
+    lambda p: p.create("other", 2),
+    lambda p: p.put([keyed(4)]).checkpoint(),
+    lambda p: p.drop("other"),
+    lambda p: p.close(),
+    lambda p: p.put([keyed(5)], ack="disk"),
+]
+STEPS = {
+    "append": APPEND,
+    "roll": ROLL,
+    "clean": CLEAN,
+    "recover": RECOVER,
+    "truncate": TRUNCATE,
+    "topics": TOPICS,
+}
 
 
 def attempt(root: Path, steps: list[Step], faulty: FaultyOs) -> History:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from lastword.api import transaction
 from lastword.api.transaction import Committer
 from lastword.errors import DataError
-from lastword.partition import PartitionView
+from lastword.partition import PartitionLog, PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.records.batch import read_records
 from tests.crash.kills import Oracle, forked, run_kills
@@ -68,7 +70,14 @@ def test_kills_of_transactions(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_lost_transaction_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge itself: an opening that aborts what was decided loses it."""
+    real, markers = Committer._marker, count()
+
+    def killed(self: Committer, log: PartitionLog, *, commit: bool) -> bytes:
+        if commit and next(markers):  # the first one is in the log
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, log, commit=commit)
+
     monkeypatch.setattr(transaction, "newest_states", lambda dirs: {})
-    monkeypatch.setattr(Committer, "_marker", lambda self, log, commit: os._exit(1))
-    with pytest.raises(AssertionError):
+    monkeypatch.setattr(Committer, "_marker", killed)
+    with pytest.raises(AssertionError, match="half of a transaction"):
         run_transaction_kills(str(tmp_path / "data"), 2, seed=7)

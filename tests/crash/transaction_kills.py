@@ -11,10 +11,7 @@ random time, reads the directory as it is, opens it to write, and compares.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import select
-import signal
 import sys
 import tempfile
 import time
@@ -22,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lastword
+from tests.support.child import Child, Tell
 
 KEYS = [f"k{number}" for number in range(12)]
 SETTINGS = {"log_cleaner_enable": False}
@@ -40,13 +38,14 @@ class Total:
     """Openings that had a note of open transactions."""
 
 
-def write_on(root: str, seed: int, fd: int) -> None:
+def write_on(root: str, seed: int, tell: Tell) -> None:
     """Commit transactions until killed."""
     rng = random.Random(seed)
     with lastword.open(root, "a", **SETTINGS) as logs:  # type: ignore[arg-type]
         for name, partitions in (("a", 2), ("b", 3)):
             logs.create_topic(name, partitions, exist_ok=True, cleanup_policy="compact", **JSON)
         state = logs.state("state", default=int)
+        tell("open")
         while True:
             number = state["n"] + 1
             if rng.random() < 0.1:
@@ -67,7 +66,7 @@ def write_on(root: str, seed: int, fd: int) -> None:
                     tx.append("b", key, [number, ""])
                 tx.state("state")["n"] += 1
                 tx.position("p", number)
-            os.write(fd, b"%d\n" % number)
+            tell(str(number))
             if rng.random() < 0.02:
                 logs.clean()
 
@@ -88,24 +87,9 @@ def run_kills(root: str, kills: int, *, seed: int, seconds: float = 0.25) -> Tot
     """Kill writers; AssertionError if a transaction is lost or half there."""
     rng, total, done = random.Random(seed), Total(), 0
     while total.kills < kills:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.close(reading)
-                write_on(root, rng.getrandbits(32) + total.kills, writing)
-            finally:
-                os._exit(1)
-        os.close(writing)
-        select.select([reading], [], [], 30)  # the first transaction of this writer
-        time.sleep(rng.random() * seconds)
-        os.kill(child, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        lines = b""
-        while part := os.read(reading, 1 << 16):
-            lines += part
-        os.close(reading)
-        numbers = [int(line) for line in lines.split(b"\n")[:-1]]
+        seed = rng.getrandbits(32) + total.kills
+        _, *lines = Child.fork(write_on, root, seed).kill_after(rng.random() * seconds)
+        numbers = [int(line) for line in lines]
         assert numbers == list(range(done + 1, done + 1 + len(numbers))), f"after {done}: {numbers[:5]}"
         done += len(numbers)
         total.kills += 1

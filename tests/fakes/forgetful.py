@@ -519,6 +519,11 @@ class ForgetfulFiles(Files):
                     seen.add(known)
                     yield image
 
+    def kills(self, moments: Iterable[int]) -> Iterator[Image]:
+        """Yield what a kill leaves at each of these moments: everything that the process passed on."""
+        for upto in moments:
+            yield self.crash(upto, keep_all, f"kill after {upto} of {len(self.journal)}")
+
     def story(self) -> str:
         """Return the journal as text, for a failing test."""
         lines = []

@@ -37,7 +37,7 @@ from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from tests.fakes.forgetful import ForgetfulFiles
-from tests.fakes.recording import Call, RecordingFiles, Stopped
+from tests.fakes.recording import Call, RecordingFiles
 from tests.retention.support import expire_partition, raise_log_start
 from tests.support.exhaustive import stride
 from tests.support.linux import open_paths
@@ -373,55 +373,6 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
     assert values(tmp_path) == {0: ["a"], 1: ["b"]}
 
 
-@pytest.mark.slow
-@WAYS
-@pytest.mark.parametrize(("writer", "much_bytes"), [(None, 16 << 20), ("q", 16 << 20), ("q", 0)])
-def test_killed_at_every_step_and_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str | None, much_bytes: int, way: str
-) -> None:
-    """A driver dies before each of its changes, and half-way in each append.
-
-    Then the directory is opened; a stream runs its batch again. All of it is there, only once; or nothing is
-    there and nothing was committed.
-    """
-    monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
-    monkeypatch.setattr(apply, "PARALLEL_PARTITION_BYTES", 0)
-    staged_as(monkeypatch, way)
-    sequence = None if writer is None else 7
-    outcomes = set()
-    for step, torn in itertools.product(range(0, 200, stride(20)), (False, True) if much_bytes else (True,)):
-        root = tmp_path / f"{step}{torn}"
-        make(root)
-        with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
-            logs.topic("t").append(b"before", b"before", partition=0)
-        manifest = CommitManifest(
-            "j", stage(root, "j", {0: ["a", "b"], 1: ["c"]}), True, writer=writer, sequence=sequence
-        )
-        files = RecordingFiles(OsFiles(), stop_at=step, torn=torn)
-        try:
-            commit(root, manifest, files)
-        except Stopped:
-            pass
-        else:
-            break
-        finally:
-            files.stop()
-        open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
-        contents = values(root)
-        assert contents in ({0: ["before"], 1: []}, {0: ["before", "a", "b"], 1: ["c"]}), (step, torn)
-        outcomes.add(len(contents[1]))
-        if writer is not None:
-            again = stage(root, "again", {0: ["a", "b"], 1: ["c"]})
-            commit(root, CommitManifest("again", again, True, writer=writer, sequence=sequence))
-            assert values(root) == {0: ["before", "a", "b"], 1: ["c"]}, (step, torn)
-            # Files of a driver that died before its commit are removed by age.
-            left = [name for name in leftovers(root) if not name.endswith(".tmp")]
-            assert all("staging-j/" in name or "staged-j-" in name for name in left), left
-    else:
-        pytest.fail("the commit has more steps than the test takes")
-    assert outcomes == {0, 1} and step > 10
-
-
 def large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files of two batches and more become segments."""
     monkeypatch.setattr(
@@ -441,46 +392,10 @@ def three_tasks(root: Path, job: str, sizes: tuple[int, ...], files: Files = DEF
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 2, 2)])
-def test_killed_while_files_become_segments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+def test_a_kill_or_a_power_cut_while_files_become_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some files are copied, some renamed: each batch is there only once, in order, or none is."""
-    large_ones(monkeypatch)
-    wanted = ["before", *(f"j{task}{n}" for task, size in enumerate(sizes) for n in range(size))]
-    outcomes = set()
-    for step, torn in itertools.product(range(0, 400, stride(18)), (False, True)):
-        root = tmp_path / f"{step}{torn}"
-        make(root, 1)
-        with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
-            logs.topic("t").append(b"before", b"before")
-        files = RecordingFiles(OsFiles(), stop_at=step, torn=torn)
-        try:
-            commit(root, CommitManifest("j", three_tasks(root, "j", sizes), True), files)
-        except Stopped:
-            pass
-        else:
-            break
-        finally:
-            files.stop()
-        open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
-        contents = values(root)[0]
-        assert contents in (["before"], wanted), (step, torn)
-        outcomes.add(len(contents))
-        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-            logs.topic("t").append(b"after", b"after")
-            assert values(root)[0] == [*contents, "after"]
-            assert logs.verify("t").problems == ()
-        shutil.rmtree(root)
-    else:
-        pytest.fail("the commit has more steps than the test takes")
-    assert outcomes == {1, len(wanted)} and step > 20
-    assert values(root)[0] == wanted
-    assert len(list((root / "t-0").glob("*.log"))) == 1 + sum(size > 1 for size in sizes)
-
-
-@pytest.mark.slow
-def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large_ones(monkeypatch)
     root = tmp_path / "data"
     make(root, 1)
@@ -495,39 +410,55 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
         files.mark(f"returned {job}")
         new = [f"{job}{task}{n}" for task, size in enumerate(sizes) for n in range(size)]
         allowed.append(allowed[-1] + new)
+    assert len(list((root / "t-0").glob("*.log"))) == 5
     seen = set()
-    for number, image in enumerate(files.images(seeds=range(1))):
-        if number % (5 * stride(4)):
-            continue
+    images = list(files.images(seeds=range(1)))[:: 5 * stride(4)]
+    for image in [*images, *files.kills(range(0, len(files.journal) + 1, stride(9)))]:
         target = tmp_path / "image"
         image.write(target)
         open_to_append(str(target), clock=ManualClock(NOW_MS)).close()
         contents = values(target)[0]
         assert contents in allowed[len(image.marks) :], image.label
         seen.add(len(contents))
+        with lastword.open(target, "a", log_cleaner_enable=False) as logs:
+            logs.topic("t").append(b"after", b"after")
+            assert values(target)[0] == [*contents, "after"]
+            assert not image.label.startswith("kill") or logs.verify("t").problems == ()
         shutil.rmtree(target)
     assert seen == {len(outcome) for outcome in allowed}
 
 
 @pytest.mark.slow
 @WAYS
-def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """A commit that returned survives, whatever was not synced; every commit that survives is whole."""
+@ON_THREADS
+def test_a_kill_or_a_power_cut_at_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, much_bytes: int
+) -> None:
+    """A commit that returned survives; every commit that survives is whole, and comes in once if it is made
+    again under its name.
+    """
     staged_as(monkeypatch, way)
+    monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
+    monkeypatch.setattr(apply, "PARALLEL_PARTITION_BYTES", 0)
     root = tmp_path / "data"
     make(root)
     files = ForgetfulFiles(root)
-    for sequence, (job, parts) in enumerate(
-        {"j": {0: ["a", "b"], 1: ["c"]}, "k": {0: ["d"], 1: ["e"]}}.items()
-    ):
-        manifest = CommitManifest(job, stage(root, job, parts, files), True, writer="q", sequence=sequence)
-        commit(root, manifest, files)
-        files.mark(f"returned {job}")
+    jobs = {"j": {0: ["a", "b"], 1: ["c"]}, "k": {0: ["d"], 1: ["e"]}}
+
+    def commit_all(root: Path, files: Files, prefix: str) -> None:
+        for sequence, (job, parts) in enumerate(jobs.items()):
+            job = prefix + job
+            staged_files = stage(root, job, parts, files)
+            commit(root, CommitManifest(job, staged_files, True, writer="q", sequence=sequence), files)
+            if isinstance(files, ForgetfulFiles):
+                files.mark(f"returned {job}")
+
+    commit_all(root, files, "")
     none, first, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
     seen = set()
-    for number, image in enumerate(files.images(seeds=range(1))):
-        if number % stride(96 if way == "together" else 48):
-            continue
+    every = stride(192 if way == "together" else 96)
+    kills = files.kills(range(0, len(files.journal) + 1, stride(15)))
+    for image in [*[*files.images(seeds=range(1))][::every], *kills]:
         target = tmp_path / "image"
         image.write(target)
         open_to_append(str(target), clock=ManualClock(NOW_MS)).close()
@@ -535,6 +466,11 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         contents = values(target)
         assert contents in allowed, image.label
         seen.add(len(contents[0]))
+        commit_all(target, DEFAULT, "again-")
+        assert values(target) == both, image.label
+        # Files of a driver that died before its commit are removed by age.
+        left = [name for name in leftovers(target) if not name.endswith(".tmp")]
+        assert not [name for name in left if "again" in name], left
         shutil.rmtree(target)
     assert seen == {0, 2, 3}
 

@@ -17,46 +17,23 @@ import pytest
 
 import lastword
 from lastword.testing.unsynced import UNSYNCED
-from tests.partition.logs import at_offset
 from tests.server.certificates import made_pem
-from tests.server.client import batch
 from tests.server.gaps import CODECS
 from tests.support.exhaustive import stride
 from tests.support.jars import HERE, KafkaJars
 from tests.support.kafka import Clients, KafkaRecord, Tools
-from tests.transactions import end_transaction
 
 FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-FAR = (1 << 31) + 5
 GROUPS = "consumer.group.ConsumerGroupCommand"
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lastword.LogDir]:
     directory = tmp_path_factory.mktemp("served") / "data"
-    with lastword.open(directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
-        logs.create_topic("gaps", len(CODECS), cleanup_policy="compact")
-        for codec in range(len(CODECS)):
-            _write_gaps(logs, codec)
-    (directory / ".kafka_cleanshutdown").unlink()  # a segment was added
     cleaning = {"log_cleaner_backoff_ms": 200, "segment_bytes": "64KiB", "min_cleanable_dirty_ratio": 0.1}
     with lastword.open(directory, "a", files=UNSYNCED, **cleaning) as logs:  # type: ignore[arg-type]
+        logs.create_topic("compacted", cleanup_policy="compact")
         yield logs
-
-
-def _write_gaps(logs: lastword.LogDir, codec: int) -> None:
-    """Write a partition with gaps at its start, in the middle, at its end, and of 2^31 offsets."""
-    log = logs.dirs.log("gaps", codec)
-    for number in range(9):
-        records = [(b"k%d" % (number * (n % 2)), b"%d" % number) for n in range(4)]
-        data = batch(*records, codec=codec, producer=(7, 0, 4 * number), attributes=0x10 | codec)
-        log.append_batch(data)
-        end_transaction(log, 7, 0, commit=number % 3 != 1)
-        log.roll()
-    log.raise_log_start(7)
-    logs.clean("gaps")
-    last = at_offset(batch((b"far", b"x"), (b"far", b"y"), codec=codec), FAR)
-    (Path(log.directory) / f"{FAR:020}.log").write_bytes(last)
 
 
 @pytest.fixture(scope="module")
@@ -108,21 +85,6 @@ def test_the_producer_and_the_consumer(java: Clients, logs: lastword.LogDir, cod
             (r.key, r.value, r.timestamp, r.headers) for r in sent
         ]
     assert [record.key for record in logs[codec].read()] == [record.key for record in sent]
-
-
-@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_the_consumer_passes_gaps(java: Clients, logs: lastword.LogDir, isolation: str) -> None:
-    found = java.consume("gaps", isolation=isolation)
-    for number, codec in enumerate(CODECS):
-        partition = found[f"gaps-{number}"]
-        assert (partition.start, partition.end) == (7, FAR + 2)
-        expected = list(logs["gaps"].read(partition=number, isolation=isolation))  # type: ignore[arg-type]
-        assert [(r.offset, r.key, r.value) for r in partition.records] == [
-            (r.offset, r.key, r.value) for r in expected
-        ], codec
-        offsets = [record.offset for record in partition.records]
-        assert offsets[0] > 7 and offsets[-2:] == [FAR, FAR + 1]
-        assert len(offsets) < 20
 
 
 # ------------------------------------------------------------------ tools
@@ -265,13 +227,13 @@ def test_offsets_sizes_and_deleted_records(java: Clients, tmp_path: Path) -> Non
     assert sizes["sized-0"] > 3 * 61 and sizes["sized-1"] == 0
 
     request = tmp_path / "records.json"
-    wanted = [("sized", 0, 2), ("sized", 1, -1), ("gaps", 0, 9)]
+    wanted = [("sized", 0, 2), ("sized", 1, -1), ("compacted", 0, 9)]
     partitions = [{"topic": topic, "partition": number, "offset": offset} for topic, number, offset in wanted]
     request.write_text(json.dumps({"partitions": partitions, "version": 1}))
     deleted = java.run("DeleteRecordsCommand", "--offset-json-file", str(request))
     assert "partition: sized-0\tlow_watermark: 2" in deleted
     assert "partition: sized-1\tlow_watermark: 0" in deleted
-    assert "partition: gaps-0\terror: org.apache.kafka.common.errors.PolicyViolationException" in deleted
+    assert "partition: compacted-0\terror: org.apache.kafka.common.errors.PolicyViolationException" in deleted
     assert offsets("-2") == ["sized:0:2", "sized:1:0"]
 
 

@@ -38,34 +38,6 @@ def test_golden(tmp_path: Path) -> None:
     assert path.read_bytes() == b"0\n0\n"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"1\n0\n",
-        b"x\n0\n",
-        b"0\n",
-        b"0\n2\na 0 1\n",
-        b"0\n0\na 0 1\n",
-        b"0\n1\na 0\n",
-        b"0\n1\na 0 1 2\n",
-        b"0\n1\na x 1\n",
-        b"0\n1\na 0 -1\n",
-        b"0\n1\na 0 99999999999999999999\n",
-        b"0\n-1\n",
-        b"0\n2\na 0 1\na 0 2\n",
-        b"\xff\xfe\n",
-        "0\n1\na 0 ٣\n".encode(),
-    ],
-)
-def test_damage(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "cleaner-offset-checkpoint"
-    path.write_bytes(data)
-    with pytest.raises(CorruptFileError) as caught:
-        read_offsets(DEFAULT, str(path))
-    assert caught.value.file == str(path)
-    assert Checkpoints(DEFAULT, str(tmp_path)).first_dirty.read_valid() == {}
-
-
 def test_absent_or_empty_is_an_empty_map(tmp_path: Path) -> None:
     path = tmp_path / "cleaner-offset-checkpoint"
     assert read_offsets(DEFAULT, str(path)) == {}

@@ -16,7 +16,7 @@ from lastword.logdir.copies import Brought, SourceLog, bring
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
-from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes import ForgetfulFiles, RecordingFiles
 from tests.partition.logs import NOW, indexes_fit, records
 from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
@@ -141,41 +141,14 @@ def test_a_copy_that_fails_leaves_the_log_start(tmp_path: Path) -> None:
         assert target.log(*USERS).log_start == 3
 
 
-def kill(tmp_path: Path, start: Path, before: list, after: list, number: int) -> bool:
-    root = tmp_path / "run"
-    shutil.copytree(start, root)
-    files = RecordingFiles(UNSYNCED)
-    target = opened(root / "b", files=files)
-    target.log(*USERS)
-    files.stop_at = files._changes + number
-    finished = False
-    try:
-        copied(root, target)
-        finished = True
-    except Stopped:
-        pass
-    files.stop()
-    del target
-    check(root, before, after, done=finished)
-    shutil.rmtree(root)
-    return finished
-
-
-def test_kills(tmp_path: Path) -> None:
-    before, after = prepare(tmp_path / "start")
-    for number in range(20, 150, 17):
-        kill(tmp_path, tmp_path / "start", before, after, number)
-
-
-@pytest.mark.slow
-def test_every_kill(tmp_path: Path) -> None:
-    before, after = prepare(tmp_path / "start")
-    assert every_stop(lambda n: kill(tmp_path, tmp_path / "start", before, after, n), stride(20)) > 100
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [range(6)[:: stride(3)]])
-def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(1), marks=pytest.mark.quick),
+        pytest.param(range(6)[:: stride(3)], marks=pytest.mark.slow),
+    ],
+)
+def test_kills_and_power_cuts(tmp_path: Path, seeds: range) -> None:
     root = tmp_path / "root"
     before, after = prepare(root)
     files = ForgetfulFiles(root)
@@ -186,7 +159,9 @@ def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
     target.close()
     images = list(files.images(range(0, len(files.journal) + 1, stride(6)), seeds=seeds))
     assert len(images) > 100
-    for image in images[:: stride(18)]:
+    every = 100 if len(seeds) == 1 else stride(18)
+    kills = files.kills(range(0, len(files.journal) + 1, every))
+    for image in [*images[::every], *kills]:
         image.write(tmp_path / "image")
         check(tmp_path / "image", before, after, done="copied" in image.marks)
         shutil.rmtree(tmp_path / "image")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import weakref
@@ -29,10 +28,9 @@ from lastword.files import OsFiles
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
-from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
-from tests.fakes.forgetful import keep_all
+from tests.fakes import RecordingFiles, Stopped
 from tests.golden.loader import case
-from tests.partition.logs import NOW, batch, build_batch, indexes_fit, pair, records
+from tests.partition.logs import NOW, batch, build_batch, pair, records
 from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 from tests.support.settings import set_topic_config
@@ -52,27 +50,6 @@ def append(logs: LogDirectory, topic: str, partition: int, count: int) -> None:
     log = logs.log(topic, partition)
     for _ in range(count):
         log.append_batch(build_batch(log.log_end))
-
-
-def test_a_whole_life(tmp_path: Path) -> None:
-    root = tmp_path / "a" / "b"
-    with opened(root) as logs:
-        assert logs.create_topic("users", 2, {"cleanup.policy": "compact", "segment.bytes": "700"})
-        assert logs.topics() == ["users"] and logs.partitions("users") == [0, 1]
-        append(logs, "users", 1, 20)
-        logs.sync()
-        assert "users 1 20" in (root / names.RECOVERY_POINTS).read_text()
-        assert not (root / names.CLEAN_SHUTDOWN).exists()
-    assert json.loads((root / names.CLEAN_SHUTDOWN).read_text()) == {"version": 0, "brokerEpoch": -1}
-    with opened(root, "r") as logs:
-        assert records(logs.view("users", 1)) == [pair(n) for n in range(20)]
-        assert records(logs.view("users", 0)) == []
-        assert logs.topic_config("users").cleanup_policy == {"compact"}
-    with opened(root) as logs:
-        assert logs.log("users", 1).log_end == 20
-        assert logs.recovery.clean and logs.recovery.repaired == ()
-        append(logs, "users", 1, 5)
-        assert indexes_fit(logs.log("users", 1))
 
 
 def test_files_for_a_broker(tmp_path: Path) -> None:
@@ -456,62 +433,6 @@ def test_settings_hold_at_once(tmp_path: Path) -> None:
         assert log.config.max_message_bytes == 150
         set_topic_config(logs, "users", {"max.message.bytes": None})
         assert log.config.max_message_bytes == 1048588
-
-
-@pytest.mark.slow
-def test_every_power_cut_of_a_directorys_life(tmp_path: Path) -> None:
-    """Acknowledged records and created topics are there; the marker is there only after a clean stop."""
-    root = tmp_path / "root"
-    root.mkdir()
-    files = ForgetfulFiles(root)
-    for round_number in range(2):
-        logs = opened(root / "d", files=files)
-        if not round_number:
-            logs.create_topic("users", 2, {"segment.bytes": "700"})
-            files.mark("created")
-        append(logs, "users", 1, 9)
-        logs.sync()
-        files.mark(f"disk {9 * (round_number + 1)}")
-        logs.close()
-    for image in files.images(range(0, len(files.journal) + 1, stride(9)), seeds=range(1)):
-        _check_image(image, tmp_path / "image")
-        shutil.rmtree(tmp_path / "image")
-
-
-def test_every_kill_of_a_directorys_life(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    files = ForgetfulFiles(root)
-    with opened(root / "d", files=files) as logs:
-        logs.create_topic("users", 2, {"segment.bytes": "700"})
-        files.mark("created")
-        append(logs, "users", 1, 9)
-        files.mark("disk 9")
-    for upto in range(len(files.journal) + 1):
-        _check_image(files.crash(upto, keep_all, f"kill after {upto}"), tmp_path / f"image{upto}")
-
-
-def _check_image(image, target: Path) -> None:  # type: ignore[no-untyped-def]
-    image.write(target)
-    if not (target / "d").exists():
-        assert not image.marks
-        return
-    marked = (target / "d" / names.CLEAN_SHUTDOWN).exists()
-    with opened(target / "d") as logs:
-        assert "created" not in image.marks or logs.topics() == ["users"], image.label
-        for topic in logs.topics():
-            assert "created" not in image.marks or logs.partitions(topic) == [0, 1], image.label
-            for partition in logs.partitions(topic):
-                log = logs.log(topic, partition)
-                assert indexes_fit(log) or marked, image.label
-                acked = max([int(m.split()[1]) for m in image.marks if m.startswith("disk")], default=0)
-                if partition == 1:
-                    assert log.log_end >= acked, image.label
-                assert records(log) == [pair(n) for n in range(log.log_end)], image.label
-        if marked:
-            assert logs.recovery.repaired == (), image.label
-    assert (target / "d" / names.CLEAN_SHUTDOWN).exists(), image.label
-    assert not list((target / "d").rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("fully", [False, True])

@@ -26,7 +26,7 @@ from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
-from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes import ForgetfulFiles, RecordingFiles
 from tests.fakes.recording import Call
 from tests.partition.logs import NOW, build_batch, indexes_fit, pair, records
 from tests.retention.support import raise_log_start
@@ -183,32 +183,6 @@ def check(root: Path, marks: list[str]) -> None:
     assert a.holds(*USERS) != b.holds(*USERS)
 
 
-@pytest.mark.slow
-def test_every_kill(tmp_path: Path) -> None:
-    prepare(tmp_path / "start")
-
-    def stopped_at(number: int) -> bool:
-        root = tmp_path / "run"
-        shutil.copytree(tmp_path / "start", root)
-        files = RecordingFiles(UNSYNCED)
-        a, b = both(root, files)
-        a.log("users", 0)
-        files.stop_at = files._changes + number
-        finished = False
-        try:
-            move(a, b, "users", 0)
-            finished = True
-        except Stopped:
-            pass
-        files.stop()
-        del a, b
-        check(root, ["moved"] if finished else [])
-        shutil.rmtree(root)
-        return finished
-
-    assert every_stop(stopped_at, stride(12)) > 40
-
-
 @pytest.mark.parametrize(
     "seeds",
     [
@@ -216,7 +190,7 @@ def test_every_kill(tmp_path: Path) -> None:
         pytest.param(range(6)[:: stride(3)], marks=pytest.mark.slow),
     ],
 )
-def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
+def test_kills_and_power_cuts(tmp_path: Path, seeds: range) -> None:
     root = tmp_path / "root"
     root.mkdir()
     prepare(root)
@@ -227,15 +201,13 @@ def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
     a.close()
     b.close()
     images = list(files.images(seeds=seeds))
-    if len(seeds) == 1:
-        images = images[::5]
-    else:
-        images = images[:: stride(12)]
-    for image in images:
+    assert len(images) > 100
+    every = 60 if len(seeds) == 1 else stride(12)
+    kills = files.kills(range(0, len(files.journal) + 1, every))
+    for image in [*images[::every], *kills]:
         image.write(tmp_path / "image")
         check(tmp_path / "image", image.marks)
         shutil.rmtree(tmp_path / "image")
-    assert len(images) > 20
 
 
 @pytest.mark.slow

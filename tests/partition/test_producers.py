@@ -8,32 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import lastword
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.errors import (
-    CoordinatorFencedError,
     ProducerFencedError,
     SequenceGapError,
     StorageError,
-    TransactionStateError,
 )
 from lastword.files import Handle
 from lastword.partition import PartitionLog, PartitionView, snapshots
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots, encode
-from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchBuilder
 from lastword.segment import indexes, names
 from lastword.segment.indexes import AbortedTransaction
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.cleaner.test_outgrown import work_of
-from tests.partition.logs import NOW, SMALL, fill, make, opened, records
-from tests.support.exhaustive import few
+from tests.partition.logs import NOW, fill, make, opened, records
 from tests.transactions import end_transaction
 
 DAY_MS = 86_400_000
@@ -199,27 +193,6 @@ def test_6W_310_sequences_wrap(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- transactions
-
-
-def test_a_marker_has_78_bytes_and_decides(tmp_path: Path) -> None:
-    log, _ = opened(make(tmp_path), files=UNSYNCED)
-    log.append_batch(of(5, 0, 2, transactional=True))
-    assert (log.stable_offset, log.log_end) == (0, 2)
-    size = log.active.size
-    assert end_transaction(log, 5, 0, commit=True, coordinator_epoch=3)[:2] == (2, 2)
-    assert log.active.size - size == 78
-    assert log.stable_offset == log.log_end == 3
-    *_, (segment, header, data) = log.batches(2)
-    marker = control_of(data, header, segment.file, position=0)
-    assert marker is not None and (marker.type, marker.coordinator_epoch) == ("commit", 3)
-    with pytest.raises(CoordinatorFencedError):
-        end_transaction(log, 5, 0, commit=False, coordinator_epoch=2)
-    log.append_batch(of(5, 2, transactional=True))
-    with pytest.raises(TransactionStateError):
-        log.append_batch(of(5, 3))
-    end_transaction(log, 5, 1, commit=False, coordinator_epoch=3)
-    with pytest.raises(ProducerFencedError):
-        end_transaction(log, 5, 0, commit=True, coordinator_epoch=3)
 
 
 @pytest.mark.parametrize("how", ["open", "killed", "closed"])
@@ -553,83 +526,6 @@ def test_the_background_forgets_idle_producers_of_a_log_that_does_not_roll(tmp_p
 
 
 # ---------------------------------------------------------------- against a model
-
-
-@st.composite
-def moves(draw: st.DrawFn) -> list[tuple[str, int, int]]:
-    kinds = st.sampled_from(
-        ["data", "data", "txn", "commit", "abort", "again", "gap", "roll", "kill", "stop"]
-    )
-    return draw(st.lists(st.tuples(kinds, st.integers(1, 3), st.integers(1, 4)), max_size=40))
-
-
-@settings(max_examples=few(60), deadline=None)
-@given(moves())
-def test_a_log_agrees_with_a_simple_model(tmp_path_factory: pytest.TempPathFactory, played: Any) -> None:
-    """The model keeps lists of the acknowledged batches and walks them for every question."""
-    root = tmp_path_factory.mktemp("model")
-    log, _ = opened(make(root), files=UNSYNCED, config=SMALL)
-    appended: list[tuple[str, int, int, int, int]] = []  # kind, producer, first offset, last offset, sequence
-    try:
-        for kind, producer_id, count in played:
-            mine = [a for a in appended if a[1] == producer_id]
-            data = [a for a in mine if a[0] in ("data", "txn")]
-            sequence = data[-1][4] + data[-1][3] - data[-1][2] + 1 if data else 0
-            opening = _open_since(mine)
-            end = log.log_end
-            if kind in ("data", "txn"):
-                batch = of(producer_id, sequence, count, transactional=kind == "txn")
-                if kind == "data" and opening is not None:
-                    with pytest.raises(TransactionStateError):
-                        log.append_batch(batch)
-                else:
-                    assert log.append_batch(batch)[:2] == (end, end + count - 1)
-                    appended.append((kind, producer_id, end, end + count - 1, sequence))
-            elif kind in ("commit", "abort"):
-                end_transaction(log, producer_id, 0, commit=kind == "commit")
-                appended.append((kind, producer_id, end, end, -1))
-            elif kind == "again" and data:
-                first, last, before = data[-1][2:]
-                batch = of(producer_id, before, last - first + 1, transactional=data[-1][0] == "txn")
-                assert log.append_batch(batch)[:2] == (first, last)
-            elif kind == "gap" and mine:
-                with pytest.raises(SequenceGapError):
-                    log.append_batch(of(producer_id, sequence + count, transactional=opening is not None))
-            elif kind == "roll":
-                log.roll()
-            elif kind in ("kill", "stop"):
-                log = open_again(log, clean=kind == "stop")
-            opens = [_open_since([a for a in appended if a[1] == p]) for p in (1, 2, 3)]
-            stable = min((o for o in opens if o is not None), default=log.log_end)
-            assert log.stable_offset == stable
-            assert log.log_end == (appended[-1][3] + 1 if appended else 0)
-        assert (
-            PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset == log.stable_offset
-        )
-        entries = [entry for segment_entries in aborted(log).values() for entry in segment_entries]
-        assert [(e.producer_id, e.first_offset, e.last_offset) for e in entries] == _aborted(appended)
-    finally:
-        log.abandon()
-        shutil.rmtree(root)
-
-
-def _open_since(mine: list[tuple[str, int, int, int, int]]) -> int | None:
-    since = None
-    for kind, _, first, _, _ in mine:
-        if kind == "txn" and since is None:
-            since = first
-        elif kind in ("commit", "abort"):
-            since = None
-    return since
-
-
-def _aborted(appended: list[tuple[str, int, int, int, int]]) -> list[tuple[int, int, int]]:
-    transactions = []
-    for at, (kind, producer_id, first, _, _) in enumerate(appended):
-        since = _open_since([a for a in appended[:at] if a[1] == producer_id])
-        if kind == "abort" and since is not None:
-            transactions.append((producer_id, since, first))
-    return transactions
 
 
 # ---------------------------------------------------------------- Kafka's directories

@@ -88,6 +88,20 @@ def test_damage_with_sound_batches_behind_it_is_an_error_not_an_end(tmp_path: Pa
         assert getattr(caught.value, "position", None) == 200
 
 
+def test_a_closed_segment_that_was_emptied_is_damage(tmp_path: Path) -> None:
+    """It looks like one that a cleaning left empty; but its index has entries."""
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 30)
+    closed = log.segments[1]
+    log.close()
+    Path(closed.file).write_bytes(b"")
+    view = PartitionView.load(DirectorySegments(UNSYNCED, log.directory))
+    for read in (lambda: records(view), lambda: [*view.chunks(0)]):
+        with pytest.raises(CorruptBatchError) as caught:
+            read()
+        assert (caught.value.code, caught.value.file) == ("emptied", closed.file)
+
+
 def test_the_log_start_comes_from_the_roots_checkpoint(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 10)

@@ -1,5 +1,5 @@
 """6L: recovery after a broker's cleaning was interrupted at one of six stages. Our swap takes the same
-steps; `tests/partition/test_swap_crash.py` stops it at each of them."""
+steps; `tests/crash/test_power.py` stops it at each of them."""
 
 from __future__ import annotations
 

@@ -24,9 +24,8 @@ from lastword.segment import names
 from lastword.segment.indexes import AbortedTransaction, encode_aborted
 from lastword.segment.recover import inspect
 from lastword.testing.unsynced import UNSYNCED
-from tests.build import every_stop
 from tests.fakes import ForgetfulFiles
-from tests.fakes.recording import Call, RecordingFiles, Stopped
+from tests.fakes.recording import Call, RecordingFiles
 from tests.partition.logs import fill, indexes_fit, pair, records
 from tests.properties.support import (
     CONFIG,
@@ -320,30 +319,15 @@ def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int)
     check_split(directory, [0, FAR, NEXT], WHOLE)
 
 
-def test_our_split_stopped_at_every_change(tmp_path: Path) -> None:
-
-    def work(stop_at: int) -> bool:
-        directory = overflowed(tmp_path / str(stop_at))
-        files = RecordingFiles(UNSYNCED, stop_at=stop_at, torn=True)
-        try:
-            opened(str(directory), files=files)[0].abandon()
-        except Stopped:
-            assert offsets(PartitionView.load(DirectorySegments(UNSYNCED, str(directory))), 0) == WHOLE
-            check_split(directory, [0, FAR, NEXT], WHOLE)
-            return False
-        return True
-
-    assert every_stop(work) > 25
-
-
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
-def test_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None:
+def test_every_kill_and_power_cut_of_our_split(tmp_path: Path, every: int) -> None:
     directory = overflowed(tmp_path / "live")
     files = ForgetfulFiles(tmp_path / "live")
     log, _ = opened(str(directory), files=files, clean=True, recovery_point=NEXT + 1)
     log.abandon()
     states = set()
-    for number, image in enumerate(islice(files.images(seeds=range(2)), 0, None, every)):
+    kills = files.kills(range(len(files.journal) + 1))
+    for number, image in enumerate([*islice(files.images(seeds=range(2)), 0, None, every), *kills]):
         target = tmp_path / f"image{number}"
         image.write(target)
         view = PartitionView.load(DirectorySegments(UNSYNCED, str(target / "users-0")))

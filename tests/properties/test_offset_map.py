@@ -1,5 +1,5 @@
 """6A: the offset map of Kafka's cleaner, as modelled in `demo.kafka_model`. The same tests of our own
-map, which stores the keys, are in `resolve/test_offset_map.py`; the one difference is that our full map
+map, which stores the keys, are in `resolve/test_maps.py`; the one difference is that our full map
 updates known keys."""
 
 from __future__ import annotations

@@ -18,33 +18,6 @@ def filled(records: list[Record], map_bytes: int = 1 << 16) -> OffsetMap:
     return resolver.scan.map
 
 
-def test_newest_of_each_key() -> None:
-    """6A.1: Every key reads back the offset that was put with it, for 10 to 5,000 keys at two slots a key."""
-    keys = [b"", b"a", b"a" * 7, b"a" * 8, b"a" * 9, b"a" * 254, b"a" * 255, b"a" * 256, b"\0", b"\0\0"]
-    records = [Record(i, 0, key, b"") for i, key in enumerate(keys * 3)]
-    offset_map = filled(records)
-    assert offset_map.distinct_keys == len(keys)
-    assert [offset_map.newest(key) for key in keys] == [2 * len(keys) + i for i in range(len(keys))]
-    assert offset_map.newest(b"b") == -1
-    assert offset_map.newest(b"a" * 6) == -1
-
-
-def test_known_keys_update_a_full_map() -> None:
-    """6A.3: A full map still answers: an absent key has no offset, and the lookup ends; the last key has its
-    offset.
-
-    Here: Our own map also updates known keys when it is full.
-
-    Records that need no room are added in the same pass.
-    """
-    keys = [b"%03d" % i for i in range(60)]
-    records = [Record(i, 0, keys[i % 60], b"") for i in range(600)]
-    exact = 8 + 60 * (15 + 3) + 8 * 76
-    offset_map = filled(records, exact)
-    assert offset_map.passes == 1
-    assert offset_map.newest(keys[59]) == 599
-
-
 def test_the_budget_bounds_arena_and_slots() -> None:
     offset_map = filled([Record(0, 0, b"k", b"")], 5003)
     assert offset_map.map_bytes == 5000

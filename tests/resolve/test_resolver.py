@@ -157,21 +157,6 @@ def test_a_key_written_again_after_its_due_tombstone_lives() -> None:
     assert sum(facts.due_tombstones for facts in resolution.segments) == 0
 
 
-def test_two_keys_with_one_md5_stay_two() -> None:
-    import hashlib
-
-    first, second = (
-        b"TEXTCOLLBYfGiJUETHQ4h%scKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak" % letter
-        for letter in (b"A", b"E")
-    )
-    assert first != second
-    assert hashlib.md5(first).digest() == hashlib.md5(second).digest()
-    log = [encode_batch([Record(0, T, first, b"1"), Record(1, T, second, b"2")])]
-    resolution = check(segments(log, []), BIG, None)
-    assert resolution.distinct_keys == 2
-    assert resolution.dead.offsets().tolist() == []
-
-
 def test_two_keys_taken_for_one_leave_the_digest_wrong() -> None:
     """The sum of the certificate uses the key of the newer record, so a false kill does not cancel out."""
     log = [encode_batch([Record(0, T, b"one", b"1"), Record(1, T, b"two", b"2")])]

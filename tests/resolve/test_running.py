@@ -239,19 +239,6 @@ def test_few_keys_need_little_memory_between_two_uses() -> None:
         pair.check()
 
 
-def test_a_known_key_updates_a_full_map() -> None:
-    names = [b"%04d" % i for i in range(50)]
-    pair = Pair(map_bytes=1600)  # 50 entries of 19 bytes, and their slots
-    pair.absorb([[encode_batch([Record(i, T, key, b"") for i, key in enumerate(names)])]])
-    for first in range(50, 250, 50):
-        pair.absorb([[encode_batch([Record(first + i, T, key, b"") for i, key in enumerate(names)])]])
-    pair.check()
-    more = [Record(pair.next_offset + i, T, b"new%d" % i, b"") for i in range(20)]
-    with pytest.raises(MapFull) as caught:
-        pair.absorb([[encode_batch(more)]])
-    assert caught.value.keys >= 50
-
-
 def test_a_dropped_tombstone_makes_room_for_another_key() -> None:
     """Keys are written and deleted without end, in a map that has room for few of them."""
     pair = Pair(map_bytes=2048)

@@ -6,7 +6,6 @@ from there on is there, and the next try finishes. A partition that fails change
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 import time
@@ -23,7 +22,7 @@ from lastword.logdir.checkpoints import PartitionCheckpoints, TopicPartition
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
-from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes import ForgetfulFiles, RecordingFiles
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import indexes_fit, records
 from tests.retention.support import DELETED, HOUR, NOW, Log
@@ -104,55 +103,6 @@ def check_partition(root: Path, goal: int, done: bool, label: str, number: int) 
     log.trim(goal)
     assert log.log.log_start == goal
     log.close()
-
-
-@WORKS
-def test_every_kill(tmp_path: Path, work: str) -> None:
-    run, goal, partitions = WORK[work]
-    prepare(tmp_path / "start", partitions)
-
-    def stopped_at(number: int) -> bool:
-        root = tmp_path / "run"
-        shutil.copytree(tmp_path / "start", root)
-        files = RecordingFiles(UNSYNCED)
-        log = Log(root, files=files)
-        opened = open_all(log)
-        files.stop_at = len(files.changes) + number
-        finished = False
-        with contextlib.suppress(Stopped):
-            finished = not run(log, opened)
-        files.stop()
-        check(root, goal, finished, f"kill {number}", partitions)
-        shutil.rmtree(root)
-        return finished
-
-    assert every_stop(stopped_at, stride(2) if partitions == 1 else stride(10)) > 5
-
-
-@pytest.mark.parametrize(
-    "seeds", [pytest.param(1, marks=pytest.mark.quick), pytest.param(12 // stride(4), marks=pytest.mark.slow)]
-)
-@WORKS
-def test_every_power_cut(tmp_path: Path, work: str, seeds: int) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    run, goal, partitions = WORK[work]
-    prepare(root, partitions)
-    files = ForgetfulFiles(root)
-    log = Log(root, files=files)
-    opened = open_all(log)
-    assert not run(log, opened)
-    files.mark("done")
-    for tp in opened:
-        log.home.log(*tp).remove_prefix()
-    log.home.sync()
-    log.home.abandon()
-    images = list(files.images(seeds=range(seeds)))
-    for image in images[:: 4 if seeds == 1 else stride(8 * partitions)]:
-        image.write(tmp_path / "image")
-        check(tmp_path / "image", goal, "done" in image.marks, image.label, partitions)
-        shutil.rmtree(tmp_path / "image")
-    assert len(images) > 20
 
 
 @pytest.mark.parametrize(

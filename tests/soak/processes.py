@@ -1,14 +1,13 @@
-"""Define the two processes of a soak: a writer that also cleans, until it is killed, and a slow sink."""
+"""Define the two processes of a soak: a writer that also cleans, until it is killed, and a slow sink.
+
+Both write lines with `tell` (`tests.support.child`).
+"""
 
 from __future__ import annotations
 
-import os
 import random
-import select
-import signal
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,53 +123,3 @@ def digest(held: dict[bytes, int]) -> str:
     for key in sorted(held):
         sha256.update(b"%s %d\n" % (key, held[key]))
     return f"{len(held)} {sha256.hexdigest()}"
-
-
-class Child:
-    """A forked process that writes lines to a pipe."""
-
-    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
-        reading, writing = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:  # this branch ends only by os._exit or the signal
-            code = 1
-            try:
-                os.close(reading)
-                work(*arguments, lambda text: os.write(writing, f"{text}\n".encode()))
-                code = 0
-            except BaseException as error:
-                traceback.print_exc()
-                os.write(
-                    writing, f"failed {type(error).__name__}: {error}\n".replace("\n", " ").encode() + b"\n"
-                )
-            os._exit(code)
-        os.close(writing)
-        self.pipe = reading
-        self.words = b""
-        self.ended = False
-
-    def lines(self, seconds: float) -> Iterator[str]:
-        """Yield the lines that arrive within `seconds`, or until the process ends."""
-        deadline = time.monotonic() + seconds
-        while not self.ended and (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([self.pipe], [], [], left)
-            if not ready:
-                return
-            chunk = os.read(self.pipe, 1 << 16)
-            self.ended = not chunk
-            self.words += chunk
-            while b"\n" in self.words:
-                line, _, self.words = self.words.partition(b"\n")
-                assert not line.startswith((b"failed", b"wrong")), line.decode()
-                yield line.decode()
-
-    def kill(self) -> list[str]:
-        """Send SIGKILL; return the complete lines written before it."""
-        os.kill(self.pid, signal.SIGKILL)
-        return self.rest()
-
-    def rest(self) -> list[str]:
-        lines = list(self.lines(3600))
-        os.waitpid(self.pid, 0)
-        os.close(self.pipe)
-        return lines

@@ -34,8 +34,9 @@ from lastword.config.tables import STRATEGIES
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from tests.fakes.hasty import HastyFiles
-from tests.soak.processes import TOPIC, Child, Plan, digest, follow, opened, write_on
+from tests.soak.processes import TOPIC, Plan, digest, follow, opened, write_on
 from tests.soak.workload import Workload, key_of
+from tests.support.child import Child
 
 FULL_CHECKS = 25  # in one soak, spread over the stops of writers
 
@@ -144,7 +145,7 @@ def key_numbers(workload: Workload, offsets: NDArray[np.int64]) -> NDArray[np.in
 
 def run_writer(root: str, oracle: Oracle, seed: int, rng: random.Random) -> bool:
     """Run one writer until it ends or is killed; return whether it wrote the last record."""
-    child = Child(write_on, root, oracle.plan, seed)
+    child = Child.fork(write_on, root, oracle.plan, seed)
     mercy = rng.random() < 0.3
     in_round = rng.random() < 0.6
     patience = rng.expovariate(1 / oracle.plan.patience_seconds)
@@ -187,7 +188,7 @@ def soak(root: str, plan: Plan, seed: int, say: bool = False) -> Oracle:
             number += 1
             done = run_writer(root, oracle, seed * 100_000 + number, rng)
             if sink is None and Path(root, f"{TOPIC}-0").exists() and oracle.acked:
-                sink = Child(follow, root, plan, seed)
+                sink = Child.fork(follow, root, plan, seed)
             if done or oracle.acked - oracle.known >= plan.workload.records // FULL_CHECKS:
                 check(root, oracle)
             if say and time.monotonic() - checked > 10:

@@ -172,14 +172,17 @@ def python_without(home: Path) -> Path:
     for entry in Path(pyspark.__file__).parents[1].iterdir():
         if "lastword" not in entry.name and entry.suffix != ".pth":
             (bare / entry.name).symlink_to(entry)
-    executable = home / "python"
-    executable.write_text(
-        "#!/bin/sh\n"
-        f'if [ -n "$LASTWORD_ABSENT" ]; then PYTHONPATH="{bare}" exec "{sys.executable}" -S "$@"; fi\n'
-        f'exec "{sys.executable}" "$@"\n'
+    return _python(
+        home / "python",
+        f'if [ -n "$LASTWORD_ABSENT" ]; then PYTHONPATH="{bare}" exec "{sys.executable}" -S "$@"; fi\n',
     )
-    executable.chmod(0o755)
-    return executable
+
+
+def _python(path: Path, begin: str) -> Path:
+    """Make a program that runs shell commands, and then Python."""
+    path.write_text(f'#!/bin/sh\n{begin}exec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def private_mounts() -> list[str]:
@@ -198,17 +201,14 @@ def python_apart(home: Path) -> Path:
     The variable is set for executors: they have nothing of the driver's directory, nor it of theirs. Its
     directory `tmp` is for temporary files of either.
     """
-    executable, apart = home / "python-apart", " ".join(private_mounts())
-    executable.write_text(
-        "#!/bin/sh\n"
+    apart = " ".join(private_mounts())
+    return _python(
+        home / "python-apart",
         'if [ -n "$LASTWORD_APART" ] && [ -z "$LASTWORD_MOUNTED" ]; then\n'
         f'LASTWORD_MOUNTED=yes exec {apart} "$0" "$@"; fi\n'
         'if [ -n "$LASTWORD_APART" ]; then\n'
-        'mount -t tmpfs none "$LASTWORD_APART" && mkdir "$LASTWORD_APART/tmp" || exit 1; fi\n'
-        f'exec "{sys.executable}" "$@"\n'
+        'mount -t tmpfs none "$LASTWORD_APART" && mkdir "$LASTWORD_APART/tmp" || exit 1; fi\n',
     )
-    executable.chmod(0o755)
-    return executable
 
 
 def apart(home: Path, server: Server, log: str) -> dict[str, str]:
