@@ -250,7 +250,7 @@ def _cell(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Value):
         return value.to_dict()
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(_plain(item) for item in value)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -30,11 +31,12 @@ from lastword.errors import (
     QuarantinedError,
     UsageError,
 )
+from lastword.files import OsFiles
 from lastword.keys import index
 from lastword.records.batch import BatchBuilder
 from lastword.segment.names import marked_partition_dir
 from lastword.tools import erasure
-from lastword.tools.erasure import Wanted
+from lastword.tools.erasure import Listed, Wanted
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.exhaustive import stride
@@ -468,6 +470,40 @@ def certified(tmp_path, logs):
     path = tmp_path / "certificate.json"
     filled.topic.erase(filled.keys[:2], now=True).save(path)
     return filled, path
+
+
+def test_a_certificate_of_many_keys_is_written_in_pieces(tmp_path):
+    """Its keys are made when they are read; the checksum is that of the JSON as a whole."""
+    part = erasure.PartitionErasure(
+        0,
+        ranges=((3, 5), (9, 9)),
+        kept=Listed(2, lambda number: erasure.KeptTombstone("ab", number, 7, ("\u00e4,b at 4",))),
+        copies=(erasure.Copy("t-0/1.log", None, 4, '","'),),
+    )
+    keys = Listed(50_000, lambda number: f"{number:064x}")
+    made = erasure.Erasure("t", keys, "00", False, False, 1, 2, (part,), ("a, b",))
+    path, files = tmp_path / "certificate.json", RecordingFiles(OsFiles())
+    made.save(path, files=files)
+    sizes = [len(call.detail) for call in files.calls if call.name == "append"]
+    assert len(sizes) > 3 and max(sizes) < 2 << 20 and sum(sizes) == path.stat().st_size
+    content = json.loads(path.read_bytes())
+    stored = content.pop("checksum")
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert stored == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    assert erasure.load_certificate(files, str(path)) == content
+    plain = json.loads(json.dumps(made.to_dict()))
+    assert content == {"kind": erasure.KIND, "version": 1, "complete": False, **plain}
+    assert content["keys"] == [f"{number:064x}" for number in range(50_000)] == [*keys]
+    assert keys[-2:] == (keys[49_998], keys[-1])
+
+
+def test_keys_are_no_objects_in_memory(logs):
+    keys = [b"", b"a", b"key-1", b"key-2"]
+    members = SpanSet(iter(keys), is_sorted=True).members
+    assert [*members] == keys
+    assert (len(members), members.size_bytes, members.ends.nbytes) == (4, 11, 40)
+    found = SpanSet(reversed(keys))
+    assert [found.number(key) for key in (*keys, b"key-", b"z")] == [0, 1, 2, 3, -1, -1]
 
 
 def test_a_certificate_names_no_key_and_every_changed_byte_is_found(certified, logs):

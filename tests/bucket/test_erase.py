@@ -260,6 +260,6 @@ def test_planted_copies_and_a_changed_certificate_are_found(
     done.save(certificate)
     checked = topic.check_erasure(certificate)
     assert (checked.came_back, checked.left, checked.changed_segments) == ((), (), 0)
-    certificate.write_bytes(certificate.read_bytes().replace(b'"now": true', b'"now": null'))
+    certificate.write_bytes(certificate.read_bytes().replace(b'"now":true', b'"now":null'))
     with pytest.raises(CorruptFileError, match="changed since"):
         topic.check_erasure(certificate)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -47,11 +49,13 @@ from lastword.tools.erasure import (
     CertificateCheck,
     Erasure,
     KeptTombstone,
+    Listed,
     PartitionErasure,
     Searched,
     Wanted,
     check_certificate,
     digest_of,
+    hex_digest,
     load_certificate,
     ranges_of,
     search,
@@ -76,18 +80,19 @@ seconds, has moved on."""
 def erase(
     dirs: OpenDirs,
     topic: str,
-    keys: Iterable[bytes],
+    keys: Iterable[bytes] | SpanSet,
     *,
     prefix: bytes | None = None,
     partition: int | None = None,
     now: bool = False,
     dry_run: bool = False,
     progress: ProgressLike | bool | None = None,
-    found: Mapping[int, tuple[Collection[bytes], int]] | None = None,
+    found: Mapping[int, tuple[NDArray[np.int64], int]] | None = None,
 ) -> Erasure:
-    """See `Topic.erase`. `found`: for partitions the keys that have a record below an offset, and the offset.
+    """See `Topic.erase`.
 
-    Without it, and in other partitions, the keys are looked for here.
+    `found`: for partitions the numbers of the keys in a `SpanSet` that have a record below an offset, and the
+    offset. Without it, and in other partitions, the keys are looked for here.
     """
     if not dry_run:
         dirs.require_writable()
@@ -101,7 +106,7 @@ def erase(
             remedy=f"`{command}`, then erase again",
         )
     numbers = [number for _, number in dirs.select(topic, partition)]
-    began_ms, wanted, failed = dirs.clock.now_ms(), set(keys), list[LastwordError]()
+    began_ms, failed = dirs.clock.now_ms(), list[LastwordError]()
     if prefix is not None:
 
         def keys_of(number: int, _: None) -> set[bytes]:
@@ -109,23 +114,28 @@ def erase(
             return dirs.on_view(view, lambda view: keys_with_prefix(view.segments, prefix))
 
         begun, failed = _each(dict.fromkeys(numbers), keys_of)
-        wanted, numbers = wanted.union(*begun.values()), list(begun)
-    if b"" in wanted or prefix == b"":
+        keys, numbers = (
+            chain(keys.members if isinstance(keys, SpanSet) else keys, *begun.values()),
+            list(begun),
+        )
+    wanted = keys if isinstance(keys, SpanSet) else SpanSet(keys)
+    if prefix == b"" or wanted.number(b"") >= 0:
         raise UsageError(
             "a key of no bytes cannot be erased", remedy="give keys or a prefix of a byte or more"
         )
     salt = os.urandom(SALT_BYTES)
     meter = Meter("erase", progress, (1 if dry_run else 3) * sum(_size(dirs, topic, n) for n in numbers))
-    one = _Erasing(dirs, topic, SpanSet(wanted), salt, now, meter)
+    digests = b"".join(digest_of(salt, key) for key in wanted.members)
+    one = _Erasing(dirs, topic, wanted, salt, digests, now, meter)
     if dry_run:
         planned, errors = _each(dict.fromkeys(numbers), lambda number, _: one.planned(number))
         failed += errors
         done = tuple(planned.values())
     else:
         done = one.erased(numbers, found or {}, failed)
-    digests = tuple(digest_of(salt, key).hex() for key in sorted(wanted))
+    listed = Listed(len(wanted.members), partial(hex_digest, digests))
     times, messages = (began_ms, dirs.clock.now_ms()), tuple(error.message for error in failed)
-    result = Erasure(topic, digests, salt.hex(), now, dry_run, *times, done, messages)
+    result = Erasure(topic, listed, salt.hex(), now, dry_run, *times, done, messages)
     result = result if dry_run else _collected(dirs, result)
     PartialFailure.check([result], failed)
     return result
@@ -182,10 +192,17 @@ class _Erasing:
     """
 
     def __init__(
-        self, dirs: OpenDirs, topic: str, keys: SpanSet, salt: bytes, now: bool, meter: Meter
+        self,
+        dirs: OpenDirs,
+        topic: str,
+        keys: SpanSet,
+        salt: bytes,
+        digests: bytes,
+        now: bool,
+        meter: Meter,
     ) -> None:
         self._dirs, self._topic, self._keys, self._salt = dirs, topic, keys, salt
-        self._now, self._meter = now, meter
+        self._digests, self._now, self._meter = digests, now, meter
 
     def planned(self, number: int) -> PartitionErasure:
         """Return what would be removed from one partition."""
@@ -203,7 +220,7 @@ class _Erasing:
     def erased(
         self,
         numbers: Sequence[int],
-        known: Mapping[int, tuple[Collection[bytes], int]],
+        known: Mapping[int, tuple[NDArray[np.int64], int]],
         failed: list[LastwordError],
     ) -> tuple[PartitionErasure, ...]:
         """Erase the keys from partitions, and search them. Appends the errors of the others to `failed`."""
@@ -213,7 +230,7 @@ class _Erasing:
             if number not in known:
                 return self._found(number)
             keys, end = known[number]
-            return FoundRecords.undeleted(np.array([self._keys.number(key) for key in keys], np.int64)), end
+            return FoundRecords.undeleted(keys), end
 
         found, errors = _each(dict.fromkeys(numbers), lambda number, _: find(number))
         failed += errors
@@ -221,8 +238,7 @@ class _Erasing:
         def bury(dirs: OpenDirs) -> tuple[dict[int, _Buried], list[LastwordError]]:
             return _each(found, lambda number, facts: self._bury(dirs.log(self._topic, number), *facts))
 
-        size = sum(map(len, self._keys.members))
-        buried, errors = self._dirs.append(self._topic, bury, (bytes(size), None))
+        buried, errors = self._dirs.append(self._topic, bury, (bytes(self._keys.members.size_bytes), None))
         failed += errors
 
         def remove(dirs: OpenDirs) -> tuple[dict[int, PartitionErasure], list[LastwordError]]:
@@ -250,8 +266,8 @@ class _Erasing:
         for facts in (found, find_records(later, self._keys)):
             is_left[facts.keys] = ~facts.is_deleted
             tombstones[facts.keys] = np.where(facts.is_deleted, facts.newest, -1)
-        left = np.flatnonzero(is_left).tolist()
-        if (left or tombstones.max(initial=-1) >= 0) and log.cleanable_offset < log.log_end:
+        left = np.flatnonzero(is_left)
+        if (left.size or tombstones.max(initial=-1) >= 0) and log.cleanable_offset < log.log_end:
             raise BusyError(
                 f"{log.name}: a transaction or commit at {log.cleanable_offset} is not decided; "
                 "nothing was erased there",
@@ -260,16 +276,17 @@ class _Erasing:
                 offset=log.cleanable_offset,
             )
         limit = min(_BATCH_BYTES, log.config.max_message_bytes, log.config.segment_bytes)
-        while left:
-            builder = BatchBuilder(log.config.codec)
-            taken: list[int] = []
-            while left and (
-                not taken or builder.size_estimate + len(self._keys.members[left[-1]]) + 32 < limit
-            ):
-                taken.append(left.pop())
-                builder.append(log.clock.now_ms(), self._keys.members[taken[-1]], None)
+        done = 0
+        while done < left.size:
+            builder, first = BatchBuilder(log.config.codec), done
+            for number in left[first:]:
+                key = self._keys.members[number]
+                if done > first and builder.size_estimate + len(key) + 32 >= limit:
+                    break
+                builder.append(log.clock.now_ms(), key, None)
+                done += 1
             base_offset = log.append_batch(builder.build()).base_offset
-            tombstones[taken] = np.arange(base_offset, base_offset + len(taken))
+            tombstones[left[first:done]] = np.arange(base_offset, base_offset + done - first)
         log.sync()
         there = np.flatnonzero(tombstones >= 0)
         return _Buried(there, tombstones[there], log.log_end)
@@ -284,7 +301,7 @@ class _Erasing:
             log, wanted = log_dir.log(self._topic, number), Wanted(self._keys, self._salt)
             done = PartitionErasure(number)
             if buried.keys.size:
-                held = self._below(log, int(tombstones.max())) if self._now else ()
+                held = _below(self._live(log), int(tombstones.max())) if self._now else ()
                 done = replace(self._removed(dirs, log, wanted, tombstones), leases=held)
             _discard_derived(dirs, log)
             if progress is not None:
@@ -319,25 +336,30 @@ class _Erasing:
         done = erase_records(
             log, config, self._keys, tombstones, context, wanted.add_value, drops_tombstones=self._now
         )
-        kept: list[KeptTombstone] = []
+        kept: Sequence[KeptTombstone] = ()
         if not self._now:
-            until_ms = dirs.clock.now_ms() + config.delete_retention_ms
-            for key in np.argsort(tombstones)[np.count_nonzero(tombstones < 0) :].tolist():
-                digest, offset = digest_of(self._salt, self._keys.members[key]).hex(), int(tombstones[key])
-                kept.append(KeptTombstone(digest, offset, until_ms, self._below(log, offset)))
+            until_ms, digests = dirs.clock.now_ms() + config.delete_retention_ms, self._digests
+            live = self._live(log)
+            numbers = np.argsort(tombstones)[np.count_nonzero(tombstones < 0) :]
+            offsets = tombstones[numbers]
+
+            def kept_at(at: int) -> KeptTombstone:
+                digest, offset = hex_digest(digests, int(numbers[at])), int(offsets[at])
+                return KeptTombstone(digest, offset, until_ms, _below(live, offset))
+
+            kept = Listed(numbers.size, kept_at)
         gone = 0 if done.round is None else done.round.removed.tombstone
         return PartitionErasure(
             log.partition,
             records=done.offsets.size - gone,
             tombstones=gone,
             ranges=ranges_of(done.offsets),
-            kept=tuple(kept),
+            kept=kept,
         )
 
-    def _below(self, log: PartitionLog, offset: int) -> tuple[str, ...]:
-        """Return the live leases whose readers have not read the record at an offset."""
-        live = leases.load(log.files, log.directory, self._dirs.clock.now_ms()).live
-        return tuple(f"{lease.name} at {lease.position}" for lease in live if lease.position <= offset)
+    def _live(self, log: PartitionLog) -> Sequence[leases.LeaseFacts]:
+        """Return the live leases of a partition."""
+        return leases.load(log.files, log.directory, self._dirs.clock.now_ms()).live
 
     def _search(
         self, dirs: OpenDirs, log: PartitionLog, wanted: Wanted, tombstones: NDArray[np.int64], end: int
@@ -354,6 +376,11 @@ class _Erasing:
             raise BusyError(
                 f"{error.file} was removed while it was searched", remedy="erase again", file=error.file
             ) from None
+
+
+def _below(live: Sequence[leases.LeaseFacts], offset: int) -> tuple[str, ...]:
+    """Return the leases whose readers have not read the record at an offset."""
+    return tuple(f"{lease.name} at {lease.position}" for lease in live if lease.position <= offset)
 
 
 def _each(parts: Mapping[int, T], work: Callable[[int, T], U]) -> tuple[dict[int, U], list[LastwordError]]:

@@ -347,7 +347,7 @@ class Files(ABC):
             if sync:
                 handle.fsync()
 
-    def write_atomic(self, path: Path, data: bytes, *, sync_name: bool = True) -> None:
+    def write_atomic(self, path: Path, data: bytes | Iterable[bytes], *, sync_name: bool = True) -> None:
         """Write atomically: temporary file, then rename. Durable when the call returns.
 
         Order of syncs: the content before the rename, so that the name never points to missing bytes; then
@@ -355,20 +355,23 @@ class Files(ABC):
 
         Args:
             path: The file.
-            data: Its content.
+            data: Its content, as a whole or in pieces.
             sync_name: Sync the directory. False: the caller does it before it relies on the name; until then
                 a power cut leaves the file as it was, or as it is.
         """
         run_steps(self.writing_atomic(path, data, sync_name=sync_name))
 
-    def writing_atomic(self, path: Path, data: bytes, *, sync_name: bool = True) -> Steps[None]:
+    def writing_atomic(
+        self, path: Path, data: bytes | Iterable[bytes], *, sync_name: bool = True
+    ) -> Steps[None]:
         """As `write_atomic`, in steps."""
         path = os.fspath(path)
         scratch = f"{path}.tmp"  # Kafka's suffix for such files; Kafka ignores them in every directory
         self.unlink(scratch, missing_ok=True)
         try:
             with self.open_append(scratch, create=True, exclusive=True) as handle:
-                handle.append(data)
+                for piece in (data,) if isinstance(data, (bytes, bytearray, memoryview)) else data:
+                    handle.append(piece)
                 yield (handle.fsync,)
             self.rename(scratch, path)
         except LastwordError:

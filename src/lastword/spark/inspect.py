@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -32,12 +33,15 @@ from lastword.spark.bucket import files_at, open_logs
 from lastword.values import Meter, ProgressLike
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructField
 
     from lastword.api.logs import LogDir
     from lastword.api.open_dirs import By, OpenDirs
+    from lastword.cleaner.engine.erasure import SpanSet
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.spark.options import StorageOptions
     from lastword.tools.duplication import Duplication
@@ -339,8 +343,8 @@ def erase(
     """Remove keys and all their values from every file of a topic: `Topic.erase` with keys of a DataFrame.
 
     Tasks compute the distinct keys, and which of them each partition has. The caller's process appends the
-    tombstones, rewrites and searches; it holds the keys in memory, with about 500 bytes for each. A key of a
-    partition gets a new tombstone, also if it has one.
+    tombstones, rewrites and searches; it holds the bytes of the keys, and about 150 bytes more for each. A
+    key of a partition gets a new tombstone, also if it has one.
 
     Args:
         spark: The session.
@@ -361,6 +365,7 @@ def erase(
     from pyspark.sql.functions import col
 
     from lastword.api.erasing import erase
+    from lastword.cleaner.engine.erasure import SpanSet
 
     kinds = {field.name: field.dataType.typeName() for field in frame.schema.fields}
     if kinds.get("key") not in ("binary", "string"):
@@ -368,42 +373,62 @@ def erase(
             f"the keys need a column `key` of binary or string, not {kinds}",
             remedy='keys.selectExpr("cast(id as string) as key")',
         )
-    rows = frame.select(col("key").cast("binary").alias("key")).distinct()
-    keys = [row.key for row in rows.toLocalIterator()]
-    if None in keys:
-        raise UsageError("a key is null", remedy='keys.where("key is not null")')
-    wanted = {bytes(key) for key in keys}
-    with open_logs(path, storage, "r" if dry_run else "a") as logs:
-        found = {} if dry_run else _keys_found(spark, logs, topic, wanted, path, storage)
-        return erase(logs.dirs, topic, wanted, now=now, dry_run=dry_run, found=found)
+    # Kept by the tasks: the frame may have other rows when it is computed again.
+    rows = frame.select(col("key").cast("binary").alias("key")).distinct().persist()
+    try:
+        keys = SpanSet(_ascending(rows), is_sorted=True)
+        with open_logs(path, storage, "r" if dry_run else "a") as logs:
+            found = {} if dry_run else _keys_found(spark, logs, topic, rows, keys, path, storage)
+            return erase(logs.dirs, topic, keys, now=now, dry_run=dry_run, found=found)
+    finally:
+        rows.unpersist()
+
+
+def _ascending(rows: DataFrame) -> Iterator[bytes]:
+    """Yield the keys of a frame, ascending."""
+    last = b""
+    for row in rows.orderBy("key").toLocalIterator():
+        if row.key is None:
+            raise UsageError("a key is null", remedy='keys.where("key is not null")')
+        assert last <= row.key, "keys of Spark are not in the order of their bytes"
+        last = bytes(row.key)
+        yield last
 
 
 def _keys_found(
-    spark: SparkSession, logs: LogDir, topic: str, keys: set[bytes], path: str, storage: StorageOptions
-) -> dict[int, tuple[list[bytes], int]]:
-    """Return the keys that each partition has, and its log end before; empty if a partition is damaged.
+    spark: SparkSession,
+    logs: LogDir,
+    topic: str,
+    rows: DataFrame,
+    keys: SpanSet,
+    path: str,
+    storage: StorageOptions,
+) -> dict[int, tuple[NDArray[np.int64], int]]:
+    """Return the numbers of the keys that each partition has, and its log end before.
 
-    `keys` are sent to the tasks: the caller's DataFrame may have other rows when it is computed again.
+    Empty if a partition is damaged.
     """
-    import pyarrow as pa
+    import numpy as np
 
     from lastword.spark.source import load
     from lastword.spark.tasks import described
 
-    found: dict[int, tuple[list[bytes], int]] = {n: ([], end) for n, (_, end) in logs[topic].bounds().items()}
+    ends = {number: end for number, (_, end) in logs[topic].bounds().items()}
+    found = {number: array("q") for number in ends}
     options = {"isolationLevel": "read_uncommitted"}
-    records = load(spark, path, topic, list(found), view="log", formats=options, storage=storage)
-    wanted = spark.createDataFrame(pa.table({"key": pa.array(keys, pa.binary())}))
-    rows = records.select("partition", "key").join(wanted, "key", "leftsemi").distinct()
+    records = load(spark, path, topic, list(ends), view="log", formats=options, storage=storage)
+    pairs = records.select("partition", "key").join(rows, "key", "leftsemi").distinct()
     try:
         with described(spark, f"lastword erase: {topic}"):
-            for row in rows.toLocalIterator():
-                found[row.partition][0].append(bytes(row.key))
+            for row in pairs.toLocalIterator():
+                found[row.partition].append(keys.number(bytes(row.key)))
     except Exception as error:
         if not isinstance(typed(error), DataError):
             raise
         return {}  # the other partitions are erased nevertheless
-    return found
+    numbers = {number: np.array(each, np.int64) for number, each in found.items()}
+    # -1: tasks that were lost have computed other keys. The search finds the records of those left out.
+    return {number: (each[each >= 0], ends[number]) for number, each in numbers.items()}
 
 
 # ---------------------------------------------------------------- lag

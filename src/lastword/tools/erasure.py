@@ -22,7 +22,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields as dataclass_fields
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,8 @@ from lastword.values import Value, plural
 
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
+
+T = TypeVar("T")
 
 KIND = "lastword-erasure"
 VERSION = 1
@@ -79,6 +82,33 @@ def digest_of(salt: bytes, data: bytes) -> bytes:
     return hmac.digest(salt, data, "sha256")
 
 
+def hex_digest(digests: bytes, number: int) -> str:
+    """Return a digest of a row of digests, as 64 hex digits."""
+    return digests[32 * number : 32 * number + 32].hex()
+
+
+class Listed(Sequence[T]):
+    """A sequence of which each item is made when it is read: as many as keys are not held as objects."""
+
+    def __init__(self, count: int, item: Callable[[int], T]) -> None:
+        self._numbers, self._item = range(count), item
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        if isinstance(index, slice):
+            return tuple(map(self._item, self._numbers[index]))
+        return self._item(self._numbers[index])
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 class Wanted:
     """Keys, and digests of values, that are looked for in bytes.
 
@@ -93,9 +123,11 @@ class Wanted:
         self.salt = salt
         self.all_values = True
         self._values: set[bytes] = set()  # digests
-        # Of each wanted string: a window, its position, the length; the first and the last eight bytes.
+        # Of each wanted string: a window, its position, the length; the first and the last eight bytes of new
+        # ones.
         self._words, self._begins, self._ends = array("Q"), array("Q"), array("Q")
         self._places, self._lengths = array("q"), array("q")
+        self._has_window, self._has_begin, self._has_end = np.zeros((3, 1 << _TABLE_BITS), np.bool_)
         self._is_ready = False
         for key in keys.members:
             if len(key.strip(b"\0")) >= SHORTEST_KEY:
@@ -131,10 +163,10 @@ class Wanted:
         order = np.argsort(words)
         self._sorted = words[order]
         self._at, self._length = (np.array(each, np.int64)[order] for each in (self._places, self._lengths))
-        self._has_window, self._has_begin, self._has_end = np.zeros((3, 1 << _TABLE_BITS), np.bool_)
         self._has_window[self._slots(words)] = True
         self._has_begin[self._slots(begins)] = True
         self._has_end[self._slots(ends)] = True
+        del self._begins[:], self._ends[:]
         self._is_ready = True
 
     def find(self, data: Bytes) -> Iterator[tuple[int, int, bool]]:
@@ -481,7 +513,7 @@ class PartitionErasure(Value):
     records: int = 0
     tombstones: int = 0
     ranges: tuple[tuple[int, int], ...] = ()
-    kept: tuple[KeptTombstone, ...] = ()
+    kept: Sequence[KeptTombstone] = ()
     leases: tuple[str, ...] = ()
     segments: tuple[SegmentDigest, ...] = ()
     files: int = 0
@@ -517,7 +549,7 @@ class Erasure(Value):
     """
 
     topic: str
-    keys: tuple[str, ...]
+    keys: Sequence[str]
     salt: str
     now: bool
     dry_run: bool
@@ -547,14 +579,23 @@ class Erasure(Value):
         copies = sum(partition.copies_found for partition in self.partitions)
         return f"{text}; {copies} copies are left" if copies else text
 
-    def certificate(self) -> dict[str, Any]:
-        """Return the fields of the certificate, with the checksum of the others."""
-        fields_ = {"kind": KIND, "version": VERSION, "complete": self.complete, **self.to_dict()}
-        return {**fields_, "checksum": _checksum(fields_)}
-
     def save(self, path: str | os.PathLike[str], *, files: Files = DEFAULT) -> None:
         """Write the certificate, durably. `files`: the storage of the path; the system's unless given."""
-        files.write_atomic(os.fspath(path), json.dumps(self.certificate(), indent=1).encode() + b"\n")
+        files.write_atomic(os.fspath(path), self._certificate())
+
+    def _certificate(self) -> Iterator[bytes]:
+        """Yield the certificate: JSON with the checksum of the fields before it."""
+        names_ = (each.name for each in dataclass_fields(self))
+        content = {"kind": KIND, "version": VERSION, "complete": self.complete}
+        content |= {name: getattr(self, name) for name in names_}
+        digest, lines = hashlib.sha256(), bytearray()
+        for piece in _pieces(content):
+            if len(lines) > _BLOCK_BYTES:
+                yield bytes(lines)
+                lines.clear()
+            digest.update(piece.encode())
+            lines += (",\n" if piece == "," else piece).encode()
+        yield bytes(lines[:-1]) + f',\n"checksum":"sha256:{digest.hexdigest()}"}}\n'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,8 +688,29 @@ def _sha256(files: Files, path: str, size: int) -> str:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    digest = hashlib.sha256()
+    for piece in _pieces(content):
+        digest.update(piece.encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _pieces(content: Any) -> Iterator[str]:
+    """Yield the JSON of a value, with sorted names and without spaces."""
+    if isinstance(content, Value):
+        content = {each.name: getattr(content, each.name) for each in dataclass_fields(content)}  # type: ignore[arg-type]
+    if isinstance(content, Mapping):
+        for number, name in enumerate(sorted(content)):
+            yield "," if number else "{"
+            yield f"{json.dumps(name)}:"
+            yield from _pieces(content[name])
+        yield "}" if content else "{}"
+    elif isinstance(content, Sequence) and not isinstance(content, str):
+        for number, item in enumerate(content):
+            yield "," if number else "["
+            yield from _pieces(item)
+        yield "]" if content else "[]"
+    else:
+        yield json.dumps(content)
 
 
 def ranges_of(offsets: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:

@@ -14,6 +14,7 @@ its offset, as in every rewrite. Readers below that have a lease are refused at 
 from __future__ import annotations
 
 import os
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -65,23 +66,48 @@ Int64s = NDArray[np.int64]
 OnValue = Callable[[bytes], None]
 
 
-class SpanSet:
-    """A set of byte strings that is looked up in spans of a buffer, by hash and then by bytes."""
+class ByteStrings:
+    """Byte strings in one buffer, with 8 bytes for each beside its own."""
 
-    def __init__(self, members: Iterable[bytes]) -> None:
-        self.members = sorted(set(members))
+    def __init__(self, strings: Iterable[bytes]) -> None:
+        data, ends = bytearray(), array("q", [0])
+        for string in strings:
+            data += string
+            ends.append(len(data))
+        self.size_bytes = len(data)
+        data += bytes(kernels.SLACK)
+        self.data, self.ends = np.frombuffer(data, np.uint8), np.frombuffer(ends, np.int64)
+
+    def __len__(self) -> int:
+        return self.ends.size - 1
+
+    def __getitem__(self, number: int) -> bytes:
+        return self.data[self.ends[number] : self.ends[number + 1]].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(len(self)))
+
+
+class SpanSet:
+    """A set of byte strings that is looked up in spans of a buffer, by hash and then by bytes.
+
+    Args:
+        members: The byte strings.
+        is_sorted: They are ascending, without an equal one, and are not held beside the set.
+    """
+
+    def __init__(self, members: Iterable[bytes], *, is_sorted: bool = False) -> None:
+        self.members = ByteStrings(members if is_sorted else sorted(set(members)))
         self._seeds = seeds(os.urandom(16), b"lastword erase")
-        data = np.frombuffer(b"".join(self.members) + bytes(kernels.SLACK), np.uint8)
-        length = np.array([len(member) for member in self.members], np.int32)
-        ends = np.cumsum(length, dtype=np.int64)
-        hashes = self._hashes_of(data, ends - length, length)
+        ends = self.members.ends
+        hashes = self._hashes_of(self.members.data, ends[:-1], np.diff(ends).astype(np.int32))
         self._order = np.argsort(hashes)
         self._sorted = hashes[self._order]
 
     def number(self, member: bytes) -> int:
         """Return the number of a member; -1: it is none."""
         at = bisect_left(self.members, member)
-        return at if self.members[at : at + 1] == [member] else -1
+        return at if at < len(self.members) and self.members[at] == member else -1
 
     def find(
         self, data: NDArray[np.uint8], position: Int64s, length: NDArray[np.int32]
