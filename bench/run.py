@@ -35,6 +35,7 @@ MODULES = (
     "bench.lake_workloads",
     "bench.merge_workloads",
     "bench.server_workloads",
+    "bench.bucket_server_workloads",
     "bench.spark_workloads",
 )
 

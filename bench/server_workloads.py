@@ -117,12 +117,13 @@ class Peer:
 
 
 @contextmanager
-def ours(directory: Path, settings: str = "") -> Iterator[Peer]:
-    """Run `lastword serve`."""
+def ours(directory: Path, settings: str = "", url: str | None = None) -> Iterator[Peer]:
+    """Run `lastword serve`, over a directory or the log in a bucket at `url`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "lastword.toml").write_text(settings)
     began = time.perf_counter()
-    command = [sys.executable, "-m", "lastword", "serve", str(directory), "--listen", "127.0.0.1:0", "--json"]
+    place = str(directory) if url is None else url
+    command = [sys.executable, "-m", "lastword", "serve", place, "--listen", "127.0.0.1:0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

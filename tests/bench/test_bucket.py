@@ -10,6 +10,7 @@ import pytest
 from bench.bucket_workloads import segment_verbs
 from bench.metered_store import MeteredStore
 
+from bench import bucket_server_workloads as measured
 from bench import run
 from lastword.bucket.commit import Bucket
 from tests.support.exhaustive import stride
@@ -27,6 +28,16 @@ def test_each_workload_gives_ratios(tmp_path: Path, name: str) -> None:
     results = json.loads(figures.read_text())["results"]
     assert {line["workload"] for line in results} == {name}
     assert all(line["ratio"] > 0 and line["rival_name"] for line in results)
+
+
+def test_a_server_over_a_bucket_gives_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SECONDS": 0.5, "CLIENTS": 10, "PRODUCERS": 20, "PARTITIONS": 3}.items():
+        monkeypatch.setattr(measured, name, value)
+    lines = [*measured._latency(0.01), *measured._idle(), *measured._producers()]
+    assert {line.unit for line in lines} == {"s", "requests/s", "USD/GB", "KB sent", "requests"}
+    assert all(line.ratio > 0 and line.rival_name for line in lines)
+    [sent] = [line for line in lines if line.unit == "KB sent"]
+    assert sent.ours > sent.rival + 3 * 20 * 46 / 1e3  # a snapshot of the producers of each partition
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact"])
