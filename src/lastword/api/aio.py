@@ -36,11 +36,13 @@ from lastword.parse import Duration, check_count, parse_seconds
 if TYPE_CHECKING:
     from lastword.api.lease import Lease
     from lastword.api.logs import CreateOptions, LogDir, StateOptions
+    from lastword.api.open_dirs import PathLike
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import SerializerLike, Serializers
     from lastword.api.state import State
     from lastword.api.topic import AppendOptions, Topic
     from lastword.api.transaction import StateChanges, Transaction
+    from lastword.lake.export import Exported
     from lastword.partition.log import PartitionLog
 
 T = TypeVar("T")
@@ -270,6 +272,10 @@ class AsyncTopic(Generic[K, V]):
     async def get_records(self, keys: Iterable[K], **options: Any) -> dict[K, Record[K, V]]:
         """Return the newest records of many keys, as `Topic.get_records`."""
         return await self._logs.run(self.topic.get_records, keys, **options)
+
+    async def export(self, to: PathLike, **options: Any) -> Exported:
+        """Bring a Delta table to the newest values of this topic in a thread, as `Topic.export`."""
+        return await self._logs.run(self.topic.export, to, **options)
 
 
 class AsyncState(Generic[K, V]):
