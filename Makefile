@@ -118,8 +118,8 @@ variations: java $(READY) kernels ## payloads with what decoders may ignore, rea
 readers: $(READY) kernels ## readers of every kind beside a writer and cleaners, interleaved by file operations: make readers N=1000000
 	@$(PY) -m tests.readers.run --interleavings $(or $(N),100000)
 
-lake: $(READY) kernels ## exports to a Delta table: changes, kills and two exporters by seed, read by two engines: make lake N=5000
-	@$(PY) -m tests.lake.histories --histories $(or $(N),5000)
+lake: java $(READY) kernels ## exports to a Delta table: changes, kills and two exporters by seed, read by two engines, every 100th by Spark, too: make lake N=5000
+	@$(PY) -m tests.lake.histories --histories $(or $(N),5000) --spark 100
 
 bucket: $(READY) ## a log in a bucket: writers, cleaners, collectors and readers with failing requests, by seed: make bucket N=1000000
 	@PYTHONHASHSEED=0 $(PY) -m tests.bucket.histories --histories $(or $(N),100000)

@@ -326,6 +326,28 @@ def test_headers_may_be_an_iterator(tmp_path: Path, place: str) -> None:
     run(main)
 
 
+def test_export(tmp_path: Path) -> None:
+    """An export does not stop the loop."""
+    pytest.importorskip("deltalake")
+
+    async def main() -> None:
+        async with opened(tmp_path / "log") as logs:
+            users = await logs.create_topic("users", cleanup_policy="compact", **TEXT)
+            await users.extend([(f"k{n}", "v") for n in range(100)])
+            steps: list[Any] = []
+            task = asyncio.create_task(users.export(f"delta:{tmp_path}/table", progress=steps.append))
+            turns = 0
+            while not task.done():
+                await asyncio.sleep(0.001)
+                turns += 1
+            assert ((await task).added_rows, turns > 2) == (100, True)
+            assert steps[-1].done_bytes == steps[-1].total_bytes > 0
+            await users.delete("k1")
+            assert (await users.export(f"delta:{tmp_path}/table", dry_run=True)).removed_rows == 1
+
+    run(main)
+
+
 def test_a_log_in_a_bucket() -> None:
     pytest.importorskip("obstore")
 

@@ -6,7 +6,8 @@ A history is determined by its seed: upserts, deletions, transactions, cleanings
 retention, values that expire, cuts of the log, a topic that is made again; and exports, of which some are
 killed at a file operation, and some meet the commit of another exporter. After every commit the rows are
 those of a plain replay of the log, in delta-rs and in polars; at the end each older version has the rows that
-it had. The command exits with 1 if a rule is violated, and prints the command that repeats the history:
+it had. `--spark 100` reads all versions of every hundredth table with Spark and Delta, too. The command exits
+with 1 if a rule is violated, and prints the command that repeats the history:
 
     python -m tests.lake.histories --seed 4711
 """
@@ -21,9 +22,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -39,6 +42,7 @@ from lastword.partition import scan
 from lastword.records.batch import BatchBuilder
 from lastword.state import changes
 from tests.fakes.recording import Call, RecordingFiles, Stopped
+from tests.support.delta import connect, delta_server, rows_at
 from tests.transactions import end_transaction
 
 TOPIC = "t"
@@ -253,6 +257,14 @@ class History:
         if rows_of(self.table) != self.expected():
             raise Violation(difference("the end", rows_of(self.table), self.expected()))
 
+    def check_in_spark(self, session: Any) -> None:
+        """Compare every version in a session of `tests.support.delta`."""
+        for version, read in rows_at(session, self.table, [*self.versions]).items():
+            rows = keyed(read)
+            if rows != self.versions[version]:
+                raise Violation(difference(f"version {version} in Spark", rows, self.versions[version]))
+        self.counts["tables in spark"] += 1
+
 
 STEPS_OF_A_HISTORY = [
     *[History.append] * 5,
@@ -278,6 +290,11 @@ def rows_of(table: str, version: int | None = None) -> Rows:
     other = [tuple(row.values()) for row in pa.table(query).to_pylist()]
     if sorted(seen) != sorted(other):
         raise Violation(f"polars and delta-rs read other rows: {sorted(seen)} and {sorted(other)}")
+    return keyed(seen)
+
+
+def keyed(seen: Sequence[tuple[Any, ...]]) -> Rows:
+    """Return rows by their position; each is partition, offset, key and value."""
     rows = {(partition, offset): (key, value) for partition, offset, key, value in seen}
     if len(rows) < len(seen):
         raise Violation(f"a record has two rows: {sorted(seen)}")
@@ -295,21 +312,25 @@ def difference(where: str, rows: Rows, expected: Rows) -> str:
     return f"{where} has {more}, which it should not have, and lacks {less}"
 
 
-def run(seed: int) -> Counter[str]:
-    """Run a history in a new directory; return what it met."""
+def run(seed: int, spark: str | None = None) -> Counter[str]:
+    """Run a history in a new directory; return what it met. `spark`: the address of a server with Delta."""
     memory = Path("/dev/shm")
     place = Path(tempfile.mkdtemp(prefix="lake-", dir=memory if memory.is_dir() else None))
     try:
         history = History(seed, place)
         history.run()
+        if spark is not None:
+            with connect(spark) as session:
+                history.check_in_spark(session)
         return history.counts
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _judged(seed: int) -> tuple[int, Counter[str], str | None]:
+def _judged(given: tuple[int, str | None]) -> tuple[int, Counter[str], str | None]:
+    seed, spark = given
     try:
-        return seed, run(seed), None
+        return seed, run(seed, spark), None
     except Exception as error:
         return seed, Counter(), f"{type(error).__name__}: {error}"
 
@@ -321,14 +342,26 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--spark", type=int, metavar="N", help="read every N-th table with Spark and Delta, too"
+    )
     options = parser.parse_args()
+    with ExitStack() as stack:
+        spark = None
+        if options.spark:
+            spark = stack.enter_context(delta_server(Path(stack.enter_context(TemporaryDirectory()))))
+        return _run_all(options, spark)
+
+
+def _run_all(options: argparse.Namespace, spark: str | None) -> int:
     if options.seed is not None:
-        print(run(options.seed))
+        print(run(options.seed, spark))
         return 0
     began, counts, failed = time.monotonic(), Counter[str](), 0
     seeds = range(options.first, options.first + options.histories)
+    given = [(seed, spark if spark and seed % options.spark == 0 else None) for seed in seeds]
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for seed, met, problem in pool.imap_unordered(_judged, seeds, chunksize=8):
+        for seed, met, problem in pool.imap_unordered(_judged, given, chunksize=8):
             counts += met
             if problem is not None:
                 failed += 1

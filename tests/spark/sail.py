@@ -29,7 +29,9 @@ def build() -> None:
     wanted = [f"pysail=={SAIL_VERSION}", f"pyspark-client=={CLIENT_VERSION}", "pandas<3", "pytest"]
     try:
         subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-        subprocess.run([PYTHON, "-m", "pip", "install", "-q", *wanted, "-e", f"{ROOT}[avro]"], check=True)
+        subprocess.run(
+            [PYTHON, "-m", "pip", "install", "-q", *wanted, "-e", f"{ROOT}[avro,lake]"], check=True
+        )
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise

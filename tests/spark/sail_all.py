@@ -69,6 +69,11 @@ def views(spark: Any, root: Path) -> None:
     assert pairs(spark.read.format("lastword").options(subscribe="t", view="newest").load(str(root))) == STATE
     changes = spark.read.format("lastword").options(subscribe="t", view="changes").load(str(root))
     assert pairs(changes.where("change = 'upsert'")) == STATE and changes.count() == 50
+    newest = spark.read.format("lastword").options(subscribe="t", view="newest").load(str(root))
+    assert log.join(newest, ["partition", "offset"]).count() == newest.count() == len(STATE)
+    assert len(newest.where("offset >= 0").limit(7).collect()) == 7
+    per_key = {row.key: row["count"] for row in log.groupBy("key").count().collect()}
+    assert set(per_key.values()) == {32} and len(per_key) == 50
     ends = {"startingOffsets": '{"t":{"0":1,"1":2,"2":3}}', "endingOffsets": '{"t":{"0":2,"1":4,"2":6}}'}
     assert spark.read.format("lastword").options(subscribe="t", **ends).load(str(root)).count() == 6
 
@@ -94,6 +99,26 @@ def tables(spark: Any, root: Path) -> None:
         "WHEN NOT MATCHED AND s.change = 'upsert' THEN INSERT (k, v) VALUES (s.k, s.v)"
     )
     assert {row.k: row.v for row in spark.table("target").collect()} == {**STATE, "other": "kept"}
+    written = f"{root.parent}/written"
+    for mode in ("append", "overwrite"):
+        spark.table("newest").select("key", "value").write.format("delta").mode(mode).save(written)
+        assert pairs(spark.read.format("delta").load(written)) == STATE
+
+
+def exported(spark: Any, root: Path) -> None:
+    """The tables of `export` are read, and its tasks run."""
+    for layout in ("vectors", "merge"):
+        table = f"{root.parent}/{layout}"
+        planned = lastword.spark.export(spark, root, "t", f"delta:{table}", layout=layout, dry_run=True)
+        done = lastword.spark.export(spark, root, "t", f"delta:{table}", layout=layout)
+        assert (planned.added_rows, planned.written_bytes) == (len(STATE), done.written_bytes)
+        assert pairs(spark.read.format("delta").load(table)) == STATE
+        key = min(STATE)
+        with lastword.open(root, "a") as logs:
+            logs.topic("t").append(key.encode(), b"another")
+        assert lastword.spark.export(spark, root, "t", f"delta:{table}", layout=layout).removed_rows == 1
+        STATE[key] = "another"
+        assert pairs(spark.read.format("delta").load(table)) == STATE
 
 
 def typed(spark: Any, root: Path) -> None:
@@ -147,6 +172,16 @@ def restored(spark: Any, root: Path) -> None:
         assert {r.key.decode(): r.value.decode() for r in logs.topic("t").read(view="newest")} == STATE
 
 
+def expired(spark: Any, root: Path) -> None:
+    assert plain(lastword.spark.expire(spark, root)) == []  # no topic has a retention
+    erased = lastword.spark.erase(
+        spark, root, "t", spark.createDataFrame([(b"key-1",)], "key binary"), now=True
+    )
+    assert erased is not None
+    STATE.pop("key-1", None)
+    assert pairs(lastword.spark.restore(spark, root, "t")) == STATE
+
+
 def errors(spark: Any, root: Path) -> None:
     frame = spark.read.format("lastword")
     refused(lambda: frame.option("subscribe", "nobody").load(str(root)).count(), "no topic 'nobody'")
@@ -174,7 +209,7 @@ def main(home: Path) -> None:
     server.start(background=True)
     assert server.listening_address is not None
     spark = SparkSession.builder.remote(f"sc://127.0.0.1:{server.listening_address[1]}").getOrCreate()
-    for step in (sink, views, tables, typed, looks, cleaned, restored, errors):
+    for step in (sink, views, tables, typed, looks, cleaned, restored, exported, expired, errors):
         step(spark, home / "data")
         print(step.__name__, flush=True)
     spark.stop()

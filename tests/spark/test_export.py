@@ -5,6 +5,7 @@ The tests without a session call the tasks here, with values that were pickled a
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ import lastword.spark.tasks
 from lastword.errors import NotSharedError, StorageError, UnknownTopicError, UsageError, ValueFormatError
 from lastword.lake import data
 from lastword.lake import export as steps
+from lastword.lake.directory import DirectoryStore
 from lastword.lake.table import Table
 from tests.lake.histories import rows_of
 
@@ -57,14 +59,17 @@ def newest(log: Path) -> dict[Any, Any]:
         return {(r.partition, r.offset): (r.key, r.value) for r in logs["t"].newest()}
 
 
-def export(log: Path, table: Path, spark: Any = None) -> Any:
-    return lastword.spark.export(spark, log, "t", f"delta:{table}")
+def export(log: Path, table: Path, spark: Any = None, **options: Any) -> Any:
+    return lastword.spark.export(spark, log, "t", f"delta:{table}", **options)
 
 
 def check_exports(log: Path, table: Path, spark: Any = None) -> None:
     """Export with tasks and without, in turn, while the log changes."""
+    planned = export(log, table, spark, dry_run=True)
+    assert not table.exists()
     first = export(log, table, spark)
     assert (first.version, first.added_rows, first.files) == (0, 90, 3)
+    assert dataclasses.replace(planned, version=0) == first
     assert rows_of(str(table)) == newest(log)
     assert export(log, table, spark).version is None
     with opened(log) as logs:
@@ -77,8 +82,12 @@ def check_exports(log: Path, table: Path, spark: Any = None) -> None:
     with opened(log) as logs:
         fill(logs["t"], 30, 80, "newer")
         assert logs["t"].export(f"delta:{table}", dry_run=True).added_rows == 50
+    files = sorted(table.rglob("*"))
+    planned = export(log, table, spark, dry_run=True)
+    assert sorted(table.rglob("*")) == files
     third = export(log, table, spark)
     assert third.rewritten_rows > 0
+    assert dataclasses.replace(planned, version=2) == third
     assert rows_of(str(table)) == newest(log)
     with opened(log) as logs:
         assert logs["t"].export(f"delta:{table}").version is None
@@ -88,7 +97,29 @@ def check_exports(log: Path, table: Path, spark: Any = None) -> None:
 def test_it_makes_the_table_of_the_librarys_export(tmp_path: Path, log: Path, here: list[Any]) -> None:
     check_exports(log, tmp_path / "table")
     kinds = [type(task).__name__ for task in here]
-    assert kinds.count("_ChangeTask") == 9 and kinds.count("_RewriteTask") >= 1
+    assert kinds.count("_ChangeTask") == 15 and kinds.count("_RewriteTask") >= 1
+
+
+def test_progress_counts_the_partitions_whose_tasks_ended(tmp_path: Path, log: Path, here: list[Any]) -> None:
+    for dry_run in (True, False, False):  # the last one finds everything in the table
+        seen: list[Any] = []
+        export(log, tmp_path / "table", progress=seen.append, dry_run=dry_run)
+        done = [progress.done_bytes for progress in seen]
+        assert len(set(done)) == len(done) == 3
+        assert done == sorted(done) and done[-1] == seen[-1].total_bytes > 0
+
+
+def test_a_dry_run_that_fails_deletes_nothing(
+    tmp_path: Path, log: Path, here: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DirectoryStore, "delete", None)
+    monkeypatch.setattr(exporting, "change_of", _fails)
+    with pytest.raises(StorageError, match="on purpose"):
+        export(log, tmp_path / "table", dry_run=True)
+
+
+def _fails(*given: Any) -> Any:
+    raise StorageError("on purpose", remedy="none")
 
 
 def test_a_task_gets_the_files_of_its_partition(tmp_path: Path, log: Path, here: list[Any]) -> None:

@@ -99,16 +99,16 @@ def s3mock(log: Path) -> Iterator[Server]:
         if not maven:
             raise ServerMissing("no Maven to fetch S3Mock with: apt-get install maven")
         artifact = f"-Dartifact=com.adobe.testing:s3mock:{S3MOCK}:jar:exec"
-        _fetch(
+        fetch(
             folder,
             lambda private: [maven, "-B", "-q", "dependency:copy", artifact, f"-DoutputDirectory={private}"],
         )
-    port = _free_port()
+    port = free_port()
     command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar", str(jar)]
     command += ["--server.port=0", f"--com.adobe.testing.s3mock.httpPort={port}"]
-    with _process(command, log):
+    with process(command, log):
         address = f"http://127.0.0.1:{port}"
-        _wait_for(lambda: _request("PUT", f"{address}/{BUCKET}"), log)
+        wait_for(lambda: _request("PUT", f"{address}/{BUCKET}"), log)
         yield s3_at(address)
 
 
@@ -121,12 +121,12 @@ def azurite(log: Path) -> Iterator[Server]:
     node = shutil.which("node")
     folder = npm_packages(f"azurite-{AZURITE}", "Azurite", f"azurite@{AZURITE}")
     program = folder / "node_modules/azurite/dist/src/blob/main.js"
-    port = _free_port()
+    port = free_port()
     command = [str(node), str(program), "--inMemoryPersistence", "--disableTelemetry", "--silent"]
     command += ["--blobKeepAliveTimeout", "600"]  # after its 5 s of idleness it resets a client's connection
-    with _process([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], log):
+    with process([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], log):
         address = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
-        _wait_for(lambda: _create_container(address), log)
+        wait_for(lambda: _create_container(address), log)
         account = {"account_name": AZURE_ACCOUNT, "account_key": AZURE_KEY}
         yield Server(f"az://{BUCKET}", {"endpoint": address, **account}, address)
 
@@ -138,7 +138,7 @@ def npm_packages(name: str, purpose: str, *packages: str) -> Path:
         raise ServerMissing(f"no Node.js with npm to run {purpose} with: apt-get install nodejs npm")
     folder, options = cache_directory() / name, ("install", "--silent", "--no-audit", "--no-fund")
     if not (folder / "node_modules").exists():
-        _fetch(folder, lambda private: [npm, *options, "--prefix", str(private), *packages])
+        fetch(folder, lambda private: [npm, *options, "--prefix", str(private), *packages])
     return folder
 
 
@@ -173,28 +173,28 @@ def _request(method: str, address: str, headers: dict[str, str] | None = None) -
     urllib.request.urlopen(request, timeout=10).close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def _process(command: list[str], log: Path) -> Iterator[None]:
+def process(command: list[str], log: Path) -> Iterator[None]:
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+        running = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
     try:
         yield
     finally:
-        process.terminate()
+        running.terminate()
         try:
-            process.wait(10)
+            running.wait(10)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            running.kill()
+            running.wait()
 
 
-def _wait_for(first_request: Callable[[], None], log: Path) -> None:
+def wait_for(first_request: Callable[[], None], log: Path) -> None:
     end = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -205,7 +205,7 @@ def _wait_for(first_request: Callable[[], None], log: Path) -> None:
             time.sleep(0.05)
 
 
-def _fetch(target: Path, command: Callable[[Path], list[str]]) -> None:
+def fetch(target: Path, command: Callable[[Path], list[str]]) -> None:
     """Fill `target` with what a command writes into its private folder: all of it, or nothing."""
     private = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.rmtree(private, ignore_errors=True)

@@ -43,11 +43,13 @@ if TYPE_CHECKING:
         UntypedCreateOptions,
         UntypedStateOptions,
     )
+    from lastword.api.open_dirs import PathLike
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import Serializers
     from lastword.api.state import State
     from lastword.api.topic import AppendOptions, Topic
     from lastword.api.transaction import StateChanges, Transaction
+    from lastword.lake.export import Exported
     from lastword.partition.log import PartitionLog
 
 T = TypeVar("T")
@@ -277,6 +279,10 @@ class AsyncTopic(Generic[K, V]):
     async def get_records(self, keys: Iterable[K], **options: Any) -> dict[K, Record[K, V]]:
         """Return the newest records of many keys, as `Topic.get_records`."""
         return await self._logs.run(self.topic.get_records, keys, **options)
+
+    async def export(self, to: PathLike, **options: Any) -> Exported:
+        """Bring a Delta table to the newest values of this topic in a thread, as `Topic.export`."""
+        return await self._logs.run(self.topic.export, to, **options)
 
 
 class AsyncState(Generic[K, V]):

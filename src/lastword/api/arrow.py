@@ -8,7 +8,8 @@ serializer, a whole column in one step if the serializer's encoding equals Arrow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from lastword.records.record import RawRecord
 from lastword.units import NO_TIMESTAMP
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from lastword.api.serializers import Serializer
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
@@ -35,12 +38,17 @@ _WIRE = {"int32": ">i4", "int64": ">i8", "float64": ">f8"}
 
 
 class ArrowForm:
-    """Converts the records of one topic to Arrow. `key` and `value` name serializers; None for callables."""
+    """Converts the records of one topic to Arrow. `key` and `value` name serializers; None for callables.
 
-    def __init__(self, topic: str, key: str | None, value: str | None) -> None:
+    `columns`: only these are made; None: all.
+    """
+
+    def __init__(
+        self, topic: str, key: str | None, value: str | None, columns: Collection[str] | None = None
+    ) -> None:
         self._topic = topic
         self._names = {"key": key, "value": value}
-        self.schema = pa.schema(
+        whole = pa.schema(
             [
                 pa.field("topic", pa.string(), nullable=False),
                 pa.field("partition", pa.int32(), nullable=False),
@@ -52,77 +60,62 @@ class ArrowForm:
                 pa.field("headers", HEADERS),
             ]
         )
+        self.schema = pa.schema([field for field in whole if columns is None or field.name in columns])
+        self._stored = tuple(name for name in ("key", "value", "headers") if name in self.schema.names)
 
     def of_columns(
         self, columns: RecordColumns, chunk: Chunk, partition: int, batch_bytes: int
     ) -> Iterator[pa.RecordBatch]:
         """Yield batches of about `batch_bytes`, without a Python object for each record."""
-        from lastword.records.columns import timestamp_types, to_arrow
+        from lastword.records.columns import to_arrow
 
         size = int(np.maximum(columns.key_length, 0).sum() + np.maximum(columns.value_length, 0).sum())
         pieces = max(1, -(-(size + 64 * len(columns)) // batch_bytes))
         step = -(-len(columns) // pieces)
         for start in range(0, len(columns), step):
             part = columns.select(slice(start, start + step))
-            batch = to_arrow(part, chunk, ("key", "value", "headers"))
+            stored = to_arrow(part, chunk, self._stored)
+            arrays = {name: partial(stored.column, name) for name in self._stored}
             yield self._batch(
-                part.offset.copy(),
-                part.timestamp.copy(),
-                timestamp_types(part, chunk),
                 partition,
-                batch.column("key"),
-                batch.column("value"),
-                batch.column("headers"),
+                part.offset.copy(),
+                {
+                    "timestamp": partial(_times, part.timestamp.copy()),
+                    "timestamp_type": partial(_kinds_of, part, chunk),
+                    **arrays,
+                },
             )
 
     def of_records(self, records: Sequence[RawRecord], partition: int) -> pa.RecordBatch:
         """Return one batch of records."""
         return self._batch(
-            np.array([record.offset for record in records], np.int64),
-            np.array([record.timestamp for record in records], np.int64),
-            np.array([record.timestamp_type for record in records], np.int32),
             partition,
-            pa.array([record.key for record in records], pa.binary()),
-            pa.array([record.value for record in records], pa.binary()),
-            headers_of(records),
+            np.array([record.offset for record in records], np.int64),
+            {
+                "timestamp": lambda: _times(np.array([record.timestamp for record in records], np.int64)),
+                "timestamp_type": lambda: _kinds(
+                    np.array([record.timestamp_type for record in records], np.int32)
+                ),
+                "key": lambda: pa.array([record.key for record in records], pa.binary()),
+                "value": lambda: pa.array([record.value for record in records], pa.binary()),
+                "headers": lambda: headers_of(records),
+            },
         )
 
     def _batch(
-        self,
-        offset: Any,
-        timestamp: Any,
-        types: Any,
-        partition: int,
-        key: pa.Array,
-        value: pa.Array,
-        headers: pa.Array,
+        self, partition: int, offset: NDArray[np.int64], make: dict[str, Callable[[], pa.Array]]
     ) -> pa.RecordBatch:
-        size = len(offset)
-        if size and (types == types[0]).all():
-            kinds = pa.repeat(pa.scalar(TIMESTAMP_TYPES[int(types[0])], pa.string()), size)
-        else:
-            kinds = pa.DictionaryArray.from_arrays(
-                pa.array(types + 1), pa.array([TIMESTAMP_TYPES[kind] for kind in (-1, 0, 1)])
-            ).cast(pa.string())
-        no_time = timestamp == NO_TIMESTAMP
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.repeat(pa.scalar(self._topic, pa.string()), size),
-                pa.repeat(pa.scalar(partition, pa.int32()), size),
-                pa.array(offset),
-                pa.array(timestamp, pa.int64(), mask=no_time if no_time.any() else None).view(
-                    pa.timestamp("ms", tz="UTC")
-                ),
-                kinds,
-                self._typed("key", key),
-                self._typed("value", value),
-                headers,
-            ],
-            schema=self.schema,
-        )
+        """Return a batch. `make` has a function for each other column; the wanted ones are called."""
+        make |= {
+            "topic": lambda: pa.repeat(pa.scalar(self._topic, pa.string()), len(offset)),
+            "partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), len(offset)),
+            "offset": lambda: pa.array(offset),
+        }
+        arrays = [self._typed(name, make[name]()) for name in self.schema.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _typed(self, column: str, data: pa.Array) -> pa.Array:
-        name = self._names[column]
+        name = self._names.get(column)
         if name == "str":
             try:
                 return data.cast(pa.string())
@@ -134,6 +127,26 @@ class ArrowForm:
         if name in _WIRE:
             return _numbers(data, name, column)
         return data
+
+
+def _times(milliseconds: NDArray[np.int64]) -> pa.Array:
+    no_time = milliseconds == NO_TIMESTAMP
+    array = pa.array(milliseconds, pa.int64(), mask=no_time if no_time.any() else None)
+    return array.view(pa.timestamp("ms", tz="UTC"))
+
+
+def _kinds_of(columns: RecordColumns, chunk: Chunk) -> pa.Array:
+    from lastword.records.columns import timestamp_types
+
+    return _kinds(timestamp_types(columns, chunk))
+
+
+def _kinds(types: NDArray[np.int32]) -> pa.Array:
+    """Return the names of timestamp types."""
+    if len(types) and (types == types[0]).all():
+        return pa.repeat(pa.scalar(TIMESTAMP_TYPES[int(types[0])], pa.string()), len(types))
+    names = pa.array([TIMESTAMP_TYPES[kind] for kind in (-1, 0, 1)])
+    return pa.DictionaryArray.from_arrays(pa.array(types + 1), names).cast(pa.string())
 
 
 def _numbers(data: pa.Array, name: str, column: str) -> pa.Array:

@@ -90,9 +90,13 @@ def export_topic(
     dry_run: bool,
     storage_options: Mapping[str, str] | None,
     progress: ProgressLike | bool | None,
-    work: Callable[[Writing], Work] | None = None,
+    work: Callable[[Writing, Callable[[int], None]], Work] | None = None,
 ) -> Exported:
-    """Export a topic; see `Topic.export`. `work`: as in `lake.export.export`."""
+    """Export a topic; see `Topic.export`.
+
+    `work`: as in `lake.export.export`. Its second argument is a function to call with each partition that is
+    done, for the progress.
+    """
     place = _place(to, storage_options, dirs)
     one_of(layout, LAYOUTS, "layout")
     form = RowForm(columns)
@@ -114,7 +118,7 @@ def export_topic(
             dry_run=dry_run,
             before_write=partial(_check_store, store, dirs),
             checkpoint=partial(_checkpoint, store.url, storage_options or {}),
-            work=work,
+            work=None if work is None else (lambda writing: work(writing, source.passed)),
         )
     source.finish()
     if not dry_run:
@@ -219,9 +223,13 @@ class Source:
 
     def finish(self) -> None:
         """Report the partitions of which the table had everything as done."""
-        for size in self._unread.values():
-            with self._meter.part(size):
-                pass
+        for number in [*self._unread]:
+            self.passed(number)
+
+    def passed(self, number: int) -> None:
+        """Report a partition as done, if its records were not read here."""
+        with self._meter.part(self._unread.pop(number, 0)):
+            pass
 
     def moment(self, partition: int | None = None) -> Moment:
         """Return the topic, or a partition of it, as it is now, with its files held open."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -353,6 +353,8 @@ def check_follow(
 View = Literal["log", "newest", "changes"]
 Isolation = Literal["read_committed", "read_uncommitted"]
 VIEWS = ("log", "newest", "changes")
+COLUMNS = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
+"""The columns of `Reader.arrow`."""
 READ_COMMITTED: Isolation = "read_committed"
 ISOLATIONS = (READ_COMMITTED, "read_uncommitted")
 
@@ -563,19 +565,45 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     # -------------------------------------------------------------- Arrow
 
-    def arrow(self, batch_bytes: int | str = 2 << 20) -> pa.RecordBatchReader:
+    def arrow(
+        self, batch_bytes: int | str = 2 << 20, *, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader:
         """Return the remaining records as Arrow batches of about `batch_bytes`: a number, or "2MiB".
 
-        Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers. Key and
-        value are text if the topic stores `str`, numbers if it stores `int32`, `int64` or `float64`, else the
-        stored bytes. After an error, each further step raises it; another call of `arrow` continues from
-        `position`.
+        Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers; `columns`
+        names the ones to make, in their order. Key and value are text if the topic stores `str`, numbers if
+        it stores `int32`, `int64` or `float64`, else the stored bytes. After an error, each further step
+        raises it; another call of `arrow` continues from `position`.
         """
         from lastword.api.arrow import ArrowForm
 
-        form = ArrowForm(self._topic, self._key.name, self._value.name)
+        names = self._key.name, self._value.name
+        form = ArrowForm(self._topic, *names, None if columns is None else {*columns, "offset"})
         batches = self._batches(form, max(1, parse_bytes(batch_bytes)))
-        return pa.RecordBatchReader.from_batches(form.schema, _RaisingAgain(batches))
+        if columns is None:
+            return pa.RecordBatchReader.from_batches(form.schema, _RaisingAgain(batches))
+        for column in columns:
+            one_of(column, COLUMNS, "column")
+        schema = pa.schema([form.schema.field(column) for column in columns])
+        chosen = (batch.select(columns) for batch in batches)
+        return pa.RecordBatchReader.from_batches(schema, _RaisingAgain(chosen))
+
+    def dataset(self) -> pa.dataset.Dataset:
+        """Return the remaining records as a dataset that DuckDB, Polars and DataFusion scan, without a copy.
+
+        A scan reads from `position` on and does not move it. Only the columns that a scan names are made.
+        Iterating over the batches of a scan reads the log step by step, so a limit ends the read.
+
+        Raises:
+            UsageError: The reader follows the log.
+        """
+        from lastword.api.dataset import ReaderDataset
+
+        if self._follow is not None:
+            raise UsageError(
+                "a dataset has an end, and a read with follow=True has none", remedy="omit follow"
+            )
+        return ReaderDataset(self.arrow().schema, lambda columns: self._again().arrow(columns=columns))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return a stream of the Arrow PyCapsule protocol: `pl.from_arrow(reader)`, `pa.table(reader)`.
@@ -584,18 +612,20 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         a bounded read begins at `position`, and none moves it; `arrow` and steps of the reader do. With
         `follow=True` a stream moves it.
         """
-        reader = self
-        if self._follow is None:
-            reader = Reader(
-                self._topic,
-                [self._unread(range_) for range_ in self._ranges],
-                (self._key, self._value),
-                view=self._view,
-                keys=self._keys,
-                map_bytes=self._map_bytes,
-                committed=self._committed,
-            )
+        reader = self if self._follow is not None else self._again()
         return reader.arrow().__arrow_c_stream__(requested_schema)
+
+    def _again(self) -> Reader[K, V]:
+        """Return a bounded reader of the same records from `position` on."""
+        return Reader(
+            self._topic,
+            [self._unread(range_) for range_ in self._ranges],
+            (self._key, self._value),
+            view=self._view,
+            keys=self._keys,
+            map_bytes=self._map_bytes,
+            committed=self._committed,
+        )
 
     def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         from lastword.api.arrow import joined

@@ -31,6 +31,7 @@ from lastword.objects import ObjectStore, is_url
 from lastword.spark.bootstrap import shared_log, shared_path
 from lastword.spark.bucket import open_logs
 from lastword.spark.options import StorageOptions
+from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +52,8 @@ def export(
     value_format: str | None = None,
     value_schema: Any = None,
     format_options: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+    progress: ProgressLike | bool | None = None,
     storage_options: Mapping[str, str] | None = None,
     source_storage_options: Mapping[str, str] | None = None,
 ) -> Exported:
@@ -68,6 +71,8 @@ def export(
         value_format: As for `Topic.export`.
         value_schema: As for `Topic.export`.
         format_options: As for `Topic.export`.
+        dry_run: Measure what the tasks would write; write nothing.
+        progress: As for `Topic.export`; a partition is done when its task ends.
         storage_options: Options of the table's bucket; of both, if both are in buckets.
         source_storage_options: Options of the source's bucket, if they are others.
 
@@ -89,18 +94,19 @@ def export(
         names = schema.key.name, schema.value.name
         columns = Columns(topic, names, value_format, value_schema, format_options)
 
-        def work(writing: Writing) -> _SparkWork:
-            job = _Job(path, storage, columns, writing.store.url, table_storage, writing.version)
-            return _SparkWork(spark, job, writing.store)
+        def work(writing: Writing, passed: Callable[[int], None]) -> _SparkWork:
+            place = writing.store.url, table_storage
+            job = _Job(path, storage, columns, *place, writing.version, writing.dry)
+            return _SparkWork(spark, job, writing.store, passed)
 
         return export_topic(
             logs.dirs,
             columns,
             to,
             layout=layout,
-            dry_run=False,
+            dry_run=dry_run,
             storage_options=write_with,
-            progress=None,
+            progress=progress,
             work=work,
         )
 
@@ -115,11 +121,12 @@ class _Job:
     table: str
     table_storage: StorageOptions
     version: Version
+    dry: bool
 
     def writing(self, form: RowForm) -> Writing:
         """Return what a task writes."""
         store = store_at(self.table, dict(self.table_storage.items) or None)
-        return Writing(store, form.schema, self.version)
+        return Writing(store, form.schema, self.version, self.dry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +163,13 @@ class _RewriteTask(_Task):
 class _SparkWork:
     """The tasks of one attempt."""
 
-    def __init__(self, spark: SparkSession, job: _Job, store: ObjectStore) -> None:
+    def __init__(
+        self, spark: SparkSession, job: _Job, store: ObjectStore, passed: Callable[[int], None]
+    ) -> None:
         self._spark = spark
         self._job = job
         self._store = store
+        self._passed = passed
         self.written = Written()
 
     def change(self, parts: Sequence[Part], rows: TableRows) -> Iterator[Change]:
@@ -167,7 +177,9 @@ class _SparkWork:
         tasks = [
             _ChangeTask(self._job, part.number, before, tuple(rows.of(part.number))) for part, before in parts
         ]
-        yield from self._run(_change, tasks)
+        for change in self._run(_change, tasks):
+            self._passed(change.reached.number)
+            yield change
 
     def rewrite(self, files: Sequence[tuple[DataFile, Any]]) -> None:
         """As `Work.rewrite`, with tasks of some files each."""
@@ -184,7 +196,7 @@ class _SparkWork:
 
     def finish(self) -> None:
         """Check that this process sees the files."""
-        for name in self.written.names if not is_url(self._store.url) else ():
+        for name in () if self._job.dry or is_url(self._store.url) else self.written.names:
             if self._store.facts(name) is None:
                 raise NotSharedError(
                     f"a task wrote {name}, which is not in {self._store.url} here",
@@ -240,8 +252,9 @@ def _written(writing: Writing, work: Callable[[DataWriter], T]) -> tuple[T, Writ
         try:
             return work(writer), writer.close()
         except BaseException as error:
-            with suppress(LastwordError):
-                writing.store.delete(writer.written.names)
+            if not writing.dry:
+                with suppress(LastwordError):
+                    writing.store.delete(writer.written.names)
             if isinstance(error, LastwordError) and not isinstance(error, StorageError):
                 return error
             raise

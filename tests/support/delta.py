@@ -1,0 +1,106 @@
+"""Spark with Delta Lake, as a server of Spark Connect: another reader and writer of exported tables.
+
+No release of Delta runs on the Spark of our tests. So Maven fetches the newest Delta and its Spark, once,
+into the user's cache, and PySpark of this environment is a client of that server.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.jars import HERE, KafkaMissing, cache_directory, find_java
+from tests.support.stores import ServerMissing, fetch, free_port, process, wait_for
+
+DELTA = "4.4.0"
+SPARK = "4.2.0"
+# The packages that Spark's own scripts open: Java 17 keeps them closed.
+OPENED = ("lang", "lang.invoke", "io", "net", "nio", "util", "util.concurrent", "util.concurrent.atomic")
+SETTINGS = {
+    "spark.app.name": "delta",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # a test removes files of this minute
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.master": "local[1]",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",  # compiling takes longer than some rows
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",  # VACUUM starts so many tasks: 10,000
+    "spark.sql.shuffle.partitions": "1",
+    "spark.ui.enabled": "false",
+}
+
+
+@contextmanager
+def delta_server(folder: Path) -> Iterator[str]:
+    """Run the server in a new folder. Yield its address, for `connect`.
+
+    Raises:
+        ServerMissing: There is no Java or no Maven, or Maven Central cannot be reached.
+    """
+    try:
+        java = find_java()
+    except KafkaMissing as missing:
+        raise ServerMissing(str(missing)) from None
+    jars = cache_directory() / f"delta-{DELTA}-spark-{SPARK}"
+    if not jars.exists():
+        maven = shutil.which("mvn")
+        if not maven:
+            raise ServerMissing("no Maven to fetch Delta with: apt-get install maven")
+        versions = [f"-Dspark.version={SPARK}", f"-Dspark.line={SPARK[:3]}", f"-Ddelta.version={DELTA}"]
+        command = [maven, "-B", "-q", "-f", str(HERE / "delta_pom.xml"), *versions]
+        command += ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+        fetch(jars, lambda private: [*command, f"-DoutputDirectory={private}"])
+    folder.mkdir(parents=True, exist_ok=True)
+    levels = folder / "log4j2.properties"
+    levels.write_text("rootLogger.level = error\n")
+    port = free_port()
+    settings = {
+        **SETTINGS,
+        "log4j2.configurationFile": str(levels),
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    opened = [*(f"java.{name}" for name in OPENED), "sun.nio.ch", "sun.nio.cs", "sun.util.calendar"]
+    options = ["-Xmx1g", "-Xss4m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+    options += [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in opened]
+    options += [f"-D{name}={value}" for name, value in settings.items()]
+    main = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    log = folder / "server.log"
+    with process([java, *options, "-cp", f"{jars}/*", main], log):
+        wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), log)
+        yield f"sc://127.0.0.1:{port}"
+
+
+@contextmanager
+def connect(address: str) -> Iterator[Any]:
+    """Yield a session of the server, and end it: one that is open keeps its process for minutes."""
+    from pyspark.sql.connect.session import SparkSession
+
+    session = SparkSession.builder.remote(address).create()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def rows_at(session: Any, table: str, versions: list[int]) -> dict[int, list[tuple[int, int, Any, Any]]]:
+    """Return partition, offset, key and value of each row at versions of the table in a directory."""
+    queries = [
+        f"SELECT {version} AS version, partition, offset, key, value "
+        f"FROM delta.`{table}` VERSION AS OF {version}"
+        for version in versions
+    ]
+    found: dict[int, list[tuple[int, int, Any, Any]]] = {version: [] for version in versions}
+    for version, *row in session.sql(" UNION ALL ".join(queries)).collect():
+        found[version].append(tuple(row))
+    return found
