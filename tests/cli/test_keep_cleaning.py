@@ -19,7 +19,7 @@ import pytest
 
 import lastword
 from lastword import metrics
-from lastword.api import cleaner
+from lastword.api import cleaner, monitoring
 from lastword.cli import clean, main
 from lastword.cli.clean import exporter, parse_address
 
@@ -136,6 +136,21 @@ def test_figures_beside_a_process_with_the_lock(data):
         assert process.wait(30) == 0 and rest[-1]["type"] == "summary" and not rest[-1]["ok"]
         warnings = [line for line in said(process).splitlines() if '"warning"' in line]
         assert len(warnings) == 1, "an error that stays is shown once"
+
+
+def test_a_pass_that_a_signal_stops_keeps_what_the_last_one_found(data, monkeypatch, capsys):
+    passes = iter([{"others-0": "damaged"}, {}])
+
+    def measure(monitor, stopped):
+        errors = next(passes)
+        if not errors:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stopped()
+        return monitoring.Pass(1, 0, 0.0, errors)
+
+    monkeypatch.setattr(monitoring.Monitor, "measure", measure)
+    assert main.run(["ls", str(data), "--metrics", "0", "--every", "10ms", "--json"]) == 0
+    assert not json.loads(capsys.readouterr().out.splitlines()[-1])["ok"]
 
 
 def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):

@@ -223,7 +223,8 @@ def serve_metrics(out: Session, target: Target, address: str, every: str) -> Non
             for name, error in done.errors.items():
                 if known.get(name) != error:
                     out.warning(error if name in error else f"{name}: {error}")
-            known = done.errors
+            is_whole = not signals.noted()
+            known = done.errors if is_whole else known | done.errors
             out.stdout.flush()
             with suppress(signals.Ended):
                 signals.interruptible(partial(clock.sleep, max(0.0, due - clock.monotonic())))
