@@ -10,7 +10,7 @@ The figures come from the syntax trees alone; no module is imported. Definitions
 - Fragment: a module of at most 40 code lines, or a module that exactly one other module imports. `__init__`
   and `__main__` are not fragments.
 - Private reach: an attribute with one leading underscore that the module does not define and that another
-  module defines, or an import of such a name.
+  module defines, or an import of such a name. What `self` inherits within its package does not count.
 - Parameters: all of a function except `self` and `cls`. Overloads are skipped.
 - Circle: a strongly connected set of modules. Imports below `TYPE_CHECKING` count. Deferred imports, which
   stand inside functions, count in a second list.
@@ -201,6 +201,7 @@ def private_reaches(modules: dict[str, Module]) -> list[str]:
             owners[private].add(name)
     reaches: list[str] = []
     for name, module in modules.items():
+        package = name.rpartition(".")[0]
         aliases: set[str] = set()
         for target, taken, statement in imported(module, modules):
             if taken is not None and _is_private(taken):
@@ -211,8 +212,11 @@ def private_reaches(modules: dict[str, Module]) -> list[str]:
         for node in module.nodes:
             if not isinstance(node, ast.Attribute) or not _is_private(node.attr):
                 continue
-            of_module = isinstance(node.value, ast.Name) and node.value.id in aliases
-            if of_module or (node.attr not in own[name] and owners.get(node.attr)):
+            of = node.value.id if isinstance(node.value, ast.Name) else None
+            others = set() if node.attr in own[name] else owners.get(node.attr, set())
+            if of == "self" and package in {other.rpartition(".")[0] for other in others}:
+                continue
+            if of in aliases or others:
                 reaches.append(f"{module.place(node)} {ast.unparse(node)}")
     return sorted(reaches, key=_by_place)
 

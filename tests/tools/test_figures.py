@@ -53,7 +53,7 @@ from ..one import Room
 class Late(Room):
     def many(self, a, b, c, d, e, f, g, h, i, *j, **k):
         from ..two import _hidden
-        return two._secret
+        return two._secret or self._board
 """,
     "kernels/__init__.py": "",
     "kernels/wide.py": "def wide(a, b, c, d, e, f, g, h, i, j, k): ...\n",
@@ -95,10 +95,10 @@ def test_fragments(result: dict[str, Any], house: Path) -> None:
 
 
 def test_private_reaches(result: dict[str, Any], house: Path) -> None:
-    """`_own` belongs to the module, and `_replace` is part of named tuples."""
+    """`_own` belongs to the module, `_replace` to tuples; `_board` is inherited."""
     assert places(result["private_reaches"], house) == [
-        "one.py:18 self._board",
         "sub/four.py:7 house.two._hidden",
+        "sub/four.py:8 self._board",
         "sub/four.py:8 two._secret",
     ]
 
