@@ -18,6 +18,8 @@ from tests.support.stores import ServerMissing, fetch, free_port, process, wait_
 
 DELTA = "4.4.0"
 SPARK = "4.2.0"
+START_SECONDS = 600  # it takes about 13 s of CPU
+LEVELS = Path(__file__).parents[2] / "examples" / "log4j2.properties"
 # The packages that Spark's own scripts open: Java 17 keeps them closed.
 OPENED = ("lang", "lang.invoke", "io", "net", "nio", "util", "util.concurrent", "util.concurrent.atomic")
 SETTINGS = {
@@ -60,12 +62,10 @@ def delta_server(folder: Path) -> Iterator[str]:
         command += ["dependency:copy-dependencies", "-DincludeScope=runtime"]
         fetch(jars, lambda private: [*command, f"-DoutputDirectory={private}"])
     folder.mkdir(parents=True, exist_ok=True)
-    levels = folder / "log4j2.properties"
-    levels.write_text("rootLogger.level = error\n")
     port = free_port()
     settings = {
         **SETTINGS,
-        "log4j2.configurationFile": str(levels),
+        "log4j2.configurationFile": str(LEVELS),
         "spark.connect.grpc.binding.port": str(port),
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -77,7 +77,7 @@ def delta_server(folder: Path) -> Iterator[str]:
     main = "org.apache.spark.sql.connect.service.SparkConnectServer"
     log = folder / "server.log"
     with process([java, *options, "-cp", f"{jars}/*", main], log):
-        wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), log)
+        wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), log, START_SECONDS)
         yield f"sc://127.0.0.1:{port}"
 
 

@@ -194,8 +194,8 @@ def process(command: list[str], log: Path) -> Iterator[None]:
             running.wait()
 
 
-def wait_for(first_request: Callable[[], None], log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
+def wait_for(first_request: Callable[[], None], log: Path, seconds: float = START_SECONDS) -> None:
+    end = time.monotonic() + seconds
     while True:
         try:
             return first_request()
