@@ -155,6 +155,19 @@ def test_what_is_read_oldest_first(odd: str, monkeypatch: pytest.MonkeyPatch) ->
     assert position == 0
 
 
+def test_an_index_entry_inside_a_value_that_is_a_batch() -> None:
+    """The part behind the entry is valid up to the end of the segment; the part before it is not."""
+    inner = encode_batch([Record(7, T, b"inner", b"v")])
+    outer = encode_batch([Record(5, T, b"outer", inner[:-1])])  # the byte behind the value is that of `inner`
+    assert outer.endswith(inner)
+    first = encode_batch([Record(0, T, b"first", b"v")])
+    (source,) = sources = segments([first, outer], [])
+    assert [record.key for chunk in read(sources) for record in chunk] == [b"first", b"outer"]
+    source.cuts = lambda part_bytes: [0, source.size - len(inner), source.size]
+    with pytest.raises(OldestFirstNeeded, match="whole batches"):
+        read(sources)
+
+
 # ---------------------------------------------------------------- over a partition
 
 
