@@ -1,12 +1,12 @@
 """Read the newest record of every key in a range of offsets: to restore a state, and for `view="newest"`.
 
 A short range is replayed into a dict. A long range is read once, from its newest chunk to its oldest, with
-the set of the keys that were met (`resolve.newest_first`). A caller that needs the order of offsets, keys
-that do not fit the memory, and what cannot be read backward take two readings, oldest first: the first one
-marks superseded records, and the second one yields the others, which needs memory for the map and one bit per
-record, however large the values are. For a mapping, a second thread reads, too, and the caller makes Python
-objects. If little of a log was superseded, a mapping takes every record in order instead: the result is the
-same, and finding the few superseded records would take longer.
+the set of the keys that were met (`resolve.newest_first`). A caller that needs the order of offsets, a log in
+a bucket, keys that do not fit the memory, and what cannot be read backward take two readings, oldest first:
+the first one marks superseded records, and the second one yields the others, which needs memory for the map
+and one bit per record, however large the values are. For a mapping, a second thread reads, too, and the
+caller makes Python objects. If little of a log was superseded, a mapping takes every record in order instead:
+the result is the same, and finding the few superseded records would take longer.
 
 The result is of one moment (`partition.moment`): the files are open before the first decision. If a cleaning
 replaced files before they were open, files and end are computed again, before the first record is yielded.
@@ -461,7 +461,8 @@ def _resolved(
     """Yield the newest records of a range, the newest chunk first. The files are held open.
 
     `ordered`: by offset instead, after a first reading that resolves the range. What cannot be read newest
-    first is read in this way, too, `chunk_bytes` at a time.
+    first is read in this way, too, `chunk_bytes` at a time; and a log in a bucket, of which a scan of
+    ascending offsets has more requests in flight.
     """
     from lastword.records.columns import decode_live, raw_records
     from lastword.resolve.newest_first import NewestFirst
@@ -482,7 +483,7 @@ def _resolved(
         return Outcomes(view, end, start=first_offset) if committed else Decisions()
 
     left, done = parts, 0
-    if parts and not ordered:
+    if parts and not ordered and not view.files.file_cost_bytes:
         # Markers are met before their records, so the outcomes are those of the whole range.
         reader = NewestFirst(parts, map_bytes, os.urandom(16), outcomes(parts[0].base_offset), threads)
         try:
