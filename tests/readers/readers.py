@@ -93,11 +93,9 @@ def arrow_rows(batches: Any) -> dict[int, list[Row]]:
 def check_rows(journey: Journey, rows: dict[int, list[Row]], *, view: str = "log", **given: Any) -> None:
     """Check the rows of all partitions against the versions that the journey passed.
 
-    `reads`: of two reads, the second may be of the next topic of this name. `ordered`: by offset, as every
-    read of all records.
+    `reads`: of two reads, the second may be of the next topic of this name.
     """
     committed, reads = given.pop("committed", True), given.pop("reads", 1)
-    ordered = given.pop("ordered", True)
     for number, window in journey.windows(given.pop("first", None), committed=committed).items():
         shown = rows.get(number, [])
         if reads == 1:
@@ -110,7 +108,7 @@ def check_rows(journey: Journey, rows: dict[int, list[Row]], *, view: str = "log
         offsets = [row.offset for row in shown]
         if window.is_one_line and len({row.key for row in shown}) != len(shown):
             raise Violation("twice", f"a key is shown twice: {offsets}")
-        if ordered and offsets != sorted(offsets):
+        if offsets != sorted(offsets):
             raise Violation("goes back", f"{offsets}")
         newest = {row.key: row.offset for row in shown if row.key is not None}
         window.check_moment(newest, tombstones=view == "changes", **given)
@@ -228,7 +226,7 @@ def read_arrow(journey: Journey) -> None:
     view = journey.rng.choice(("log", "log", "newest", "changes"))
     with journey.open() as logs:
         rows = arrow_rows(logs.topic(TOPIC).read(view=view).arrow(journey.rng.choice((300, 2 << 20))))
-    check_rows(journey, rows, view=view, ordered=False)
+    check_rows(journey, rows, view=view)
 
 
 def follow(journey: Journey) -> None:
@@ -356,7 +354,7 @@ def _bytes(value: Any) -> bytes | None:
 def restore(journey: Journey) -> None:
     with journey.open() as logs:
         logs.restore(TOPIC, to=SNAPSHOT)
-    check_rows(journey, _restored(journey), view="newest", ordered=False)
+    check_rows(journey, _restored(journey), view="newest")
 
 
 def restore_as_of(journey: Journey) -> None:

@@ -15,10 +15,9 @@ from lastword.errors import CorruptBatchError
 from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.partition.transactions import Decisions
 from lastword.records.formats import build_message
-from lastword.resolve import Resolution, hash_map, parts, whole
+from lastword.resolve import Resolution, hash_map, whole
 from lastword.resolve.facts import Rules
 from lastword.resolve.hash_map import HashesUnsure, HashResolver
-from lastword.resolve.parts import OldestFirstNeeded
 from lastword.resolve.whole import LogResolver
 from tests.naive import hashing
 from tests.naive import offset_map as naive
@@ -128,18 +127,18 @@ def test_what_is_left_to_the_exact_map(odd: str, monkeypatch: pytest.MonkeyPatch
     sources = many(300, 3000)
     same_as_a_dict(by_hash(sources), sources, None)
     middle = sources[len(sources) // 2]
-    error: type[Exception] = OldestFirstNeeded
+    error: type[Exception] = HashesUnsure
     if odd == "large part":
-        monkeypatch.setattr(parts, "MOST_PART_BYTES", 500)
+        monkeypatch.setattr(hash_map, "MOST_PART_BYTES", 500)
     elif odd == "shorter file":
         middle.data = middle.data[:-10]
     elif odd == "wrong cut":
-        monkeypatch.setattr(parts, "PLAIN_PARTS", 1)
+        monkeypatch.setattr(hash_map, "PLAIN_PARTS", 1)
         cuts = middle.cuts(1)
         monkeypatch.setattr(middle, "cuts", lambda part_bytes: [0, cuts[1] + 1, cuts[-1]])
     elif odd == "records":
-        monkeypatch.setattr(parts, "_MOST_RECORDS", 20)
-        monkeypatch.setattr(parts, "_FIRST_RECORDS", 20)
+        monkeypatch.setattr(hash_map, "_MOST_RECORDS", 20)
+        monkeypatch.setattr(hash_map, "_FIRST_RECORDS", 20)
     elif odd == "magic 1":
         middle.data = build_message(1, middle.base_offset, b"key", b"value", T)
         middle.size = len(middle.data)

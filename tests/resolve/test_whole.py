@@ -50,7 +50,7 @@ def rows_of(log: LogBuilder, map_bytes: int, end: int | None = None) -> Rows:
     """Return the newest records, tombstones included."""
     view = PartitionView.load(log.store)
     range_ = Range(view, view.log_start, view.log_end if end is None else end)
-    records = newest.newest(range_, tombstones=True, map_bytes=map_bytes, plain=False, ordered=True)
+    records = newest.newest(range_, tombstones=True, map_bytes=map_bytes, plain=False)
     return [(record.offset, record.key, record.value) for record in records]
 
 
@@ -103,7 +103,6 @@ def test_the_log_is_read_twice(
         tombstones=True,
         map_bytes=2048,
         plain=False,
-        ordered=True,
         progress=lambda *bytes_done: reports.append(bytes_done),
     )
     assert len(list(records)) == 300 and resolutions[-1].scratch_bytes

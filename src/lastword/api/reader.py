@@ -370,7 +370,7 @@ def check_isolation(isolation: str) -> Isolation:
 
 
 class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
-    """The records of one `Topic.read`, partition by partition, in the order of offsets (but see `arrow`).
+    """The records of one `Topic.read`, partition by partition, in the order of offsets.
 
     Use it from one thread; `close` may be called from another. Nothing is read before the first record is
     requested. A bounded reader ends at the log end of its start; with `view="newest"` or `"changes"` it ends
@@ -558,7 +558,6 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
             map_bytes=self._map_bytes,
             keys=self._keys,
             committed=self._committed,
-            ordered=True,
         )
 
     def _record(self, partition: int, raw: RawRecord) -> Record[K, V]:
@@ -575,10 +574,6 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         names the ones to make, in their order. Key and value are text if the topic stores `str`, numbers if
         it stores `int32`, `int64` or `float64`, else the stored bytes. After an error, each further step
         raises it; another call of `arrow` continues from `position`.
-
-        With `view="newest"` or `"changes"`, and without `keys`, the batches are in no order: a long log is
-        read once, its newest records first. `position` then moves when all records of a partition were
-        returned.
         """
         from lastword.api.arrow import ArrowForm
 
@@ -645,15 +640,13 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
                     yield from form.of_columns(columns, chunk, rest.partition, batch_bytes)
                     self._position[rest.partition] = last
             elif rest.start < rest.end:
-                ordered = self._view == "log" or self._keys is not None
-                if ordered:
+                if self._view == "log" or self._keys is not None:
                     batches = _of_records(form, self._raw(rest), rest.partition, batch_bytes)
                 else:
                     batches = self._newest_batches(form, rest, batch_bytes)
                 for batch in joined(batches, batch_bytes):
                     yield batch
-                    if ordered:
-                        self._position[range_.partition] = batch.column("offset")[-1].as_py() + 1
+                    self._position[range_.partition] = batch.column("offset")[-1].as_py() + 1
             self._done(range_)
 
     def _newest_batches(self, form: ArrowForm, range_: Range, batch_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -31,7 +31,6 @@ from lastword.kernels.columns import read_bounds, read_key
 from lastword.kernels.hashing import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.key_batch import (
     ABORTED,
-    DEAD,
     DEAD_KEYLESS,
     DIGEST0,
     DIGEST1,
@@ -438,68 +437,6 @@ def insert_keys(
             digest += pair_digest(key_digest, offset, digest0, digest1)
     digests[segment] += digest
     state[NEXT] = filled
-    return OK
-
-
-@kernel
-def take_newest(uncompressed: READ_U8, batch: KeyBatch, key_map: KeyMap) -> int:
-    """Take the first state[NEXT] records of a key batch, the last one first; flag the dead ones DEAD.
-
-    All records that were taken before are newer. A record whose key is in the map is dead; another one is the
-    newest of its key, and is entered. Records without a key, and of aborted transactions, are dead.
-
-    Returns OK, or FULL: the first state[NEXT] records are left.
-    """
-    hashes, spans, _page_ids, homes = batch
-    arena, slots, state, _words = key_map
-    arena_limit = state[ARENA_LIMIT]
-    max_entries = state[MAX_ENTRIES]
-    places = slots.size
-    left = state[NEXT]
-    for i in range(max(left - 2 * PREFETCH_DISTANCE, 0), left):
-        prefetch_slot(spans, hashes, homes, slots, i)
-    for i in range(max(left - PREFETCH_DISTANCE, 0), left):
-        prefetch_entry(spans, hashes, homes, slots, arena, i)
-    while left > 0:
-        i = not_negative(left - 1)
-        if i >= 2 * PREFETCH_DISTANCE:
-            prefetch_slot(spans, hashes, homes, slots, i - 2 * PREFETCH_DISTANCE)
-        if i >= PREFETCH_DISTANCE:
-            prefetch_entry(spans, hashes, homes, slots, arena, i - PREFETCH_DISTANCE)
-        key_length = spans[KEY_LENGTH, i]
-        dead = True
-        if key_length >= 0:
-            tag = hashes[0, i] & _TAG_MASK
-            key_position = spans[KEY_POSITION, i]
-            slot = not_negative(homes[0, i])
-            while True:
-                word = slots[slot]
-                if word == np.uint64(0):
-                    dead = False
-                    break
-                if word >> _TAG_SHIFT == tag:
-                    entry = np.int64(word & _ENTRY_MASK)
-                    if same_key(arena, entry, uncompressed, key_position, key_length):
-                        break
-                slot += 1
-                if slot == places:
-                    slot = 0
-            if not dead:
-                entry = state[ARENA_END]
-                need = entry_bytes(key_length)
-                if state[USED] >= max_entries or need > arena_limit - entry:
-                    state[NEXT] = left
-                    return FULL
-                slots[slot] = (tag << _TAG_SHIFT) | np.uint64(entry)
-                write_entry(arena, entry, uncompressed, key_position, key_length)
-                store64(arena, entry, np.uint64(spans[OFFSET, i]))
-                store32(arena, entry + 8, spans[SIZE, i])
-                state[ARENA_END] = entry + need
-                state[USED] += 1
-        if dead:
-            spans[SIZE, i] |= DEAD
-        left = i
-    state[NEXT] = 0
     return OK
 
 

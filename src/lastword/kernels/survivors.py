@@ -1,31 +1,22 @@
-"""The survivors of a chunk while it is in the processor's cache: copied for a rewrite, or as columns."""
+"""The survivors of a chunk, copied while it is in the processor's cache, for the rewrite that follows."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK
-from lastword.kernels.columns import ColumnArrays, read_deltas, read_value, skip_headers
+from lastword.kernels import FULL, NO_SLACK, OK, SLACK
+from lastword.kernels.columns import read_deltas
 from lastword.kernels.digest import content_digest
-from lastword.kernels.key_batch import (
-    DEAD,
-    KEY_LENGTH,
-    KEY_POSITION,
-    OFFSET,
-    RECORD_END,
-    TOMBSTONE,
-    KeyBatch,
-)
+from lastword.kernels.key_batch import DEAD, KEY_LENGTH, KEY_POSITION, OFFSET, RECORD_END, KeyBatch
 from lastword.kernels.key_batch import SIZE as SPAN_SIZE
-from lastword.kernels.memory import copy_exact, copy_wide, load8, not_negative, read_varint
-from lastword.kernels.native import I64X2, READ_I64X2, READ_U8, U8, kernel
+from lastword.kernels.memory import copy_exact, copy_wide, not_negative, read_varint
+from lastword.kernels.native import I64X2, U8, kernel
 from lastword.kernels.repack import RECORDS_BEFORE, SIZE_BEFORE, RepackSource
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_TIMESTAMP,
     COUNT,
     FIELDS,
-    LAST_OFFSET,
     MAX_TIMESTAMP,
     POSITION,
     RECORDS_END,
@@ -112,78 +103,3 @@ def copy_survivors(
         table[row, RECORDS_END] = position
         first = end
     return position, contents, rows, OK
-
-
-@kernel
-def decode_survivors(
-    uncompressed: READ_U8,
-    table: READ_I64X2,
-    rows: int,
-    batch: KeyBatch,
-    filled: int,
-    first_offset: int,
-    with_tombstones: bool,
-    columns: ColumnArrays,
-) -> tuple[int, int, int]:
-    """Fill an entry of every column for each record without the flag DEAD, from `first_offset` on.
-
-    `batch` holds all `filled` records of the data batches that are not left out. Tombstones only with
-    `with_tombstones`. `columns` has room for all records. Returns (records, row, status) as
-    `columns.decode_rows` does; the records that are left are checked as there.
-    """
-    (
-        offset,
-        timestamp,
-        key_position,
-        key_length,
-        value_position,
-        value_length,
-        header_position,
-        header_count,
-        row_of,
-    ) = columns
-    _hashes, spans, _page_ids, _homes = batch
-    if filled > offset.size or filled > spans.shape[1]:
-        return 0, 0, FULL
-    done = 0
-    row = np.int64(-1)
-    last = np.int64(-1)
-    at = np.int64(0)
-    base_timestamp = np.int64(0)
-    log_append = False
-    for number in range(filled):
-        i = not_negative(number)
-        while spans[OFFSET, i] > last:
-            row += 1
-            if row >= rows:
-                return done, row - 1, NO_SLACK
-            last = table[row, LAST_OFFSET]
-            at = table[row, RECORDS_POSITION]
-            base_timestamp = table[row, BASE_TIMESTAMP]
-            log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
-        start = at
-        at = spans[RECORD_END, i]
-        size = spans[SPAN_SIZE, i]
-        if size & DEAD or spans[OFFSET, i] < first_offset or (size & TOMBSTONE and not with_tombstones):
-            continue
-        _size, body = read_varint(uncompressed, start)
-        delta, _offset_delta, _rest, _valid = read_deltas(uncompressed, body)
-        behind_key = spans[KEY_POSITION, i] + spans[KEY_LENGTH, i]
-        value_at, value_size, position, valid = read_value(uncompressed, behind_key, at)
-        headers_at, headers = at, 0
-        if valid and (at - position != 1 or load8(uncompressed, position) != 0):
-            headers_at, headers, valid = skip_headers(uncompressed, position, at)
-        if not valid:
-            return done, row, BAD_RECORD
-        k = not_negative(done)
-        offset[k] = spans[OFFSET, i]
-        timestamp[k] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
-        key_position[k] = spans[KEY_POSITION, i]
-        key_length[k] = spans[KEY_LENGTH, i]
-        value_position[k] = value_at
-        value_length[k] = value_size
-        header_position[k] = headers_at
-        header_count[k] = headers
-        row_of[k] = row
-        done += 1
-    return done, rows, OK

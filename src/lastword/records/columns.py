@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.arrow import pa
-from lastword.kernels import survivors
 from lastword.kernels import table as fields
 from lastword.kernels.columns import (
     ColumnArrays,
@@ -26,7 +25,6 @@ from lastword.kernels.columns import (
     gather_spans,
     span_bytes,
 )
-from lastword.kernels.key_batch import KeyBatch
 from lastword.kernels.pages import DeadBits
 from lastword.records.chunk import Bytes, Chunk, Table
 from lastword.records.record import RawRecord, raw_record
@@ -94,33 +92,11 @@ def decode_live(chunk: Chunk, dead: DeadBits, first_offset: int, *, tombstones: 
     return RecordColumns(*(array[:done] for array in arrays))
 
 
-def decode_survivors(
-    chunk: Chunk, batch: KeyBatch, filled: int, first_offset: int, *, tombstones: bool
-) -> RecordColumns:
-    """Return columns of the records of a key batch without the flag DEAD, from `first_offset` on.
-
-    The batch has the first `filled` records of the chunk, all of which have a key unless they are DEAD.
-    Records without a value only with `tombstones`. The arrays are reused as those of `decode_columns`.
-    Raises CorruptBatchError.
-    """
-    arrays = _arrays_of(chunk, filled)
-    done, row, status = survivors.decode_survivors(
-        chunk.uncompressed, chunk.table, chunk.rows, batch, filled, first_offset, tombstones, arrays
-    )
-    if status != kernels.OK:
-        chunk.raise_status(row, status)
-    return RecordColumns(*(array[:done] for array in arrays))
-
-
 def _arrays_for(chunk: Chunk, table: Table) -> ColumnArrays:
     """Return arrays with room for the records of these batches of a chunk."""
     room = (table[:, fields.RECORDS_END] - table[:, fields.RECORDS_POSITION]) // SMALLEST_RECORD_BYTES
     # At most as many as the bytes can hold.
-    return _arrays_of(chunk, int(np.minimum(table[:, fields.COUNT], room).sum()))
-
-
-def _arrays_of(chunk: Chunk, size: int) -> ColumnArrays:
-    """Return arrays with room for so many records."""
+    size = int(np.minimum(table[:, fields.COUNT], room).sum())
     arrays: ColumnArrays | None = chunk.scratch.get("columns")
     if arrays is None or arrays.offset.size < size:
         arrays = ColumnArrays.empty(max(size + size // 4, 1024))

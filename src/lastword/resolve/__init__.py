@@ -4,9 +4,8 @@ One scan over the segments, oldest first, fills an exact `OffsetMap` of a fixed 
 `DeadBitmaps` for every superseded record. Rewriting, views, counts and reports only read those bits.
 `resolve` scans a whole log; a `RunningResolution` is kept and extended. `hash_map` scans a whole log from its
 newest record on, with a map without the bytes of keys, for cleanings that are certified; `survivors` keeps
-what their rewrite needs. `newest_first` reads the newest records themselves, once, in that direction, with
-an exact set of keys. `parts` reads a log backward for both. The package uses `records.chunk` and the kernels.
-It contains no policy, and its only files are scratch files for keys. Start reading at `resolver.py`, then
+what their rewrite needs. The package uses `records.chunk` and the kernels. It contains
+no policy, and its only files are scratch files for keys. Start reading at `resolver.py`, then
 `kernels/key_batch.py` and `kernels/offset_map.py`.
 """
 

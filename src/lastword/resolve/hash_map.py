@@ -11,53 +11,173 @@ so does a log that this scan cannot read: the exact map reads oldest first, and 
 For a garbage index the scan lists the newest records in the arena of an offset map: after the rewrite there
 are no other records with a key. A log with tombstones and aborted records is then left to the exact map: an
 aborted record is a copy of its key, and need not be older than the tombstone.
+
+A part of a segment begins at a batch that its index names. An index is not trusted: the batches of a part
+must end where the next part begins, down to the first byte of the segment.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lastword import kernels
+from lastword.files import Handle
 from lastword.kernels import hash_map as hash_loops
 from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
+from lastword.kernels import table as fields
+from lastword.kernels.batches import rows_that_fit, walk_batches
 from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.kernels.pages import PAGE_WORDS
+from lastword.records.chunk import Chunk, RecordBuffer
+from lastword.records.compression import limit_of
+from lastword.records.pipeline import prepared, second_thread
 from lastword.resolve.bitmaps import DeadBitmaps, union
 from lastword.resolve.facts import (
     LAST_HASH,
     Resolution,
     Rules,
+    SegmentCounts,
+    SegmentSource,
     TransactionOutcomes,
+    check_order,
     digest_seed_of,
     horizons_of,
+    outcomes_of,
 )
 from lastword.resolve.offset_map import MAX_LOAD
-from lastword.resolve.parts import OldestFirstNeeded, Part, PartReader, PartSource
-from lastword.resolve.resolver import max_records_of
+from lastword.resolve.resolver import KeyBatchFiller, max_records_of
 from lastword.resolve.survivors import Survivors
-from lastword.wire import CODEC_MASK, CONTROL_BIT
+from lastword.wire import CODEC_MASK, CONTROL_BIT, INT64_MAX, TRANSACTIONAL_BIT
 
 ENTRY_BYTES = 8 * hash_loops.ENTRY_WORDS
 LEAST_MAP_BYTES = 1 << 20
 """A smaller budget is for the exact map alone: its keys seldom fit."""
 
+PART_BYTES = 1 << 20
+PLAIN_PARTS = 4
+"""Parts that are read together while batches are not compressed."""
+MOST_PART_BYTES = 32 << 20
+"""The largest part. Where a batch, or the distance of two index entries, is larger, the exact map decides."""
+_MOST_RECORDS = 1 << 21  # of a chunk: of any batch that is not very odd
 _LEAST_SLOTS = 64
 _RECORDS_OF_A_KEY = 4
 _LEAST_GROWTH = 1.2
 _FEWEST_DEAD = 1 / 2  # share of dead records from which on it pays to copy the survivors of a chunk
 _FEWEST_DEAD_CODED = 1 / 8  # the same where a second reading decompresses again
+_FIRST_ROWS = 1024
+_FIRST_RECORDS = 1 << 14
 
 
-class HashesUnsure(OldestFirstNeeded):
+class HashesUnsure(Exception):
     """Hashes do not decide about this log: the exact map must."""
 
 
+class PartSource(SegmentSource, Protocol):
+    """A segment that is read part by part."""
+
+    @property
+    def handle(self) -> Handle:
+        """Return the file."""
+        ...
+
+    def cuts(self, part_bytes: int) -> list[int]:
+        """Return positions from 0 to the end of the file, of batches about `part_bytes` apart."""
+        ...
+
+
 _NO_ARENA = np.empty(0, np.uint8)
+
+
+class _Buffers:
+    """The arrays of one part, reused for others."""
+
+    def __init__(self) -> None:
+        self.raw = np.empty(PART_BYTES + kernels.SLACK, np.uint8)
+        self.table: NDArray[np.int64] = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
+        self.file = ""
+        self.records = RecordBuffer("")
+        self.filler = KeyBatchFiller(_FIRST_RECORDS)
+
+    def read(self, source: PartSource, start: int, end: int) -> NDArray[np.int64]:
+        """Read a part; return the table of its batches."""
+        size = end - start
+        if size > MOST_PART_BYTES:
+            raise HashesUnsure(f"no index of {source.file} divides {size} bytes")
+        if size + kernels.SLACK > self.raw.size:
+            self.raw = np.empty(size + kernels.SLACK, np.uint8)
+        done = 0
+        while done < size:
+            got = source.handle.pread_into(self.raw.data[done:size], start + done)
+            if got <= 0:
+                raise HashesUnsure(f"{source.file} is shorter than it was")
+            done += got
+        rows, used, base = 0, 0, source.base_offset
+        while True:
+            rows, used, base, status = walk_batches(
+                self.raw, used, size, start, base, False, self.table, rows
+            )
+            if status != kernels.FULL:
+                break
+            larger = np.empty((4 * rows, fields.FIELDS), np.int64)
+            larger[:rows] = self.table
+            self.table = larger
+        if status != kernels.OK or not rows:
+            raise HashesUnsure(f"{source.file} has no whole batches between {start} and {end}")
+        return self.table[:rows]
+
+    def divided(self, table: NDArray[np.int64], file: str) -> list[Chunk]:
+        """Return the batches that were read as chunks whose records keep to the bound on decompression.
+
+        It is seldom more than one chunk. Each has its own buffer of records.
+        """
+        chunks: list[Chunk] = []
+        if file != self.file:
+            self.file, limit_bytes = file, limit_of(file)
+            self.records.use_for(file, limit_bytes)
+        none = np.empty(0, np.uint8)
+        while table.shape[0]:
+            rows = table.shape[0]
+            coded = bool(np.bitwise_or.reduce(table[:, fields.ATTRIBUTES]) & CODEC_MASK)
+            if coded:
+                rows = int(rows_that_fit(self.raw, table, rows, none, self.records.limit_bytes))
+            chunk = Chunk(self.raw, self.raw, table[:rows], file)
+            chunk.unverified = True
+            if coded:
+                records = RecordBuffer(file) if chunks else self.records
+                chunk.compressed = records, int(table[0, fields.BASE_OFFSET])
+            chunks.append(chunk)
+            table = table[rows:]
+        return chunks
+
+
+@dataclass(slots=True)
+class _Part:
+    """Batches of one part of a segment, read but not decompressed, and the buffers that they use."""
+
+    segment: int
+    chunk: Chunk
+    outcomes: NDArray[np.uint8]
+    filler: KeyBatchFiller
+    words: NDArray[np.uint64]
+
+    def prepare(self) -> None:
+        """Verify, decompress and parse the batches."""
+        chunk, filler = self.chunk, self.filler
+        chunk.verify()
+        chunk.decompress()
+        filler.reserve(chunk, _MOST_RECORDS)
+        filler.fill(chunk, self.outcomes, self.words)
+        if filler.cursor[key_batch.ROW] < chunk.rows:
+            raise HashesUnsure("too many records in one batch")
 
 
 class HashResolver:
@@ -89,19 +209,22 @@ class HashResolver:
         survivors: Survivors | None = None,
         lists_keys: bool = False,
     ) -> None:
+        check_order(sources)
         self._sources = sources
         self._map_bytes = map_bytes
+        self._rules = rules
+        self._outcomes = outcomes
         self._progress = progress
         self._threads = threads
         self._survivors = survivors
         self._lists_keys = lists_keys
         self.digest_seed = digest_seed_of(salt)
+        self.counts = SegmentCounts()
+        self.counts.add(sources)
         self._words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
         self._words[key_batch.SEED0], self._words[key_batch.SEED1] = seeds(salt, b"lastword map")
         self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
         self._words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
-        self._reader = PartReader(sources, rules, outcomes, self._words)
-        self.counts = self._reader.counts
         self.state = np.zeros(loops.STATE_FIELDS, np.int64)
         self.state[loops.ARENA_END] = loops.ARENA_START if lists_keys else hash_loops.NO_ARENA
         self.arena = np.empty(map_bytes & ~7, np.uint8) if lists_keys else _NO_ARENA
@@ -111,6 +234,7 @@ class HashResolver:
         self.entries = np.empty(0, np.uint64)
         self._peak_bytes = 0
         self._bitmaps: list[DeadBitmaps] = []  # of the chunks, newest first
+        self._walked = False
 
     @property
     def distinct_keys(self) -> int:
@@ -121,7 +245,10 @@ class HashResolver:
         """Read all records and return the result."""
         started = time.perf_counter()
         total, done = sum(source.size for source in self._sources), 0
-        with closing(self._reader.parts(self._threads)) as parts:
+        with (
+            second_thread("lastword-resolve", self._threads) as second,
+            closing(prepared(self._read, _Part.prepare, second)) as parts,
+        ):
             for part in parts:
                 self._settle(part)
                 done += part.chunk.size_bytes
@@ -146,9 +273,46 @@ class HashResolver:
             seconds=time.perf_counter() - started,
         )
 
+    # ---------------------------------------------------------------- reading
+
+    def _read(self, slots: int) -> Iterator[_Part]:
+        buffers = cycle([_Buffers() for _ in range(slots)])
+        parts = 1  # read together
+        above = INT64_MAX  # no batch may end at or above it
+        for segment in reversed(range(len(self._sources))):
+            source = self._sources[segment]
+            for each in self._sources[max(segment - 1, 0) : segment + 1][::-1]:
+                each.handle.will_read_back()  # the one that follows, too: a request takes long
+            positions = source.cuts(PART_BYTES)
+            while len(positions) > 1:
+                used = next(buffers)
+                end = positions[-1]
+                del positions[-parts:]
+                start = positions[-1] if positions else 0
+                table = used.read(source, start, end)
+                if table[:, fields.MAGIC].min() < 2:
+                    raise HashesUnsure("messages of magic 0 or 1")
+                chunks = used.divided(table, source.file)
+                parts = 1 if chunks[0].compressed else PLAIN_PARTS
+                for number, chunk in enumerate(reversed(chunks)):
+                    filler = used.filler if not number else KeyBatchFiller()
+                    yield self._begun(segment, chunk, filler, above)
+                    above = int(chunk.table[0, fields.BASE_OFFSET])
+
+    def _begun(self, segment: int, chunk: Chunk, filler: KeyBatchFiller, above: int) -> _Part:
+        self.counts.count(chunk, segment, above=above)
+        if chunk.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT) and self._outcomes and not self._walked:
+            # The outcomes are those of a walk that begins at the first batch asked for: here at the oldest.
+            oldest = np.array([self._sources[0].base_offset])
+            self._outcomes.of_batches(np.zeros(1, np.int64), oldest * 0 - 1, oldest, oldest)
+            self._walked = True
+        outcomes = outcomes_of(chunk, self._outcomes, decided=self._rules.decided)
+        filler.start(self._rules, first_pass=True, old_due=False)
+        return _Part(segment, chunk, outcomes, filler, self._words)
+
     # ---------------------------------------------------------------- settling
 
-    def _settle(self, part: Part) -> None:
+    def _settle(self, part: _Part) -> None:
         """Find the fates of a chunk's records, and keep what survives."""
         cursor, chunk = part.filler.cursor, part.chunk
         ids = part.filler.arrays.page_ids[: int(cursor[key_batch.PAGES_MET])].copy()

@@ -18,9 +18,8 @@ from lastword.errors import CorruptFileError, DataError, DiskFullError, Lastword
 from lastword.files import DEFAULT
 from lastword.files.scratch import Scratch
 from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, TransactionOutcomes
-from lastword.resolve.hash_map import LEAST_MAP_BYTES, HashResolver
+from lastword.resolve.hash_map import LEAST_MAP_BYTES, HashesUnsure, HashResolver, PartSource
 from lastword.resolve.offset_map import spill_in
-from lastword.resolve.parts import OldestFirstNeeded, PartSource
 from lastword.resolve.resolver import Resolver
 from lastword.resolve.shards import SectionFile, live_keys, resolve_divided
 from lastword.resolve.survivors import Survivors
@@ -202,7 +201,7 @@ def resolve_by_hashes(
 ) -> tuple[HashResolver, Resolution, Survivors | None] | None:
     """Resolve a log by a map of hashes; None if the exact map must decide.
 
-    Each source is a `parts.PartSource`; `place` is for survivors, which are not kept without it. Returns
+    Each source is a `hash_map.PartSource`; `place` is for survivors, which are not kept without it. Returns
     the resolver that has run, its result, and the survivors, to be closed.
     """
     survivors = None
@@ -215,7 +214,7 @@ def resolve_by_hashes(
     except BaseException as error:
         if survivors is not None:
             survivors.close()
-        if not isinstance(error, OldestFirstNeeded | DataError):  # damage is reported oldest first
+        if not isinstance(error, HashesUnsure | DataError):  # damage is reported oldest first
             raise
         LOGGER.info("no map of hashes: %s", error)
         return None
@@ -234,7 +233,7 @@ class LogResolver:
         progress: As for `resolve`.
         scratch: A directory for the map's keys, as for `RunningResolution`; None: in memory.
         by_hash: The result is certified before anything is published, so a map of hashes may be tried first.
-            The sources are then each a `parts.PartSource`.
+            The sources are then each a `hash_map.PartSource`.
         arguments: The other arguments of a `Resolver`.
 
     Attributes:

@@ -1,35 +1,30 @@
 """Read the newest record of every key in a range of offsets: to restore a state, and for `view="newest"`.
 
-A short range is replayed into a dict. A long range is read once, from its newest chunk to its oldest, with
-the set of the keys that were met (`resolve.newest_first`). A caller that needs the order of offsets, a log in
-a bucket, keys that do not fit the memory, and what cannot be read backward take two readings, oldest first:
-the first one marks superseded records, and the second one yields the others, which needs memory for the map
-and one bit per record, however large the values are. For a mapping, a second thread reads, too, and the
-caller makes Python objects. If little of a log was superseded, a mapping takes every record in order instead:
-the result is the same, and finding the few superseded records would take longer.
+A short range is replayed into a dict. A long range is resolved: the map pass marks superseded records, and a
+second pass over the bytes yields the others. This needs memory for the map and one bit per record, however
+large the values are. For a mapping, a second thread does both, and the caller makes Python objects. If little
+of a log was superseded, a mapping takes every record in order instead: the result is the same, and finding
+the few superseded records would take longer.
 
 The result is of one moment (`partition.moment`): the files are open before the first decision. If a cleaning
 replaced files before they were open, files and end are computed again, before the first record is yielded.
 
-Both ways work on whole batches. If the range ends inside a batch, records outside the range would supersede
+Resolving works on whole batches. If the range ends inside a batch, records outside the range would supersede
 records inside. So that batch is not resolved but replayed. A batch that is cut at its start does no harm:
 older records supersede nothing.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lastword.arrow import arrow_loaded, has_arrow, pa
-from lastword.errors import DataError
-from lastword.files import Handle
 from lastword.partition import scan
 from lastword.partition.moment import Range, at_one_moment
 from lastword.partition.transactions import Decisions, Outcomes
@@ -43,8 +38,6 @@ if TYPE_CHECKING:
     from lastword.resolve import Resolution
     from lastword.resolve.facts import TransactionOutcomes
 
-
-LOGGER = logging.getLogger("lastword.state")
 
 T = TypeVar("T")
 BytesDone = Callable[[int, int], None]
@@ -194,9 +187,8 @@ def newest(
     plain: bool | None = None,
     progress: BytesDone | None = None,
     committed: bool = True,
-    ordered: bool = False,
 ) -> Generator[RawRecord]:
-    """Yield the newest record of each key in a range. Records without a key are left out.
+    """Yield the newest record of each key in a range, by offset. Records without a key are left out.
 
     Args:
         range_: The range. After the first record its start and end are those that were used.
@@ -206,7 +198,6 @@ def newest(
         plain: Replay the range (True) or resolve it (False). None: by its size.
         progress: Receives (bytes done, total bytes).
         committed: Leave out aborted transactions; the range must end at or below the last stable offset.
-        ordered: By offset. A long range is then read twice.
 
     Raises:
         OffsetOutOfRangeError: as `at_one_moment`.
@@ -215,7 +206,7 @@ def newest(
     return at_one_moment(
         range_,
         lambda view, start, end: _newest(
-            view, start, end, tombstones, map_bytes, keys, plain, progress, committed, ordered
+            view, start, end, tombstones, map_bytes, keys, plain, progress, committed
         ),
     )
 
@@ -230,7 +221,6 @@ def _newest(
     plain: bool | None,
     progress: BytesDone | None,
     committed: bool,
-    ordered: bool,
 ) -> Iterator[RawRecord]:
     if keys is None and (scan.is_short(view, start, end) if plain is None else plain):
         yield from scan.newest_records(view, start, end, tombstones=tombstones, committed=committed)
@@ -238,9 +228,7 @@ def _newest(
     if keys is not None and plain is not False:
         yield from replayed(view, start, end, tombstones, keys, committed)
         return
-    for part in _resolved(
-        view, start, end, tombstones, map_bytes, progress, _records, committed, ordered=ordered
-    ):
+    for part in _resolved(view, start, end, tombstones, map_bytes, progress, _records, committed):
         if keys is None:
             yield from part
         else:
@@ -334,7 +322,7 @@ def newest_parts(
     committed: bool = True,
     progress: BytesDone | None = None,
 ) -> Generator[NewestRecords]:
-    """Yield the newest records, in no order, without an object per record where the range is long.
+    """Yield the newest records without an object per record where the range is long.
 
     Each item holds the columns of a chunk, which are valid until the next item, or a list of records. The
     arguments are those of `newest`.
@@ -419,16 +407,6 @@ class SegmentSlice:
         return self.last - self.first
 
     @property
-    def handle(self) -> Handle:
-        """Return the file."""
-        return self.segment.handle
-
-    def cuts(self, part_bytes: int) -> list[int]:
-        """Return positions from `first` to `last`, of indexed batches about `part_bytes` apart."""
-        inside = [at for at in self.segment.cuts(part_bytes) if self.first < at < self.last]
-        return [self.first, *inside, self.last]
-
-    @property
     def file(self) -> str:
         """Return the path of the segment's .log file."""
         return self.segment.file
@@ -456,64 +434,32 @@ def _resolved(
     committed: bool = True,
     threads: int = 1,
     chunk_bytes: int = 1 << 20,
-    ordered: bool = False,
 ) -> Iterator[T]:
-    """Yield the newest records of a range, the newest chunk first. The files are held open.
-
-    `ordered`: by offset instead, after a first reading that resolves the range. What cannot be read newest
-    first is read in this way, too, `chunk_bytes` at a time; and a log in a bucket, of which a scan of
-    ascending offsets has more requests in flight.
-    """
+    """Resolve a range, then read its live records, `chunk_bytes` at a time. The files are held open."""
     from lastword.records.columns import decode_live, raw_records
-    from lastword.resolve.newest_first import NewestFirst
-    from lastword.resolve.parts import OldestFirstNeeded
 
     parts, cut = slices_of(view, start, end)
-    total = sum(part.size for part in parts)
-    threads = threads if total >= _LARGE_BYTES else 1
+    total = 2 * sum(part.size for part in parts)
+
+    def report_scan(done: int, _: int) -> None:
+        if progress is not None:
+            progress(min(done, total // 2), total)
+
+    outcomes = Outcomes(view, end) if committed else Decisions()
+    threads = threads if total >= 2 * _LARGE_BYTES else 1
+    dead = resolution_of(view, parts, outcomes, map_bytes, report_scan, threads).dead
     tail = {record.key: record for record in replayed(view, cut, end, True, None, committed)}
-    report = progress or (lambda done, total: None)
-
-    def converted(chunk: Chunk, columns: RecordColumns) -> T:
-        if not tail:
-            return convert(columns, chunk, [])
-        return convert(None, None, [r for r in raw_records(columns, chunk) if r.key not in tail])
-
-    def outcomes(first_offset: int | None) -> TransactionOutcomes:
-        return Outcomes(view, end, start=first_offset) if committed else Decisions()
-
-    left, done = parts, 0
-    if parts and not ordered and not view.files.file_cost_bytes:
-        # Markers are met before their records, so the outcomes are those of the whole range.
-        reader = NewestFirst(parts, map_bytes, os.urandom(16), outcomes(parts[0].base_offset), threads)
-        try:
-            with closing(reader.read(start, tombstones=tombstones)) as chunks:
-                for chunk, columns in chunks:
-                    yield converted(chunk, columns)
-                    done += chunk.size_bytes
-                    report(min(done, total), total)
-            left = []
-        except (OldestFirstNeeded, DataError) as error:
-            LOGGER.info("newest values are read oldest first: %s", error)
-            number, position = reader.reached
-            left = [*parts[:number], *(replace(part, last=position) for part in parts[number : number + 1])]
-    if any(part.size for part in left):
-        before = done
-        total += before + sum(part.size for part in left)
-        dead = resolution_of(
-            view,
-            parts,
-            outcomes(None),
-            map_bytes,
-            lambda scanned, _: report(min(before + scanned, total), total),
-            threads,
-        ).dead
-        done = total - sum(part.size for part in left)
-        for part in left:
-            for chunk in part.chunk_reader(chunk_bytes=chunk_bytes, skip_rows=dead.wholly_dead):
-                yield converted(chunk, decode_live(chunk, dead.arrays, start, tombstones=tombstones))
-                done += chunk.size_bytes
-                report(min(done, total), total)
+    done = total // 2
+    for part in parts:
+        for chunk in part.chunk_reader(chunk_bytes=chunk_bytes, skip_rows=dead.wholly_dead):
+            columns = decode_live(chunk, dead.arrays, start, tombstones=tombstones)
+            if tail:
+                yield convert(None, None, [r for r in raw_records(columns, chunk) if r.key not in tail])
+            else:
+                yield convert(columns, chunk, [])
+            done += chunk.size_bytes
+            if progress is not None:
+                progress(min(done, total), total)
     yield convert(None, None, [record for record in tail.values() if tombstones or record.value is not None])
 
 

@@ -161,7 +161,7 @@ def audit(
         for part in logged:
             number = part.view.partition
             # With tombstones: an undelivered key whose newest record is a tombstone is not missing.
-            records = newest(part.range, tombstones=True, map_bytes=memory_bytes, ordered=True)
+            records = newest(part.range, tombstones=True, map_bytes=memory_bytes)
             for record in records:
                 key = record.key
                 if key is None or (shares > 1 and zlib.crc32(key) % shares != share):
