@@ -67,17 +67,15 @@ lowest: $(LOWEST)/.ready ## the fast tests with the lowest version of each packa
 test: $(READY) ## lint and every test: fast and slow ones, then, if there is a Java, Spark and a real Kafka
 	@test "$$CI" != true || ./scripts/need-java
 	@$(MAKE) --no-print-directory --output-sync=target -j 3 lint kernels bytecode
-	@if missing=$$(./scripts/need-java 2>&1); then $(MAKE) --no-print-directory -j 4 test-local test-engines; \
+	@if missing=$$(./scripts/need-java 2>&1); then $(MAKE) --no-print-directory -j 3 test-local test-engines; \
 	else $(MAKE) --no-print-directory test-local && echo "left out: the tests that start Spark, Kafka or S3Mock. $$missing"; fi
 
 # Every process of pytest imports all tests. The first import compiles them, which takes 17 s: once in a clone, for all processes. Their errors are those of the tests' run.
 bytecode: $(READY)
 	@test -d tests/unit/__pycache__ || $(PY) -m pytest --collect-only -qq > /dev/null 2>&1 || true
 
-# Tests of engines come one after the other and wait for brokers and drivers: they get a core when they need one. The local
-# tests, which two workers share, take the rest; so no core is idle at the end beside one long process of engines.
 test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
-	@nice -n 5 $(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick'
+	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick'
 
 test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, in three processes: each waits much
 	@$(MAKE) --no-print-directory --output-sync=target $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 3) test-kafka test-spark test-beside

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("make", "bash", "sh", "nice", "sed", "head", "tail", "test", "touch", "echo", "dirname", "uname")
+TOOLS = ("make", "bash", "sh", "sed", "head", "tail", "test", "touch", "echo", "dirname", "uname")
 PYTHON = """#!/bin/sh
 echo "$0 $*" >> {calls}
 case "$*" in *find_java*) exit {java};; esac
