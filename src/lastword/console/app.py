@@ -35,6 +35,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lastword.console import reports
 from lastword.console.watch import Watch
@@ -57,6 +58,8 @@ ALIVE_SECONDS = 15.0
 """An event stream sends a comment after this time, so that a lost connection is found."""
 MOST_VIEWERS = 100
 MOST_CONNECTIONS = 256
+REQUEST_SECONDS = 10.0
+"""A connection without a complete request for this time is closed: it counts as one of the most."""
 DENIED_SECONDS = 0.2
 """Pause before a wrong password or token is answered."""
 LOGIN_SECONDS = 60.0
@@ -499,6 +502,24 @@ def _answered(
     return endpoint
 
 
+class Prompt(H11Protocol):
+    """A connection that is closed if its next request takes too long to come. uvicorn has no such limit."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_SECONDS, self._close_if_idle, self.cycle)
+
+    def _close_if_idle(self, before: object) -> None:
+        """Close the connection if it has received no request since `before`, and answers none."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is before and (before is None or self.cycle.response_complete):
+            self.transport.close()
+        else:
+            self.loop.call_later(REQUEST_SECONDS, self._close_if_idle, self.cycle)
+
+
 class Console:
     """A running page: a context manager. Its server is a thread with an event loop of its own.
 
@@ -565,7 +586,7 @@ class Console:
         config = uvicorn.Config(
             Guard(page.app, self._access, self._port),
             lifespan="off",
-            http="h11",
+            http=Prompt,
             ws="none",
             log_config=None,
             log_level="critical",
