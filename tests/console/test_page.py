@@ -616,12 +616,12 @@ def test_a_poll_that_fails_is_logged_once_and_polls_go_on(
     assert len(warned) == len(set(warned)) >= 1 and "data" in warned[0]
 
 
-def test_a_poll_takes_a_fiftieth_of_a_core(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polls_take_a_share_of_a_core(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with viewing(sample) as viewer:
         viewer.get("/api/overview")
         monkeypatch.setattr(time, "thread_time", iter([0.0, 0.3]).__next__)
         viewer.get("/api/overview")
-        assert viewer.page._seconds == pytest.approx(15.0)
+        assert viewer.page._seconds == pytest.approx(24.0)
 
 
 # ---------------------------------------------------------------- who may read

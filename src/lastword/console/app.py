@@ -50,10 +50,12 @@ if TYPE_CHECKING:
 POLL_SECONDS = 2.0
 BUCKET_POLL_SECONDS = 15.0
 """Least time between two polls of a directory, and of a bucket, where a poll is a request."""
-POLL_SHARE = 0.02
-"""Most of a core that polls may take: the time between them grows with their cost."""
-WAKE_SECONDS = 1.0
-"""An event stream looks for its viewer, and for the progress of a long read, after this time."""
+POLL_SHARE = 0.0125
+"""Most of a core that polls may take: the time between them grows with their cost. Events take the rest."""
+WAKE_SECONDS = 2.0
+"""An event stream looks for its viewer, and for the progress of a cleaning, after this time."""
+WAKES_PER_SECOND = 10
+"""Of all event streams, if there are many viewers."""
 ALIVE_SECONDS = 15.0
 """An event stream sends a comment after this time, so that a lost connection is found."""
 MOST_VIEWERS = 100
@@ -341,7 +343,7 @@ class Page:
                 changed = self._changed
                 state = {"version": self.watch.version, "failed": self._failed}
                 state |= {"running": reports.running(self.watch), "read": self._read}
-                text = json.dumps(state | {"poll_seconds": self._seconds})
+                text = json.dumps(state | {"poll_seconds": round(self._seconds, 1)})
                 if text != sent:
                     sent, at = text, now()
                     yield f"data: {text}\n\n"
@@ -349,7 +351,7 @@ class Page:
                     at = now()
                     yield ": alive\n\n"
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), WAKE_SECONDS)
+                    await asyncio.wait_for(changed.wait(), max(WAKE_SECONDS, self.viewers / WAKES_PER_SECOND))
         finally:
             self.viewers -= 1
 
