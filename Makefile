@@ -137,8 +137,9 @@ second-opinion: $(READY) ## messages of Kafka's protocol beside kio, in an envir
 sail: $(READY) ## every batch verb on Sail, a Spark Connect server without a JVM, in an environment of its own
 	@$(PY) -m tests.spark.sail
 
-hostile: $(READY) ## hostile clients of the server, beside one that must be served: make hostile N=1000000
+hostile: $(READY) ## hostile clients of the server and of the page, beside one that must be served: make hostile N=1000000
 	@$(PY) -m tests.server.hostile --frames $(or $(N),100000)
+	@$(PY) -m tests.console.hostile --frames $(or $(N),10000)
 
 kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kills N=20000
 	@$(PY) -m tests.crash.kills --kills $(or $(N),2000)

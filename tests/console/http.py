@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import socket
 from collections.abc import Iterator
@@ -21,6 +22,22 @@ from lastword.console.app import Access, Console, Guard, Page, Shell
 PORT = 8642
 ACCESS = Access(token="secret")
 TOKEN = {"authorization": "Bearer secret"}
+ROUTES = (
+    *("/", "/t/users", "/t/users/0/records", "/groups", "/transactions", "/quarantine"),
+    *("/static/console.css", "/static/console.js", "/api/overview", "/api/quarantine"),
+    *("/api/groups", "/api/groups?read=1", "/api/transactions", "/api/transactions?read=1"),
+    *("/api/t/users", "/api/t/users/count", "/api/t/users/plan", "/api/t/users/explain?key=user-003"),
+    *("/api/t/users/get?key=user-003", "/api/t/users/0/records", "/api/t/users/0/records?view=newest"),
+)
+
+
+def contents(root: Path) -> dict[str, str]:
+    """Return a digest of each file below a directory."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
 
 
 class Viewer:

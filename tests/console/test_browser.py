@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword.api.topics import create_topics
 from lastword.cli.target import Target
 from lastword.console.app import Access, Console, Shell
 from lastword.parse import relative_paths
@@ -28,13 +30,29 @@ from tests.support.stores import ServerMissing, npm_packages
 
 SCRIPT = Path(__file__).resolve().parent / "browser" / "check.mjs"
 PACKAGES = ("playwright-core@1.65.1", "axe-core@4.14.1")
-VARIANTS = ("1600-light", "1600-dark", "400-light", "400-dark")
+VARIANTS = ("1600-light", "1600-dark", "400-light", "400-dark", "1920-light")
+VIEWS = {
+    "topics": "/",
+    "topic": "/t/users",
+    "records": "/t/users/0/records?offset=900",
+    "hostile": "/t/hostile/0/records",
+    "groups": "/groups",
+    "transactions": "/transactions",
+    "quarantine": "/quarantine",
+    "empty": "/t/profiles",
+}
 CONTENT = {
     "topics": (
         *("orders", "246 KiB", "~", "1 partition quarantined", "Space target", "Count 1 topic"),
         "191 KiB not clean; due when the drive is above its space target",
     ),
-    "topic": ("users-0", "users-1", "lease replica-2", "billing", "lastword clean", "Why is a key kept?"),
+    "topic": (
+        "users-0",
+        "users-1",
+        "lease replica-2 at 900: 265 offsets behind, holds back at most",
+        "billing",
+        "lastword clean",
+    ),
     "records": ("user-", '"city"', "offsets"),
     "hostile": (
         "<script>alert(1)</script>",
@@ -44,17 +62,25 @@ CONTENT = {
         "${alert(3)}",
     ),
     "groups": ("billing", "audit", "orders-0", "2 groups"),
-    "transactions": ("4100", "lastword transactions", "--abort 4100"),
+    "transactions": ("4100", "Epoch", "64 KiB", "lastword transactions", "--abort 4100"),
     "quarantine": ("payments-0", "wrong checksum", "lastword clean", "--retry"),
     "empty": ("profiles", "0 B"),
 }
 """What each view shows."""
 
+COUNTED = ("orders", "events", "__consumer_offsets")
 Rows = list[dict[str, Any]]
 
 
-def looked(variants: tuple[str, ...], pictures: Path | None, *topics: str, actions: bool = False) -> Rows:
-    """Return what the script prints about a page of the sample, with `topics` counted.
+def looked(
+    variants: tuple[str, ...],
+    pictures: Path | None,
+    *topics: str,
+    actions: bool = False,
+    make: Callable[[Path], None] = samples.make,
+    views: dict[str, str] = VIEWS,
+) -> Rows:
+    """Return what the script prints about a page of the sample, or what `make` writes, with `topics` counted.
 
     ServerMissing: it cannot run here.
     """
@@ -67,13 +93,14 @@ def looked(variants: tuple[str, ...], pictures: Path | None, *topics: str, actio
         stack.enter_context(chdir(stack.enter_context(tempfile.TemporaryDirectory())))
         stack.enter_context(relative_paths())  # the page shows the directory as a command would
         data = Path("data")
-        samples.make(data)
+        make(data)
         logs = stack.enter_context(lastword.open(data))
         console = stack.enter_context(Console(logs, 0, Access(), Shell(Target(["data"], None, None).command)))
-        for topic in ("orders", "events", "__consumer_offsets", *topics):
+        for topic in topics:
             counted(console, topic)
         command = [str(shutil.which("node")), str(SCRIPT), str(modules), console.url, str(pictures or "-")]
-        environment = {**os.environ, "CHROMIUM": chromium, **({"ACTIONS": "1"} if actions else {})}
+        environment = {**os.environ, "CHROMIUM": chromium, "VIEWS": json.dumps(views)}
+        environment |= {"ACTIONS": "1"} if actions else {}
         process = stack.enter_context(
             subprocess.Popen(
                 [*command, *variants],
@@ -132,15 +159,19 @@ def check(rows: Rows, variants: tuple[str, ...]) -> None:
             assert words in row["text"], (name, words, row["text"])
 
 
-@pytest.mark.slow
-def test_each_view_in_a_browser() -> None:
+def looked_or_skipped(*arguments: Any, **options: Any) -> Rows:
     try:
-        rows = looked(("1600-light", "400-dark"), None, actions=True)
+        return looked(*arguments, **options)
     except ServerMissing as error:
         if error.must_not_skip:
             raise
         pytest.skip(str(error))
-    check(rows, ("1600-light", "400-dark"))
+
+
+@pytest.mark.slow
+def test_each_view_in_a_browser() -> None:
+    rows = looked_or_skipped(("1920-light", "400-dark"), None, *COUNTED, actions=True)
+    check(rows, ("1920-light", "400-dark"))
     actions = {row["action"]: row for row in rows if "action" in row}
     assert actions["problems"]["problems"] == []
     assert actions["sort"]["byGarbage"][0] == "orders" and actions["sort"]["focused"] == "topic"
@@ -152,10 +183,45 @@ def test_each_view_in_a_browser() -> None:
     assert "17" in actions["live"]["text"]
     for words in ("kept", "removable", "Rewrites", "within its target"):
         assert words in actions["topic"]["text"], words
+    assert re.search(r"replica-2 at 900: .* at most \d tombstones, lapses 20", actions["topic"]["text"])
     assert actions["topic"]["violations"] == actions["hostile"]["violations"] == []
     assert "20,971,523" in actions["hostile"]["text"] or "1,048,576" in actions["hostile"]["text"]
     assert "before=" in actions["older"]["url"] and "user-003" in actions["key"]["text"]
     assert "not connected" in actions["gone"]["text"]
+
+
+@pytest.mark.slow
+def test_an_empty_directory_in_a_browser() -> None:
+    def make(path: Path) -> None:
+        lastword.open(path, "a", log_cleaner_enable=False).close()
+
+    views = {"topics": "/", "groups": "/groups", "transactions": "/transactions", "quarantine": "/quarantine"}
+    rows = looked_or_skipped(("1600-light",), None, make=make, views={**views, "unknown": "/t/nothing"})
+    text = {row["view"]: row["text"] for row in rows}
+    assert "No topics yet" in text["topics"] and "No group has committed" in text["groups"]
+    assert (
+        "No transaction is open" in text["transactions"] and "No partition is in quar" in text["quarantine"]
+    )
+    assert "no topic 'nothing'" in text["unknown"]
+    assert [row["violations"] for row in rows] == [[]] * 5
+    assert [row["problems"] for row in rows if row["view"] != "unknown"] == [[]] * 4
+
+
+@pytest.mark.slow
+def test_2_000_partitions_in_a_browser() -> None:
+    def make(path: Path) -> None:
+        with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+            create_topics(logs.dirs, {f"t{name}": (100, {"cleanup.policy": "compact"}) for name in range(20)})
+            for name in range(20):
+                logs[f"t{name}"].extend((b"k%d" % (i % 300), b"v") for i in range(1000))
+
+    topics, topic = looked_or_skipped(
+        ("1600-light",), None, make=make, views={"topics": "/", "topic": "/t/t7"}
+    )
+    assert "2,000" in topics["text"] and "t7-63" in topic["text"] and "Partitions from 64" in topic["text"]
+    for row in (topics, topic):
+        assert row["problems"] == row["violations"] == [] and row["overflow"] <= 0
+        assert 0 < row["sentBytes"] < 300_000 and 0 < row["cpuSeconds"] < 1, row
 
 
 def main(folder: Path) -> None:
@@ -163,7 +229,7 @@ def main(folder: Path) -> None:
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
-    check(looked(VARIANTS, folder.resolve(), samples.USERS), VARIANTS)
+    check(looked(VARIANTS, folder.resolve(), *COUNTED, samples.USERS), VARIANTS)
     for path in sorted(folder.glob("*.png")):
         with Image.open(path) as picture:
             small = picture.convert("RGB").quantize(

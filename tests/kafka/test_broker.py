@@ -20,7 +20,10 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword import metrics
+from lastword.api.monitoring import Monitor, Pass
 from lastword.errors import LogDirLockedError
+from tests.console.http import viewing
 from tests.golden.loader import partition_files
 from tests.kafka import traffic
 from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints, errors_of, metadata_of
@@ -44,6 +47,9 @@ class Story:
     closed: Path  # a copy, as lastword left the directory
     locked_out: LogDirLockedError | None = None
     read_beside_broker: dict[str, list[Any]] = field(default_factory=dict)
+    measured: list[Pass] = field(default_factory=list)
+    gauges: dict[str, float] = field(default_factory=dict)
+    shown: list[dict[str, Any]] = field(default_factory=list)
     broker_refused: str = ""
     produced: dict[str, Consumed] = field(default_factory=dict)
     appended: dict[str, list[Any]] = field(default_factory=dict)
@@ -83,8 +89,16 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
             except LogDirLockedError as error:
                 story.locked_out = error
                 raise
-        with lastword.open(broker.directory) as logs:
+        with lastword.open(broker.directory, metadata=metadata_of(broker.directory)) as logs:
             story.read_beside_broker = read(logs, "theirs")
+            monitor = Monitor(logs.dirs)
+            story.measured = [monitor.measure(), monitor.measure()]
+            story.gauges["end"] = metrics.LOG_END_OFFSET.value("theirs", "0")
+            story.gauges["size"] = metrics.LOG_SIZE_BYTES.value("theirs", "0")
+            story.gauges["garbage"] = metrics.LOG_GARBAGE_BYTES.value("theirs", "0", "true")
+            with viewing(logs) as viewer:
+                viewer.get("/api/t/theirs/count")
+                story.shown = viewer.get("/api/t/theirs")["partitions"]
     metadata = metadata_of(broker.directory)
     with lastword.open(broker.directory, "a", metadata=metadata, log_cleaner_enable=False) as logs:
         try:
@@ -124,6 +138,18 @@ def test_a_running_broker_lets_readers_look(story: Story) -> None:
     produced = story.produced["theirs-0"].records
     assert len(produced) == 400 * len(traffic.CODECS)
     assert traffic.facts(story.read_beside_broker["theirs-0"]) == traffic.facts(produced)
+
+
+def test_the_exporter_and_the_page_beside_a_running_broker(story: Story) -> None:
+    first, second = story.measured
+    assert first.errors == second.errors == {} and first.partitions > len(OURS)
+    assert first.read_bytes > 0 == second.read_bytes, "only what is new is read"
+    (shown,) = story.shown
+    assert shown["log_end"] == story.gauges["end"] == len(story.read_beside_broker["theirs-0"])
+    assert shown["size_bytes"] == story.gauges["size"] and shown["exact"]
+    assert (
+        0 < story.gauges["garbage"] <= shown["garbage_bytes"]
+    )  # the exporter does not read the active segment
 
 
 def test_a_broker_does_not_start_where_we_write(story: Story) -> None:

@@ -35,6 +35,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lastword.console import reports
 from lastword.console.watch import Watch
@@ -49,14 +50,18 @@ if TYPE_CHECKING:
 POLL_SECONDS = 2.0
 BUCKET_POLL_SECONDS = 15.0
 """Least time between two polls of a directory, and of a bucket, where a poll is a request."""
-POLL_SHARE = 0.02
-"""Most of a core that polls may take: the time between them grows with their cost."""
-WAKE_SECONDS = 1.0
-"""An event stream looks for its viewer, and for the progress of a long read, after this time."""
+POLL_SHARE = 0.0125
+"""Most of a core that polls may take: the time between them grows with their cost. Events take the rest."""
+WAKE_SECONDS = 2.0
+"""An event stream looks for its viewer, and for the progress of a cleaning, after this time."""
+WAKES_PER_SECOND = 10
+"""Of all event streams, if there are many viewers."""
 ALIVE_SECONDS = 15.0
 """An event stream sends a comment after this time, so that a lost connection is found."""
 MOST_VIEWERS = 100
 MOST_CONNECTIONS = 256
+REQUEST_SECONDS = 10.0
+"""A connection without a complete request for this time is closed: it counts as one of the most."""
 DENIED_SECONDS = 0.2
 """Pause before a wrong password or token is answered."""
 LOGIN_SECONDS = 60.0
@@ -338,7 +343,7 @@ class Page:
                 changed = self._changed
                 state = {"version": self.watch.version, "failed": self._failed}
                 state |= {"running": reports.running(self.watch), "read": self._read}
-                text = json.dumps(state | {"poll_seconds": self._seconds})
+                text = json.dumps(state | {"poll_seconds": round(self._seconds, 1)})
                 if text != sent:
                     sent, at = text, now()
                     yield f"data: {text}\n\n"
@@ -346,7 +351,7 @@ class Page:
                     at = now()
                     yield ": alive\n\n"
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), WAKE_SECONDS)
+                    await asyncio.wait_for(changed.wait(), max(WAKE_SECONDS, self.viewers / WAKES_PER_SECOND))
         finally:
             self.viewers -= 1
 
@@ -499,6 +504,24 @@ def _answered(
     return endpoint
 
 
+class Prompt(H11Protocol):
+    """A connection that is closed if its next request takes too long to come. uvicorn has no such limit."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_SECONDS, self._close_if_idle, self.cycle)
+
+    def _close_if_idle(self, before: object) -> None:
+        """Close the connection if it has received no request since `before`, and answers none."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is before and (before is None or self.cycle.response_complete):
+            self.transport.close()
+        else:
+            self.loop.call_later(REQUEST_SECONDS, self._close_if_idle, self.cycle)
+
+
 class Console:
     """A running page: a context manager. Its server is a thread with an event loop of its own.
 
@@ -565,7 +588,7 @@ class Console:
         config = uvicorn.Config(
             Guard(page.app, self._access, self._port),
             lifespan="off",
-            http="h11",
+            http=Prompt,
             ws="none",
             log_config=None,
             log_level="critical",

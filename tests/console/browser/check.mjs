@@ -1,6 +1,6 @@
 // Open each view of a running page in Chromium under its own CSP, and print what it shows as lines of JSON.
 // Arguments: the folder with node_modules, the address with the token, a folder for pictures or "-", and
-// variants such as 1600-light. A line with "ready" waits for a line of stdin.
+// variants such as 1600-light. $VIEWS has the paths. A line with "ready" waits for a line of stdin.
 import { createRequire } from "node:module";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createInterface } from "node:readline";
@@ -12,7 +12,7 @@ const require = createRequire(join(modules, "node_modules", "x.js"));
 const { chromium } = require("playwright-core");
 const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 const origin = new URL(address).origin;
-const VIEWS = { topics: "/", topic: "/t/users", records: "/t/users/0/records?offset=900", hostile: "/t/hostile/0/records", groups: "/groups", transactions: "/transactions", quarantine: "/quarantine", empty: "/t/profiles" };
+const VIEWS = JSON.parse(process.env.VIEWS);
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 const print = (row) => process.stdout.write(JSON.stringify(row) + "\n");
 const input = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
@@ -32,6 +32,9 @@ const open = async (path) => { await page.goto(origin + path); await settled(); 
 const axeOf = async () => { await page.evaluate(axe); const found = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] })); return found.violations.map((violation) => violation.id + ": " + violation.nodes.map((node) => node.target.join(" ") + " " + (node.any[0]?.message || "")).slice(0, 3).join("; ")); };
 
 await page.goto(address);
+const session = await context.newCDPSession(page);
+await session.send("Performance.enable", { timeDomain: "threadTicks" });
+const cpu = async () => (await session.send("Performance.getMetrics")).metrics.find((metric) => metric.name === "TaskDuration").value;
 for (const variant of variants) {
   const [width, scheme] = variant.split("-");
   await page.setViewportSize({ width: Number(width), height: 900 });
@@ -39,10 +42,12 @@ for (const variant of variants) {
   for (const [view, path] of Object.entries(VIEWS)) {
     problems = [];
     await open(path);
+    const cpuSeconds = await cpu(); // since the page was opened
+    const sentBytes = await page.evaluate(() => ["navigation", "resource"].flatMap((kind) => performance.getEntriesByType(kind)).reduce((sum, entry) => sum + entry.transferSize, 0));
     const overflow = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
     const text = await page.evaluate(() => document.body.innerText), injected = await page.evaluate(() => document.querySelectorAll("main img, main script, main b").length);
-    if (pictures !== "-" && view !== "empty") await page.screenshot({ path: join(pictures, `${view}-${variant}.png`), fullPage: true, clip: { x: 0, y: 0, width: Number(width), height: view === "records" ? 560 : 1000 } });
-    print({ view, variant, overflow, text, injected, violations: await axeOf(), problems });
+    if (pictures !== "-" && view !== "empty" && width !== "1920") await page.screenshot({ path: join(pictures, `${view}-${variant}.png`), fullPage: true, clip: { x: 0, y: 0, width: Number(width), height: view === "records" ? 560 : 1000 } });
+    print({ view, variant, cpuSeconds, sentBytes, overflow, text, injected, violations: await axeOf(), problems });
   }
 }
 if (process.env.ACTIONS) {

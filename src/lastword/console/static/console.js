@@ -193,7 +193,16 @@ function partView(part, groups, at_ms) {
       element("span", {}, about(number(part.records), part.exact) + " records, " + about(number(part.live_records), part.exact) + " newest"), due,
       part.quarantine ? element("strong", { class: "warn" }, "quarantined: " + part.quarantine) : part.problem && part.problem !== "not counted" ? element("strong", { class: "warn" }, part.problem) : null,
       element("a", { class: "end", href: recordsLink(part.topic, part.partition) }, "Records of " + part.partition)),
-    part.segment_rows ? [strata(part, groups), details] : null);
+    part.segment_rows ? [strata(part, groups), leasesOf(part), details] : null);
+}
+// A lease holds tombstones alone: at most those of an exact count, and never more than the offsets that are not read.
+function leasesOf(part) {
+  const rows = (part.leases || []).map((lease) => {
+    const most = part.exact ? Math.min(part.tombstones, lease.lag_offsets) : lease.lag_offsets;
+    const held = lease.lapsed ? "lapsed, holds nothing back" : "holds back " + (most ? "at most " + plural(most, "tombstone") : "nothing") + ", lapses " + time(lease.lapses_ms);
+    return element("li", {}, "lease " + lease.name + " at " + number(lease.position) + ": " + plural(lease.lag_offsets, "offset") + " behind, " + held);
+  });
+  return rows.length ? element("ul", { class: "quiet" }, rows) : null;
 }
 function chart(samples, at_ms) {
   if (!samples.length) return element("p", { class: "quiet" }, "No sample yet.");
@@ -209,7 +218,7 @@ function chart(samples, at_ms) {
 }
 function planTable(plans) {
   return table([["Partition"], ["Size", "num"], ["Read", "num"], ["Write", "num"], ["Frees", "num"], ["Why", "why"]],
-    plans.map((plan) => { const clean = plan.action === "clean"; return [plan.topic + "-" + plan.partition, bytes(plan.total_bytes), clean ? about(bytes(plan.read_bytes), plan.exact) : "-", clean ? about(bytes(plan.write_bytes), plan.exact) : "-", clean ? about(bytes(plan.free_bytes), plan.exact) : "-", clean ? "due: rewrites " + plan.segments + " of " + plural(plan.total_segments, "segment") : "kept: " + (plan.reasons.map((reason) => reason.text)[0] || "nothing to do")]; }), { caption: "Dry run of what is due; nothing was changed" });
+    plans.map((plan) => { const clean = plan.action === "clean", leases = plan.reasons.slice(clean ? 0 : 1).filter((reason) => reason.code === "lease").map((reason) => element("div", {}, "lease: " + reason.text)); return [plan.topic + "-" + plan.partition, bytes(plan.total_bytes), clean ? about(bytes(plan.read_bytes), plan.exact) : "-", clean ? about(bytes(plan.write_bytes), plan.exact) : "-", clean ? about(bytes(plan.free_bytes), plan.exact) : "-", element("div", {}, clean ? "due: rewrites " + plan.segments + " of " + plural(plan.total_segments, "segment") : "kept: " + (plan.reasons.map((reason) => reason.text)[0] || "nothing to do"), leases)]; }), { caption: "Dry run of what is due; nothing was changed" });
 }
 async function topicView() {
   const name = path[2], url = "t/" + encodeURIComponent(name), first = Number(query.get("first")) || 0;
@@ -323,8 +332,8 @@ const transactionsView = () => costly("Transactions", "transactions", "the state
   const errors = found.errors.map((text) => element("div", { class: "notice bad" }, text));
   if (!found.transactions.length) return [errors, element("p", { class: "quiet" }, "No transaction is open.")];
   return [errors, element("p", {}, "Committed readers stay at the first offset of an open transaction, and nothing behind it is cleaned. A transaction that no coordinator ends hangs."),
-    table([["Partition"], ["From", "num"], ["Producer", "num"], ["Transactional id"], ["State"], ["Open since"], ["To end it, if it hangs", "why"]],
-      found.transactions.map((row) => [element("a", { href: topicLink(row.topic) }, row.topic + "-" + row.partition), number(row.first_offset), String(row.producer_id), row.transactional_id || "-", row.state || "unknown", time(row.timestamp) + " (" + duration(row.age_ms) + ")", command(row.abort)]), { caption: plural(found.transactions.length, "open transaction") })];
+    table([["Partition"], ["From", "num"], ["Producer", "num"], ["Epoch", "num"], ["Transactional id"], ["State"], ["Open since"], ["Not cleaned", "num"], ["To end it, if it hangs", "why"]],
+      found.transactions.map((row) => [element("a", { href: topicLink(row.topic) }, row.topic + "-" + row.partition), number(row.first_offset), String(row.producer_id), String(row.epoch), row.transactional_id || "-", row.state || "unknown", time(row.timestamp) + " (" + duration(row.age_ms) + ")", bytes(row.held_bytes), command(row.abort)]), { caption: plural(found.transactions.length, "open transaction") })];
 });
 async function quarantineView() {
   const found = (await api("quarantine")).partitions;
