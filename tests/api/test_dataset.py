@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -92,6 +94,22 @@ def test_each_scan_reads_from_the_position_on(topic: Any, made: list[str], view:
     assert rows.to_table(columns={"twice": dataset.field("offset") * 2}).schema.names == ["twice"]
     assert set(made) == {"key", "value", "headers"}  # an expression does not list its columns
     assert reader.position == position
+
+
+def test_filters_of_a_dataset_add_up(topic: Any) -> None:
+    rows, offset, part = topic.read().dataset(), dataset.field("offset"), dataset.field("partition")
+    few = rows.filter(offset < 1400).filter(part == 1)
+    expected = rows.to_table().filter((offset < 1400) & (part == 1))
+    assert few.to_table() == expected
+    assert (few.count_rows(), rows.count_rows()) == (expected.num_rows, MANY + 1)
+    assert few.to_table(columns=["key"], filter=offset > 9) == expected.filter(offset > 9).select(["key"])
+    assert [part.to_table() for part in few.get_fragments()] == [expected]
+
+
+@pytest.mark.parametrize("call", [pickle.dumps, copy.copy])
+def test_a_dataset_belongs_to_its_process(topic: Any, call: Any) -> None:
+    with pytest.raises(UsageError, match="a ReaderDataset belongs to one process"):
+        call(topic.read().dataset())
 
 
 def test_what_does_not_scan_raises(topic: Any) -> None:
