@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -191,3 +193,21 @@ def test_a_limit_ends_the_scan(logs: Any, monkeypatch: pytest.MonkeyPatch, engin
     else:
         assert len(module.sql("SELECT value FROM rows LIMIT 5").fetchall()) == 5
     assert 5 <= counted[0] < 20_000
+
+
+PROGRAM = """
+import sys
+import lastword
+import pyarrow.dataset as dataset
+topic = lastword.open(sys.argv[1])["large"]
+assert topic.read().dataset().head(5).num_rows == 5
+assert dataset.Scanner.from_batches(topic.read().arrow()).head(5).num_rows == 5
+"""
+
+
+def test_a_process_ends_behind_a_limit(logs: Any) -> None:
+    """Arrow reads on in a thread of its own, which must not be in Python when that ends."""
+    logs.create_topic("large").extend((b"k%d" % n, bytes(1000)) for n in range(100_000))
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", PROGRAM, *logs.dirs.paths], timeout=100)
+        assert ended.returncode == 0
