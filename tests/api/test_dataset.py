@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -94,6 +98,22 @@ def test_each_scan_reads_from_the_position_on(topic: Any, made: list[str], view:
     assert reader.position == position
 
 
+def test_filters_of_a_dataset_add_up(topic: Any) -> None:
+    rows, offset, part = topic.read().dataset(), dataset.field("offset"), dataset.field("partition")
+    few = rows.filter(offset < 1400).filter(part == 1)
+    expected = rows.to_table().filter((offset < 1400) & (part == 1))
+    assert few.to_table() == expected
+    assert (few.count_rows(), rows.count_rows()) == (expected.num_rows, MANY + 1)
+    assert few.to_table(columns=["key"], filter=offset > 9) == expected.filter(offset > 9).select(["key"])
+    assert [part.to_table() for part in few.get_fragments()] == [expected]
+
+
+@pytest.mark.parametrize("call", [pickle.dumps, copy.copy])
+def test_a_dataset_belongs_to_its_process(topic: Any, call: Any) -> None:
+    with pytest.raises(UsageError, match="a ReaderDataset belongs to one process"):
+        call(topic.read().dataset())
+
+
 def test_what_does_not_scan_raises(topic: Any) -> None:
     rows = topic.read().dataset()
     for call in (
@@ -173,3 +193,21 @@ def test_a_limit_ends_the_scan(logs: Any, monkeypatch: pytest.MonkeyPatch, engin
     else:
         assert len(module.sql("SELECT value FROM rows LIMIT 5").fetchall()) == 5
     assert 5 <= counted[0] < 20_000
+
+
+PROGRAM = """
+import sys
+import lastword
+import pyarrow.dataset as dataset
+topic = lastword.open(sys.argv[1])["large"]
+assert topic.read().dataset().head(5).num_rows == 5
+assert dataset.Scanner.from_batches(topic.read().arrow()).head(5).num_rows == 5
+"""
+
+
+def test_a_process_ends_behind_a_limit(logs: Any) -> None:
+    """Arrow reads on in a thread of its own, which must not be in Python when that ends."""
+    logs.create_topic("large").extend((b"k%d" % n, bytes(1000)) for n in range(100_000))
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", PROGRAM, *logs.dirs.paths], timeout=100)
+        assert ended.returncode == 0

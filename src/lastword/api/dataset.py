@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.fs
 
+from lastword.values import ProcessBound
+
 NOT_A_FILE = "scan the dataset of a Reader with its own methods"
 
 
-class ReaderDataset(pyarrow.dataset.FileSystemDataset):  # type: ignore[misc]
+class ReaderDataset(ProcessBound, pyarrow.dataset.FileSystemDataset):  # type: ignore[misc]
     """A dataset of which each scan reads the log.
 
     A Dataset of pyarrow has a part in C++, which some functions use without `scanner`, such as a join or a
@@ -24,18 +26,31 @@ class ReaderDataset(pyarrow.dataset.FileSystemDataset):  # type: ignore[misc]
     """
 
     def __init__(
-        self, schema: pa.Schema, make: Callable[[Sequence[str] | None], pa.RecordBatchReader]
+        self,
+        schema: pa.Schema,
+        make: Callable[[Sequence[str] | None], pa.RecordBatchReader],
+        given: pyarrow.dataset.Expression | None = None,
     ) -> None:
         kind = pyarrow.dataset.ParquetFileFormat()
         fragment = kind.make_fragment(NOT_A_FILE, pyarrow.fs.LocalFileSystem())
         super().__init__([fragment], schema, kind)
         self._make = make
+        self._filter = given  # of each scan
+
+    def filter(self, expression: pyarrow.dataset.Expression) -> ReaderDataset:
+        """Return a dataset of the rows for which the expression is true."""
+        return ReaderDataset(self.schema, self._make, self._and(expression))
+
+    def _and(self, expression: pyarrow.dataset.Expression | None) -> pyarrow.dataset.Expression | None:
+        if expression is None or self._filter is None:
+            return self._filter if expression is None else expression
+        return self._filter & expression
 
     def scanner(
         self, schema: pa.Schema | None = None, *, columns: Any = None, filter: Any = None, **options: Any
     ) -> pyarrow.dataset.Scanner:
         """Return a scanner of one scan. `schema`: the dataset's, which DataFusion gives to fragments."""
-        wanted = None
+        wanted, filter = None, self._and(filter)
         if columns is not None and not isinstance(columns, dict):
             wanted = [name for name in self.schema.names if name in columns]
             if filter is not None and not self._has_columns(filter, wanted):

@@ -14,7 +14,9 @@ from their start.
 
 from __future__ import annotations
 
+import atexit
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ from datetime import datetime
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
+from weakref import WeakSet
 
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V, records_of
 from lastword.arrow import pa
@@ -665,22 +668,59 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
 
 class _RaisingAgain(Iterator["pa.RecordBatch"]):
-    """The batches of a generator. After an error each further step raises it, and never seems the end."""
+    """The batches of a generator. After an error each further step raises it, and never seems the end.
+
+    Arrow takes steps ahead in threads of its own, also after a query has ended at a limit. A step that is
+    taken while Python ends would block or abort the process. So an exit ends the streams of such threads.
+    """
 
     def __init__(self, items: Iterator[pa.RecordBatch]) -> None:
         self._items = items
         self._error: BaseException | None = None
+        self._step = threading.Lock()
+        self._ends = False
+        self.thread = 0  # that took the last step
+        _streams.add(self)
 
     def __next__(self) -> pa.RecordBatch:
-        if self._error is not None:
-            raise self._error
-        try:
-            return next(self._items)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            self._error = error
-            raise
+        with self._step:
+            self.thread = threading.get_ident()
+            if self._error is not None:
+                raise self._error
+            if self._ends:
+                raise StopIteration
+            try:
+                return next(self._items)
+            except StopIteration:
+                raise
+            except BaseException as error:
+                self._error = error
+                raise
+
+    def end(self) -> None:
+        """Make the next step the last one, and wait for the step that a thread has begun."""
+        self._ends = True
+        if self._step.acquire(timeout=EXIT_SECONDS):
+            self._step.release()
+
+
+EXIT_SECONDS = 5.0
+"""An exit of the process waits this long for a step of a stream."""
+_streams: WeakSet[_RaisingAgain] = WeakSet()
+
+
+@atexit.register
+def _end_streams() -> None:
+    """End the streams of Arrow's threads. Arrow drops a stream that has ended, but not one that is full."""
+    known = {0, *(thread.ident for thread in threading.enumerate())}
+    ended = WeakSet(stream for stream in _streams if stream.thread not in known)
+    for stream in list(ended):
+        stream.end()
+        del stream
+    left = 100 if ended else 0
+    while left:
+        threading.Event().wait(0.005)  # also behind the last one: its thread goes on to leave Python
+        left = left - 1 if len(ended) else 0
 
 
 def record_at(
