@@ -436,6 +436,24 @@ def test_projection_in_any_order(root: Path) -> None:
     assert batch.to_pylist()[0] == {"offset": 0, "key": b"key-0"}
 
 
+@pytest.mark.parametrize("view", ["log", "newest", "changes"])
+def test_each_column_is_read_alone(root: Path, view: str) -> None:
+    """Also `change`, which is no column of the log: then none is left that tells the number of rows."""
+    given = parse_read({"path": str(root), "subscribe": "t", "view": view, "includeheaders": "true"})
+    schema = full_schema(True)
+    if view == "changes":
+        schema = schema.add("change", "string")
+    whole = _rows_of(LogReader(given, schema))
+    assert len(whole) > 20
+    for field in schema.fields:
+        alone = _rows_of(LogReader(given, StructType([field])))
+        assert alone == [{field.name: row[field.name]} for row in whole], field.name
+
+
+def _rows_of(reader: LogReader) -> list[dict[str, Any]]:
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [

@@ -193,7 +193,7 @@ def to_spark(
 
     `numbers`: the partition of each record, of several partitions of one topic; None: that of the task.
     """
-    names = tuple(name for name in columns if name not in (CHANGE, CORRUPT))
+    names = tuple(name for name in columns if name not in (CHANGE, CORRUPT)) or ("offset",)
     decoders = decoders_of(columns, options)
     if decoders:
         names = tuple(dict.fromkeys((*names, *decoders, "offset")))
