@@ -78,7 +78,7 @@ test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick'
 
 test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, in three processes: each waits much
-	@$(MAKE) --no-print-directory --output-sync=target $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 3) test-kafka test-spark test-beside
+	@$(MAKE) --no-print-directory --output-sync=target $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 3) test-kafka test-beside test-spark
 
 # Only these paths have tests that start an engine (tests/conftest.py refuses others). To import all tests takes 6 s of CPU in each process.
 ENGINES := tests/spark tests/kafka tests/bench tests/differential tests/examples tests/api/test_readme.py

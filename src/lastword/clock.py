@@ -100,7 +100,7 @@ class StandingClock:
         """Block this thread for a number of seconds of `monotonic`."""
         whole_ms, rest_ms = divmod(self._slept * 1000 + max(0.0, seconds) * 1000, 1)
         self._slept = rest_ms / 1000
-        self.move(int(whole_ms))
+        self._move(int(whole_ms))
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait until the event is set or `seconds` of `monotonic` have passed; return whether it is set."""
@@ -109,13 +109,11 @@ class StandingClock:
             event.wait(POLL_SECONDS)
         return event.is_set()
 
-    def move(self, ms: int) -> None:
-        """Let `ms` milliseconds pass."""
+    def _move(self, ms: int) -> None:
         self._now_ms += ms
         self._elapsed_ms += ms
 
-    def move_date(self, now_ms: int) -> None:
-        """Move the date only, as a clock correction does."""
+    def _date(self, now_ms: int) -> None:
         self._now_ms = now_ms
 
 
@@ -126,8 +124,8 @@ class ManualClock(StandingClock):
         """Move both counters forward by `ms` milliseconds."""
         if ms < 0:
             raise ValueError("time passes forward; use set_date to move the date back")
-        self.move(ms)
+        self._move(ms)
 
     def set_date(self, now_ms: int) -> None:
         """Move the date only, as a clock correction does."""
-        self.move_date(now_ms)
+        self._date(now_ms)

@@ -382,7 +382,6 @@ POINTS = {"timestamp", "date"}
 OF_CLOCK = {
     "Clock.sleep seconds",
     "Clock.wait seconds",
-    "Clock.move ms",
     "Broker.clock.sleep seconds",
     "Broker.clock.wait seconds",
     "Broker.clock.move ms",

@@ -58,7 +58,7 @@ class Clock(StandingClock):
         """Move the date only, as a clock correction does. `date`: as for a new clock."""
         from lastword.parse import to_ms
 
-        self.move_date(to_ms(date))
+        self._date(to_ms(date))
 
     def advance(self, time: Duration) -> None:
         """Let time pass.
@@ -75,7 +75,7 @@ class Clock(StandingClock):
         ms = parse_duration_ms(time)
         if ms < 0:
             raise UsageError(f"{time!r} is in the past", remedy="set_date moves the date back")
-        self.move(ms)
+        self._move(ms)
 
 
 class LogBuilder:
