@@ -18,6 +18,7 @@ from lastword.values import ProcessBound
 NOT_A_FILE = "scan the dataset of a Reader with its own methods"
 
 
+# pyarrow has no types, so mypy takes its class for Any.
 class ReaderDataset(ProcessBound, pyarrow.dataset.FileSystemDataset):  # type: ignore[misc]
     """A dataset of which each scan reads the log.
 

@@ -140,6 +140,7 @@ def _erased(
     source = logs.topic(topic, key_serializer="bytes", value_serializer="bytes")
 
     def call() -> list[Erasure]:
+        # Options of the command pass through: mypy knows their values as objects only.
         return [source.erase(keys, prefix=prefix, partition=target.partition, **options)]  # type: ignore[arg-type]
 
     results, failed = attempted(call, DataError, StorageError, LastwordError)

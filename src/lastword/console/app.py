@@ -55,7 +55,7 @@ POLL_SHARE = 0.0125
 WAKE_SECONDS = 2.0
 """An event stream looks for its viewer, and for the progress of a cleaning, after this time."""
 WAKES_PER_SECOND = 10
-"""Of all event streams, if there are many viewers."""
+"""The most such looks in a second, of all event streams together."""
 ALIVE_SECONDS = 15.0
 """An event stream sends a comment after this time, so that a lost connection is found."""
 MOST_VIEWERS = 100

@@ -26,12 +26,12 @@ from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
 
 FILES_FREE, FILES_FOR_ONE = 64, 3
-"""A log may have this many small segments, and so many for each full one, as a compacted log."""
+"""A log may have FILES_FREE small segments, and FILES_FOR_ONE more for each full one, as a compacted log."""
 LENGTHS = (64, 48, 32, 24, 16, 12, 8, 4, 2)
 """Lengths of runs that are compared."""
 GROWTH = 4
-"""Preferred are runs in which no segment has more than this part of the bytes: each byte is copied into a
-segment that is so many times larger, then."""
+"""A run is preferred if the new segment has at least GROWTH times the bytes of its largest source: then a
+byte is copied only into segments that grow by this factor, so a few times in all."""
 RETAINED_SHARE = 8
 COPY_BYTES = 4 << 20
 

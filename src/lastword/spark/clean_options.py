@@ -1,4 +1,4 @@
-"""The options of `clean` and `plan`."""
+"""The options of `clean` and `plan`, apart: `clean` imports `cleaning`, which needs them too."""
 
 from __future__ import annotations
 
