@@ -706,21 +706,27 @@ class _RaisingAgain(Iterator["pa.RecordBatch"]):
 
 EXIT_SECONDS = 5.0
 """An exit of the process waits this long for a step of a stream."""
+LEAVE_SECONDS = 0.2
+"""Then it waits this long, so that the thread that has dropped the last stream leaves Python."""
 _streams: WeakSet[_RaisingAgain] = WeakSet()
 
 
 @atexit.register
 def _end_streams() -> None:
-    """End the streams of Arrow's threads. Arrow drops a stream that has ended, but not one that is full."""
+    """End all streams, and wait for Arrow's threads. It drops a stream that has ended, but not a full one."""
+    streams = list(_streams)
+    if not streams:
+        return
+    for each in streams:
+        each.end()  # also if the last step was Python's: Arrow may begin to read ahead
     known = {0, *(thread.ident for thread in threading.enumerate())}
-    ended = WeakSet(stream for stream in _streams if stream.thread not in known)
-    for stream in list(ended):
-        stream.end()
-        del stream
-    left = 100 if ended else 0
-    while left:
-        threading.Event().wait(0.005)  # also behind the last one: its thread goes on to leave Python
-        left = left - 1 if len(ended) else 0
+    left = WeakSet(each for each in streams if each.thread not in known)
+    del streams, each
+    for _ in range(100):
+        threading.Event().wait(0.005)
+        if not len(left):
+            break
+    threading.Event().wait(LEAVE_SECONDS)
 
 
 def record_at(
