@@ -94,11 +94,13 @@ def export(
             "--metrics needs --every",
             remedy=target.command("export", *target.words, "--to", to, "--every", "1m", "--metrics", "9464"),
         )
+    format_options = storage_of(format_option, "--format-option avroSchema=user.avsc")
+    if format_options and value_format is None:
+        raise UsageError("--format-option needs --value-format", remedy="give both")
     options: dict[str, Any] = {
         "layout": layout,
-        "value_format": value_format,
+        "value_format": (value_format, format_options) if format_options else value_format,
         "value_schema": value_schema,
-        "format_options": storage_of(format_option, "--format-option avroSchema=user.avsc") or None,
         "storage_options": storage_of(table_storage, "--table-storage region=eu-central-1") or None,
     }
     if every is None:
