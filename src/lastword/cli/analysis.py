@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lastword.api.text import field_text, key_candidates, key_text
-from lastword.cli.command import Session, command, now_ms
+from lastword.cli.command import Session, command, now_ms, option
 from lastword.cli.output import attempted
 from lastword.cli.remedies import policy_remedy, remedy_of
 from lastword.cli.target import (
@@ -62,14 +62,10 @@ def explain(
     topic: TopicName = None,
     partition: Partition = None,
     key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="K", help="show every record of this key, typed as `read` shows it, and its rule"
-        ),
+        str | None, option("K", "show every record of this key, typed as `read` shows it, and its rule")
     ] = None,
     cleaner: Annotated[
-        str | None,
-        typer.Option("--as", metavar="kafka", help="what Kafka's own cleaner would do now, and why not"),
+        str | None, option("kafka", "what Kafka's own cleaner would do now, and why not", "--as")
     ] = None,
     sets: WhatIf = None,
     more: MoreDirs = None,
@@ -240,9 +236,7 @@ def duplication(
     directory: Directory,
     topics: TopicNames = None,
     partition: Partition = None,
-    by: Annotated[
-        str, typer.Option(metavar="topic|partition|segment", help="one row for each")
-    ] = "partition",
+    by: Annotated[str, option("topic|partition|segment", "one row for each")] = "partition",
     more: MoreDirs = None,
 ) -> None:
     """Count records that a newer record of their key superseded.
@@ -302,11 +296,9 @@ def simulate(
     partition: Partition = None,
     sets: Sets = None,
     strategy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="generational, kafka, or broker (Kafka's own cleaner)")
+        str | None, option("NAME", "generational, kafka, or broker (Kafka's own cleaner)")
     ] = None,
-    picture: Annotated[
-        str | None, typer.Option("--picture", metavar="FILE.svg", help="also draw the result into this file")
-    ] = None,
+    picture: Annotated[str | None, option("FILE.svg", "also draw the result into this file")] = None,
     more: MoreDirs = None,
 ) -> None:
     """Compare the cost of cleaning under other settings.

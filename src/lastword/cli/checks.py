@@ -10,7 +10,7 @@ import typer
 
 from lastword.api.serializers import bytes_json
 from lastword.api.text import key_text
-from lastword.cli.command import Session, command
+from lastword.cli.command import Session, argument, command, option
 from lastword.cli.remedies import PLACE
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, TopicNames
 from lastword.errors import LastwordError, PartialFailure, UsageError
@@ -135,15 +135,12 @@ def audit(
     topic: TopicName = None,
     other: Annotated[
         str | None,
-        typer.Argument(
-            metavar="OTHER",
-            help="another log directory or URL, or a .parquet, .arrow or .jsonl file with columns key and "
-            "offset",
+        argument(
+            "OTHER",
+            "another log directory or URL, or a .parquet, .arrow or .jsonl file with columns key and offset",
         ),
     ] = None,
-    most_rows: Annotated[
-        int, typer.Option("--rows", metavar="N", help="list at most N keys; all are counted", min=0)
-    ] = 1000,
+    most_rows: Annotated[int, option("N", "list at most N keys; all are counted", "--rows", min=0)] = 1000,
     partition: Partition = None,
     more: MoreDirs = None,
 ) -> int:

@@ -35,6 +35,16 @@ if TYPE_CHECKING:
     from lastword.api.logs import LogDir
 
 
+def argument(metavar: str, help_text: str) -> Any:
+    """Return an argument of a command."""
+    return typer.Argument(metavar=metavar, help=help_text)
+
+
+def option(metavar: str, help_text: str, *names: str, **limits: Any) -> Any:
+    """Return an option of a command that takes a value. None of `names`: it has that of its parameter."""
+    return typer.Option(*names, metavar=metavar, help=help_text, **limits)
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"lastword {__version__}")
@@ -59,10 +69,8 @@ def _everywhere(
         bool | None,
         typer.Option("--progress/--no-progress", help="show progress: a bar on a terminal, else JSON lines"),
     ] = None,
-    color: Annotated[str, typer.Option(metavar="auto|always|never", help="colour the text")] = "auto",
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="read this settings file instead of those in DIR")
-    ] = None,
+    color: Annotated[str, option("auto|always|never", "colour the text")] = "auto",
+    config: Annotated[str | None, option("FILE", "read this settings file instead of those in DIR")] = None,
     version: Annotated[bool, version_option(hidden=True)] = False,
 ) -> None:
     """Have the options of every command as parameters."""
@@ -71,10 +79,8 @@ def _everywhere(
 def _stored(
     storage: Annotated[
         list[str] | None,
-        typer.Option(
-            "--storage",
-            metavar="key=value",
-            help="of a bucket: an option of its store, such as region=eu-central-1; may be repeated",
+        option(
+            "key=value", "of a bucket: an option of its store, such as region=eu-central-1; may be repeated"
         ),
     ] = None,
 ) -> None:
@@ -84,9 +90,9 @@ def _stored(
 def _of_brokers(
     metadata: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH",
-            help="of a broker's directory: the directory of __cluster_metadata-0 (metadata.log.dir), or "
+        option(
+            "PATH",
+            "of a broker's directory: the directory of __cluster_metadata-0 (metadata.log.dir), or "
             "server.properties; it is only read",
         ),
     ] = None,
@@ -96,8 +102,7 @@ def _of_brokers(
 
 def _changing(
     wait: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="wait up to this long for a directory that another process holds"),
+        str | None, option("TIME", "wait up to this long for a directory that another process holds")
     ] = None,
 ) -> None:
     """Have the option of commands that change a directory."""
@@ -326,7 +331,7 @@ def dry_run_option(shows: str) -> Any:
 def metrics_option(serves: str) -> Any:
     """Return the option `--metrics` of a command. `serves`: what it does."""
     help_text = f"{serves}; without HOST only to this machine"
-    return typer.Option("--metrics", metavar="[HOST:]PORT", help=help_text)
+    return option("[HOST:]PORT", help_text, "--metrics")
 
 
 def confirm(action: str, yes: bool, *, dry: bool = True) -> None:

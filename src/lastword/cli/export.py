@@ -10,7 +10,7 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.clean import POLL_SECONDS, exporter, interval_ms, parse_address
-from lastword.cli.command import CONTEXT, Session, command, metrics_option
+from lastword.cli.command import CONTEXT, Session, command, metrics_option, option
 from lastword.cli.target import Directory, MoreDirs, Target, TopicName, storage_of
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
@@ -39,40 +39,22 @@ def export(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="TARGET", help="the table: delta:PATH or delta:URL")
-    ] = None,
-    layout: Annotated[
-        str, typer.Option("--layout", metavar="NAME", help="vectors, or merge for readers without vectors")
-    ] = "vectors",
-    value_format: Annotated[
-        str | None,
-        typer.Option("--value-format", metavar="NAME", help="json, avro, confluent or protobuf"),
-    ] = None,
+    to: Annotated[str | None, option("TARGET", "the table: delta:PATH or delta:URL")] = None,
+    layout: Annotated[str, option("NAME", "vectors, or merge for readers without vectors")] = "vectors",
+    value_format: Annotated[str | None, option("NAME", "json, avro, confluent or protobuf")] = None,
     value_schema: Annotated[
-        str | None,
-        typer.Option(
-            "--value-schema", metavar="DDL", help="the type of column value: 'city STRING, population BIGINT'"
-        ),
+        str | None, option("DDL", "the type of column value: 'city STRING, population BIGINT'")
     ] = None,
     format_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format-option", metavar="key=value", help="such as avroSchema=user.avsc; may be repeated"
-        ),
+        list[str] | None, option("key=value", "such as avroSchema=user.avsc; may be repeated")
     ] = None,
     table_storage: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--table-storage", metavar="key=value", help="of a table in a bucket: an option of its store"
-        ),
+        list[str] | None, option("key=value", "of a table in a bucket: an option of its store")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show the rows and bytes to write; write nothing")
     ] = False,
-    every: Annotated[
-        str | None, typer.Option("--every", metavar="TIME", help="keep running; export at this interval")
-    ] = None,
+    every: Annotated[str | None, option("TIME", "keep running; export at this interval")] = None,
     metrics: Annotated[str | None, metrics_option("with --every: serve Prometheus metrics")] = None,
     more: MoreDirs = None,
 ) -> None:

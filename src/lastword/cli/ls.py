@@ -16,7 +16,7 @@ import typer
 from lastword.api import inspections
 from lastword.api.inspections import UNKNOWN_COUNTS, TopicRow, Uncounted, count_cells
 from lastword.cli import signals
-from lastword.cli.command import CONTEXT, Session, command, metrics_option
+from lastword.cli.command import CONTEXT, Session, command, metrics_option, option
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicNames
 from lastword.cli.transactions import held_texts
 from lastword.clock import SystemClock
@@ -62,22 +62,16 @@ def ls(
     directory: Directory,
     topics: TopicNames = None,
     partition: Partition = None,
-    by: Annotated[
-        str | None, typer.Option(metavar="topic|partition|segment", help="the unit of a row")
-    ] = None,
+    by: Annotated[str | None, option("topic|partition|segment", "the unit of a row")] = None,
     segments: Annotated[bool, typer.Option("--segments", help="the same as --by segment")] = False,
-    sort: Annotated[
-        str, typer.Option(metavar="name|size|garbage", help="sort by name, or the largest first")
-    ] = "name",
+    sort: Annotated[str, option("name|size|garbage", "sort by name, or the largest first")] = "name",
     quick: Annotated[
         bool, typer.Option("--quick", help="use the garbage index where there is one; ~ marks estimates")
     ] = False,
     metrics: Annotated[
         str | None, metrics_option("keep running, and serve the figures to Prometheus")
     ] = None,
-    every: Annotated[
-        str | None, typer.Option("--every", metavar="TIME", help="with --metrics: measure so often; 5m")
-    ] = None,
+    every: Annotated[str | None, option("TIME", "with --metrics: measure so often; 5m")] = None,
     more: MoreDirs = None,
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
@@ -93,9 +87,9 @@ def ls(
     """
     if by is not None and segments and by != "segment":
         raise UsageError("--segments means --by segment", remedy="give one of them")
-    for option, value, known in (("--by", by, COLUMNS), ("--sort", sort, SORTS)):
+    for name, value, known in (("--by", by, COLUMNS), ("--sort", sort, SORTS)):
         if value is not None and value not in known:
-            raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
+            raise UsageError(f"unknown {name} {value!r}", remedy=f"one of {', '.join(known)}")
     target = Target.of(directory, topics, partition, more)
     if metrics is not None:
         if by is not None or segments or quick or sort != "name":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms
+from lastword.cli.command import Session, Yes, argument, command, confirm, dry_run_option, now_ms, option
 from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE, no_policy_lines
 from lastword.cli.target import (
@@ -68,12 +68,12 @@ MANY = 10_000  # more partitions than this take minutes to create, at about 100 
 def create(
     out: Session,
     directory: LogDirectory,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="the name of the new topic")],
-    partitions: Annotated[int, typer.Option(metavar="N", help="number of partitions", min=1)] = 1,
+    topic: Annotated[str, argument("TOPIC", "the name of the new topic")],
+    partitions: Annotated[int, option("N", "number of partitions", min=1)] = 1,
     settings: Sets = None,
-    key_serializer: Annotated[str, typer.Option(metavar="NAME", help="how keys are stored")] = "bytes",
-    value_serializer: Annotated[str, typer.Option(metavar="NAME", help="how values are stored")] = "bytes",
-    partitioner: Annotated[str, typer.Option(metavar="NAME", help="murmur2 or crc32")] = "murmur2",
+    key_serializer: Annotated[str, option("NAME", "how keys are stored")] = "bytes",
+    value_serializer: Annotated[str, option("NAME", "how values are stored")] = "bytes",
+    partitioner: Annotated[str, option("NAME", "murmur2 or crc32")] = "murmur2",
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
@@ -125,9 +125,7 @@ def config(
     directory: Directory,
     topics: ConfiguredTopics = None,
     settings: Sets = None,
-    unset: Annotated[
-        list[str] | None, typer.Option(metavar="name", help="remove a setting: the default applies again")
-    ] = None,
+    unset: Annotated[list[str] | None, option("name", "remove a setting: the default applies again")] = None,
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
@@ -399,10 +397,7 @@ def trim(
     topic: TopicName = None,
     partition: Partition = None,
     before: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OFFSET|TIME", help="the first record to keep: an offset, a time or an age (90d)"
-        ),
+        str | None, option("OFFSET|TIME", "the first record to keep: an offset, a time or an age (90d)")
     ] = None,
     dry_run: Annotated[bool, dry_run_option("show the new log start")] = False,
     yes: Yes = False,
@@ -496,22 +491,14 @@ def lease(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="the name of a lease")] = None,
+    name: Annotated[str | None, argument("NAME", "the name of a lease")] = None,
     partition: Partition = None,
     advance: Annotated[
-        int | None,
-        typer.Option(
-            metavar="OFFSET", help="set the next offset of its reader; takes the lease if it is new"
-        ),
+        int | None, option("OFFSET", "set the next offset of its reader; takes the lease if it is new")
     ] = None,
     release: Annotated[bool, typer.Option("--release", help="release the lease")] = False,
     max_age: Annotated[
-        str | None,
-        typer.Option(
-            "--max-age",
-            metavar="AGE",
-            help="a new lease lapses this long after its last advance (default 7d)",
-        ),
+        str | None, option("AGE", "a new lease lapses this long after its last advance (default 7d)")
     ] = None,
     more: MoreDirs = None,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms
+from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms, option
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, TopicNames
 from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, format_duration
@@ -41,8 +41,7 @@ def transactions(
     topics: TopicNames = None,
     partition: Partition = None,
     abort: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="abort the transaction of this producer id or transactional id"),
+        str | None, option("ID", "abort the transaction of this producer id or transactional id")
     ] = None,
     dry_run: Annotated[bool, dry_run_option("show what would be aborted")] = False,
     yes: Yes = False,
