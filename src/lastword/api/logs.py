@@ -26,7 +26,7 @@ from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside
 from lastword.parse import Duration, check_path, parse_duration_ms
-from lastword.values import ProcessBound, ProgressLike, Results, table_html
+from lastword.values import Closing, ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
     from lastword.api.cleaner import Cleaner
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         default: Callable[[], Any] | None
 
 
-class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
+class LogDir(ProcessBound, Closing, Mapping[str, Topic[Any, Any]]):
     """An open log directory: a context manager, and a mapping of its topics. Safe from any thread.
 
     `logs["users"]`, `"users" in logs`, `len(logs)`, `logs.items()` and all else of a mapping work as for a
@@ -108,12 +108,6 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         kept: dict[str, State[Any, Any]] = {}
         self._kept_states = kept  # of transactions
         dirs.on_topic_deleted(lambda name, partitions: (states.pop(name, None), kept.pop(name, None)))
-
-    def __enter__(self) -> LogDir:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return repr(self.dirs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from lastword.errors import PartialFailure, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes
 from lastword.values import plural
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """
 lastword copy /srv/kafka s3://bucket/backup users

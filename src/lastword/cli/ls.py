@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,9 +24,6 @@ from lastword.errors import LastwordError, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """
 lastword ls data

@@ -23,6 +23,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lastword.errors import LastwordError, StorageError
+from lastword.values import Closing
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -91,7 +92,7 @@ class WouldWait(Exception):
     """A read needs a request, in a block of `Files.without_requests`."""
 
 
-class Handle(ABC):
+class Handle(Closing, ABC):
     """One open file; also a context manager. A garbage-collected handle is closed.
 
     Positions are bytes from the start of the file.
@@ -162,12 +163,6 @@ class Handle(ABC):
     def size(self) -> int:
         """Return the size of the file in bytes."""
         return self.stat().size
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class Files(ABC):
