@@ -22,7 +22,7 @@ from lastword.cli import signals
 from lastword.cli.command import Session, argument, command, dry_run_option, metrics_option, option
 from lastword.cli.output import attempted, by_topic
 from lastword.cli.remedies import no_policy_lines
-from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicNames, what_if
+from lastword.cli.target import AnyTopics, DryRunSets, Target, what_if
 from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
 from lastword.objects import is_url
@@ -62,9 +62,7 @@ lastword clean data users -p 0 --retry
 
 def clean(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
+    target: AnyTopics,
     dry_run: Annotated[bool, dry_run_option("show the plan")] = False,
     sets: DryRunSets = None,
     due: Annotated[bool, typer.Option("--due", help="clean only what its settings make due")] = False,
@@ -80,7 +78,6 @@ def clean(
             "--retry", help="verify partitions in quarantine; release and clean those that are sound"
         ),
     ] = False,
-    more: MoreDirs = None,
 ) -> None:
     """Remove records that a newer record of their key superseded.
 
@@ -89,7 +86,6 @@ def clean(
     """
     from lastword.api.cleaning import quarantined, unread_topics
 
-    target = Target.of(directory, topics, partition, more)
     rate = None if max_rate is None else parse_bytes(max_rate)
     if rate is not None and rate < 1:
         raise UsageError(

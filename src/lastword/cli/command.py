@@ -12,7 +12,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, UnionType
@@ -237,16 +237,23 @@ def command(
         usage: The arguments as they are typed.
         examples: Command lines, one per line.
         changes: The command changes a directory, so it also takes --wait.
+
+    A parameter `Annotated[T, function]` stands for the parameters of the function, which makes its value. The
+    last of them is shown behind the command's own options.
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        own = inspect.signature(fn, eval_str=True)
-        parameters = list(own.parameters.values())[1:]
+        parameters = list(inspect.signature(fn, eval_str=True).parameters.values())[1:]
+        makers = _makers(parameters)
+        words = [word for maker in makers.values() for word in _words_of(maker)]
+        parameters = [parameter for parameter in parameters if parameter.name not in makers]
+        parameters = [*words[:-1], *parameters, *words[-1:]]
+        names = {parameter.name for parameter in parameters}
         everywhere = _options_of(_everywhere)
         shared = [*everywhere, *(_options_of(_changing) if changes else ())]
-        if not {"directory", "files", "source"}.isdisjoint(own.parameters):
+        if not {"directory", "files", "source"}.isdisjoint(names):
             shared += _options_of(_stored)
-        if "more" in own.parameters:
+        if "more" in names:
             shared += _options_of(_of_brokers)
         parameters += shared
 
@@ -265,6 +272,10 @@ def command(
             if wait is not None:
                 out.wait_seconds = parse_duration_ms(wait) / 1000
             try:
+                for name, maker in makers.items():
+                    arguments[name] = maker(
+                        **{word.name: arguments.pop(word.name) for word in _words_of(maker)}
+                    )
                 with shown_records("lastword.kernels", out.say, out):  # a compilation takes seconds, once
                     return fn(out, **arguments)
             except BrokenPipeError:
@@ -289,6 +300,17 @@ def command(
         return run
 
     return register
+
+
+@functools.cache
+def _words_of(maker: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(maker, eval_str=True).parameters.values())
+
+
+def _makers(parameters: Sequence[inspect.Parameter]) -> dict[str, Callable[..., Any]]:
+    """Return the function that makes the value of a parameter, for the parameters that have one."""
+    marks = {parameter.name: get_args(parameter.annotation)[1:] for parameter in parameters}
+    return {name: mark[0] for name, mark in marks.items() if mark and inspect.isfunction(mark[0])}
 
 
 def _check_url(arguments: Mapping[str, Any]) -> None:

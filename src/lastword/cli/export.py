@@ -11,7 +11,7 @@ import typer
 from lastword.cli import signals
 from lastword.cli.clean import POLL_SECONDS, exporter, interval_ms, parse_address
 from lastword.cli.command import CONTEXT, Session, command, metrics_option, option
-from lastword.cli.target import Directory, MoreDirs, Target, TopicName, storage_of
+from lastword.cli.target import WholeTopic, storage_of
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, format_duration, format_time
@@ -37,8 +37,7 @@ def register(app: typer.Typer) -> None:
 
 def export(
     out: Session,
-    directory: Directory,
-    topic: TopicName = None,
+    target: WholeTopic,
     to: Annotated[str | None, option("TARGET", "the table: delta:PATH or delta:URL")] = None,
     layout: Annotated[str, option("NAME", "vectors, or merge for readers without vectors")] = "vectors",
     value_format: Annotated[str | None, option("NAME", "json, avro, confluent or protobuf")] = None,
@@ -56,14 +55,12 @@ def export(
     ] = False,
     every: Annotated[str | None, option("TIME", "keep running; export at this interval")] = None,
     metrics: Annotated[str | None, metrics_option("with --every: serve Prometheus metrics")] = None,
-    more: MoreDirs = None,
 ) -> None:
     """Bring a Delta table to the newest values of a topic.
 
     The first export makes the table. A later one writes what has changed since, and marks the rows of
     replaced and deleted keys; an export without changes writes nothing.
     """
-    target = Target.of(directory, topic, None, more)
     known = target.topic_for("export", "--to", to or "delta:PATH")
     if to is None:
         raise UsageError(

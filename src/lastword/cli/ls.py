@@ -17,7 +17,7 @@ from lastword.api import inspections
 from lastword.api.inspections import UNKNOWN_COUNTS, TopicRow, Uncounted, count_cells
 from lastword.cli import signals
 from lastword.cli.command import CONTEXT, Session, command, metrics_option, option
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicNames
+from lastword.cli.target import AnyTopics, Target
 from lastword.cli.transactions import held_texts
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
@@ -56,9 +56,7 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
+    target: AnyTopics,
     by: Annotated[str | None, option("topic|partition|segment", "the unit of a row")] = None,
     segments: Annotated[bool, typer.Option("--segments", help="the same as --by segment")] = False,
     sort: Annotated[str, option("name|size|garbage", "sort by name, or the largest first")] = "name",
@@ -69,7 +67,6 @@ def ls(
         str | None, metrics_option("keep running, and serve the figures to Prometheus")
     ] = None,
     every: Annotated[str | None, option("TIME", "with --metrics: measure so often; 5m")] = None,
-    more: MoreDirs = None,
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
 
@@ -87,7 +84,6 @@ def ls(
     for name, value, known in (("--by", by, COLUMNS), ("--sort", sort, SORTS)):
         if value is not None and value not in known:
             raise UsageError(f"unknown {name} {value!r}", remedy=f"one of {', '.join(known)}")
-    target = Target.of(directory, topics, partition, more)
     if metrics is not None:
         if by is not None or segments or quick or sort != "name":
             raise UsageError(

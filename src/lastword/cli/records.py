@@ -30,7 +30,7 @@ from lastword.api.text import (
 )
 from lastword.cli import signals
 from lastword.cli.command import Session, argument, command, now_ms, option
-from lastword.cli.target import Directory, Keys, MoreDirs, Partition, Target, TopicName
+from lastword.cli.target import Directory, Keys, MoreDirs, OneTopic, Partition, Target, TopicName
 from lastword.errors import LastwordError, NotALogDirError, UsageError, hint
 from lastword.objects import is_url
 from lastword.parse import parse_seconds, parse_when
@@ -232,9 +232,7 @@ VIEWS = ("log", "newest", "changes")
 
 def read(
     out: Session,
-    directory: Directory,
-    topic: TopicName = None,
-    partition: Partition = None,
+    target: OneTopic,
     start: Annotated[
         str | None, option("S", "earliest, an offset, a time with zone, @milliseconds, or an age (90m)")
     ] = None,
@@ -252,10 +250,8 @@ def read(
     timeout: Annotated[
         str | None, option("TIME", "with --follow: end after this long without a record (90, 5m)")
     ] = None,
-    more: MoreDirs = None,
 ) -> None:
     """Read all records, or the newest record of every key."""
-    target = Target.of(directory, topic, partition, more)
     topic_name = target.topic_for("read")
     if last is not None and start is not None:
         raise UsageError("--last cannot be combined with --start", remedy="give one of them")

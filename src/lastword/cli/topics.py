@@ -12,17 +12,18 @@ from lastword.cli.command import Session, Yes, argument, command, confirm, dry_r
 from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE, no_policy_lines
 from lastword.cli.target import (
-    ChosenTopics,
-    ConfiguredTopics,
+    AnyTopics,
     Directory,
     DryRunSets,
     LogDirectory,
     MoreDirs,
+    OneTopic,
     Partition,
     Sets,
+    SettingsOf,
     Target,
     TopicName,
-    TopicNames,
+    WholeTopics,
     settings_of,
     what_if,
 )
@@ -122,19 +123,16 @@ lastword config data users cities
 
 def config(
     out: Session,
-    directory: Directory,
-    topics: ConfiguredTopics = None,
+    target: SettingsOf,
     settings: Sets = None,
     unset: Annotated[list[str] | None, option("name", "remove a setting: the default applies again")] = None,
     yes: Yes = False,
-    more: MoreDirs = None,
 ) -> None:
     """Show settings with their sources, or change them.
 
     Without TOPIC: the settings of the directory, and the defaults for topics without their own. Changes are
     written to lastword.toml in the directory, those of a topic to lastword.topic-NAME.toml; comments stay.
     """
-    target = Target.of(directory, topics, None, more)
     changes = settings_of(settings)
     for name in unset or ():
         if name in changes:
@@ -219,23 +217,20 @@ lastword drop data events --yes
 
 def drop(
     out: Session,
-    directory: LogDirectory,
-    topics: ChosenTopics = None,
+    target: WholeTopics,
     dry_run: Annotated[bool, dry_run_option("show what would be deleted")] = False,
     yes: Yes = False,
-    more: MoreDirs = None,
 ) -> None:
     """Delete topics, with their records and settings.
 
     Damaged partitions are deleted, too. If a partition is a link, or belongs to another topic of that name,
     nothing is deleted.
     """
-    target = Target.of(directory, topics, None, more)
     if len(target.topics) < 2:
         target.topic_for("drop")
     if target.partition is not None:
         raise UsageError(
-            f"{directory} is one partition, but drop deletes all partitions of the topic",
+            f"{target.topics[0]}-{target.partition} is one partition, and drop deletes whole topics",
             remedy=target.command("drop", *target.topics),
         )
     with out.open(target) as logs:
@@ -290,12 +285,9 @@ lastword expire data events
 
 def expire(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
+    target: AnyTopics,
     dry_run: Annotated[bool, dry_run_option("show what would be removed")] = False,
     sets: DryRunSets = None,
-    more: MoreDirs = None,
 ) -> None:
     """Remove old segments by size and age.
 
@@ -303,7 +295,6 @@ def expire(
     """
     from lastword.api.cleaning import expire_outlook, unread_topics
 
-    target = Target.of(directory, topics, partition, more)
     assumed = what_if(sets)
     if not dry_run:
         target.refuse_set("expire", sets)
@@ -393,15 +384,12 @@ lastword trim data events -p 0 --before 4000 --yes
 
 def trim(
     out: Session,
-    directory: Directory,
-    topic: TopicName = None,
-    partition: Partition = None,
+    target: OneTopic,
     before: Annotated[
         str | None, option("OFFSET|TIME", "the first record to keep: an offset, a time or an age (90d)")
     ] = None,
     dry_run: Annotated[bool, dry_run_option("show the new log start")] = False,
     yes: Yes = False,
-    more: MoreDirs = None,
 ) -> None:
     """Raise the log start and remove the records before it.
 
@@ -409,7 +397,6 @@ def trim(
     """
     from lastword.api import cleaning
 
-    target = Target.of(directory, topic, partition, more)
     topic_name = target.topic_for("trim", "--before", "OFFSET")
     if before is None:
         raise UsageError("trim needs --before", remedy="--before OFFSET, a time or an age (90d)")
