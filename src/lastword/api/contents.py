@@ -247,7 +247,7 @@ class Contents:
         restored = []
         loaded = {} if snapshot is None else self._load(snapshot, ranges)
         for number, range_ in sorted(ranges.items()):
-            size = sum(segment.size for segment in range_.view.segments)
+            size = range_.view.segment_set.size
 
             def report(part: int, parts: int, before: int = done, size: int = size) -> None:
                 if progress is not None:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from lastword.lake.vectors import Offsets
     from lastword.partition.moment import Range
     from lastword.partition.removal_log import RemovalLog
-    from lastword.partition.view import PartitionView
     from lastword.value_formats.interface import ValueFormat
 
 KIND = "delta:"
@@ -219,7 +218,7 @@ class Source:
         self._topic = form.topic
         self._form = form
         dirs.refresh()
-        sizes = {number: _bytes_of(view) for number, view in dirs.views(form.topic).items()}
+        sizes = {number: view.segment_set.size for number, view in dirs.views(form.topic).items()}
         self._meter = Meter("export", progress, sum(sizes.values()))
         self._unread = sizes
 
@@ -267,10 +266,6 @@ class Source:
         map_bytes = self._dirs.settings.instance.map_bytes
         with self._meter.part(self._unread.pop(range_.partition, 0)) as update:
             yield from self._form.newer_rows(range_, since, known, map_bytes, update)
-
-
-def _bytes_of(view: PartitionView) -> int:
-    return sum(segment.size for segment in view.segments)
 
 
 class RowForm:

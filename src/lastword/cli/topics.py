@@ -271,7 +271,7 @@ def _extent(logs: LogDir, topic: str) -> _Extent:
     for number, log_dir in partitions.items():
         log_dir.check_deletable(topic, number)
         try:
-            size_bytes += sum(segment.size for segment in log_dir.view(topic, number).segments)
+            size_bytes += log_dir.view(topic, number).segment_set.size
         except (DataError, StorageError):
             unreadable += 1
     return _Extent(len(partitions), unreadable, size_bytes)
