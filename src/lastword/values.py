@@ -88,6 +88,22 @@ def draft_of(kind: type[T]) -> type[T]:
     return new_class("_Draft", bases, exec_body=lambda body: body.update(slots))
 
 
+class Closing:
+    """Mixin for an object that is closed at the end of a `with` block."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the object."""
+        raise NotImplementedError
+
+
 class ProcessBound:
     """Mixin for objects that belong to one process (open files, threads, a lock): refuses pickle and copy."""
 

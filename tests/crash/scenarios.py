@@ -141,11 +141,11 @@ class Process:
         """Record the records that each swap removes."""
         real = log.replace
 
-        def replace(old, new):  # type: ignore[no-untyped-def]
+        def replace(old, output):  # type: ignore[no-untyped-def]
             before = {o for s in old for o in _offsets(s)}
-            after = {o for s in new for o in _offsets(s)}
+            after = set(_offsets(output))
             self.history.note("removed", log.name, frozenset(before - after))
-            return real(old, new)
+            return real(old, output)
 
         log.replace = replace  # type: ignore[method-assign]
 

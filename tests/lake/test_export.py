@@ -374,16 +374,16 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(schema), {"city": "Oslo"})
     topic = created(logs, value_serializer="bytes")
     topic.append("a", buffer.getvalue())
-    topic.export(to, value_format="avro", format_options={"avroSchema": json.dumps(schema)})
+    topic.export(to, value_format=("avro", {"avroSchema": json.dumps(schema)}))
     (row,) = polars.scan_delta(str(place)).collect().rows(named=True)
     assert row["value"] == {"city": "Oslo"}
     with pytest.raises(TableRefusedError, match="value_format=avro, not json"):  # the columns are the same
         topic.export(to, value_format="json", value_schema="city STRING")
     needed = json.dumps({**schema, "fields": [{"name": "city", "type": "string"}]})
     with pytest.raises(TableRefusedError, match=r"the topic now has .*city string not null"):
-        topic.export(to, value_format="avro", format_options={"avroSchema": needed})
+        topic.export(to, value_format=("avro", {"avroSchema": needed}))
     topic.append("b", buffer.getvalue())
-    topic.export(to, value_format="avro", format_options={"avroSchema": json.dumps(schema)})
+    topic.export(to, value_format=("avro", {"avroSchema": json.dumps(schema)}))
     assert len(polars.scan_delta(str(place)).collect()) == 2
 
 
@@ -392,14 +392,15 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
     [
         ({"layout": "bitmaps"}, UsageError, "layout"),
         ({"value_format": "xml"}, UsageError, "value_format"),
+        ({"value_format": ("avro", "user.avsc")}, UsageError, "value_format"),
         ({"value_format": "json"}, UsageError, "gives no type"),
-        ({"value_schema": "a INT"}, UsageError, "need value_format"),
+        ({"value_schema": "a INT"}, UsageError, "needs value_format"),
         (
-            {"value_format": "json", "value_schema": "a INT", "format_options": {"envelope": "debezium"}},
+            {"value_format": ("json", {"envelope": "debezium"}), "value_schema": "a INT"},
             UsageError,
             "no option 'envelope'",
         ),
-        ({"value_format": "avro", "format_options": {"avroShema": "{}"}}, UsageError, "nearest: avroSchema"),
+        ({"value_format": ("avro", {"avroShema": "{}"})}, UsageError, "nearest: avroSchema"),
         ({"value_format": "json", "value_schema": "a"}, InvalidSettingError, "position 0"),
         ({"value_format": "json", "value_schema": "a INT b INT"}, InvalidSettingError, "the end"),
         ({"value_format": "json", "value_schema": "a ; INT"}, InvalidSettingError, "position 1"),
@@ -408,7 +409,7 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
         ({"value_format": "json", "value_schema": "a INT, A INT"}, InvalidSettingError, "Duplicate field"),
         ({"value_format": "json", "value_schema": pa.struct([])}, InvalidSettingError, "without fields"),
         ({"value_format": "json", "value_schema": 5}, InvalidSettingError, "5 is no type"),
-        ({"value_format": "avro", "format_options": {"avroSchema": "{"}}, InvalidSettingError, "avroSchema"),
+        ({"value_format": ("avro", {"avroSchema": "{"})}, InvalidSettingError, "avroSchema"),
     ],
 )
 def test_formats_that_are_refused(

@@ -105,7 +105,7 @@ def test_a_swap_is_finished(tmp_path: Path) -> None:
     sources = list(log.segments[:2])
     output = compacted(log, sources)
     with interrupted(OsFiles, "rename", of=lambda path: path.endswith(".swap")):
-        log.replace(sources, [output])
+        log.replace(sources, output)
     fill(log, 1)
     assert leftovers(log.directory) == []
     assert records(log)[-1] == pair(20)

@@ -300,9 +300,7 @@ def test_the_states_of_a_topic_have_one_kind(logs, users):
     assert repr(logs.state("users", memory="values")) == "State('users', 0 keys)"
 
 
-@pytest.mark.parametrize(
-    "given", [{"end": 1}, {"snapshot": "users.parquet"}, {"max_bytes": 10}, {"memory": "some"}], ids=str
-)
+@pytest.mark.parametrize("given", [{"end": 1}, {"snapshot": "users.parquet"}, {"memory": "some"}], ids=str)
 def test_what_has_no_meaning_is_refused(logs, given):
     with pytest.raises(errors.UsageError, match=next(iter(given))):
         logs.state("users", **{"memory": "none"} | given)

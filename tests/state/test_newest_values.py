@@ -118,9 +118,9 @@ def test_what_was_replaced_does_not_count_against_the_limit(logs, monkeypatch):
     monkeypatch.setattr(newest, "_MOSTLY_CLEAN", 0)
     users.close()
     del users
-    assert logs.state("users", max_bytes=10_000)[b"000"] == b"w" * 97
+    assert logs.state("users", memory=10_000)[b"000"] == b"w" * 97
     with pytest.raises(errors.StateTooLargeError):
-        logs.state("users", max_bytes=9_999)
+        logs.state("users", memory=9_999)
 
 
 def test_a_key_in_two_partitions_is_held_once(logs):

@@ -114,12 +114,12 @@ def test_a_change_runs_again_if_the_log_has_another_value(logs: Any) -> None:
     assert state["list"] == [2]
 
 
-@pytest.mark.parametrize("name", ["key_serializer", "value_serializer", "default", "max_bytes"])
+@pytest.mark.parametrize("name", ["key_serializer", "value_serializer", "default", "memory"])
 def test_other_arguments_are_refused_and_name_the_first(logs: Any, name: str) -> None:
     logs.create_topic("t", cleanup_policy="compact")
-    first: dict[str, Any] = {"key_serializer": "str", "value_serializer": "json", "max_bytes": "1MiB"}
+    first: dict[str, Any] = {"key_serializer": "str", "value_serializer": "json", "memory": "1MiB"}
     state = logs.state("t", **first, default=lambda: 0)
-    other = {"key_serializer": "bytes", "value_serializer": "str", "default": int, "max_bytes": 5}[name]
+    other = {"key_serializer": "bytes", "value_serializer": "str", "default": int, "memory": 5}[name]
     with pytest.raises(errors.UsageError, match=f"{name}=.*, since {__file__}:") as caught:
         logs.state("t", **{name: other})
     assert "close the first" in caught.value.remedy

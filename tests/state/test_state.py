@@ -251,18 +251,18 @@ def test_what_is_held_is_counted_where_two_partitions_have_one_key(logs):
     assert sum(entry.bytes for entry in state.restored) == len(b"k" + b"yyy")
 
 
-def test_max_bytes(logs):
+def test_memory_bounds_the_values(logs):
     users = logs.state("users")
     users.update({str(n): "x" * 100 for n in range(100)})
     users.update({str(n): "y" for n in range(90)})
     users.close()
-    assert len(logs.state("users", max_bytes=3000)) == 100
-    with pytest.raises(errors.StateTooLargeError, match="max_bytes"):
-        logs.state("users", max_bytes=1000)
-    assert len(logs.state("users", max_bytes="3KiB")) == 100
-    for wrong in (-1, "a lot"):
-        with pytest.raises(errors.UsageError, match="is not a size"):
-            logs.state("users", max_bytes=wrong)
+    assert len(logs.state("users", memory=3000)) == 100
+    with pytest.raises(errors.StateTooLargeError, match="memory"):
+        logs.state("users", memory=1000)
+    assert len(logs.state("users", memory="3KiB")) == 100
+    for wrong in (-1, "-1KiB", "a lot", [], "1 MiBB"):
+        with pytest.raises(errors.UsageError, match=r"memory=.* is (not a size|below 0)"):
+            logs.state("users", memory=wrong)
 
 
 def test_what_the_serializers_refuse_changes_nothing(logs):

@@ -51,12 +51,12 @@ from ..one import Room
 
 
 class Late(Room):
-    def many(self, a, b, c, d, e, f, g, h, i, *j, **k):
+    def many(self, a, b, c, d, e, f, g, h, i, j, *k, **l):
         from ..two import _hidden
         return two._secret or self._board
 """,
     "kernels/__init__.py": "",
-    "kernels/wide.py": "def wide(a, b, c, d, e, f, g, h, i, j, k): ...\n",
+    "kernels/wide.py": "def wide(a, b, c, d, e, f, g, h, i, j, k, l): ...\n",
 }
 
 
@@ -105,7 +105,15 @@ def test_private_reaches(result: dict[str, Any], house: Path) -> None:
 
 def test_parameters(result: dict[str, Any], house: Path) -> None:
     """`self` does not count; the kernel is exempt."""
-    assert places(result["many_parameters"], house) == ["sub/four.py:6 many (11)"]
+    assert places(result["many_parameters"], house) == ["sub/four.py:6 many (12)"]
+
+
+@pytest.mark.slow
+def test_no_function_of_the_source_has_many_parameters() -> None:
+    """But kernels and commands."""
+    modules = SCRIPT["load"](SCRIPT["PACKAGES"])
+    assert len(modules) > 200
+    assert SCRIPT["many_parameters"](modules) == []
 
 
 def test_circles(result: dict[str, Any]) -> None:

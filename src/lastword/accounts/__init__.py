@@ -50,7 +50,6 @@ class SegmentAccount(Value):
         oldest_dead_ms: When the oldest garbage here became garbage, in milliseconds since 1970; -1: there is
             none.
         exact: False: dead_bytes is an estimate.
-        error_ratio: The standard deviation of the estimate, as a share of the file.
     """
 
     base_offset: int
@@ -67,7 +66,6 @@ class SegmentAccount(Value):
     death_rate: float = 0.0
     oldest_dead_ms: int = -1
     exact: bool = True
-    error_ratio: float = 0.0
 
     @property
     def live_bytes(self) -> int:

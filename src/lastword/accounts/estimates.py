@@ -14,7 +14,6 @@ damaged file is ignored, and learning starts again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -164,8 +163,7 @@ def segment_accounts(
 ) -> tuple[SegmentAccount, ...]:
     """Return the account of each segment.
 
-    In a sample all figures are estimates. The standard deviation of `error_ratio` is that of a sum over a
-    share of the keys.
+    In a sample all figures are estimates.
 
     Args:
         tracking: The tracked keys with their segments.
@@ -177,7 +175,6 @@ def segment_accounts(
         tracking.entries, tracking.facts(), dead, blocked_bytes, strict=True
     ):
         died = max(segment.dead_records - entry.own_seen_records, 0) / share
-        noise = math.sqrt((1 / share - 1) * died) / segment.records if segment.records else 0.0
         segments.append(
             SegmentAccount(
                 base_offset=segment.base_offset,
@@ -194,7 +191,6 @@ def segment_accounts(
                 death_rate=max(entry.death_rate, 0.0),
                 oldest_dead_ms=entry.oldest_dead_ms,
                 exact=tracking.exact,
-                error_ratio=min(noise, 1.0),
             )
         )
     return tuple(segments)

@@ -83,7 +83,7 @@ def plan_chosen(
         found = [_plan_of(retention, view)] if retention.removes else []
         if tp in planned:
             return [*found, planned[tp]]
-        with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
+        with meter.progress_part(view.segment_set.size) as part:
             request = CleanRequest(
                 dirs.first_dirty(*tp),
                 due,
@@ -423,7 +423,7 @@ def _sizes(dirs: OpenDirs, partitions: Sequence[tuple[str, int]]) -> dict[tuple[
 
     def size(tp: tuple[str, int]) -> int:
         try:
-            return sum(segment.size for segment in dirs.log(*tp).segments)
+            return dirs.log(*tp).segment_set.size
         except (DataError, StorageError, UnknownTopicError):
             return 0
 
@@ -528,7 +528,7 @@ def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
         reasons=tuple(Reason(code, deletion.reason) for code in deletion.codes[:1]),
         log_start=deletion.log_start,
         total_segments=len(view.segments),
-        total_bytes=sum(segment.size for segment in view.segments),
+        total_bytes=view.segment_set.size,
     )
 
 

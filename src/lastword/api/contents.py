@@ -247,7 +247,7 @@ class Contents:
         restored = []
         loaded = {} if snapshot is None else self._load(snapshot, ranges)
         for number, range_ in sorted(ranges.items()):
-            size = sum(segment.size for segment in range_.view.segments)
+            size = range_.view.segment_set.size
 
             def report(part: int, parts: int, before: int = done, size: int = size) -> None:
                 if progress is not None:
@@ -331,8 +331,8 @@ class Contents:
         limit = self._max_bytes
         if limit is not None and size_bytes > limit:
             raise StateTooLargeError(
-                f"{self.topic}: the live data is larger than max_bytes = {limit}",
-                remedy="more max_bytes, or read what you need: topic.read(view='newest', keys=[...])",
+                f"{self.topic}: the live data is larger than memory = {limit}",
+                remedy="a larger memory=, or read what you need: topic.read(view='newest', keys=[...])",
             )
 
     def _fill(self, range_: Range, progress: Callable[[int, int], None] | None) -> None:

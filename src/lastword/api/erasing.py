@@ -171,7 +171,7 @@ def _where(dirs: OpenDirs, topic: str) -> str:
 
 def _size(dirs: OpenDirs, topic: str, number: int) -> int:
     with suppress(LastwordError):  # raised where the partition is erased
-        return sum(segment.size for segment in dirs.view(topic, number).segments)
+        return dirs.view(topic, number).segment_set.size
     return 0
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import numpy as np
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from lastword.lake.vectors import Offsets
     from lastword.partition.moment import Range
     from lastword.partition.removal_log import RemovalLog
-    from lastword.partition.view import PartitionView
     from lastword.value_formats.interface import ValueFormat
 
 KIND = "delta:"
@@ -62,6 +61,9 @@ _probed: set[str] = set()
 """URLs whose stores enforce conditions, as this process has seen."""
 
 
+FormatLike = str | tuple[str, Mapping[str, str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """The formats of keys and values, and the columns that follow from them. It can be sent to a task.
@@ -69,16 +71,15 @@ class Columns:
     Attributes:
         topic: The topic.
         names: The serializers of keys and values.
-        value_format: The name of a format; None: as the serializer says.
+        value_format: The name of a format, or a pair of its name and its options; None: as the serializer
+            says.
         value_schema: The type of the column `value`, as text or in Arrow; None: as the format says.
-        format_options: Options of the format.
     """
 
     topic: str
     names: tuple[str | None, str | None]
-    value_format: str | None = None
+    value_format: FormatLike | None = None
     value_schema: Any = None
-    format_options: Mapping[str, str] | None = None
 
 
 def export_topic(
@@ -112,7 +113,7 @@ def export_topic(
                 form.schema,
                 layout,
                 dirs.settings.instance.lastword_space_target,
-                columns.value_format,
+                form.format_name,
             ),
             clock=dirs.clock,
             dry_run=dry_run,
@@ -217,7 +218,7 @@ class Source:
         self._topic = form.topic
         self._form = form
         dirs.refresh()
-        sizes = {number: _bytes_of(view) for number, view in dirs.views(form.topic).items()}
+        sizes = {number: view.segment_set.size for number, view in dirs.views(form.topic).items()}
         self._meter = Meter("export", progress, sum(sizes.values()))
         self._unread = sizes
 
@@ -267,18 +268,13 @@ class Source:
             yield from self._form.newer_rows(range_, since, known, map_bytes, update)
 
 
-def _bytes_of(view: PartitionView) -> int:
-    return sum(segment.size for segment in view.segments)
-
-
 class RowForm:
     """The columns of a table and the rows of records: key, value, partition, offset, timestamp."""
 
     def __init__(self, columns: Columns) -> None:
         self.topic = topic = columns.topic
-        self._format, kind = _format(
-            topic, columns.value_format, columns.value_schema, columns.format_options or {}
-        )
+        self._format, kind = _format(topic, columns.value_format, columns.value_schema)
+        self.format_name = None if self._format is None else self._format.name
         key, value = columns.names[0], columns.names[1] if self._format is None else "bytes"
         self._json = {column for column, name in (("key", key), ("value", value)) if name == "json"}
         self._form = ArrowForm(topic, key, value)
@@ -344,26 +340,29 @@ class RowForm:
 
 
 def _format(
-    topic: str, name: str | None, schema: Any, options: Mapping[str, str]
+    topic: str, given: FormatLike | None, schema: Any
 ) -> tuple[ValueFormat | None, pa.DataType | None]:
     """Return the format of values and the type of the column; (None, None) without a format."""
-    if name is None:
-        if schema is not None or options:
-            raise UsageError(
-                "value_schema and format_options need value_format",
-                remedy=f"name one of {', '.join(FORMATS)}",
-            )
+    if given is None:
+        if schema is not None:
+            raise UsageError("value_schema needs value_format", remedy=f"name one of {', '.join(FORMATS)}")
         return None, None
+    is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)
+    name, options = cast(tuple[str, Mapping[str, str]], given if is_pair else (given, {}))
     one_of(name, FORMATS, "value_format")
     known = tuple(option for option, formats in OPTIONS.items() if name in formats)
     for option in options:
         if not known:
-            raise UsageError(f"value_format {name} has no option {option!r}", remedy="omit format_options")
+            raise UsageError(
+                f"value_format {name} has no option {option!r}", remedy=f"give value_format={name!r}"
+            )
         one_of(option, known, f"option of value_format {name}")
     try:
         value_format = format_of(name, options, f"{topic}-value")
     except ValueError as error:
-        raise InvalidSettingError(f"format option {error}", remedy="correct format_options") from None
+        raise InvalidSettingError(
+            f"format option {error}", remedy="correct the options of value_format"
+        ) from None
     try:
         kind = value_format.own_type() if schema is None else _type_of(schema)
     except ValueError as error:

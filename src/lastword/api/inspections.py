@@ -226,7 +226,7 @@ class Uncounted:
             log_start=view.log_start,
             log_end=view.log_end,
             segments=len(view.segments),
-            size_bytes=sum(segment.size for segment in view.segments),
+            size_bytes=view.segment_set.size,
             quarantine=None if noted is None else noted.reason,
             problem=row.problem if noted is None else "quarantined",
         )
@@ -402,7 +402,7 @@ def _raised(row: Row | LastwordError) -> Row:
 
 def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> PartitionInfo:
     """Return the row of a partition in `describe`."""
-    size = sum(segment.size for segment in view.segments)
+    size = view.segment_set.size
     set_aside = quarantine.load(view.files, view.directory)
     dead_bytes = sum(count.dead_bytes for count in counted)
     return PartitionInfo(
@@ -493,11 +493,11 @@ def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bo
     with_index = quick or not short
     known = _accounted(dirs, view) if with_index else None
     if known is not None and (quick or all(count.exact for count in known)):
-        with meter.part(sum(segment.size for segment in view.segments)):
+        with meter.part(view.segment_set.size):
             return known
     counted: Sequence[PlainCount | SegmentFacts] | None = None
     if short:
-        with meter.part(sum(segment.size for segment in view.segments)):
+        with meter.part(view.segment_set.size):
             counted = count_plain(view)
     if counted is None:
         counted = _resolved(dirs, view, meter).segments
@@ -601,7 +601,7 @@ def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
     """Scan a whole log. Records of an undecided transaction count as live and supersede nothing."""
     from lastword.resolve import ScratchPlace, resolve
 
-    with meter.part(sum(segment.size for segment in view.segments)) as done:
+    with meter.part(view.segment_set.size) as done:
         return resolve(
             view.segments,
             map_bytes=dirs.settings.instance.map_bytes,
@@ -617,7 +617,7 @@ def counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
     """Return the bytes of a partition as `describe` counts them; None if they cannot all be read."""
     from lastword.tools.explain import Counted
 
-    meter = Meter("count", None, sum(segment.size for segment in view.segments))
+    meter = Meter("count", None, view.segment_set.size)
     try:
         rows = segment_infos(dirs, view, _count_segments(dirs, view, meter, False))
     except FileVanishedError:
@@ -713,7 +713,7 @@ def simulations(
         tries.append((shown, today.changed(config), strategy))
     views, errors = dirs.checked_views(dirs.select(topic, partition))
     failed = list(errors.values())
-    of_view = {tp: sum(segment.size for segment in view.segments) for tp, view in views.items()}
+    of_view = {tp: view.segment_set.size for tp, view in views.items()}
     meter = Meter("simulate", progress, 2 * sum(of_view.values()))
     chosen, sizes, trace = [], [], []
     for tp, size in of_view.items():

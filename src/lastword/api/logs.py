@@ -26,7 +26,7 @@ from lastword.config import Settings, check_arguments
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside
 from lastword.parse import Duration, check_path, parse_duration_ms
-from lastword.values import ProcessBound, ProgressLike, Results, table_html
+from lastword.values import Closing, ProcessBound, ProgressLike, Results, table_html
 
 if TYPE_CHECKING:
     from lastword.api.cleaner import Cleaner
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lastword.api.restore import Restored
     from lastword.api.schema import PartitionerLike
     from lastword.api.state import State
-    from lastword.api.states import Memory, SharedValues
+    from lastword.api.states import SharedValues
     from lastword.api.transaction import Transaction
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
@@ -74,8 +74,7 @@ if TYPE_CHECKING:
         partitions: int | None
         end: Bounds
         snapshot: PathLike | None
-        max_bytes: int | str | None
-        memory: Memory | None
+        memory: int | str | None
         ttl: Duration | None
         progress: ProgressLike | bool | None
 
@@ -85,7 +84,7 @@ if TYPE_CHECKING:
         default: Callable[[], Any] | None
 
 
-class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
+class LogDir(ProcessBound, Closing, Mapping[str, Topic[Any, Any]]):
     """An open log directory: a context manager, and a mapping of its topics. Safe from any thread.
 
     `logs["users"]`, `"users" in logs`, `len(logs)`, `logs.items()` and all else of a mapping work as for a
@@ -109,12 +108,6 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         kept: dict[str, State[Any, Any]] = {}
         self._kept_states = kept  # of transactions
         dirs.on_topic_deleted(lambda name, partitions: (states.pop(name, None), kept.pop(name, None)))
-
-    def __enter__(self) -> LogDir:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return repr(self.dirs)
@@ -308,21 +301,19 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
         serializers: Serializers[Any, Any] | None = None,
         key_serializer: SerializerLike | None = None,
         value_serializer: SerializerLike | None = None,
-        partitions: int | None = None,
         default: Callable[[], Any] | None = None,
         end: Bounds = "latest",
         snapshot: PathLike | None = None,
-        max_bytes: int | str | None = None,
-        memory: Memory | None = None,
+        memory: int | str | None = None,
         ttl: Duration | None = None,
         progress: ProgressLike | bool | None = None,
-        **config: Any,
+        **new_topic: Any,
     ) -> State[Any, Any]:
         """Restore a compacted topic and return it as a dict; each change of the dict is a record.
 
-        In mode "a" the states of one topic share their values and the serializers, `default`, `max_bytes` and
-        `memory` of the first one: a later call may leave them out, and is refused with others, until all are
-        closed. A state with `end` or `snapshot` has values of its own.
+        In mode "a" the states of one topic share their values and the serializers, `default` and `memory` of
+        the first one: a later call may leave them out, and is refused with others, until all are closed. A
+        state with `end` or `snapshot` has values of its own.
 
         Args:
             name: The topic. In mode "a" a missing topic is created, with `cleanup_policy="compact"`.
@@ -330,20 +321,19 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
             key_serializer: Without types. None: as saved with the topic, else "str". A name that contradicts
                 the saved name is refused, except that mode "r" accepts "bytes", which reads the stored bytes.
             value_serializer: As `key_serializer`, else "json".
-            partitions: Number of partitions of a new topic; None: 1.
             default: Returns the value of a missing key: `default=int` allows `totals[k] += 1`.
             end: Restore the values as of this end, read-only. The same values as for `Topic.read`.
             snapshot: A file that `restore` wrote. It is loaded, and the log is read from its end offsets on.
-            max_bytes: Limit on the bytes of keys and values, such as "1GiB"; above it StateTooLargeError is
-                raised.
-            memory: "values" keeps all values in memory, and restores them at opening. "none" keeps none: each
-                read is a lookup in the log, as of `Topic.get`. In a directory, as of now. None: as the open
-                state of the topic, else "values".
+            memory: "values" keeps all values in memory, and restores them at opening. A size such as "1GiB"
+                does so up to this size of keys and values; above it StateTooLargeError is raised. "none"
+                keeps no values: each read is a lookup in the log, as of `Topic.get`. In a directory, as of
+                now. None: as the open state of the topic, else "values".
             ttl: Time to live of the values that this state sets, as for `State.set`; a new topic gets
                 `lastword_ttl_ms=0`. None: the topic's `lastword.ttl.ms`.
             progress: True, or a function of `Progress`.
-            **config: Settings of a new topic: `segment_bytes="16MiB"`. For an existing topic they must match
-                its settings; `LogDir.set_config` changes them.
+            **new_topic: What a new topic gets: its number of partitions, `partitions=4` (otherwise 1), and
+                settings, `segment_bytes="16MiB"`. An existing topic must match them; `LogDir.set_config`
+                changes its settings.
 
         Raises:
             UnknownTopicError: In mode "r", there is no such topic.
@@ -352,11 +342,11 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
                 state of the topic is open with other arguments.
             OffsetOutOfRangeError: The log was cleaned or trimmed beyond `end`.
             SnapshotRefusedError: The result could differ from that of a full restore.
-            StateTooLargeError: Keys and values are larger than `max_bytes`.
+            StateTooLargeError: Keys and values are larger than `memory`.
         """
         from lastword.api.states import open_state
 
-        check_arguments(config, self.state)
+        check_arguments(new_topic, self.state, "partitions")
         # One at a time: a topic is created once, and read once.
         with self._state_locks.setdefault(name, threading.RLock()):
             opened = partial(
@@ -365,15 +355,13 @@ class LogDir(ProcessBound, Mapping[str, Topic[Any, Any]]):
                 name,
                 given_serializers(serializers, key_serializer, value_serializer),
                 self._states,
-                partitions=partitions,
                 default=default,
                 end=end,
                 snapshot=snapshot,
-                max_bytes=max_bytes,
                 memory=memory,
                 ttl=ttl,
                 progress=progress,
-                config=config,
+                new_topic=new_topic,
             )
             try:
                 return opened()

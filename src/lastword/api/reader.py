@@ -37,7 +37,7 @@ from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
 from lastword.partition.view import CurrentView, PartitionView
 from lastword.records.record import RawRecord
-from lastword.values import ProcessBound, in_groups
+from lastword.values import Closing, ProcessBound, in_groups
 
 if TYPE_CHECKING:
     from lastword.api.arrow import ArrowForm
@@ -372,7 +372,7 @@ def check_isolation(isolation: str) -> Isolation:
     return cast("Isolation", one_of(isolation, ISOLATIONS, "isolation"))
 
 
-class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
+class Reader(ProcessBound, Closing, Iterator[Record[K, V]], Generic[K, V]):
     """The records of one `Topic.read`, partition by partition, in the order of offsets.
 
     Use it from one thread; `close` may be called from another. Nothing is read before the first record is
@@ -469,12 +469,6 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         self._records = iter(())
         if self._follow is not None:
             self._follow.stop()
-
-    def __enter__(self) -> Reader[K, V]:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     @property
     def position(self) -> dict[int, int]:

@@ -139,7 +139,7 @@ def _write(
         for range_ in chosen:
             started = time.monotonic()
             keys = size = 0
-            with meter.part(sum(segment.size for segment in range_.view.segments)) as update:
+            with meter.part(range_.view.segment_set.size) as update:
                 if form is None:
                     records = newest(range_, tombstones=False, map_bytes=map_bytes, progress=update)
                     for lines, count, held in _lines(records, topic, range_.partition, names):

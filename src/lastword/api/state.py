@@ -33,7 +33,7 @@ from lastword.errors import BusyError, SerializerError, UsageError
 from lastword.parse import Duration, parse_duration_ms
 from lastword.records.record import Header
 from lastword.state.ttl import header_of
-from lastword.values import ProcessBound, plural, table_html
+from lastword.values import Closing, ProcessBound, plural, table_html
 
 if TYPE_CHECKING:
     from lastword.api.indexed_contents import IndexedContents
@@ -83,7 +83,7 @@ class Values(ValuesView[V]):
         return (value for _, value in self._mapping._pairs())
 
 
-class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
+class State(ProcessBound, Closing, MutableMapping[K, V], Generic[K, V]):
     """The newest value of every key of a topic, as a dict whose changes are a log.
 
     `LogDir.state` opens it. `del` writes a tombstone; None is a value if the value serializer can encode it
@@ -521,12 +521,6 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self._checked()
         watch: Watch[K, V] = self.topic.watch(keys, **options)
         return watch
-
-    def __enter__(self) -> State[K, V]:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         contents = self._contents

@@ -7,7 +7,7 @@ A state as of an earlier end, one from a snapshot, and those of mode "r" have va
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from lastword.api.contents import Contents
@@ -25,9 +25,6 @@ from lastword.values import ProgressLike, listener
 
 if TYPE_CHECKING:
     from lastword.api.indexed_contents import IndexedContents
-
-Memory = Literal["values", "none"]
-
 
 SharedValues: TypeAlias = "Contents | IndexedContents"
 """Values that several states share, with the arguments of the first of them."""
@@ -66,39 +63,31 @@ def open_state(
     serializers: tuple[SerializerLike | None, SerializerLike | None],
     shared: WeakValueDictionary[str, SharedValues],
     *,
-    partitions: int | None,
     default: Callable[[], Any] | None,
     end: Bounds,
     snapshot: PathLike | None,
-    max_bytes: int | str | None,
-    memory: Memory | None,
+    memory: int | str | None,
     ttl: Duration | None,
     progress: ProgressLike | bool | None,
-    config: Mapping[str, Any],
+    new_topic: Mapping[str, Any],
 ) -> State[Any, Any]:
     """See `LogDir.state`. `shared`: the values of each topic with an open state."""
     if default is not None and not callable(default):
         raise UsageError(
             f"default={default!r} is not a function", remedy="default=int gives 0 for a missing key"
         )
-    limit = None if max_bytes is None else parse_bytes(max_bytes)
-    if limit is not None and limit < 0:
-        raise UsageError(f"max_bytes={max_bytes!r} is not a size", remedy='give 0 or more: max_bytes="1GiB"')
-    if memory is not None and memory not in ("values", "none"):
-        raise UsageError(
-            f"unknown memory={memory!r}", remedy='"values" keeps all values in memory, "none" none'
-        )
+    if memory not in (None, "values", "none"):
+        memory = _parsed_limit(memory)
     if memory == "none":
-        _check_none(dirs, end=end, snapshot=snapshot, max_bytes=max_bytes)
+        _check_none(dirs, end=end, snapshot=snapshot)
     dirs.require_open()
     shares = dirs.mode == "a" and end == "latest" and snapshot is None
-    topic = _topic(dirs, name, serializers, partitions, end, ttl, config)
+    topic = _topic(dirs, name, serializers, end, ttl, new_topic)
     coders: tuple[Serializer, Serializer] = topic.schema.key, topic.schema.value
     given = {
         "key_serializer": coders[0] if serializers[0] is not None else None,
         "value_serializer": coders[1] if serializers[1] is not None else None,
         "default": default,
-        "max_bytes": limit,
         "memory": memory,
     }
     contents = shared.get(name) if shares else None
@@ -115,6 +104,7 @@ def open_state(
 
             contents = IndexedContents(dirs, topic)
         else:
+            limit = memory if isinstance(memory, int) else None
             contents = Contents(
                 dirs, topic, end=end, max_bytes=limit, snapshot=start, progress=listener(progress)
             )
@@ -124,6 +114,18 @@ def open_state(
         if shares:
             shared[name] = contents
     return State(topic, contents, coders, default=default, ttl=ttl)
+
+
+def _parsed_limit(memory: Any) -> int:
+    """Return the most bytes of keys and values."""
+    remedy = 'give a size such as "1GiB", "values" for all values, or "none"'
+    try:
+        limit = parse_bytes(memory)
+    except UsageError as error:
+        raise UsageError(f"memory={memory!r} is not a size", remedy=remedy) from error
+    if limit < 0:
+        raise UsageError(f"memory={memory!r} is below 0", remedy=remedy)
+    return limit
 
 
 def _check_none(dirs: OpenDirs, **given: Any) -> None:
@@ -146,12 +148,13 @@ def _topic(
     dirs: OpenDirs,
     name: str,
     serializers: tuple[SerializerLike | None, SerializerLike | None],
-    partitions: int | None,
     end: Bounds,
     ttl: Duration | None,
-    config: Mapping[str, Any],
+    new_topic: Mapping[str, Any],
 ) -> Topic[Any, Any]:
     """Return the topic of a state; a missing topic is created."""
+    config = dict(new_topic)
+    partitions = config.pop("partitions", None)
     key_serializer, value_serializer = serializers
     if dirs.mode == "a" and not dirs.has_topic(name):
         new = {"cleanup_policy": "compact", **({} if ttl is None else {"lastword_ttl_ms": 0}), **config}

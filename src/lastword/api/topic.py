@@ -49,6 +49,7 @@ from lastword.values import ProcessBound, ProgressLike, Results, table_html
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from lastword.api.export import FormatLike
     from lastword.api.inspections import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import ProducerCall, Producers
@@ -565,9 +566,8 @@ class Topic(ProcessBound, KeyLookups[K, V]):
         to: PathLike,
         *,
         layout: str = "vectors",
-        value_format: str | None = None,
+        value_format: FormatLike | None = None,
         value_schema: Any = None,
-        format_options: Mapping[str, str] | None = None,
         dry_run: bool = False,
         storage_options: Mapping[str, str] | None = None,
         progress: ProgressLike | bool | None = None,
@@ -582,10 +582,10 @@ class Topic(ProcessBound, KeyLookups[K, V]):
             to: "delta:PATH" or "delta:URL".
             layout: "vectors": rows that died get a deletion vector, which readers must support. "merge":
                 their files are written again without them, for every reader of Delta. A table keeps its own.
-            value_format: "json", "avro", "confluent" or "protobuf"; None: as the topic's serializer says.
+            value_format: "json", "avro", "confluent" or "protobuf"; with options of the format a pair:
+                ("avro", {"avroSchema": "user.avsc"}). None: as the topic's serializer says.
             value_schema: The type of the column `value`: text ("city STRING, population BIGINT"), or a type
                 or schema of Arrow. None: that of the format's own schema.
-            format_options: Options of the format, such as avroSchema.
             dry_run: Measure what would be written; write nothing.
             storage_options: Of the table's store, as for `lastword.open`.
             progress: True, or a function of `Progress`.
@@ -601,7 +601,7 @@ class Topic(ProcessBound, KeyLookups[K, V]):
         names = self.schema.key.name, self.schema.value.name
         return export_topic(
             self.dirs,
-            Columns(self.name, names, value_format, value_schema, format_options),
+            Columns(self.name, names, value_format, value_schema),
             to,
             layout=layout,
             dry_run=dry_run,

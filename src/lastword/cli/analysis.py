@@ -10,21 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lastword.api.text import field_text, key_candidates, key_text
-from lastword.cli.command import Session, command, now_ms
+from lastword.cli.command import Session, command, now_ms, option
 from lastword.cli.output import attempted
 from lastword.cli.remedies import policy_remedy, remedy_of
-from lastword.cli.target import (
-    Directory,
-    MoreDirs,
-    Partition,
-    Sets,
-    Target,
-    TopicName,
-    TopicNames,
-    WhatIf,
-    settings_of,
-    what_if,
-)
+from lastword.cli.target import AnyTopics, OneTopic, Sets, Target, WhatIf, settings_of, what_if
 from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, NoPolicyError, StorageError, UsageError
 from lastword.units import format_bytes, format_duration, format_time
@@ -58,21 +47,14 @@ WEIGHED = 3  # rejected runs of segments that are shown without -v
 
 def explain(
     out: Session,
-    directory: Directory,
-    topic: TopicName = None,
-    partition: Partition = None,
+    target: OneTopic,
     key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="K", help="show every record of this key, typed as `read` shows it, and its rule"
-        ),
+        str | None, option("K", "show every record of this key, typed as `read` shows it, and its rule")
     ] = None,
     cleaner: Annotated[
-        str | None,
-        typer.Option("--as", metavar="kafka", help="what Kafka's own cleaner would do now, and why not"),
+        str | None, option("kafka", "what Kafka's own cleaner would do now, and why not", "--as")
     ] = None,
     sets: WhatIf = None,
-    more: MoreDirs = None,
 ) -> None:
     """Show why a log is cleaned or not, and why a record is kept.
 
@@ -82,7 +64,6 @@ def explain(
     """
     from lastword.api.explaining import explain_as_kafka, explain_each, explained
 
-    target = Target.of(directory, topic, partition, more)
     if cleaner not in (None, "kafka") or (cleaner is not None and key is not None):
         raise UsageError(
             "--as takes kafka, and no --key", remedy=target.command("explain", "TOPIC", "--as", "kafka")
@@ -237,13 +218,8 @@ lastword duplication data users --by topic
 
 def duplication(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
-    by: Annotated[
-        str, typer.Option(metavar="topic|partition|segment", help="one row for each")
-    ] = "partition",
-    more: MoreDirs = None,
+    target: AnyTopics,
+    by: Annotated[str, option("topic|partition|segment", "one row for each")] = "partition",
 ) -> None:
     """Count records that a newer record of their key superseded.
 
@@ -254,7 +230,6 @@ def duplication(
 
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
-    target = Target.of(directory, topics, partition, more)
     with out.open(target) as logs, out.progress("duplication") as progress:
         rows, failed = attempted(
             lambda: logs.duplication(target.chosen, target.partition, by=cast("By", by), progress=progress),
@@ -297,17 +272,12 @@ _SIMULATION_COLUMNS = (
 
 def simulate(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
+    target: AnyTopics,
     sets: Sets = None,
     strategy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="generational, kafka, or broker (Kafka's own cleaner)")
+        str | None, option("NAME", "generational, kafka, or broker (Kafka's own cleaner)")
     ] = None,
-    picture: Annotated[
-        str | None, typer.Option("--picture", metavar="FILE.svg", help="also draw the result into this file")
-    ] = None,
-    more: MoreDirs = None,
+    picture: Annotated[str | None, option("FILE.svg", "also draw the result into this file")] = None,
 ) -> None:
     """Compare the cost of cleaning under other settings.
 
@@ -317,7 +287,6 @@ def simulate(
     """
     from lastword.files import DEFAULT
 
-    target = Target.of(directory, topics, partition, more)
     config = settings_of(sets)
     if picture is not None and not picture.endswith(".svg"):
         raise UsageError(

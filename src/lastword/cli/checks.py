@@ -10,9 +10,9 @@ import typer
 
 from lastword.api.serializers import bytes_json
 from lastword.api.text import key_text
-from lastword.cli.command import Session, command
+from lastword.cli.command import Session, argument, command, option
 from lastword.cli.remedies import PLACE
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, TopicNames
+from lastword.cli.target import AnyTopics, Directory, MoreDirs, Partition, Target, TopicName
 from lastword.errors import LastwordError, PartialFailure, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes
@@ -38,9 +38,7 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
+    target: AnyTopics,
     quick: Annotated[
         bool, typer.Option("--quick", help="check headers, indexes and checkpoints, not records")
     ] = False,
@@ -50,7 +48,6 @@ def verify(
             "--md5", help="also find different keys with the same MD5, which Kafka's cleaner confuses"
         ),
     ] = False,
-    more: MoreDirs = None,
 ) -> int:
     """Check every checksum, index, checkpoint and invariant.
 
@@ -58,7 +55,6 @@ def verify(
     """
     from lastword.tools.findings import OPEN, RESTORE
 
-    target = Target.of(directory, topics, partition, more)
     with out.open(target) as logs, out.progress("verify") as progress:
         verification = logs.verify(target.chosen, target.partition, quick=quick, md5=md5, progress=progress)
     for problem in verification.problems:
@@ -135,15 +131,12 @@ def audit(
     topic: TopicName = None,
     other: Annotated[
         str | None,
-        typer.Argument(
-            metavar="OTHER",
-            help="another log directory or URL, or a .parquet, .arrow or .jsonl file with columns key and "
-            "offset",
+        argument(
+            "OTHER",
+            "another log directory or URL, or a .parquet, .arrow or .jsonl file with columns key and offset",
         ),
     ] = None,
-    most_rows: Annotated[
-        int, typer.Option("--rows", metavar="N", help="list at most N keys; all are counted", min=0)
-    ] = 1000,
+    most_rows: Annotated[int, option("N", "list at most N keys; all are counted", "--rows", min=0)] = 1000,
     partition: Partition = None,
     more: MoreDirs = None,
 ) -> int:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import Session, command, dry_run_option, metrics_option
+from lastword.cli.command import Session, argument, command, dry_run_option, metrics_option, option
 from lastword.cli.output import attempted, by_topic
 from lastword.cli.remedies import no_policy_lines
-from lastword.cli.target import Directory, DryRunSets, MoreDirs, Partition, Target, TopicNames, what_if
+from lastword.cli.target import AnyTopics, DryRunSets, Target, what_if
 from lastword.cli.transactions import held_texts
 from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
 from lastword.objects import is_url
@@ -62,24 +62,14 @@ lastword clean data users -p 0 --retry
 
 def clean(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
+    target: AnyTopics,
     dry_run: Annotated[bool, dry_run_option("show the plan")] = False,
     sets: DryRunSets = None,
     due: Annotated[bool, typer.Option("--due", help="clean only what its settings make due")] = False,
-    strategy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="how segments are chosen: kafka or generational")
-    ] = None,
-    max_rate: Annotated[
-        str | None,
-        typer.Option("--max-rate", metavar="SIZE", help="limit reads and writes per second on each drive"),
-    ] = None,
+    strategy: Annotated[str | None, option("NAME", "how segments are chosen: kafka or generational")] = None,
+    max_rate: Annotated[str | None, option("SIZE", "limit reads and writes per second on each drive")] = None,
     every: Annotated[
-        str | None,
-        typer.Option(
-            "--every", metavar="TIME", help="keep running; clean and expire what is due at this interval"
-        ),
+        str | None, option("TIME", "keep running; clean and expire what is due at this interval")
     ] = None,
     metrics: Annotated[str | None, metrics_option("with --every: serve Prometheus metrics")] = None,
     retry: Annotated[
@@ -88,7 +78,6 @@ def clean(
             "--retry", help="verify partitions in quarantine; release and clean those that are sound"
         ),
     ] = False,
-    more: MoreDirs = None,
 ) -> None:
     """Remove records that a newer record of their key superseded.
 
@@ -97,7 +86,6 @@ def clean(
     """
     from lastword.api.cleaning import quarantined, unread_topics
 
-    target = Target.of(directory, topics, partition, more)
     rate = None if max_rate is None else parse_bytes(max_rate)
     if rate is not None and rate < 1:
         raise UsageError(
@@ -298,13 +286,13 @@ lastword gc s3://bucket/log --retention 1h
 
 def gc(
     out: Session,
-    directory: Annotated[str, typer.Argument(metavar="URL", help="the URL of a log in a bucket")],
+    directory: Annotated[str, argument("URL", "the URL of a log in a bucket")],
     dry_run: Annotated[bool, dry_run_option("show what would be removed")] = False,
     retention: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="keep objects this long for readers of older versions; without it the setting "
+        option(
+            "TIME",
+            "keep objects this long for readers of older versions; without it the setting "
             "lastword.objects.retention.ms",
         ),
     ] = None,

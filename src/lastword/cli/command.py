@@ -12,7 +12,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, UnionType
@@ -33,6 +33,16 @@ from lastword.version import __version__
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
+
+
+def argument(metavar: str, help_text: str) -> Any:
+    """Return an argument of a command."""
+    return typer.Argument(metavar=metavar, help=help_text)
+
+
+def option(metavar: str, help_text: str, *names: str, **limits: Any) -> Any:
+    """Return an option of a command that takes a value. None of `names`: it has that of its parameter."""
+    return typer.Option(*names, metavar=metavar, help=help_text, **limits)
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,10 +69,8 @@ def _everywhere(
         bool | None,
         typer.Option("--progress/--no-progress", help="show progress: a bar on a terminal, else JSON lines"),
     ] = None,
-    color: Annotated[str, typer.Option(metavar="auto|always|never", help="colour the text")] = "auto",
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="read this settings file instead of those in DIR")
-    ] = None,
+    color: Annotated[str, option("auto|always|never", "colour the text")] = "auto",
+    config: Annotated[str | None, option("FILE", "read this settings file instead of those in DIR")] = None,
     version: Annotated[bool, version_option(hidden=True)] = False,
 ) -> None:
     """Have the options of every command as parameters."""
@@ -71,10 +79,8 @@ def _everywhere(
 def _stored(
     storage: Annotated[
         list[str] | None,
-        typer.Option(
-            "--storage",
-            metavar="key=value",
-            help="of a bucket: an option of its store, such as region=eu-central-1; may be repeated",
+        option(
+            "key=value", "of a bucket: an option of its store, such as region=eu-central-1; may be repeated"
         ),
     ] = None,
 ) -> None:
@@ -84,9 +90,9 @@ def _stored(
 def _of_brokers(
     metadata: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH",
-            help="of a broker's directory: the directory of __cluster_metadata-0 (metadata.log.dir), or "
+        option(
+            "PATH",
+            "of a broker's directory: the directory of __cluster_metadata-0 (metadata.log.dir), or "
             "server.properties; it is only read",
         ),
     ] = None,
@@ -96,8 +102,7 @@ def _of_brokers(
 
 def _changing(
     wait: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="wait up to this long for a directory that another process holds"),
+        str | None, option("TIME", "wait up to this long for a directory that another process holds")
     ] = None,
 ) -> None:
     """Have the option of commands that change a directory."""
@@ -232,16 +237,23 @@ def command(
         usage: The arguments as they are typed.
         examples: Command lines, one per line.
         changes: The command changes a directory, so it also takes --wait.
+
+    A parameter `Annotated[T, function]` stands for the parameters of the function, which makes its value. The
+    last of them is shown behind the command's own options.
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        own = inspect.signature(fn, eval_str=True)
-        parameters = list(own.parameters.values())[1:]
+        parameters = list(inspect.signature(fn, eval_str=True).parameters.values())[1:]
+        makers = _makers(parameters)
+        words = [word for maker in makers.values() for word in _words_of(maker)]
+        parameters = [parameter for parameter in parameters if parameter.name not in makers]
+        parameters = [*words[:-1], *parameters, *words[-1:]]
+        names = {parameter.name for parameter in parameters}
         everywhere = _options_of(_everywhere)
         shared = [*everywhere, *(_options_of(_changing) if changes else ())]
-        if not {"directory", "files", "source"}.isdisjoint(own.parameters):
+        if not {"directory", "files", "source"}.isdisjoint(names):
             shared += _options_of(_stored)
-        if "more" in own.parameters:
+        if "more" in names:
             shared += _options_of(_of_brokers)
         parameters += shared
 
@@ -260,6 +272,10 @@ def command(
             if wait is not None:
                 out.wait_seconds = parse_duration_ms(wait) / 1000
             try:
+                for name, maker in makers.items():
+                    arguments[name] = maker(
+                        **{word.name: arguments.pop(word.name) for word in _words_of(maker)}
+                    )
                 with shown_records("lastword.kernels", out.say, out):  # a compilation takes seconds, once
                     return fn(out, **arguments)
             except BrokenPipeError:
@@ -284,6 +300,17 @@ def command(
         return run
 
     return register
+
+
+@functools.cache
+def _words_of(maker: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(maker, eval_str=True).parameters.values())
+
+
+def _makers(parameters: Sequence[inspect.Parameter]) -> dict[str, Callable[..., Any]]:
+    """Return the function that makes the value of a parameter, for the parameters that have one."""
+    marks = {parameter.name: get_args(parameter.annotation)[1:] for parameter in parameters}
+    return {name: mark[0] for name, mark in marks.items() if mark and inspect.isfunction(mark[0])}
 
 
 def _check_url(arguments: Mapping[str, Any]) -> None:
@@ -326,7 +353,7 @@ def dry_run_option(shows: str) -> Any:
 def metrics_option(serves: str) -> Any:
     """Return the option `--metrics` of a command. `serves`: what it does."""
     help_text = f"{serves}; without HOST only to this machine"
-    return typer.Option("--metrics", metavar="[HOST:]PORT", help=help_text)
+    return option("[HOST:]PORT", help_text, "--metrics")
 
 
 def confirm(action: str, yes: bool, *, dry: bool = True) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import CONTEXT, Session, command
+from lastword.cli.command import CONTEXT, Session, argument, command, option
 from lastword.cli.output import attempted
 from lastword.cli.target import MoreDirs, Target, storage_of
 from lastword.errors import PartialFailure, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes
 from lastword.values import plural
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """
 lastword copy /srv/kafka s3://bucket/backup users
@@ -32,19 +29,14 @@ def register(app: typer.Typer) -> None:
 
 def copy(
     out: Session,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="a log directory or a URL; it is not changed")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="a log directory or a URL; made if absent")],
-    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC...", help="only these topics")] = None,
+    source: Annotated[str, argument("SRC", "a log directory or a URL; it is not changed")],
+    target: Annotated[str, argument("DST", "a log directory or a URL; made if absent")],
+    topics: Annotated[list[str] | None, argument("TOPIC...", "only these topics")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="read source and target again, and compare their digests")
     ] = False,
     source_storage: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--source-storage",
-            metavar="key=value",
-            help="an option of the store of SRC, if it is not --storage",
-        ),
+        list[str] | None, option("key=value", "an option of the store of SRC, if it is not --storage")
     ] = None,
     more: MoreDirs = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.api.text import key_candidates, unescape
-from lastword.cli.command import Session, Yes, command, confirm, dry_run_option
+from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, option
 from lastword.cli.output import attempted
 from lastword.cli.target import Directory, Keys, MoreDirs, Partition, Target, TopicName
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
@@ -44,22 +44,15 @@ def erase(
     topic: TopicName = None,
     keys: Keys = None,
     partition: Partition = None,
-    prefix: Annotated[
-        str | None, typer.Option(metavar="P", help="also every key that begins with these bytes")
-    ] = None,
-    keys_file: Annotated[
-        str | None, typer.Option("--keys-file", metavar="FILE", help="also the keys in this file, one a line")
-    ] = None,
+    prefix: Annotated[str | None, option("P", "also every key that begins with these bytes")] = None,
+    keys_file: Annotated[str | None, option("FILE", "also the keys in this file, one a line")] = None,
     now: Annotated[
         bool,
         typer.Option("--now", help="remove the tombstones, too; readers may not have seen them"),
     ] = False,
-    certificate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="write what was removed and searched, as JSON")
-    ] = None,
+    certificate: Annotated[str | None, option("FILE", "write what was removed and searched, as JSON")] = None,
     check: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="check a certificate, and whether a key of it came back"),
+        str | None, option("FILE", "check a certificate, and whether a key of it came back")
     ] = None,
     dry_run: Annotated[bool, dry_run_option("count what would be removed")] = False,
     yes: Yes = False,

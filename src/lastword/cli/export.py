@@ -10,8 +10,8 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.clean import POLL_SECONDS, exporter, interval_ms, parse_address
-from lastword.cli.command import CONTEXT, Session, command, metrics_option
-from lastword.cli.target import Directory, MoreDirs, Target, TopicName, storage_of
+from lastword.cli.command import CONTEXT, Session, command, metrics_option, option
+from lastword.cli.target import WholeTopic, storage_of
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, format_duration, format_time
@@ -37,51 +37,30 @@ def register(app: typer.Typer) -> None:
 
 def export(
     out: Session,
-    directory: Directory,
-    topic: TopicName = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="TARGET", help="the table: delta:PATH or delta:URL")
-    ] = None,
-    layout: Annotated[
-        str, typer.Option("--layout", metavar="NAME", help="vectors, or merge for readers without vectors")
-    ] = "vectors",
-    value_format: Annotated[
-        str | None,
-        typer.Option("--value-format", metavar="NAME", help="json, avro, confluent or protobuf"),
-    ] = None,
+    target: WholeTopic,
+    to: Annotated[str | None, option("TARGET", "the table: delta:PATH or delta:URL")] = None,
+    layout: Annotated[str, option("NAME", "vectors, or merge for readers without vectors")] = "vectors",
+    value_format: Annotated[str | None, option("NAME", "json, avro, confluent or protobuf")] = None,
     value_schema: Annotated[
-        str | None,
-        typer.Option(
-            "--value-schema", metavar="DDL", help="the type of column value: 'city STRING, population BIGINT'"
-        ),
+        str | None, option("DDL", "the type of column value: 'city STRING, population BIGINT'")
     ] = None,
     format_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format-option", metavar="key=value", help="such as avroSchema=user.avsc; may be repeated"
-        ),
+        list[str] | None, option("key=value", "such as avroSchema=user.avsc; may be repeated")
     ] = None,
     table_storage: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--table-storage", metavar="key=value", help="of a table in a bucket: an option of its store"
-        ),
+        list[str] | None, option("key=value", "of a table in a bucket: an option of its store")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show the rows and bytes to write; write nothing")
     ] = False,
-    every: Annotated[
-        str | None, typer.Option("--every", metavar="TIME", help="keep running; export at this interval")
-    ] = None,
+    every: Annotated[str | None, option("TIME", "keep running; export at this interval")] = None,
     metrics: Annotated[str | None, metrics_option("with --every: serve Prometheus metrics")] = None,
-    more: MoreDirs = None,
 ) -> None:
     """Bring a Delta table to the newest values of a topic.
 
     The first export makes the table. A later one writes what has changed since, and marks the rows of
     replaced and deleted keys; an export without changes writes nothing.
     """
-    target = Target.of(directory, topic, None, more)
     known = target.topic_for("export", "--to", to or "delta:PATH")
     if to is None:
         raise UsageError(
@@ -94,11 +73,13 @@ def export(
             "--metrics needs --every",
             remedy=target.command("export", *target.words, "--to", to, "--every", "1m", "--metrics", "9464"),
         )
+    format_options = storage_of(format_option, "--format-option avroSchema=user.avsc")
+    if format_options and value_format is None:
+        raise UsageError("--format-option needs --value-format", remedy="give both")
     options: dict[str, Any] = {
         "layout": layout,
-        "value_format": value_format,
+        "value_format": (value_format, format_options) if format_options else value_format,
         "value_schema": value_schema,
-        "format_options": storage_of(format_option, "--format-option avroSchema=user.avsc") or None,
         "storage_options": storage_of(table_storage, "--table-storage region=eu-central-1") or None,
     }
     if every is None:

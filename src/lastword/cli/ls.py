@@ -9,24 +9,21 @@ from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lastword.api import inspections
 from lastword.api.inspections import UNKNOWN_COUNTS, TopicRow, Uncounted, count_cells
 from lastword.cli import signals
-from lastword.cli.command import CONTEXT, Session, command, metrics_option
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicNames
+from lastword.cli.command import CONTEXT, Session, command, metrics_option, option
+from lastword.cli.target import AnyTopics, Target
 from lastword.cli.transactions import held_texts
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """
 lastword ls data
@@ -59,26 +56,17 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
-    by: Annotated[
-        str | None, typer.Option(metavar="topic|partition|segment", help="the unit of a row")
-    ] = None,
+    target: AnyTopics,
+    by: Annotated[str | None, option("topic|partition|segment", "the unit of a row")] = None,
     segments: Annotated[bool, typer.Option("--segments", help="the same as --by segment")] = False,
-    sort: Annotated[
-        str, typer.Option(metavar="name|size|garbage", help="sort by name, or the largest first")
-    ] = "name",
+    sort: Annotated[str, option("name|size|garbage", "sort by name, or the largest first")] = "name",
     quick: Annotated[
         bool, typer.Option("--quick", help="use the garbage index where there is one; ~ marks estimates")
     ] = False,
     metrics: Annotated[
         str | None, metrics_option("keep running, and serve the figures to Prometheus")
     ] = None,
-    every: Annotated[
-        str | None, typer.Option("--every", metavar="TIME", help="with --metrics: measure so often; 5m")
-    ] = None,
-    more: MoreDirs = None,
+    every: Annotated[str | None, option("TIME", "with --metrics: measure so often; 5m")] = None,
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
 
@@ -93,10 +81,9 @@ def ls(
     """
     if by is not None and segments and by != "segment":
         raise UsageError("--segments means --by segment", remedy="give one of them")
-    for option, value, known in (("--by", by, COLUMNS), ("--sort", sort, SORTS)):
+    for name, value, known in (("--by", by, COLUMNS), ("--sort", sort, SORTS)):
         if value is not None and value not in known:
-            raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
-    target = Target.of(directory, topics, partition, more)
+            raise UsageError(f"unknown {name} {value!r}", remedy=f"one of {', '.join(known)}")
     if metrics is not None:
         if by is not None or segments or quick or sort != "name":
             raise UsageError(

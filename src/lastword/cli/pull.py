@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import CONTEXT, Session, command, dry_run_option, shown_records
+from lastword.cli.command import CONTEXT, Session, argument, command, dry_run_option, option, shown_records
 from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE
 from lastword.errors import PartialFailure
@@ -32,14 +32,11 @@ def register(app: typer.Typer) -> None:
 
 def pull(
     out: Session,
-    bootstrap: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="a broker of the cluster; several with commas")
-    ],
+    bootstrap: Annotated[str, argument("HOST:PORT", "a broker of the cluster; several with commas")],
     topics: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TOPIC...", help="only these topics; else all that are public"),
+        list[str] | None, argument("TOPIC...", "only these topics; else all that are public")
     ] = None,
-    to: Annotated[str, typer.Option("--to", metavar="TARGET", help="a log directory; made if absent")] = ...,  # type: ignore[assignment]
+    to: Annotated[str, option("TARGET", "a log directory; made if absent")] = ...,  # type: ignore[assignment]
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="go on with new records until a signal")
     ] = False,
@@ -48,12 +45,7 @@ def pull(
         bool, typer.Option("--groups/--no-groups", help="copy the positions of groups, too")
     ] = True,
     client_config: Annotated[
-        str | None,
-        typer.Option(
-            "--client-config",
-            metavar="FILE",
-            help="properties of a Kafka client: security.protocol, sasl.*, ssl.*",
-        ),
+        str | None, option("FILE", "properties of a Kafka client: security.protocol, sasl.*, ssl.*")
     ] = None,
 ) -> None:
     """Copy topics of a Kafka cluster into a log directory, with their offsets.

@@ -29,8 +29,8 @@ from lastword.api.text import (
     value_text,
 )
 from lastword.cli import signals
-from lastword.cli.command import Session, command, now_ms
-from lastword.cli.target import Directory, Keys, MoreDirs, Partition, Target, TopicName
+from lastword.cli.command import Session, argument, command, now_ms, option
+from lastword.cli.target import Directory, Keys, MoreDirs, OneTopic, Partition, Target, TopicName
 from lastword.errors import LastwordError, NotALogDirError, UsageError, hint
 from lastword.objects import is_url
 from lastword.parse import parse_seconds, parse_when
@@ -71,20 +71,17 @@ def append(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="the key of the record")] = None,
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="the value of the record")] = None,
+    key: Annotated[str | None, argument("KEY", "the key of the record")] = None,
+    value: Annotated[str | None, argument("VALUE", "the value of the record")] = None,
     partition: Partition = None,
     delete: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="append a tombstone for this key, typed as `read` shows it"),
+        str | None, option("KEY", "append a tombstone for this key, typed as `read` shows it")
     ] = None,
     delimiter: Annotated[
-        str | None,
-        typer.Option(metavar="D", help=r"stdin has lines KEY D VALUE instead of JSON; '\t' is a tab"),
+        str | None, option("D", r"stdin has lines KEY D VALUE instead of JSON; '\t' is a tab")
     ] = None,
     ack: Annotated[
-        str | None,
-        typer.Option(metavar="os|disk", help="survive a killed process (os) or a power cut (disk)"),
+        str | None, option("os|disk", "survive a killed process (os) or a power cut (disk)")
     ] = None,
     more: MoreDirs = None,
 ) -> None:
@@ -235,43 +232,26 @@ VIEWS = ("log", "newest", "changes")
 
 def read(
     out: Session,
-    directory: Directory,
-    topic: TopicName = None,
-    partition: Partition = None,
+    target: OneTopic,
     start: Annotated[
-        str | None,
-        typer.Option(
-            metavar="S", help="earliest, an offset, a time with zone, @milliseconds, or an age (90m)"
-        ),
+        str | None, option("S", "earliest, an offset, a time with zone, @milliseconds, or an age (90m)")
     ] = None,
-    end: Annotated[
-        str, typer.Option(metavar="E", help="end, exclusive: latest, or any value of --start")
-    ] = "latest",
-    last: Annotated[
-        int | None, typer.Option(metavar="N", help="the last N records of each partition", min=0)
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("-n", "--limit", metavar="N", help="stop after N records", min=0)
-    ] = None,
+    end: Annotated[str, option("E", "end, exclusive: latest, or any value of --start")] = "latest",
+    last: Annotated[int | None, option("N", "the last N records of each partition", min=0)] = None,
+    limit: Annotated[int | None, option("N", "stop after N records", "-n", "--limit", min=0)] = None,
     key: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K", help="only this key, typed as `read` shows it; may be repeated"),
+        list[str] | None, option("K", "only this key, typed as `read` shows it; may be repeated")
     ] = None,
-    view: Annotated[
-        str, typer.Option(metavar="log|newest|changes", help="all records, or the newest per key")
-    ] = "log",
+    view: Annotated[str, option("log|newest|changes", "all records, or the newest per key")] = "log",
     follow: Annotated[
         bool,
         typer.Option("-f", "--follow", help="continue with new records as they are appended, until Ctrl-C"),
     ] = False,
     timeout: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="with --follow: end after this long without a record (90, 5m)"),
+        str | None, option("TIME", "with --follow: end after this long without a record (90, 5m)")
     ] = None,
-    more: MoreDirs = None,
 ) -> None:
     """Read all records, or the newest record of every key."""
-    target = Target.of(directory, topic, partition, more)
     topic_name = target.topic_for("read")
     if last is not None and start is not None:
         raise UsageError("--last cannot be combined with --start", remedy="give one of them")
@@ -426,12 +406,9 @@ def restore(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    to: Annotated[
-        str | None, typer.Argument(metavar="OUT", help=".parquet, .arrow or .jsonl; - is stdout, as .jsonl")
-    ] = None,
+    to: Annotated[str | None, argument("OUT", ".parquet, .arrow or .jsonl; - is stdout, as .jsonl")] = None,
     end: Annotated[
-        str,
-        typer.Option(metavar="E", help="restore as of: latest, an offset, a time with zone, or an age (90m)"),
+        str, option("E", "restore as of: latest, an offset, a time with zone, or an age (90m)")
     ] = "latest",
     partition: Partition = None,
     more: MoreDirs = None,
@@ -488,9 +465,7 @@ def dump(
     out: Session,
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE...", help="files of a log directory or of a log in a bucket, or a directory of them"
-        ),
+        argument("FILE...", "files of a log directory or of a log in a bucket, or a directory of them"),
     ],
     records: Annotated[
         bool, typer.Option("--records/--no-records", help="show the records of each batch too")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import Session, command, metrics_option
+from lastword.cli.command import Session, argument, command, metrics_option, option
 from lastword.cli.remedies import remedy_of
 from lastword.cli.target import LogDirectory, MoreDirs, Target
 from lastword.errors import MissingError, UsageError
@@ -63,15 +63,12 @@ def serve(
     out: Session,
     directory: LogDirectory,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
+        str, option("HOST:PORT", "the address to listen on; port 0 takes a free port")
     ] = "127.0.0.1:9092",
     advertise: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="the address that clients connect to, if it is another one"),
+        str | None, option("HOST:PORT", "the address that clients connect to, if it is another one")
     ] = None,
-    partitions: Annotated[
-        int, typer.Option(metavar="N", help="partitions of a topic whose creator gives none", min=1)
-    ] = 1,
+    partitions: Annotated[int, option("N", "partitions of a topic whose creator gives none", min=1)] = 1,
     auto_create_topics: Annotated[
         bool,
         typer.Option(
@@ -84,31 +81,20 @@ def serve(
         typer.Option("--insecure", help="serve another interface than loopback without authentication"),
     ] = False,
     user_file: Annotated[
-        str | None,
-        typer.Option(
-            "--users", metavar="FILE", help="clients log in with SASL; `lastword users` writes FILE"
-        ),
+        str | None, option("FILE", "clients log in with SASL; `lastword users` writes FILE", "--users")
     ] = None,
-    tls_cert: Annotated[
-        str | None, typer.Option("--tls-cert", metavar="FILE", help="serve TLS with this certificate (PEM)")
-    ] = None,
-    tls_key: Annotated[
-        str | None, typer.Option("--tls-key", metavar="FILE", help="the key of the certificate")
-    ] = None,
-    tls_ca: Annotated[
-        str | None,
-        typer.Option("--tls-ca", metavar="FILE", help="clients show a certificate of these authorities"),
-    ] = None,
+    tls_cert: Annotated[str | None, option("FILE", "serve TLS with this certificate (PEM)")] = None,
+    tls_key: Annotated[str | None, option("FILE", "the key of the certificate")] = None,
+    tls_ca: Annotated[str | None, option("FILE", "clients show a certificate of these authorities")] = None,
     metrics: Annotated[str | None, metrics_option("serve Prometheus metrics")] = None,
     console: Annotated[
         bool, typer.Option("--console", help="also serve the page of `lastword console`")
     ] = False,
     console_listen: Annotated[
         str,
-        typer.Option(
-            "--console-listen",
-            metavar="HOST:PORT",
-            help="with --console: its address; beyond this machine it needs TLS, and --users or --tls-ca",
+        option(
+            "HOST:PORT",
+            "with --console: its address; beyond this machine it needs TLS, and --users or --tls-ca",
         ),
     ] = CONSOLE_ADDRESS,
     more: MoreDirs = None,
@@ -204,7 +190,7 @@ def console(
     out: Session,
     directory: LogDirectory,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
+        str, option("HOST:PORT", "the address to listen on; port 0 takes a free port")
     ] = CONSOLE_ADDRESS,
     more: MoreDirs = None,
 ) -> None:
@@ -282,12 +268,11 @@ def _is_loopback(host: str) -> bool:
 
 def users(
     out: Session,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="the file of users; --add makes it if absent")],
+    file: Annotated[str, argument("FILE", "the file of users; --add makes it if absent")],
     add: Annotated[
-        str | None,
-        typer.Option("--add", metavar="NAME", help="add a user, or change the password, which is asked for"),
+        str | None, option("NAME", "add a user, or change the password, which is asked for")
     ] = None,
-    remove: Annotated[str | None, typer.Option("--remove", metavar="NAME", help="remove a user")] = None,
+    remove: Annotated[str | None, option("NAME", "remove a user")] = None,
 ) -> None:
     """List the users who may log in to a server, or change them.
 

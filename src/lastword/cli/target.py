@@ -218,6 +218,38 @@ class Target:
                 raise NotALogDirError(f"{path} does not exist", remedy="check the path", file=path)
 
 
+def _one_topic(
+    directory: Directory, topic: TopicName = None, partition: Partition = None, more: MoreDirs = None
+) -> Target:
+    return Target.of(directory, topic, partition, more)
+
+
+def _any_topics(
+    directory: Directory, topics: TopicNames = None, partition: Partition = None, more: MoreDirs = None
+) -> Target:
+    return Target.of(directory, topics, partition, more)
+
+
+def _whole_topic(directory: Directory, topic: TopicName = None, more: MoreDirs = None) -> Target:
+    return Target.of(directory, topic, None, more)
+
+
+def _whole_topics(directory: LogDirectory, topics: ChosenTopics = None, more: MoreDirs = None) -> Target:
+    return Target.of(directory, topics, None, more)
+
+
+def _settings_of(directory: Directory, topics: ConfiguredTopics = None, more: MoreDirs = None) -> Target:
+    return Target.of(directory, topics, None, more)
+
+
+OneTopic = Annotated[Target, _one_topic]
+AnyTopics = Annotated[Target, _any_topics]
+WholeTopic = Annotated[Target, _whole_topic]
+WholeTopics = Annotated[Target, _whole_topics]
+SettingsOf = Annotated[Target, _settings_of]
+"""Targets of commands: each has the words on the command line that are the parameters of its function."""
+
+
 def _of_one(directory: str, topics: list[str], partition: int | None) -> list[str]:
     """Return the topics. UsageError: there is a partition, and not one topic."""
     if partition is not None and len(topics) != 1:

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from lastword.cli import signals
-from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms
+from lastword.cli.command import Session, Yes, argument, command, confirm, dry_run_option, now_ms, option
 from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE, no_policy_lines
 from lastword.cli.target import (
-    ChosenTopics,
-    ConfiguredTopics,
+    AnyTopics,
     Directory,
     DryRunSets,
     LogDirectory,
     MoreDirs,
+    OneTopic,
     Partition,
     Sets,
+    SettingsOf,
     Target,
     TopicName,
-    TopicNames,
+    WholeTopics,
     settings_of,
     what_if,
 )
@@ -68,12 +69,12 @@ MANY = 10_000  # more partitions than this take minutes to create, at about 100 
 def create(
     out: Session,
     directory: LogDirectory,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="the name of the new topic")],
-    partitions: Annotated[int, typer.Option(metavar="N", help="number of partitions", min=1)] = 1,
+    topic: Annotated[str, argument("TOPIC", "the name of the new topic")],
+    partitions: Annotated[int, option("N", "number of partitions", min=1)] = 1,
     settings: Sets = None,
-    key_serializer: Annotated[str, typer.Option(metavar="NAME", help="how keys are stored")] = "bytes",
-    value_serializer: Annotated[str, typer.Option(metavar="NAME", help="how values are stored")] = "bytes",
-    partitioner: Annotated[str, typer.Option(metavar="NAME", help="murmur2 or crc32")] = "murmur2",
+    key_serializer: Annotated[str, option("NAME", "how keys are stored")] = "bytes",
+    value_serializer: Annotated[str, option("NAME", "how values are stored")] = "bytes",
+    partitioner: Annotated[str, option("NAME", "murmur2 or crc32")] = "murmur2",
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
@@ -122,21 +123,16 @@ lastword config data users cities
 
 def config(
     out: Session,
-    directory: Directory,
-    topics: ConfiguredTopics = None,
+    target: SettingsOf,
     settings: Sets = None,
-    unset: Annotated[
-        list[str] | None, typer.Option(metavar="name", help="remove a setting: the default applies again")
-    ] = None,
+    unset: Annotated[list[str] | None, option("name", "remove a setting: the default applies again")] = None,
     yes: Yes = False,
-    more: MoreDirs = None,
 ) -> None:
     """Show settings with their sources, or change them.
 
     Without TOPIC: the settings of the directory, and the defaults for topics without their own. Changes are
     written to lastword.toml in the directory, those of a topic to lastword.topic-NAME.toml; comments stay.
     """
-    target = Target.of(directory, topics, None, more)
     changes = settings_of(settings)
     for name in unset or ():
         if name in changes:
@@ -221,23 +217,20 @@ lastword drop data events --yes
 
 def drop(
     out: Session,
-    directory: LogDirectory,
-    topics: ChosenTopics = None,
+    target: WholeTopics,
     dry_run: Annotated[bool, dry_run_option("show what would be deleted")] = False,
     yes: Yes = False,
-    more: MoreDirs = None,
 ) -> None:
     """Delete topics, with their records and settings.
 
     Damaged partitions are deleted, too. If a partition is a link, or belongs to another topic of that name,
     nothing is deleted.
     """
-    target = Target.of(directory, topics, None, more)
     if len(target.topics) < 2:
         target.topic_for("drop")
     if target.partition is not None:
         raise UsageError(
-            f"{directory} is one partition, but drop deletes all partitions of the topic",
+            f"{target.topics[0]}-{target.partition} is one partition, and drop deletes whole topics",
             remedy=target.command("drop", *target.topics),
         )
     with out.open(target) as logs:
@@ -278,7 +271,7 @@ def _extent(logs: LogDir, topic: str) -> _Extent:
     for number, log_dir in partitions.items():
         log_dir.check_deletable(topic, number)
         try:
-            size_bytes += sum(segment.size for segment in log_dir.view(topic, number).segments)
+            size_bytes += log_dir.view(topic, number).segment_set.size
         except (DataError, StorageError):
             unreadable += 1
     return _Extent(len(partitions), unreadable, size_bytes)
@@ -292,12 +285,9 @@ lastword expire data events
 
 def expire(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
+    target: AnyTopics,
     dry_run: Annotated[bool, dry_run_option("show what would be removed")] = False,
     sets: DryRunSets = None,
-    more: MoreDirs = None,
 ) -> None:
     """Remove old segments by size and age.
 
@@ -305,7 +295,6 @@ def expire(
     """
     from lastword.api.cleaning import expire_outlook, unread_topics
 
-    target = Target.of(directory, topics, partition, more)
     assumed = what_if(sets)
     if not dry_run:
         target.refuse_set("expire", sets)
@@ -395,18 +384,12 @@ lastword trim data events -p 0 --before 4000 --yes
 
 def trim(
     out: Session,
-    directory: Directory,
-    topic: TopicName = None,
-    partition: Partition = None,
+    target: OneTopic,
     before: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OFFSET|TIME", help="the first record to keep: an offset, a time or an age (90d)"
-        ),
+        str | None, option("OFFSET|TIME", "the first record to keep: an offset, a time or an age (90d)")
     ] = None,
     dry_run: Annotated[bool, dry_run_option("show the new log start")] = False,
     yes: Yes = False,
-    more: MoreDirs = None,
 ) -> None:
     """Raise the log start and remove the records before it.
 
@@ -414,7 +397,6 @@ def trim(
     """
     from lastword.api import cleaning
 
-    target = Target.of(directory, topic, partition, more)
     topic_name = target.topic_for("trim", "--before", "OFFSET")
     if before is None:
         raise UsageError("trim needs --before", remedy="--before OFFSET, a time or an age (90d)")
@@ -496,22 +478,14 @@ def lease(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="the name of a lease")] = None,
+    name: Annotated[str | None, argument("NAME", "the name of a lease")] = None,
     partition: Partition = None,
     advance: Annotated[
-        int | None,
-        typer.Option(
-            metavar="OFFSET", help="set the next offset of its reader; takes the lease if it is new"
-        ),
+        int | None, option("OFFSET", "set the next offset of its reader; takes the lease if it is new")
     ] = None,
     release: Annotated[bool, typer.Option("--release", help="release the lease")] = False,
     max_age: Annotated[
-        str | None,
-        typer.Option(
-            "--max-age",
-            metavar="AGE",
-            help="a new lease lapses this long after its last advance (default 7d)",
-        ),
+        str | None, option("AGE", "a new lease lapses this long after its last advance (default 7d)")
     ] = None,
     more: MoreDirs = None,
 ) -> None:

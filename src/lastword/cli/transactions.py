@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms
-from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, TopicNames
+from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms, option
+from lastword.cli.target import AnyTopics, OneTopic, Target
 from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, format_duration
 from lastword.values import plural
@@ -37,16 +37,12 @@ lastword transactions data orders --abort 4100 --yes
 
 def transactions(
     out: Session,
-    directory: Directory,
-    topics: TopicNames = None,
-    partition: Partition = None,
+    target: AnyTopics,
     abort: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="abort the transaction of this producer id or transactional id"),
+        str | None, option("ID", "abort the transaction of this producer id or transactional id")
     ] = None,
     dry_run: Annotated[bool, dry_run_option("show what would be aborted")] = False,
     yes: Yes = False,
-    more: MoreDirs = None,
 ) -> None:
     """List open transactions, or abort one.
 
@@ -54,7 +50,6 @@ def transactions(
     broker or `lastword serve` ends a transaction whose coordinator has it when its time is up; --abort ends
     one that hangs, with a marker in each partition. Its records are then never read.
     """
-    target = Target.of(directory, topics, partition, more)
     if abort is None:
         if dry_run or yes:
             raise UsageError("--dry-run and --yes are for --abort", remedy="--abort ID names the transaction")
@@ -100,10 +95,7 @@ lastword groups data users --json
 
 def groups(
     out: Session,
-    directory: Directory,
-    topic: TopicName = None,
-    partition: Partition = None,
-    more: MoreDirs = None,
+    target: OneTopic,
 ) -> None:
     """List the positions of consumer groups, and their lag.
 
@@ -112,7 +104,6 @@ def groups(
     """
     from lastword.api.groups import group_positions
 
-    target = Target.of(directory, topic, partition, more)
     with out.open(target) as logs:
         positions = group_positions(logs.dirs, target.topic, target.partition)
     for position in positions:

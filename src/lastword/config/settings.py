@@ -462,14 +462,19 @@ def keyword_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def check_arguments(given: Iterable[str], call: Callable[..., Any]) -> None:
-    """Raise UnknownSettingError for a name that is no setting and resembles a parameter of `call`."""
-    unknown = [name for name in given if name not in ALL_SETTINGS and name not in _BY_KEYWORD]
+def check_arguments(given: Iterable[str], call: Callable[..., Any], *others: str) -> None:
+    """Raise UnknownSettingError for a name that is no setting and resembles a parameter of `call`.
+
+    `others`: parameters that `call` takes among its settings.
+    """
+    known = {*ALL_SETTINGS, *_BY_KEYWORD, *others}
+    unknown = [name for name in given if name not in known]
     if not unknown:
         return
     import inspect  # loads only for a message
 
     parameters = [p.name for p in inspect.signature(call).parameters.values() if p.kind != p.VAR_KEYWORD]
+    parameters += others
     for name in unknown:
         near = nearest(name, [*parameters, *_BY_KEYWORD])
         if near in parameters:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lastword.cli.command import Session, command
+from lastword.cli.command import Session, command, option
 from lastword.units import format_bytes
 from lastword.values import Value
 
@@ -108,9 +108,7 @@ class History:
 
 def demo(
     out: Session,
-    keep: Annotated[
-        str | None, typer.Option("--keep", metavar="DIR", help="keep the logs in this directory")
-    ] = None,
+    keep: Annotated[str | None, option("DIR", "keep the logs in this directory")] = None,
 ) -> None:
     """Clean one history by Kafka's rule and by ours.
 

@@ -55,7 +55,7 @@
     │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
     ├── CapacityError     exit 5: make room
     │   ├── DiskFullError            no room on the drive; the log is unchanged
-    │   ├── StateTooLargeError       a restore past max_bytes
+    │   ├── StateTooLargeError       a state larger than its memory=
     │   └── TransactionTooLargeError the changes of a transaction past max_bytes
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno as _errno
-from typing import Any
+from typing import Any, Self
 
 from lastword.errors.base import LastwordError, rebuild
 
@@ -143,30 +143,21 @@ class UncertainRequestError(StorageError):
     """An object store gave no answer, or a server error. A write may have taken effect, or may do so yet."""
 
     retriable = True
+    _why = "{}"
+    _remedy = "try again; if it still fails, check the network and the options endpoint and timeout"
 
     @classmethod
-    def of(cls, url: str, verb: str, why: str, *, write: bool) -> UncertainRequestError:
+    def of(cls, url: str, verb: str, why: str, *, write: bool) -> Self:
         """Return the error for a request. `write`: the request changes the store."""
         effect = "; the change may have taken effect" if write else ""
-        return cls(
-            f"cannot {verb} {url}: {why}{effect}",
-            remedy="try again; if it still fails, check the network and the options endpoint and timeout",
-            file=url,
-        )
+        return cls(f"cannot {verb} {url}: {cls._why.format(why)}{effect}", remedy=cls._remedy, file=url)
 
 
 class ThrottledError(UncertainRequestError):
     """An object store limits the rate of requests."""
 
-    @classmethod
-    def of(cls, url: str, verb: str, why: str, *, write: bool) -> ThrottledError:
-        """Return the error for a request. `write`: the request changes the store."""
-        effect = "; the change may have taken effect" if write else ""
-        return cls(
-            f"cannot {verb} {url}: the store limits the rate of requests ({why}){effect}",
-            remedy="try again later; fewer and larger commits send fewer requests",
-            file=url,
-        )
+    _why = "the store limits the rate of requests ({})"
+    _remedy = "try again later; fewer and larger commits send fewer requests"
 
 
 class CredentialsRefusedError(StorageError, PermissionError):

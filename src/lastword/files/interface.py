@@ -23,6 +23,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lastword.errors import LastwordError, StorageError
+from lastword.values import Closing
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -91,7 +92,7 @@ class WouldWait(Exception):
     """A read needs a request, in a block of `Files.without_requests`."""
 
 
-class Handle(ABC):
+class Handle(Closing, ABC):
     """One open file; also a context manager. A garbage-collected handle is closed.
 
     Positions are bytes from the start of the file.
@@ -136,19 +137,19 @@ class Handle(ABC):
     def fsync(self) -> None:
         """Wait until bytes and size are on the drive. `SyncFailedError` takes the root offline."""
 
-    def start_sync(self, position: int, size: int) -> None:  # noqa: B027 - storage may do nothing here
+    def start_sync(self, position: int, size: int) -> None:
         """Start to write these bytes to the drive ahead of an `fsync`. Promises nothing, never fails."""
 
-    def will_read(self, start: int, end: int) -> None:  # noqa: B027 - storage may do nothing here
+    def will_read(self, start: int, end: int) -> None:
         """Note that a scan of these bytes follows, and that no other bytes are read ahead. Reads nothing."""
 
-    def will_read_back(self) -> None:  # noqa: B027 - storage may do nothing here
+    def will_read_back(self) -> None:
         """Note that a scan follows, from the end of the file to its beginning. It may be read ahead."""
 
-    def ends_scan(self) -> None:  # noqa: B027 - storage may do nothing here
+    def ends_scan(self) -> None:
         """Note that a scan that comes to this file goes on in no other file. Reads nothing."""
 
-    def may_shrink_to(self, size: int) -> None:  # noqa: B027 - for storage that reopens a file by its name
+    def may_shrink_to(self, size: int) -> None:
         """Note that the file may become as short as `size` bytes while it is open to read."""
 
     @abstractmethod
@@ -162,12 +163,6 @@ class Handle(ABC):
     def size(self) -> int:
         """Return the size of the file in bytes."""
         return self.stat().size
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class Files(ABC):

@@ -73,9 +73,10 @@ from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.records import compression
 from lastword.segment import names
+from lastword.values import Closing
 
 
-class LogDirectory:
+class LogDirectory(Closing):
     """One log directory. Safe from any thread. Also a context manager."""
 
     def __init__(
@@ -204,12 +205,6 @@ class LogDirectory:
         except BaseException:
             self._file_lock.release()
             raise
-
-    def __enter__(self) -> LogDirectory:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"LogDirectory({self.path!r}, {self.mode!r})"

@@ -128,7 +128,7 @@ def join(log: PartitionLog) -> int:
     location, stored = log.store.create_output(sources[0].base_offset)
     try:
         assert isinstance(stored, SegmentFiles)
-        log.replace(sources, [_copied(sources, stored, log.config.index_interval_bytes)])
+        log.replace(sources, _copied(sources, stored, log.config.index_interval_bytes))
     finally:
         log.store.discard(location)
     return len(sources)

@@ -568,20 +568,18 @@ class PartitionLog(Reads):
 
     # -------------------------------------------------------------- replace
 
-    def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> Segment:
+    def replace(self, old: Sequence[Segment], output: Segment) -> Segment:
         """Publish one rewritten segment in place of its sources; see `partition.swap` for every crash of it.
 
         Reads that have begun in an old segment end there; others find the new one.
 
         Args:
             old: Neighbours among the log's closed segments, named by any Segment of the same id.
-            new: One complete, synced segment in a private directory, with the base offset of the first and
+            output: A complete, synced segment in a private directory, with the base offset of the first and
                 the next offset of the last.
         """
-        if len(new) != 1:
-            raise ValueError("a group is replaced by one segment")
         with self.lock:
-            return self._changed_log().replace(old, new[0])
+            return self._changed_log().replace(old, output)
 
     # -------------------------------------------------------------- read
 

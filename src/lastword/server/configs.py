@@ -120,16 +120,11 @@ class Configs:
         """Return all settings of a topic, by name; `changes` is those of a topic that is not created."""
         config = self._dirs.config(topic)
         of_all = self._dirs.settings.topic("")
-        brokers = kafka_settings("broker")
         is_set = self._dirs.settings.is_set
         rows = []
         for name, kafka in kafka_settings("topic").items():
             setting = TOPIC_SETTINGS.get(name)
-            synonyms = [
-                (synonym, brokers[synonym].default, FROM_DEFAULT)
-                for synonym in kafka.synonyms
-                if brokers[synonym].default is not None
-            ]
+            synonyms = _defaults(kafka)
             if setting is None:
                 rows.append(Row(name, kafka.default, FROM_DEFAULT, kafka.type, NO_EFFECT, synonyms))
                 continue
@@ -146,15 +141,10 @@ class Configs:
 
     def broker_rows(self) -> list[Row]:
         """Return all settings of the broker, by name."""
-        kafka = kafka_settings("broker")
         values = self._broker_values()
         rows = []
-        for name, setting in kafka.items():
-            synonyms = [
-                (synonym, kafka[synonym].default, FROM_DEFAULT)
-                for synonym in setting.synonyms
-                if kafka[synonym].default is not None
-            ]
+        for name, setting in kafka_settings("broker").items():
+            synonyms = _defaults(setting)
             value = values.get(name, setting.default)
             source = FROM_DEFAULT if name not in values or value == setting.default else FROM_BROKER_FILE
             if source == FROM_BROKER_FILE:
@@ -406,3 +396,10 @@ def shown(value: Any) -> str:
 def _synonyms(row: Row) -> list[Any]:
     kind = messages.DescribeConfigsResponse.DescribeConfigsSynonym
     return [kind(name=name, value=value, source=source) for name, value, source in row.synonyms]
+
+
+def _defaults(setting: KafkaSetting) -> list[tuple[str, str | None, int]]:
+    """Return the synonyms of a setting that have a default, with it."""
+    brokers = kafka_settings("broker")
+    defaults = [(synonym, brokers[synonym].default, FROM_DEFAULT) for synonym in setting.synonyms]
+    return [synonym for synonym in defaults if synonym[1] is not None]

@@ -46,6 +46,7 @@ from lastword.server.memory import Memory
 from lastword.server.node import ClusterNode
 from lastword.server.terms import Terms
 from lastword.server.topics import Refused
+from lastword.values import Closing
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -557,7 +558,7 @@ def _read_range(part: FileRange) -> bytes:
     return data
 
 
-class Server:
+class Server(Closing):
     """A running server: a context manager. Get it from `lastword.serve`.
 
     Attributes:
@@ -636,12 +637,6 @@ class Server:
     def bootstrap_servers(self) -> str:
         """Return host and port for clients."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Server({self.bootstrap_servers!r}{', closed' if self._is_closed else ''})"

@@ -538,7 +538,7 @@ def _sizes(directory: LogDirectory, chosen: Sequence[TopicPartition]) -> dict[To
     """Return the bytes of each partition's segments."""
     if directory.mode == "a":
         directory.logs(chosen)  # many are opened at the same time
-    return {tp: sum(segment.size for segment in directory.view(*tp).segments) for tp in chosen}
+    return {tp: directory.view(*tp).segment_set.size for tp in chosen}
 
 
 def _largest_first(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastword.api.copying import storage_of_both
-from lastword.api.export import KIND, Columns, RowForm, Source, export_topic, store_at
+from lastword.api.export import KIND, Columns, FormatLike, RowForm, Source, export_topic, store_at
 from lastword.errors import BusyError, LastwordError, NotSharedError, StorageError
 from lastword.lake.data import DataWriter, Written
 from lastword.lake.export import Change, Exported, Part, Reached, Version, Writing, change_of, rewrite
@@ -49,9 +49,8 @@ def export(
     to: str | os.PathLike[str],
     *,
     layout: str = "vectors",
-    value_format: str | None = None,
+    value_format: FormatLike | None = None,
     value_schema: Any = None,
-    format_options: Mapping[str, str] | None = None,
     dry_run: bool = False,
     progress: ProgressLike | bool | None = None,
     storage_options: Mapping[str, str] | None = None,
@@ -70,7 +69,6 @@ def export(
         layout: As for `Topic.export`.
         value_format: As for `Topic.export`.
         value_schema: As for `Topic.export`.
-        format_options: As for `Topic.export`.
         dry_run: Measure what the tasks would write; write nothing.
         progress: As for `Topic.export`; a partition is done when its task ends.
         storage_options: Options of the table's bucket; of both, if both are in buckets.
@@ -92,7 +90,7 @@ def export(
     with open_logs(path, storage) as logs, described(spark, f"lastword export: {topic} to {to}"):
         schema = logs.topic(topic).schema
         names = schema.key.name, schema.value.name
-        columns = Columns(topic, names, value_format, value_schema, format_options)
+        columns = Columns(topic, names, value_format, value_schema)
 
         def work(writing: Writing, passed: Callable[[int], None]) -> _SparkWork:
             place = writing.store.url, table_storage

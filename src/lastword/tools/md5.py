@@ -157,7 +157,7 @@ class _LogKeys:
     """
 
     def __init__(self, view: PartitionView, progress: Callable[[int], None] | None) -> None:
-        self.size = sum(segment.size for segment in view.segments)
+        self.size = view.segment_set.size
         self.passes = 0
         self.end_bytes = 0
         self._view = view

@@ -52,7 +52,7 @@ class SimulatedSegment:
     base_offset: int
     next_offset: int
     size_bytes: int
-    largest_ms: int
+    largest_timestamp: int
     written_at: int
     rated_at: int
     dead_bytes: int = 0
@@ -74,14 +74,9 @@ class SimulatedSegment:
         return self.size_bytes
 
     @property
-    def largest_timestamp(self) -> int:
-        """Return the largest timestamp."""
-        return self.largest_ms
-
-    @property
     def mtime_ms(self) -> int:
         """Return the time of the last write."""
-        return self.largest_ms
+        return self.largest_timestamp
 
     @property
     def live_bytes(self) -> int:
@@ -91,7 +86,7 @@ class SimulatedSegment:
     @property
     def first_timestamp(self) -> int:
         """Return the largest timestamp, as if the segment had one batch."""
-        return self.largest_ms
+        return self.largest_timestamp
 
     def position_of(self, offset: int) -> int:
         """Return the position of an offset: the start or the end."""
@@ -193,7 +188,7 @@ class SimulatedLog:
         """Read the keys of all closed segments that min.compaction.lag.ms allows; return the bytes read."""
         youngest = now_ms - self.config.min_compaction_lag_ms
         count = self.scanned
-        while count < len(self.segments) and self.segments[count].largest_ms <= youngest:
+        while count < len(self.segments) and self.segments[count].largest_timestamp <= youngest:
             count += 1
         if count == self.scanned:
             return 0
@@ -292,7 +287,7 @@ class SimulatedLog:
             bases, [*bases[1:], old[-1].next_offset], np.split(rows, cuts), strict=False
         ):
             size = int(self.trace.size_bytes[part].sum())
-            largest = int(self.trace.time_ms[part[-1]]) if part.size else old[-1].largest_ms
+            largest = int(self.trace.time_ms[part[-1]]) if part.size else old[-1].largest_timestamp
             new.append(
                 SimulatedSegment(
                     part, base, end, size, largest, write_clock, write_clock, garbage_age_at=write_clock

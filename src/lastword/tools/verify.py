@@ -372,7 +372,7 @@ def _md5_check(
     """Compare the keys of a log by MD5; None, and a new problem, if not all keys can be read."""
     from lastword.tools.md5 import md5_collisions
 
-    size = sum(segment.size for segment in view.segments)
+    size = view.segment_set.size
 
     def report_progress(done: int) -> None:
         if progress is not None:

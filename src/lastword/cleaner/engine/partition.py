@@ -150,7 +150,7 @@ def opened(log: PartitionLog | PartitionView, context: CleanContext, map_bytes: 
         salt=lambda: os.urandom(16) if context.salt is None else context.salt,
         scratch=context.scratch,
     )
-    ledger.write_clock = max(ledger.write_clock, sum(segment.size for segment in log.segments))
+    ledger.write_clock = max(ledger.write_clock, log.segment_set.size)
     return ledger
 
 

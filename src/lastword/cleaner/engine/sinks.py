@@ -173,7 +173,7 @@ def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
                     file=source.path,
                 )
             old.append(segment)
-        return log.replace(old, [_output(log.store, built)])
+        return log.replace(old, _output(log.store, built))
 
 
 def _output(store: SegmentStore, built: BuiltGroup) -> Segment:
