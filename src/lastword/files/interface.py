@@ -145,6 +145,9 @@ class Handle(ABC):
     def will_read_back(self) -> None:  # noqa: B027 - storage may do nothing here
         """Note that a scan follows, from the end of the file to its beginning. It may be read ahead."""
 
+    def will_read_pieces(self) -> None:  # noqa: B027 - storage may do nothing here
+        """Note that short reads in no order follow. The storage may keep what was read."""
+
     def ends_scan(self) -> None:  # noqa: B027 - storage may do nothing here
         """Note that a scan that comes to this file goes on in no other file. Reads nothing."""
 
