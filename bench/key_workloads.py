@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import shutil
 import sqlite3
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import lastword
+from bench.merge_workloads import RemoteUsage, s3_server
 from bench.registry import Measured, Run, compared, timed, workload
 
 UPDATES = 5
@@ -21,6 +24,7 @@ UPDATES = 5
 VALUE_BYTES = 100
 SINGLE = 20_000
 TOGETHER = 100_000
+FROM_BUCKET = 1000
 
 
 def _key(number: int) -> bytes:
@@ -99,6 +103,86 @@ def get(run: Run) -> Iterator[Measured]:
             build_cpu_seconds=built.cpu,
             bytes_per_key=size / keys,
         )
+
+
+@workload("get-bucket")
+def get_bucket(run: Run) -> Iterator[Measured]:
+    """Count the requests of lookups in a bucket: the first one of a reader, and then random ones.
+
+    Rival: SlateDB's reader, where it is installed. Both have empty caches, and one S3 server (moto, in a
+    process of its own). Each lookup waits for its requests, so requests count, not the time of this server.
+    """
+    keys = max(1000, run.records // UPDATES)
+    chosen = [_key(number) for number in random.Random(3).choices(range(keys), k=FROM_BUCKET)]
+    with s3_server() as usage:
+        mine = _lookups_in_a_log(usage, keys, chosen)
+        with suppress(ImportError):
+            other = asyncio.run(_lookups_in_slatedb(usage, dict(_rows(keys)), chosen))
+            for what, ours, theirs in zip(("open and first", "others"), mine, other, strict=True):
+                count = 1 if what == "open and first" else FROM_BUCKET
+                for unit, amount in (("requests/get", 1.0), ("KB received/get", 1e3)):
+                    at = 0 if amount == 1.0 else 1
+                    a, b = (side[at] / count / amount for side in (ours, theirs))
+                    yield Measured("get-bucket", f"{keys} keys, {what}", unit, a, b, "SlateDB", b / a)
+
+
+Lookups = tuple[tuple[int, int], tuple[int, int]]
+"""Requests and bytes received: of the opening with the first lookup, and of all others."""
+
+
+def _lookups_in_a_log(usage: RemoteUsage, keys: int, chosen: list[bytes]) -> Lookups:
+    place, options = f"{usage.server.root}/log", usage.server.options
+    with lastword.open(place, "a", storage_options=options, log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.extend(_rows(keys))
+        logs.clean("t")
+    usage.take()
+    with lastword.open(place, storage_options=options) as logs:
+        topic = logs.topic("t")
+        assert topic.get(_key(7))
+        first = _taken(usage)
+        for key in chosen:
+            assert topic.get(key)
+        return first, _taken(usage)
+
+
+async def _lookups_in_slatedb(usage: RemoteUsage, newest: dict[bytes, bytes], chosen: list[bytes]) -> Lookups:
+    from slatedb import uniffi  # a rival that need not be installed
+
+    options = usage.server.options
+    os.environ |= {
+        "CLOUD_PROVIDER": "aws",
+        "AWS_ACCESS_KEY_ID": options["access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": options["secret_access_key"],
+        "AWS_ENDPOINT": options["endpoint"],
+        "AWS_REGION": options["region"],
+        "AWS_BUCKET": usage.server.root.removeprefix("s3://"),
+        "AWS_ALLOW_HTTP": "true",
+    }
+    store = uniffi.ObjectStore.from_env(None)
+    database = await uniffi.DbBuilder("slatedb", store).build()
+    rows = list(newest.items())
+    for start in range(0, len(rows), 10_000):
+        batch = uniffi.WriteBatch()
+        for key, value in rows[start : start + 10_000]:
+            batch.put(key, value)
+        await database.write(batch)
+    await database.flush()
+    await database.shutdown()
+    usage.take()
+    reader = await uniffi.DbReaderBuilder("slatedb", store).build()
+    assert await reader.get(_key(7))
+    first = _taken(usage)
+    for key in chosen:
+        assert await reader.get(key)
+    others = _taken(usage)
+    await reader.shutdown()
+    return first, others
+
+
+def _taken(usage: RemoteUsage) -> tuple[int, int]:
+    spent = usage.take()
+    return spent.writes + spent.reads, spent.received
 
 
 def _each(find: Callable[[bytes], Any], numbers: list[int], add: int = 0) -> Callable[[], None]:

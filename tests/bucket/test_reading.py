@@ -181,6 +181,28 @@ def test_open_files_hold_bounded_memory() -> None:
     reads.close()
 
 
+def test_pieces_of_short_reads_stay_in_memory_up_to_a_bound(monkeypatch) -> None:
+    monkeypatch.setattr(reading, "FIRST_BYTES", 256)
+    monkeypatch.setattr(reading, "PIECES_BYTES", 20 * 256)
+    choose = random.Random(4)
+    scan = Scan([10_000, 200_000])
+    content, handle = scan.contents[1], scan.files.open_read(scan.paths[1])
+    handle.will_read_pieces()
+
+    def read(position: int, size: int) -> int:
+        before = scan.ranges()
+        assert handle.pread(size, position) == content[position : position + size]
+        return scan.ranges() - before
+
+    assert [read(250, 5), read(250, 10), read(0, 256), read(300, 100), read(255, 2)] == [1, 1, 0, 0, 0]
+    for _ in range(500):
+        read(choose.randrange(200_000), choose.choice([1, 100, 256, 300, 5000]))
+        assert len(handle._pieces) <= 20
+        assert scan.files._reads._held_bytes <= 20 * 256 + 5000
+    handle.free()
+    assert read(250, 10) == 2
+
+
 def test_a_file_that_is_closed_gives_up_what_is_ahead(wait_for) -> None:
     scan = Scan([40 * MIB])
     handle = scan.files.open_read(scan.paths[0])

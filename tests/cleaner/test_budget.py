@@ -228,7 +228,7 @@ def test_a_paced_segment_is_opened_by_its_first_read_and_takes_hints(
     from tests.cleaner.support import batch, write_segment
 
     files, hints = RecordingFiles(UNSYNCED), []
-    for name in ("will_read", "will_read_back", "ends_scan", "may_shrink_to"):
+    for name in ("will_read", "will_read_back", "will_read_pieces", "ends_scan", "may_shrink_to"):
         monkeypatch.setattr(
             RecordingHandle, name, lambda _, *given, name=name: hints.append((name, *given)), raising=False
         )
@@ -244,9 +244,11 @@ def test_a_paced_segment_is_opened_by_its_first_read_and_takes_hints(
     assert first.next_offset == 6 and opened() == 1
     first.handle.will_read(1, 2)
     first.handle.will_read_back()
+    first.handle.will_read_pieces()
     first.handle.ends_scan()
     first.ending_at(first.size, active=True)
-    assert hints == [("will_read", 1, 2), ("will_read_back",), ("ends_scan",), ("may_shrink_to", first.size)]
+    calls = ("will_read_back", "will_read_pieces", "ends_scan")
+    assert hints == [("will_read", 1, 2), *((name,) for name in calls), ("may_shrink_to", first.size)]
     assert loaded[1].handle and opened() == 2
     (shared,) = PacedFiles(files, DriveBudget(None, ManualClock())).segments(loaded[1:])
     assert shared.next_offset == 7 and opened() == 2

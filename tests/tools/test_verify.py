@@ -297,6 +297,21 @@ class Writing(SystemClock):
         self.work()
 
 
+def test_a_small_file_that_is_removed_in_every_attempt_is_no_problem(data):
+    """A server writes and removes snapshots of its producers while the directory is verified."""
+    epochs = data / "t-0" / names.LEADER_EPOCHS
+    beside = Beside(None, lambda: epochs.unlink(missing_ok=True))
+    for call in range(6):
+
+        def again(call=call):
+            epochs.write_text("0\n1\n0 0\n")
+            left = iter(range(call))
+            beside.when = lambda _, path: path == str(epochs) and next(left, None) is None
+
+        again()
+        assert verified(data, beside, Writing(again)).problems == ()
+
+
 def first_use_of_an_index(call, path):
     return path.endswith(".timeindex")
 

@@ -549,6 +549,10 @@ class _StoredHandle(Handle):
         """As `Handle.will_read_back`."""
         self._reading().will_read_back()
 
+    def will_read_pieces(self) -> None:
+        """As `Handle.will_read_pieces`."""
+        self._reading().will_read_pieces()
+
     def ends_scan(self) -> None:
         """As `Handle.ends_scan`."""
         self._reading().ends_scan()

@@ -11,6 +11,9 @@ after each block that is read, up to `AHEAD_BLOCKS` of all streams together.
 A scan from the end of each file to its beginning (`will_read_back`) has its next range in flight, also that
 of the file that follows.
 
+Short reads in no order (`will_read_pieces`) fetch pieces of `FIRST_BYTES`. Those that were read last stay in
+memory.
+
 Memory is bounded: by `AHEAD_BLOCKS` blocks ahead, and `HELD_BYTES` of all open files.
 
 The objects that this process has uploaded last stay in memory, if a server sets `tail_bytes`: its consumers
@@ -47,6 +50,8 @@ CHANGE_BLOCKS = 8
 requests at the same time are enough."""
 GROWTH = 4
 HELD_BYTES = 32 << 20
+PIECES_BYTES = HELD_BYTES // 2
+"""Pieces of one file that stay in memory."""
 IDLE_BLOCKS = 4 * AHEAD_BLOCKS
 """A stream is given up when this number of blocks of other streams was read since its last."""
 FILES_PASSED = 64
@@ -425,6 +430,7 @@ class _ObjectHandle(Handle):
         self._range: tuple[int, int] | None = None  # of the only scan (`will_read`)
         self._is_back = False  # a scan reads backward (`will_read_back`), and has not come to the beginning
         self._below: _Below | None = None  # what it reads next
+        self._pieces: OrderedDict[int, Buffer] | None = None  # by position, the one read longest ago first
 
     def will_read(self, start: int, end: int) -> None:
         """As `Handle.will_read`."""
@@ -438,6 +444,12 @@ class _ObjectHandle(Handle):
             if not self._is_back and self._entry.object is not None:
                 self._is_back = True
                 self._fetch_below(self._entry.size)
+
+    def will_read_pieces(self) -> None:
+        """As `Handle.will_read_pieces`."""
+        with self._lock:
+            if self._pieces is None and self._entry.object is not None:
+                self._pieces = OrderedDict()
 
     def _fetch_below(self, end: int) -> None:
         """Begin to fetch the range that ends here, if there is one."""
@@ -492,12 +504,16 @@ class _ObjectHandle(Handle):
     def free(self) -> None:
         """Free the bytes in memory."""
         self._held = self._nothing
+        if self._pieces is not None:
+            self._pieces.clear()
 
     def _load(self, position: int, wanted: int) -> tuple[int, Buffer]:
         """Hold bytes of which one is at `position`; return their position and them. Fetch ahead in a scan."""
         if self._reads.keeps(self._entry.object) and self._stream is None:
             data = self._reads.fetch(self._entry, position, wanted)
             return position, _patched(data, position, self._patch)
+        if self._pieces is not None and wanted <= FIRST_BYTES:
+            return self._piece(self._pieces, position - position % FIRST_BYTES)
         self._reads.check_may_wait()
         if self._is_back:
             return self._load_back(position, wanted)
@@ -528,6 +544,18 @@ class _ObjectHandle(Handle):
         self._hold(position, data)
         return self._held
 
+    def _piece(self, pieces: OrderedDict[int, Buffer], start: int) -> tuple[int, Buffer]:
+        """Return a piece of the file and its position."""
+        data = pieces.pop(start, None)
+        if data is None:
+            size = min(FIRST_BYTES, self._entry.size - start)
+            data = _patched(self._reads.fetch(self._entry, start, size), start, self._patch)
+        pieces[start] = data
+        if len(pieces) > PIECES_BYTES // FIRST_BYTES:
+            pieces.popitem(last=False)
+        self._hold(start, data)
+        return self._held
+
     def _load_back(self, position: int, wanted: int) -> tuple[int, Buffer]:
         """As `_load` while a scan reads the file from its end to its beginning."""
         below = self._below
@@ -541,7 +569,7 @@ class _ObjectHandle(Handle):
 
     def _hold(self, position: int, data: Buffer) -> None:
         self._held = position, data
-        self._reads.hold(self, len(data))
+        self._reads.hold(self, len(data) + len(self._pieces or ()) * FIRST_BYTES)
 
     def _is_scan(self, position: int, wanted: int, size: int) -> bool:
         if self._entry.object is None:

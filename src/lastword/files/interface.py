@@ -146,6 +146,9 @@ class Handle(Closing, ABC):
     def will_read_back(self) -> None:
         """Note that a scan follows, from the end of the file to its beginning. It may be read ahead."""
 
+    def will_read_pieces(self) -> None:
+        """Note that short reads in no order follow. The storage may keep what was read."""
+
     def ends_scan(self) -> None:
         """Note that a scan that comes to this file goes on in no other file. Reads nothing."""
 

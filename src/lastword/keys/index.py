@@ -494,6 +494,7 @@ class KeyIndex:
                 yield handle, made
                 handle.fsync()
             source = self._files.open_read(path)
+            source.will_read_pieces()
             made.append(Run(source, source.size(), self._salt, path))
         except BaseException:
             with suppress(LastwordError):

@@ -259,6 +259,7 @@ def open_runs(files: Files, directory: str, manifest: Manifest) -> list[Run]:
     for name, facts in manifest.runs:
         path = path_of(directory, name)
         handle = files.open_read(path)
+        handle.will_read_pieces()
         run = Run(handle, handle.size(), manifest.salt, path, facts)
         if run.end != end:
             raise CorruptFileError(

@@ -588,12 +588,11 @@ def _verify_partition_files(files: Files, directory: str, findings: Findings) ->
 
 
 def _verify_small_file(files: Files, path: str, findings: Findings) -> None:
-    from lastword.tools.dump import entries_of
+    from lastword.tools.dump import dumper_of, entries_of
 
+    dumper = dumper_of(path)
     try:
-        if not files.exists(path):
-            return
-        for entry in entries_of(files, path):
+        for entry in entries_of(files, path) if dumper is None else dumper(files, path, True):
             if isinstance(entry, Problem):
                 findings.report(entry)
     except FileVanishedError:

@@ -358,6 +358,10 @@ class PacedHandle(Handle):
         """As `Handle.will_read_back`."""
         self._handle.will_read_back()
 
+    def will_read_pieces(self) -> None:
+        """As `Handle.will_read_pieces`."""
+        self._handle.will_read_pieces()
+
     def ends_scan(self) -> None:
         """As `Handle.ends_scan`."""
         self._handle.ends_scan()
