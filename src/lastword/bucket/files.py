@@ -85,7 +85,7 @@ class BucketFiles(Files):
         self.snapshot = snapshot
         self._reads = reads
         self._scratch = scratch
-        self._rng = rng or random.SystemRandom()
+        self._numbers = Numbers(rng or random.SystemRandom())
         self._lock = threading.RLock()
         self._own: dict[str, dict[str, Node]] = {}  # directories with a change: everything in them
         self._touched: dict[str, set[str]] = {}  # names that were changed, by directory
@@ -279,7 +279,7 @@ class BucketFiles(Files):
             )
         self._changing(directory)
         assert self._scratch is not None
-        number = new_number(self._rng) if file is None else file.number  # as an inode, which a change keeps
+        number = self._numbers.next() if file is None else file.number  # as an inode, which a change keeps
         if isinstance(file, Entry) and file.object is None:
             local = LocalFile(self._scratch, number, file.data)
             file = None
@@ -468,9 +468,20 @@ _ENDLESS = 1 << 60
 _NUMBERS = 1 << 62
 
 
-def new_number(rng: random.Random) -> int:
-    """Return a random number for a new file."""
-    return rng.randrange(1, _NUMBERS)
+class Numbers:
+    """The numbers of new files: consecutive ones from a random number on.
+
+    No other process has the same ones by chance, and the numbers of a commit take few bytes, compressed.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._last = 0
+
+    def next(self) -> int:
+        """Return the number of a new file."""
+        self._last = self._last + 1 if self._last else self._rng.randrange(1, _NUMBERS)
+        return self._last
 
 
 def _vanished(path: str) -> FileVanishedError:
