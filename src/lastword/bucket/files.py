@@ -37,6 +37,9 @@ REQUEST_BYTES = 3_000_000
 DERIVED_COST = 6.0
 """The cost of a garbage index, in bytes and segments of the scan that it avoids. By list price a request to
 write costs 12.5 times one to read; half of the cost of a scan is its CPU time."""
+REPLAYED_BYTES = 12
+"""Each commit ends with a roll. So the snapshots of many producers take a twelfth of the bytes of the batches
+at most."""
 REQUESTS_OF_A_SEGMENT = 2
 """A reader of a segment gets its log, and its indexes, which a commit puts into one object."""
 
@@ -69,6 +72,7 @@ class BucketFiles(Files):
     file_cost_bytes = float(REQUEST_BYTES * REQUESTS_OF_A_SEGMENT)
     takes_buffers = True
     derived_cost = DERIVED_COST
+    replayed_bytes = REPLAYED_BYTES
     reuses_numbers = False
     sends_requests = True
 
