@@ -37,7 +37,7 @@ CLIENT_BATCH_BYTES = 1000
 SECONDS = 5.0
 """How long the clients produce, and how long an idle server is observed."""
 REQUEST_SECONDS = (0.0, 0.01, 0.03)
-PRODUCERS, PARTITIONS, COMMITS = 1000, 100, 40
+PRODUCERS, PARTITIONS, COMMITS = 200, 100, 40
 WRITING = (10, 1)
 """How many of the producers write to a partition in one commit: each of them to some partition, and few."""
 NAME = "bucket-server"
