@@ -304,3 +304,20 @@ def test_a_copy_to_a_directory_has_a_snapshot_at_its_log_end(url: str, tmp_path:
     store = Snapshots(DEFAULT, str(tmp_path / "copy" / "t-0"))
     assert store.offsets()[-1] == 314
     assert [fields(p, False) for p in store.read(314)] == [fields(p, False) for p in log.producers]
+
+
+def test_a_server_reads_what_it_replays_with_a_request_for_each_commit() -> None:
+    partitions, commits, objects, clock = 5, 8, Objects(), ManualClock(START_MS)
+    with opened(objects, clock) as logs:
+        logs.create_topic("t", partitions, cleanup_policy="delete")
+        append(logs, *(batch(n, 0, value=bytes(600), at=START_MS) for n in range(100)), partitions=partitions)
+        for sequence in range(1, commits):
+            append(logs, batch(7, sequence, value=bytes(1100), at=START_MS), partitions=partitions)
+    with opened(objects, clock) as logs:
+        logs.dirs.serve(lambda topics: None)
+        before = objects.requests["range"]
+        logs.dirs.read_ahead_of_commits()
+        assert objects.requests["range"] - before == commits
+        append(logs, batch(7, commits, at=START_MS), partitions=partitions)
+        assert [logs.dirs.view("t", n).stable_offset for n in range(partitions)] == [100 + commits] * 5
+        assert objects.requests["range"] - before == commits
