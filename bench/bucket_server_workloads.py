@@ -6,10 +6,11 @@ are counted as S3 counts them, below a server of this process (`MeteredStore`), 
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -36,7 +37,9 @@ CLIENT_BATCH_BYTES = 1000
 SECONDS = 5.0
 """How long the clients produce, and how long an idle server is observed."""
 REQUEST_SECONDS = (0.0, 0.01, 0.03)
-PRODUCERS, PARTITIONS = 1000, 100
+PRODUCERS, PARTITIONS, COMMITS = 200, 100, 40
+WRITING = (10, 1)
+"""How many of the producers write to a partition in one commit: each of them to some partition, and few."""
 NAME = "bucket-server"
 RIVALS = {"lastword serve DIR": "directory", KAFKA: "kafka"}
 
@@ -187,11 +190,16 @@ def _producers() -> Iterator[Measured]:
     with _serving(PARTITIONS) as (store, logs, _):
         dirs = dirs_of(logs)
 
-        def commit(producers: range, sequence: int) -> int:
+        sequences: Counter[int] = Counter()
+        rng = random.Random(NAME)
+
+        def commit(producers: Iterable[int]) -> int:
             """Commit a batch of each producer to each partition; return the bytes of the batches."""
             batches = [
-                batch((b"k", b"v" * 100), producer=(1000 + number, 0, sequence)) for number in producers
+                batch((b"k", rng.randbytes(100)), producer=(1000 + number, 0, sequences[number]))
+                for number in producers
             ]
+            sequences.update(producers)
 
             def work(private: OpenDirs) -> None:
                 for partition in range(PARTITIONS):
@@ -200,10 +208,15 @@ def _producers() -> Iterator[Measured]:
             dirs.begin_append(("t",), work, 1).result()
             return PARTITIONS * sum(map(len, batches))
 
-        commit(range(PRODUCERS), 0)
-        store.reset()
-        sizes = [commit(range(number, number + 1), 1) for number in range(5)]
-        usage = store.usage()
-    what = f"a batch to each of {PARTITIONS} partitions with {PRODUCERS:,} known producers"
-    yield _measured(what, "KB sent", usage.sent / 5e3, sum(sizes) / 5e3, "the batches alone")
-    yield _measured(what, "requests", (usage.writes + usage.reads) / 5, 2, "an object and the manifest")
+        commit(range(PRODUCERS))
+        for writing in WRITING:
+            store.reset()
+            batches = 0
+            for number in range(COMMITS):
+                batches += commit([(number * writing + n) % PRODUCERS for n in range(writing)])
+            usage, count = store.usage(), COMMITS
+            what = f"{writing} of {PRODUCERS:,} producers write to each of {PARTITIONS} partitions"
+            sent = usage.sent / count / 1e3
+            yield _measured(what, "KB sent", sent, batches / count / 1e3, "the batches alone")
+            requests = (usage.writes + usage.reads) / count
+            yield _measured(what, "requests", requests, 2, "an object and the manifest")

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from lastword.bucket import commit
 from lastword.bucket.collect import collect
 from lastword.bucket.commit import Bucket, KeptCopy
-from lastword.bucket.files import BucketFiles, new_number
+from lastword.bucket.files import BucketFiles, Numbers
 from lastword.bucket.manifest import (
     MANIFEST,
     Entry,
@@ -1123,7 +1123,7 @@ def _upload(actor: Actor) -> None:
             key = actor.bucket.new_key()
             data = encoded([Record(0, *row) for row in rows])
             actor.store.put(key, data)
-            uploaded[partition] = Entry(new_number(rng), len(data), 0, key)
+            uploaded[partition] = Entry(Numbers(rng).next(), len(data), 0, key)
         batch.placed = actor.transaction(lambda files: batch.append(files, world, uploaded), uploads=name)
 
     outcome = actor.attempt(step)

@@ -137,7 +137,7 @@ def test_versions_with_the_same_bytes(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Manifest, "decode", decoded)
     monkeypatch.setattr(Bucket, "following", following)
     monkeypatch.setattr(commit, "_follows", lambda current, base: True)
-    monkeypatch.setattr(bucket_files, "new_number", lambda rng: 1)
+    monkeypatch.setattr(bucket_files.Numbers, "next", lambda self: 1)
     caught(
         "twice",
         "refused record",

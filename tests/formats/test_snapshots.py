@@ -169,14 +169,6 @@ def test_the_snapshot_of_an_unchanged_state_is_renamed(tmp_path: Path) -> None:
     assert store.read(90) == []
 
 
-def test_expired_producers_are_not_loaded(tmp_path: Path) -> None:
-    store = store_in(tmp_path, ProducerState(23, TWO))
-    state = replay(store, SegmentSet(()), 23, is_expired=lambda p: p.is_expired(T + 1000, 500)).state
-    assert [p.producer_id for p in state.producers] == [5]  # its transaction is open
-    assert state.open_transactions() == {5: 20}
-    assert state.stable_offset == 20
-
-
 def test_6W_324_stray_ones(tmp_path: Path) -> None:
     """6W.324: Only stray snapshots at segment bases, and the newest beyond them, are kept."""
     for left, bases, kept in (

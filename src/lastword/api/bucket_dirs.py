@@ -42,7 +42,7 @@ from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.bucket.commit import Loaded
-    from lastword.bucket.manifest import Changes, ManifestVersion, ServerNode
+    from lastword.bucket.manifest import Changes, Entry, ManifestVersion, ServerNode
     from lastword.partition.tail import Changed
 
 T = TypeVar("T")
@@ -300,6 +300,24 @@ class BucketDirs(OpenDirs):
     def confirm(self) -> None:
         """As `OpenDirs.confirm`."""
         self._take(self._bucket.load)
+
+    def read_ahead_of_commits(self) -> None:
+        """As `OpenDirs.read_ahead_of_commits`: a request for each object that has such batches."""
+        parts: dict[str, list[Entry]] = {}
+        version = self.newest
+        for topic, partitions in self.topics().items():
+            for partition in partitions:
+                files = version.children(str(TopicPartition(topic, partition)))
+                newest = names.segment_file(max(names.snapshot_offsets(files), default=0), "")
+                for name, entry in files.items():
+                    is_read = name.endswith(names.LOG) or name == newest + names.SNAPSHOT
+                    if entry is not None and entry.object is not None and is_read and name >= newest:
+                        parts.setdefault(entry.object, []).append(entry)
+        ranges = {
+            key: range(min(e.position for e in entries), max(e.position + e.size for e in entries))
+            for key, entries in sorted(parts.items(), key=lambda part: part[1][0].mtime_ms)
+        }
+        self._bucket.reads.take_in(ranges)
 
     def is_recent(self) -> bool:
         """As `OpenDirs.is_recent`."""

@@ -246,6 +246,9 @@ class OpenDirs(ProcessBound):
     def confirm(self) -> None:
         """Read the newest version, for an answer that may not be older than the request."""
 
+    def read_ahead_of_commits(self) -> None:
+        """Read what the first commits of a new active server replay: batches behind producer snapshots."""
+
     def is_recent(self) -> bool:
         """Return whether a server may answer from memory: it had the newest version a second ago at most."""
         return True

@@ -8,10 +8,9 @@ transaction, and so is each commit that another process overtakes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from lastword.bucket.files import new_number
+from lastword.bucket.files import Numbers
 from lastword.bucket.manifest import Entry
 from lastword.bucket.short_commit import OpenLogNeeded, PartitionEnd, ShortAppend
 from lastword.logdir import LogDirectory
@@ -47,6 +46,7 @@ class ShortCommits:
         self._bucket = bucket
         self._load = load
         self._clock = clock
+        self._numbers = Numbers(bucket.rng)
         self._dirs: _Directories | None = None  # of the version of the last commit
         self._pause = self._next_pause = 0
 
@@ -69,7 +69,7 @@ class ShortCommits:
                 if dirs is None or dirs.nonce != version.manifest.nonce:
                     dirs = _Directories(self._bucket, version, self._load, self._clock)
                 work(cast("OpenDirs", dirs))
-                return dirs.entries(partial(new_number, self._bucket.rng))
+                return dirs.entries(self._numbers.next)
             except Exception:  # the transaction raises it, if it is no `OpenLogNeeded`
                 return None
 

@@ -37,6 +37,9 @@ REQUEST_BYTES = 3_000_000
 DERIVED_COST = 6.0
 """The cost of a garbage index, in bytes and segments of the scan that it avoids. By list price a request to
 write costs 12.5 times one to read; half of the cost of a scan is its CPU time."""
+REPLAYED_BYTES = 12
+"""Each commit ends with a roll. So the snapshots of many producers take a twelfth of the bytes of the batches
+at most."""
 REQUESTS_OF_A_SEGMENT = 2
 """A reader of a segment gets its log, and its indexes, which a commit puts into one object."""
 
@@ -69,6 +72,7 @@ class BucketFiles(Files):
     file_cost_bytes = float(REQUEST_BYTES * REQUESTS_OF_A_SEGMENT)
     takes_buffers = True
     derived_cost = DERIVED_COST
+    replayed_bytes = REPLAYED_BYTES
     reuses_numbers = False
     sends_requests = True
 
@@ -85,7 +89,7 @@ class BucketFiles(Files):
         self.snapshot = snapshot
         self._reads = reads
         self._scratch = scratch
-        self._rng = rng or random.SystemRandom()
+        self._numbers = Numbers(rng or random.SystemRandom())
         self._lock = threading.RLock()
         self._own: dict[str, dict[str, Node]] = {}  # directories with a change: everything in them
         self._touched: dict[str, set[str]] = {}  # names that were changed, by directory
@@ -279,7 +283,7 @@ class BucketFiles(Files):
             )
         self._changing(directory)
         assert self._scratch is not None
-        number = new_number(self._rng) if file is None else file.number  # as an inode, which a change keeps
+        number = self._numbers.next() if file is None else file.number  # as an inode, which a change keeps
         if isinstance(file, Entry) and file.object is None:
             local = LocalFile(self._scratch, number, file.data)
             file = None
@@ -468,9 +472,20 @@ _ENDLESS = 1 << 60
 _NUMBERS = 1 << 62
 
 
-def new_number(rng: random.Random) -> int:
-    """Return a random number for a new file."""
-    return rng.randrange(1, _NUMBERS)
+class Numbers:
+    """The numbers of new files: consecutive ones from a random number on.
+
+    No other process has the same ones by chance, and the numbers of a commit take few bytes, compressed.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._last = 0
+
+    def next(self) -> int:
+        """Return the number of a new file."""
+        self._last = self._last + 1 if self._last else self._rng.randrange(1, _NUMBERS)
+        return self._last
 
 
 def _vanished(path: str) -> FileVanishedError:

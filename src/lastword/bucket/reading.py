@@ -25,14 +25,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
 from lastword.bucket.manifest import Entry, Patch, lost_object
-from lastword.errors import FileVanishedError, NotPermittedError, ObjectVanishedError
+from lastword.errors import FileVanishedError, LastwordError, NotPermittedError, ObjectVanishedError
 from lastword.files import FileFacts, Handle, WouldWait
 from lastword.files.interface import Buffer
 from lastword.objects.interface import ObjectStore
@@ -139,7 +139,7 @@ class ObjectReads:
         self._read_whole: OrderedDict[str, None] = OrderedDict()  # files after files that were read in one
         self.tail_bytes = 0
         """Bytes of the objects that were uploaded last, which stay in memory."""
-        self._tail: OrderedDict[str, bytes] = OrderedDict()  # the oldest first
+        self._tail: OrderedDict[str, tuple[int, bytes]] = OrderedDict()  # position and bytes, oldest first
         self._tail_size = 0
         self._thread = threading.local()
         self._held: OrderedDict[int, tuple[weakref.ref[_ObjectHandle], int]] = OrderedDict()
@@ -180,9 +180,9 @@ class ObjectReads:
         return self._range(entry.object, entry.position + position, size)
 
     def _range(self, key: str, start: int, size: int) -> Buffer:
-        kept = self._tail.get(key)
-        if kept is not None:
-            return memoryview(kept)[start : start + size]
+        position, kept = self._tail.get(key, (0, b""))
+        if position <= start and start + size <= position + len(kept):
+            return memoryview(kept)[start - position :][:size]
         self.check_may_wait()
         try:
             return self.again(partial(self._store.get_range, key, start, size))
@@ -221,18 +221,41 @@ class ObjectReads:
 
     def keep(self, key: str, parts: Sequence[Buffer]) -> None:
         """Keep an object that was uploaded, in place of the oldest ones."""
-        size = sum(map(len, parts))
-        if size > self.tail_bytes:
-            return
-        with self._lock:
-            self._tail[key] = b"".join(parts)
-            self._tail_size += size
-            while self._tail_size > self.tail_bytes:
-                self._tail_size -= len(self._tail.popitem(last=False)[1])
+        if sum(map(len, parts)) <= self.tail_bytes:
+            self._keep(key, 0, b"".join(parts))
 
-    def keeps(self, key: str | None) -> bool:
-        """Return whether an object is in memory."""
-        return key in self._tail
+    def _keep(self, key: str, position: int, data: bytes) -> None:
+        with self._lock:
+            self._tail_size += len(data) - len(self._tail.pop(key, (0, b""))[1])
+            self._tail[key] = position, data
+            while self._tail_size > self.tail_bytes:
+                self._tail_size -= len(self._tail.popitem(last=False)[1][1])
+
+    def take_in(self, ranges: Mapping[str, range]) -> None:
+        """Keep ranges of objects, the last ones, in place of the oldest ones; one request for each.
+
+        A range that cannot be read is left out.
+        """
+        chosen, size = [], 0
+        for key, positions in reversed(list(ranges.items())):
+            size += len(positions)
+            if size > self.tail_bytes:
+                break
+            if not self._is_kept(key, positions.start, len(positions)):
+                chosen.append((key, positions.start, len(positions)))
+        with self._lock:
+            fetched = [self._threads_ahead().submit(self._range, *part) for part in reversed(chosen)]
+        for (key, position, _), data in zip(reversed(chosen), fetched, strict=True):
+            with suppress(LastwordError):
+                self._keep(key, position, bytes(data.result()))
+
+    def keeps(self, entry: Entry) -> bool:
+        """Return whether a file is in memory."""
+        return entry.object is not None and self._is_kept(entry.object, entry.position, entry.size)
+
+    def _is_kept(self, key: str, start: int, size: int) -> bool:
+        position, kept = self._tail.get(key, (0, b""))
+        return position <= start and start + size <= position + len(kept)
 
     # -------------------------------------------------------------- read-ahead
 
@@ -509,7 +532,7 @@ class _ObjectHandle(Handle):
 
     def _load(self, position: int, wanted: int) -> tuple[int, Buffer]:
         """Hold bytes of which one is at `position`; return their position and them. Fetch ahead in a scan."""
-        if self._reads.keeps(self._entry.object) and self._stream is None:
+        if self._reads.keeps(self._entry) and self._stream is None:
             data = self._reads.fetch(self._entry, position, wanted)
             return position, _patched(data, position, self._patch)
         if self._pieces is not None and wanted <= FIRST_BYTES:

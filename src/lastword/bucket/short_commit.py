@@ -2,8 +2,9 @@
 
 An open log makes eight files of one record: it appends to the active segment, closes it with its indexes,
 writes a producer snapshot and the synced mark, and begins an empty segment. The bytes of these files follow
-from the batches and a few facts, if the partition is as a clean stop leaves it and the batches are of no
-producer. A `PartitionEnd` has these facts, and `ShortAppend` returns the files as entries of the manifest.
+from the batches and a few facts, if the partition is as a clean stop leaves it, with a producer snapshot at
+the log end, and the batches are of no producer. A `PartitionEnd` has these facts, and `ShortAppend` returns
+the files as entries of the manifest.
 
 The open log does what is rare, and refuses what is wrong: `OpenLogNeeded` is raised where it is needed, for a
 partition or for batches. Both make the same files (tests/bucket/test_short_commit.py compares them).
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
+from lastword.bucket.files import REPLAYED_BYTES
 from lastword.bucket.manifest import Entry, ManifestVersion
 from lastword.clock import Clock
 from lastword.config import TopicConfig
@@ -22,7 +24,7 @@ from lastword.partition.appending import AppendedBatch, Batch, Pending, check_ch
 from lastword.partition.checkpoint_file import sound_epochs
 from lastword.partition.durability import encode_mark
 from lastword.partition.local_log import RollLimits, RollRule
-from lastword.partition.snapshots import decode
+from lastword.partition.snapshots import decode, is_due
 from lastword.segment import names
 from lastword.segment.indexes import TIME_ENTRY_BYTES, IndexBuilder
 
@@ -51,9 +53,12 @@ class PartitionEnd(NamedTuple):
         log_end: The offset that the next record gets.
         epoch: The leader epoch.
         segment: The active segment, which is empty: log, index, time index.
-        snapshot: The producer snapshot. Batches without a producer do not change its bytes; those that were
-            idle for too long are left out when the log is opened.
+        snapshot: The newest producer snapshot. Batches without a producer do not change its bytes; those that
+            were idle for too long are left out when the log is opened.
+        producers: The number of producers in it.
         mark: The synced mark.
+        added_bytes: Bytes of the log above the snapshot.
+        added_segments: Segments above it, besides the active one.
     """
 
     directory: str
@@ -61,7 +66,10 @@ class PartitionEnd(NamedTuple):
     epoch: int
     segment: tuple[Entry, ...]
     snapshot: Entry
+    producers: int
     mark: Entry
+    added_bytes: int = 0
+    added_segments: int = 0
 
     @classmethod
     def of(cls, version: ManifestVersion, directory: str, recovery_point: int) -> PartitionEnd:
@@ -77,15 +85,16 @@ class PartitionEnd(NamedTuple):
             raise OpenLogNeeded
         epoch = epochs[-1].epoch
         mark = _inline(private, names.SYNCED, encode_mark(recovery_point, epoch))
+        producers = decode(snapshot.data, directory)
         if (
             max(name for name in children if name.endswith(names.LOG))
             != names.segment_file(recovery_point, names.LOG)
-            or any(producer.transaction_start is not None for producer in decode(snapshot.data, directory))
+            or any(producer.transaction_start is not None for producer in producers)
             or any(name[20:] not in _EXTENSIONS and name not in _FILES for name in children)
             or any(name not in _PRIVATE and not name.startswith(_PREFIXES) for name in private)
         ):
             raise OpenLogNeeded
-        return cls(directory, recovery_point, epoch, segment, snapshot, mark)
+        return cls(directory, recovery_point, epoch, segment, snapshot, len(producers), mark)
 
 
 class ShortAppend:
@@ -147,7 +156,11 @@ class ShortAppend:
             names.TIME_INDEX: indexes.time_entries,
         }
         active = {extension: Entry(new_number(), 0, now_ms) for extension in _SEGMENT}
-        snapshot = before.snapshot._replace(number=new_number(), mtime_ms=now_ms)
+        added = before.added_bytes + len(self._pending.data), before.added_segments + 1
+        snapshots, snapshot = {}, before.snapshot
+        if is_due(before.producers, *added, REPLAYED_BYTES):
+            snapshot, added = snapshot._replace(number=new_number(), mtime_ms=now_ms), (0, 0)
+            snapshots[names.SNAPSHOT] = snapshot
         data = encode_mark(end, before.epoch)
         mark = before.mark._replace(size=len(data), mtime_ms=now_ms, data=data)
         files = {f"{names.PRIVATE}/{names.SYNCED}": mark}
@@ -156,9 +169,16 @@ class ShortAppend:
                 files[names.segment_file(before.log_end, extension)] = closed[extension]._replace(
                     size=len(part), mtime_ms=now_ms, data=bytes(part)
                 )
-        for extension, entry in {**active, names.SNAPSHOT: snapshot}.items():
+        for extension, entry in {**active, **snapshots}.items():
             files[names.segment_file(end, extension)] = entry
-        after = before._replace(log_end=end, segment=tuple(active.values()), snapshot=snapshot, mark=mark)
+        after = before._replace(
+            log_end=end,
+            segment=tuple(active.values()),
+            snapshot=snapshot,
+            mark=mark,
+            added_bytes=added[0],
+            added_segments=added[1],
+        )
         return {f"{before.directory}/{name}": entry for name, entry in files.items()}, after
 
 

@@ -185,6 +185,9 @@ class Files(ABC):
     derived_cost = 0.0
     """The price of a byte or a file that is written only to avoid a scan, in bytes or files of that scan. It
     is 0 on a drive: there such a file is written whenever it is smaller than the log."""
+    replayed_bytes = 0
+    """How many bytes of a log a reader replays rather than that the writer writes a byte of a producer
+    snapshot. 0 on a drive: a snapshot is written at each roll, as by a broker."""
     reuses_numbers = True
     """Whether a new file may get the number of a removed one (`FileFacts.inode`), as inodes of a drive."""
     sends_requests = False

@@ -522,7 +522,9 @@ class PartitionLog(Reads):
         (`remove_deferred`); reads that have begun are not disturbed.
         """
         with self.lock:
-            return self._changed_log().remove_prefix(self.log_start)
+            local = self._changed_log()
+            self.tail.secure_snapshot(local.segment_set.starting_at(self.log_start)[0].base_offset)
+            return local.remove_prefix(self.log_start)
 
     def remove_deferred(self, *, all: bool = False) -> int:
         """Unlink the files of removed segments whose delay has passed, or all; return how many."""
@@ -579,7 +581,11 @@ class PartitionLog(Reads):
                 the next offset of the last.
         """
         with self.lock:
-            return self._changed_log().replace(old, output)
+            local = self._changed_log()
+            segments = local.segment_set
+            for segment in segments.segments[segments.index_of(old[-1].base_offset) + 1 :][:1]:
+                self.tail.secure_snapshot(segment.base_offset)
+            return local.replace(old, output)
 
     # -------------------------------------------------------------- read
 

@@ -385,7 +385,7 @@ class _Opening:
         }.intersection(bases)
         rebuild = set(inspections) | {base for base in indexed if not self._is_sane(base)}
         barren = {base for base in inspections if not inspections[base].producers}
-        last = set(bases[-2:]) - set(offsets) - {bases[0]}
+        last = set() if self.files.replayed_bytes else set(bases[-2:]) - set(offsets) - {bases[0]}
         result = replay(
             store,
             segments,
@@ -394,7 +394,6 @@ class _Opening:
             limit=min(rebuild - barren, default=log_end),
             barren=barren,
             bases=last,
-            is_expired=lambda producer: producer.is_expired(*age),
         )
         for base in sorted(rebuild & (indexed | set(result.aborted))) if rebuild else ():
             self._build_txn_index(base, indexes.encode_aborted(result.aborted.get(base, ())))
@@ -420,6 +419,7 @@ class _Opening:
             yield (partial(self.files.fsync_dir, self.directory),)
         if result.exact:
             store.mark_current(log_end, is_durable=self.clean)
+        result.state.expire(*age)
         return result.state
 
     def _is_sane(self, base: int) -> bool:

@@ -25,6 +25,11 @@ the new offset: its bytes are durable already, and it would be removed at the ne
 Snapshots are taken at each roll (offset = base of the new segment), at a clean close (log end), and after a
 segment was recovered. Snapshots at segment bases are kept, and the largest one if it is above them.
 
+In a bucket each commit ends with a roll and a clean close. There a snapshot is taken only if the log has
+grown enough since the newest one (`is_due`), and before segments above the newest one are rewritten or
+removed. So the batches above the newest snapshot are always as they were appended, and a replay of them gives
+the state.
+
 `replay` computes, for opening, the state at the log end, the aborted transactions of segments whose
 transaction index must be built again, and the state at segment bases that lack a snapshot. `Stability`
 computes, for a reader without a lock, the last stable offset. Replay begins at the newest valid snapshot at
@@ -38,7 +43,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -61,6 +66,20 @@ VERSION = 1
 CRC_START = 6
 LOOK_BACK_BYTES = 4 << 20
 """An earlier batch of a producer is looked for in this many bytes of a segment."""
+MOST_REPLAYED = 256
+"""A reader replays at most about this many segments: each may take a request."""
+
+
+def is_due(producers: int, added_bytes: int, added_segments: int, replayed_bytes: int) -> bool:
+    """Return whether to write a snapshot of this many producers at the log end.
+
+    Args:
+        producers: Their number. A snapshot of none is always due.
+        added_bytes: Bytes of the log above the newest snapshot.
+        added_segments: Segments above it.
+        replayed_bytes: As `Files.replayed_bytes`.
+    """
+    return added_bytes >= replayed_bytes * ENTRY.size * producers or added_segments >= MOST_REPLAYED
 
 
 def encode(producers: Iterable[Producer]) -> bytes:
@@ -131,6 +150,8 @@ class Snapshots:
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
         self.directory = directory
+        self.newest = -1
+        """Offset of the newest snapshot of the open log; -1: there is none."""
         self._current = -1  # offset of the snapshot that equals the state of the open log
         self._durable: bytes | None = None  # its content, if that survives a power cut
         self._last_read: tuple[int, bytes] = (-1, b"")  # offset and content
@@ -170,6 +191,7 @@ class Snapshots:
         else:
             yield from self.files.writing_atomic(path, data)
         self._current, self._durable = state.end_offset, data
+        self.newest = state.end_offset
         return True
 
     def write(self, offset: int, producers: Iterable[Producer]) -> None:
@@ -177,6 +199,7 @@ class Snapshots:
         data = encode(producers)
         self.files.write_atomic(self.path(offset), data)
         self._current, self._durable = offset, data
+        self.newest = max(self.newest, offset)
 
     def mark_current(self, offset: int, *, is_durable: bool = False) -> None:
         """Note that the snapshot at `offset` is valid and equals the caller's state.
@@ -195,23 +218,26 @@ class Snapshots:
         self._last_read = offset, data
         return decode(data, path)
 
-    def remove_outside(self, offsets: Iterable[int], log_start: int, log_end: int) -> list[int]:
-        """Remove those of the snapshots at `offsets` that are outside (log_start, log_end]. Return them."""
+    def remove_outside(self, offsets: Collection[int], log_start: int, log_end: int) -> list[int]:
+        """Remove those of all snapshots, at `offsets`, that are outside (log_start, log_end]. Return them."""
         gone = [offset for offset in offsets if not log_start < offset <= log_end]
         for offset in gone:
             self.files.unlink(self.path(offset), missing_ok=True)
         if self._current in gone:
             self._current, self._durable = -1, None
+        self.newest = max(set(offsets).difference(gone), default=-1)
         return gone
 
     def stray(self, offsets: Sequence[int], segment_bases: Iterable[int]) -> list[int]:
         """Return those of the snapshots at `offsets`, ascending, that are at no segment's base.
 
-        The largest snapshot stays if it is above all bases: a clean close wrote it.
+        The largest snapshot stays if it is above all bases: a clean close wrote it. It always stays if not
+        each segment has a snapshot.
         """
         bases = set(segment_bases)
         stray = [offset for offset in offsets if offset not in bases]
-        if stray and stray[-1] == offsets[-1] and stray[-1] > max(bases, default=-1):
+        stays = self.files.replayed_bytes or max(offsets, default=-1) > max(bases, default=-1)
+        if stray and stays and stray[-1] == offsets[-1]:
             stray.pop()
         return stray
 
@@ -252,7 +278,6 @@ def replay(
     limit: int | None = None,
     barren: Collection[int] = (),
     bases: Collection[int] = (),
-    is_expired: Callable[[Producer], bool] = lambda producer: False,
 ) -> Replayed:
     """Compute the producer state at `log_end`. Changes nothing on disk.
 
@@ -265,7 +290,6 @@ def replay(
         limit: Replay begins at or below it, for a complete `aborted`; None: as late as possible.
         barren: Base offsets of segments without a batch of a producer. They are not read.
         bases: Base offsets of segments whose producers are returned.
-        is_expired: Whether to leave out a producer of a snapshot.
     """
     first = segments[0].base_offset if len(segments) else log_end
     listed = store.offsets() if snapshot_offsets is None else snapshot_offsets
@@ -276,7 +300,7 @@ def replay(
         if offset in replayed.damaged:
             return None
         try:
-            return [p for p in store.read(offset) if not is_expired(p)]
+            return store.read(offset)
         except CorruptFileError:
             replayed.damaged.append(offset)
         except StorageError:  # removed since the listing
@@ -332,20 +356,18 @@ def last_batches(store: Snapshots, segments: SegmentSet, producer: Producer) -> 
     """Return the last batches of a producer's epoch, up to KEPT_BATCHES, of which `producer` has the newest.
 
     The others are in the segment of the newest, and in those to which the snapshots at the segments' bases
-    lead. So at most KEPT_BATCHES snapshots and segments are read, and of a segment LOOK_BACK_BYTES before a
-    batch.
+    lead. Without a snapshot at its base, the segment before is read. So at most KEPT_BATCHES times
+    MOST_REPLAYED segments are read, and of a segment LOOK_BACK_BYTES before a batch.
     """
     kept = list(producer.batches)
-    while 0 < len(kept) < KEPT_BATCHES:
-        first = kept[0].first_offset
-        number = segments.floor(first)
-        if number < 0:  # removed by retention
-            break
+    end, read = kept[0].first_offset if kept else 0, 0
+    number = segments.floor(end)
+    while 0 < len(kept) < KEPT_BATCHES and number >= 0 and read < MOST_REPLAYED:
         segment = segments[number]
-        start = segment.indexed_position(max(0, segment.position_of(first) - LOOK_BACK_BYTES))
+        start = segment.indexed_position(max(0, segment.position_of(end) - LOOK_BACK_BYTES))
         found = []
         for header, _ in producer_batches(segment, start, verify=False):
-            if header.last_offset >= first:
+            if header.last_offset >= end:
                 break
             if (header.producer_id, header.producer_epoch, header.control) == (
                 producer.producer_id,
@@ -354,23 +376,25 @@ def last_batches(store: Snapshots, segments: SegmentSet, producer: Producer) -> 
             ):
                 found.append(SequencedBatch.of(header))
         kept[:0] = found[len(kept) - KEPT_BATCHES :]
-        if start:
+        if start or len(kept) == KEPT_BATCHES:
             break
-        if len(kept) < KEPT_BATCHES:
-            before = _newest_below(store, segment.base_offset, producer)
-            if before is None:
-                break
-            kept.insert(0, before)
+        try:
+            known = store.read(segment.base_offset)
+        except (CorruptFileError, FileVanishedError):
+            end, number, read = segment.base_offset, number - 1, read + 1
+            continue
+        before = _newest(known, producer)
+        if before is None:
+            break
+        kept.insert(0, before)
+        end, read = before.first_offset, 0
+        number = segments.floor(end)
     return tuple(kept)
 
 
-def _newest_below(store: Snapshots, offset: int, producer: Producer) -> SequencedBatch | None:
-    """Return the newest batch of a producer's epoch by the snapshot at `offset`; None: it has none."""
-    try:
-        producers = store.read(offset)
-    except (CorruptFileError, FileVanishedError):
-        return None
-    for known in producers:
-        if (known.producer_id, known.epoch) == (producer.producer_id, producer.epoch):
-            return known.batches[-1] if known.batches else None
+def _newest(known: Iterable[Producer], producer: Producer) -> SequencedBatch | None:
+    """Return the newest batch of a producer's epoch in a snapshot; None: it has none."""
+    for other in known:
+        if (other.producer_id, other.epoch) == (producer.producer_id, producer.epoch):
+            return other.batches[-1] if other.batches else None
     return None

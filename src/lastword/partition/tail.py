@@ -8,7 +8,7 @@ same limits. Bytes and indexes are the same.
 
 The state follows the bytes: batches, then the log end, the state of the producers, the transaction index, and
 then the last stable offset. A snapshot of the producers is durable before the recovery point passes it, so
-each roll begins with a snapshot.
+each roll begins with a snapshot, if one is due (`snapshots.is_due`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lastword.partition.appending import (
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.local_log import Lane, LocalLog
 from lastword.partition.producer_state import ProducerState, SequencedBatch
-from lastword.partition.snapshots import Snapshots, last_batches, replay
+from lastword.partition.snapshots import Snapshots, is_due, last_batches, replay
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchHeader
@@ -152,11 +152,14 @@ class Tail:
             self._expired_ms = now_ms
             self.producers.expire(now_ms, self.producer_expiration_ms)
 
-    def taking_snapshot(self) -> Steps[None]:
-        """Write the producer state at the log end, durably, without idle producers."""
+    def taking_snapshot(self, *, is_due: bool | None = None) -> Steps[None]:
+        """Write the producer state at the log end, durably, without idle producers.
+
+        `is_due`: whether a snapshot is due; None: `snapshots.is_due` decides.
+        """
         self.expire_producers()
         local = self._local
-        if local.log_end > 0:
+        if local.log_end > 0 and (self._is_snapshot_due() if is_due is None else is_due):
             taking = self._snapshots.taking(self.producers, active_base=local.appender.base_offset)
             try:
                 is_taken = yield from taking
@@ -165,6 +168,27 @@ class Tail:
                 raise
             if is_taken:  # it has synced all names of the directory
                 local.durability.directory_unsynced = False
+
+    def _is_snapshot_due(self) -> bool:
+        replayed_bytes = self._local.store.files.replayed_bytes
+        if not replayed_bytes or not self.producers:
+            return True
+        added = self._local.segment_set.starting_at(self._snapshots.newest)
+        size = sum(segment.size for segment in added if not segment.active) + self._local.active_bytes
+        return is_due(len(self.producers), size, len(added), replayed_bytes)
+
+    def secure_snapshot(self, base_offset: int) -> None:
+        """Write a snapshot at a segment's base if the newest one is below it.
+
+        The segments before are to be rewritten or removed, and then a replay of them does not give the state.
+        """
+        if not self._local.store.files.replayed_bytes or self._snapshots.newest >= base_offset:
+            return
+        if base_offset == self._local.log_end:
+            run_steps(self.taking_snapshot(is_due=True))
+        else:
+            state = replay(self._snapshots, self._local.segment_set, base_offset).state
+            self._snapshots.write(base_offset, state.producers)
 
     # -------------------------------------------------------------- append
 

@@ -145,6 +145,8 @@ class Terms:
     def _changed(self, session: ServerSession) -> ServerSession | None:
         """Begin another term; return its session."""
         self._logs.dirs.confirm()  # what the active server before has committed
+        if session.is_active:
+            self._logs.dirs.read_ahead_of_commits()
         if session.is_fenced:
             _log.warning("%s", session.fenced().message)
             self._in_loop(self._server.end_term)

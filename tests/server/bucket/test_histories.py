@@ -12,7 +12,10 @@ import pytest
 from lastword.api.open_dirs import OpenDirs
 from lastword.errors import StorageError
 from lastword.logdir.transaction_state import PREPARE_COMMIT, TransactionState, key_of
+from lastword.partition import open as opening
+from lastword.partition import snapshots
 from lastword.partition.producer_state import ProducerState
+from lastword.partition.snapshots import Replayed, Snapshots
 from lastword.server import produce, transactions
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.produce import Checked, CheckedBatch, Producing
@@ -126,6 +129,15 @@ def admits_behind_a_batch_that_was_not_admitted(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Peer, "awaited", property(lambda self: {}, lambda self, value: None), raising=False)
 
 
+def reads_a_snapshot_without_the_batches_above_it(patch: pytest.MonkeyPatch) -> None:
+    def replay(store: Snapshots, segments: Any, log_end: int, **given: Any) -> Replayed:
+        result = snapshots.replay(store, segments, max(store.offsets()), **{**given, "limit": None})
+        result.state.end_offset, result.exact = log_end, True
+        return result
+
+    patch.setattr(opening, "replay", replay)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "rules", "first"),
@@ -138,6 +150,7 @@ def admits_behind_a_batch_that_was_not_admitted(patch: pytest.MonkeyPatch) -> No
         (knows_the_last_batch_only, {"code"}, 0),
         (goes_on_behind_a_batch_that_is_sent_again, {"code", "order"}, 0),
         (admits_behind_a_batch_that_was_not_admitted, {"code"}, 26),
+        (reads_a_snapshot_without_the_batches_above_it, {"code", "twice"}, 0),
     ],
 )
 def test_a_planted_fault_is_found(
