@@ -93,15 +93,16 @@ def settle_keys(
 ) -> int:
     """Settle the first state[NEXT] records of a key batch, the last one first.
 
-    All of them are in `segment`, and all that were settled before are newer. Dead records get the flag DEAD,
-    and their bits are set in `bits` (a row for each of `page_ids`). Every record is counted for its segment.
+    The last of them is in `segment`, and all that were settled before are newer. Dead records get the flag
+    DEAD, and their bits are set in `bits` (a row for each of `page_ids`). Every record is counted for its
+    segment.
     The newest record of each key is listed in `arena`, unless state[ARENA_END] is NO_ARENA.
 
     Returns a status. FULL: the entries have no room; the first state[NEXT] records are left. BAD_RECORD: a
     due tombstone has the hash of a newer record of another key.
     """
     hashes, spans, _page_ids, _homes = batch
-    _bases, stats, digests = counts
+    bases, stats, digests = counts
     digest0 = words[DIGEST0]
     digest1 = words[DIGEST1]
     slots = entries.size // ENTRY_WORDS
@@ -124,6 +125,15 @@ def settle_keys(
         offset = spans[OFFSET, i]
         size = spans[SIZE, i]
         dead = False
+        if offset < bases[segment] and segment > 0:
+            stats[segment, DEAD_RECORDS] += dead_records
+            stats[segment, DEAD_BYTES] += dead_bytes
+            digests[segment] += digest
+            dead_records = 0
+            dead_bytes = 0
+            digest = np.uint64(0)
+            while offset < bases[segment] and segment > 0:
+                segment -= 1
         if spans[KEY_LENGTH, i] < 0:
             if size & (ABORTED | DEAD_KEYLESS):
                 dead = True
