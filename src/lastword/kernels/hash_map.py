@@ -7,7 +7,8 @@ another one is the newest of its key. No offset is needed: the order of the reco
 Two keys with one hash are taken for one. So the sum of a segment starts with every record, by its own digest
 hash, and a dead one is subtracted with the digest hash of the *entry*. If that is another key's, the sum of
 the rewritten file differs, where each record is summed with its own key. Due tombstones are in no sum: the
-digest hash of a dead one is compared with the entry's.
+digest hash of a dead one is compared with the entry's. So is that of every dead record, if no certificate
+follows: the sums would find no other pairs.
 
 The newest records can be listed in the arena of an offset map (`offset_map`), with one copy each. Then the
 lowest bit of a digest word is ALONE: the newest record is a tombstone, and no older record of the key was
@@ -90,6 +91,7 @@ def settle_keys(
     bits: U64X2,
     counts: CountArrays,
     arena: U8,
+    certified: bool,
 ) -> int:
     """Settle the first state[NEXT] records of a key batch, the last one first.
 
@@ -99,7 +101,8 @@ def settle_keys(
     The newest record of each key is listed in `arena`, unless state[ARENA_END] is NO_ARENA.
 
     Returns a status. FULL: the entries have no room; the first state[NEXT] records are left. BAD_RECORD: a
-    due tombstone has the hash of a newer record of another key.
+    due tombstone, or any record unless the sums are `certified`, has the hash of a newer record of another
+    key.
     """
     hashes, spans, _page_ids, _homes = batch
     bases, stats, digests = counts
@@ -161,7 +164,7 @@ def settle_keys(
                 if known & ALONE:
                     entries[at + 1] = known & ~ALONE
                 if known | ALONE != key_digest | ALONE:  # else both cancel
-                    if size & DUE:
+                    if size & DUE or not certified:
                         status = BAD_RECORD
                         break
                     digest += pair_digest(key_digest, offset, digest0, digest1)

@@ -1,4 +1,4 @@
-"""Resolve a log from its newest record to its oldest, with a map of hashes: for a cleaning that certifies it.
+"""Resolve a log from its newest record to its oldest, with a map of hashes.
 
 A record whose key was met is dead, another one is the newest: so the fate of a record is known when it is
 read, and `survivors` can copy what the rewrite needs while the chunk is in the processor's cache. The log is
@@ -6,8 +6,8 @@ then read, and decompressed, once. A key of any length takes 20 bytes.
 
 Two keys with one 64-bit hash would be taken for one. The certificate of the rewrite, or the kernel, finds
 such a pair (`kernels.hash_map` has the reason). Hashes that do not fit the memory are divided (`shards`). A
-scan whose result is not certified takes the exact map, and so does a log that this scan cannot read: the
-exact map reads oldest first, and reports damage in that order.
+log that this scan cannot read is left to the exact map, which reads oldest first, and reports damage in that
+order.
 
 For a garbage index the scan lists the newest records in the arena of an offset map: after the rewrite there
 are no other records with a key. A log with tombstones and aborted records is then left to the exact map: an
@@ -92,7 +92,7 @@ class PartSource(SegmentSource, Protocol):
         ...
 
     def cuts(self, part_bytes: int) -> list[int]:
-        """Return positions from 0 to the end of the file, of batches about `part_bytes` apart."""
+        """Return the first position, those of batches about `part_bytes` apart, and the end."""
         ...
 
 
@@ -188,6 +188,8 @@ class HashResolver:
     Args:
         survivors: Get what the rewrite needs of chunks with dead records; None: nothing is kept.
         lists_keys: List the newest records, and what else a garbage index has.
+        certified: The sums of the segments are compared before the result is used. False: the map compares
+            all 127 bits of both hashes itself.
 
     Attributes:
         counts: Of each segment.
@@ -210,6 +212,7 @@ class HashResolver:
         threads: int = 1,
         survivors: Survivors | None = None,
         lists_keys: bool = False,
+        certified: bool = True,
     ) -> None:
         check_order(sources)
         self._sources = sources
@@ -220,6 +223,7 @@ class HashResolver:
         self._threads = threads
         self._survivors = survivors
         self._lists_keys = lists_keys
+        self._certified = certified
         self.digest_seed = digest_seed_of(salt)
         self.counts = SegmentCounts()
         self.counts.add(sources)
@@ -290,11 +294,12 @@ class HashResolver:
             for each in self._sources[max(segment - 1, 0) : segment + 1][::-1]:
                 each.handle.will_read_back()  # the one that follows, too: a request takes long
             positions = source.cuts(PART_BYTES)
+            first = positions[0] if positions else 0
             while len(positions) > 1:
                 used = next(buffers)
                 end = positions[-1]
                 del positions[-parts:]
-                start = positions[-1] if positions else 0
+                start = positions[-1] if positions else first
                 table = used.read(source, start, end)
                 if table[:, fields.MAGIC].min() < 2:
                     raise HashesUnsure("messages of magic 0 or 1")
@@ -307,7 +312,10 @@ class HashResolver:
 
     def _begun(self, segment: int, chunk: Chunk, filler: KeyBatchFiller, above: int) -> _Part:
         self.counts.count(chunk, segment, above=above)
-        if chunk.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT) and self._outcomes and not self._walked:
+        has_transactions = chunk.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)
+        if has_transactions and not self._certified:
+            raise HashesUnsure("transactions of a read are walked from the oldest on")
+        if has_transactions and self._outcomes and not self._walked:
             # The outcomes are those of a walk that begins at the first batch asked for: here at the oldest.
             oldest = np.array([self._sources[0].base_offset])
             self._outcomes.of_batches(np.zeros(1, np.int64), oldest * 0 - 1, oldest, oldest)
@@ -365,7 +373,9 @@ class HashResolver:
         self.state[loops.NEXT] = count
         while True:
             table = self.entries, self.state, self._words
-            status = hash_loops.settle_keys(data, batch, segment, *table, *bits, counts, self.arena)
+            status = hash_loops.settle_keys(
+                data, batch, segment, *table, *bits, counts, self.arena, self._certified
+            )
             if status == kernels.OK:
                 break
             if status != kernels.FULL:

@@ -154,6 +154,7 @@ def resolve(
     progress: Callable[[int, int], None] | None = None,
     threads: int = 1,
     place: ScratchPlace | None = None,
+    by_hash: bool = False,
 ) -> Resolution:
     """Find every dead record of a log.
 
@@ -175,6 +176,7 @@ def resolve(
         threads: With 2, a second thread reads, verifies, decompresses and parses ahead; the result is the
             same.
         place: For a scratch file, if the keys do not fit the map. None: then there are passes.
+        by_hash: As for `LogResolver`.
 
     Raises:
         CorruptBatchError: A batch is damaged.
@@ -189,7 +191,7 @@ def resolve(
         "old_due": old_due,
         "threads": threads,
     }
-    return LogResolver(sources, place, progress, None, **arguments).run()
+    return LogResolver(sources, place, progress, None, by_hash=by_hash, **arguments).run()
 
 
 def may_use_hashes(sources: Sequence[SegmentSource], map_bytes: int, scratch: str | None) -> bool:
@@ -234,8 +236,8 @@ class LogResolver:
         place: As for `resolve`; with its `by_hash` there is no `use_stored`.
         progress: As for `resolve`.
         scratch: A directory for the map's keys, as for `RunningResolution`; None: in memory.
-        by_hash: The result is certified before anything is published, so a map of hashes may be tried first.
-            The sources are then each a `hash_map.PartSource`.
+        by_hash: A map of hashes may be tried first: each source is a `hash_map.PartSource`, and nothing needs
+            the keys. With a place that has `by_hash` the result is certified.
         arguments: The other arguments of a `Resolver`.
 
     Attributes:
@@ -324,7 +326,8 @@ class LogResolver:
         if not may_use_hashes(self._sources, self._map_bytes, self._scratch):
             return None
         arguments = {name: value for name, value in self._arguments.items() if name != "old_due"}
-        found = resolve_by_hashes(self._sources, self._place, **arguments)
+        place = self._place if self._place is not None and self._place.by_hash else None
+        found = resolve_by_hashes(self._sources, place, certified=place is not None, **arguments)
         if found is None:
             self._give_up()
             return None
