@@ -24,6 +24,7 @@ from tests.naive import offset_map as naive
 from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T, batches
 from tests.resolve.support import MemorySegment, colliding_key, segments
+from tests.resolve.test_outcomes import data, marker
 from tests.resolve.test_resolver import same_as_a_dict
 
 SALT = b"salt"
@@ -97,6 +98,21 @@ def test_a_due_tombstone_of_the_same_hash(superseded_by: int) -> None:
     else:
         with pytest.raises(HashesUnsure, match="two keys"):
             by_hash(sources, T)
+
+
+def test_where_no_certificate_follows() -> None:
+    """The map compares the digest hashes itself; transactions are left to the exact map."""
+
+    def read(log: list[bytes]) -> Resolution:
+        return HashResolver(segments(log, [1]), BIG, SALT, Rules(), Decisions(), certified=False).run()
+
+    keys = [b"a", b"a", colliding(0), colliding(0), colliding(1)]
+    log = [encode_batch([Record(n, T, key, b"v")]) for n, key in enumerate(keys)]
+    assert read(log[:4]).dead.offsets().tolist() == [0, 2]
+    with pytest.raises(HashesUnsure, match="two keys"):
+        read(log)
+    with pytest.raises(HashesUnsure, match="transactions"):
+        read([data(0, (b"a", b"1")), marker(1, commit=True)])
 
 
 def many(keys: int, records: int) -> list[MemorySegment]:

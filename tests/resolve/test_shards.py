@@ -22,6 +22,7 @@ from lastword.partition.transactions import Decisions
 from lastword.resolve import Resolution, resolve
 from lastword.resolve.bitmaps import DeadBitmaps, union
 from lastword.resolve.facts import LAST_HASH, Rules
+from lastword.resolve.hash_map import HashesUnsure
 from lastword.resolve.resolver import KeyBatchFiller
 from lastword.resolve.shards import (
     ROWS,
@@ -40,10 +41,10 @@ from lastword.segment.indexes import AbortedTransaction
 from lastword.units import NEVER
 from tests.naive.hashing import key_hash
 from tests.naive.pack import Record, encode_batch
-from tests.naive.rows import divided, joined
+from tests.naive.rows import HashRow, divided, hash_row, joined
 from tests.naive.rows import row as naive_row
 from tests.naive.strategies import T, batches
-from tests.resolve.support import MemorySegment, segments
+from tests.resolve.support import MemorySegment, colliding_key, segments
 from tests.resolve.test_outcomes import data, marker
 from tests.resolve.test_resolver import same_as_a_dict, synthetic
 from tests.support.exhaustive import few
@@ -134,25 +135,27 @@ def compare(
         whole.keyless,
         whole.digest_seed,
     )
-    with scratch(root) as out:
-        alone = resolve_divided(
-            sources,
-            out,
-            shards,
-            map_bytes=map_bytes,
-            salt=SALT,
-            rules=rules,
-            outcomes=how.get("outcomes", NO_TRANSACTIONS),  # type: ignore[arg-type]
+    for by_hash in (False, True):
+        with scratch(root) as out:
+            alone = resolve_divided(
+                sources,
+                out,
+                shards,
+                map_bytes=1 << 20 if by_hash else map_bytes,
+                salt=SALT,
+                rules=rules,
+                outcomes=how.get("outcomes", NO_TRANSACTIONS),  # type: ignore[arg-type]
+                by_hash=by_hash,
+            )
+        assert alone.segments == whole.segments
+        assert alone.dead.offsets().tolist() == whole.dead.offsets().tolist()
+        assert (alone.distinct_keys, alone.records, alone.keyless, alone.digest_seed) == (
+            whole.distinct_keys,
+            whole.records,
+            whole.keyless,
+            whole.digest_seed,
         )
-    assert alone.segments == whole.segments
-    assert alone.dead.offsets().tolist() == whole.dead.offsets().tolist()
-    assert (alone.distinct_keys, alone.records, alone.keyless, alone.digest_seed) == (
-        whole.distinct_keys,
-        whole.records,
-        whole.keyless,
-        whole.digest_seed,
-    )
-    assert alone.passes >= sum(filled)
+        assert alone.passes >= sum(filled)
     for source in sources:
         window = union(part.window(source.base_offset, source.next_offset) for part in marked)
         inside = range(source.base_offset, source.next_offset)
@@ -286,6 +289,8 @@ def check_divided(
     map_bytes: int,
     now_ms: int | None,
     threads: int = 1,
+    *,
+    by_hash: bool = False,
 ) -> Resolution:
     """Resolve the log in divided shards and compare the result with a dict."""
     with scratch(root) as out:
@@ -297,6 +302,7 @@ def check_divided(
             salt=SALT,
             rules=Rules.of(now_ms, NEVER),
             threads=threads,
+            by_hash=by_hash,
         )
         assert resolution.scratch_bytes == out.size()
     same_as_a_dict(resolution, sources, now_ms)
@@ -314,7 +320,9 @@ def check_divided(
 def test_divided_like_a_dict(
     tmp_path: Path, log: list[bytes], cuts: list[int], now_ms: int | None, shards: int, map_bytes: int
 ) -> None:
-    check_divided(tmp_path, segments(log, cuts, chunk_bytes=200), shards, map_bytes, now_ms)
+    sources = segments(log, cuts, chunk_bytes=200)
+    check_divided(tmp_path, sources, shards, map_bytes, now_ms)
+    check_divided(tmp_path, sources, shards, 1 << 20, now_ms, by_hash=True)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -325,6 +333,57 @@ def test_divided_over_maps_that_fit_and_that_do_not(tmp_path: Path, threads: int
     crowded = check_divided(tmp_path, sources, 3, 1500, T, threads)
     assert crowded.passes > 6 and crowded.segments == fitting.segments
     assert crowded.map_bytes_used <= 1500
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_of_hashes(tmp_path: Path, threads: int) -> None:
+    sources = synthetic(3, 6000, 900, 400)
+    done = check_divided(tmp_path, sources, 8, 4096, T, threads, by_hash=True)
+    assert done.passes == 8 and done.map_bytes_used <= 4096
+    assert 14 * done.records < done.scratch_bytes < 16 * done.records
+    with pytest.raises(HashesUnsure, match="is full with"):
+        check_divided(tmp_path, sources, 3, 4096, T, threads, by_hash=True)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_keys_that_share_the_hash_of_the_map_stay_two(tmp_path: Path, order: tuple[int, int]) -> None:
+    log = [encode_batch([Record(n, T, colliding_key(SALT, key), b"v")]) for n, key in enumerate(order)]
+    assert not check_divided(tmp_path, segments(log, [1]), 2, 4096, None, by_hash=True).dead.offsets().size
+
+
+def one_hash(*given: Any) -> int:
+    """Fill in a section whose keys share the first hash, and differ in the digest hash."""
+    status = int(FILL_FROM_HASHES(*given))
+    given[-1].hashes[0] = 7
+    return status
+
+
+FILL_FROM_HASHES = key_batch.fill_from_hashes
+
+
+def test_rows_of_two_keys_with_one_hash_change_a_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the certificate refuses the segment of the older record."""
+    monkeypatch.setattr(key_batch, "fill_from_hashes", one_hash)
+    log = [encode_batch([Record(n, T, key, b"v")]) for n, key in enumerate((b"a", b"b", b"b"))]
+    sources = segments(log, [1])
+    with scratch(tmp_path) as out:
+        rules = Rules.of(None, NEVER)
+        found = resolve_divided(sources, out, 1, map_bytes=4096, salt=SALT, rules=rules, by_hash=True)
+    exact = resolve(sources, map_bytes=4096, salt=SALT, now_ms=None)
+    assert found.dead.offsets().tolist() == [0, 1] and exact.dead.offsets().tolist() == [1]
+    same = [a.live_digest == b.live_digest for a, b in zip(found.segments, exact.segments, strict=True)]
+    assert same == [False, True]
+
+
+def test_a_due_tombstone_with_the_hash_of_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sum has a due tombstone: the map compares the digest hashes."""
+    monkeypatch.setattr(key_batch, "fill_from_hashes", one_hash)
+    due = encode_batch([Record(0, T, b"a", None)], attributes=0x40, base_timestamp=T - 5)
+    sources = segments([due, encode_batch([Record(1, T, b"b", b"v")])], [1])
+    with pytest.raises(HashesUnsure, match="two keys"):
+        check_divided(tmp_path, sources, 1, 4096, T, by_hash=True)
 
 
 def test_divided_nothing(tmp_path: Path) -> None:
@@ -397,7 +456,7 @@ def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int, int]
         position += max(length, 0)
     wanted = divided(records, shards)
     bins, sections = empty_bins([sum(map(len, part)) for part in wanted])
-    arguments = (data, filler.arrays, 0, count, bins, sections)
+    arguments = (data, filler.arrays, 0, count, bins, sections, False)
     assert key_batch.divide_key_batch(*arguments) == (count, 0, kernels.OK)
     for shard in range(shards):
         start, _, end, number, _ = bins[shard].tolist()
@@ -426,10 +485,65 @@ def test_a_full_bin_stops_before_its_record() -> None:
     filler.arrays.hashes[:] = 0
     data = np.zeros(5 + SLACK, np.uint8)
     bins, sections = empty_bins([26 + 10 + 9])
-    assert key_batch.divide_key_batch(data, filler.arrays, 0, 3, bins, sections) == (2, 0, kernels.FULL)
+    arguments = (3, bins, sections, False)
+    assert key_batch.divide_key_batch(data, filler.arrays, 0, *arguments) == (2, 0, kernels.FULL)
     assert bins[0].tolist() == [0, 45, 36, 2, 1]
     bins[0, key_batch.BIN_LIMIT] = sections.size
-    assert key_batch.divide_key_batch(data, filler.arrays, 2, 3, bins, sections) == (2, 0, kernels.NO_SLACK)
+    assert key_batch.divide_key_batch(data, filler.arrays, 2, *arguments) == (2, 0, kernels.NO_SLACK)
+
+
+hash_rows = st.tuples(
+    st.integers(0, (1 << 64) - 1),
+    st.integers(0, (1 << 64) - 1),
+    st.booleans(),
+    st.one_of(st.integers(0, 1 << 13), st.integers(0, (1 << 32) - 1)),
+    st.sampled_from([0, 0, 0, key_batch.ABORTED, key_batch.DEAD_KEYLESS]),
+    st.sampled_from([1, 2, 300, 4095, 4096, 1 << 40]),
+)
+
+
+@settings(max_examples=few(60))
+@given(rows=st.lists(hash_rows, max_size=30), room=st.integers(26, 200))
+def test_rows_of_hashes_like_their_twin(rows: list[tuple[int, int, bool, int, int, int]], room: int) -> None:
+    """The kernel fills sections as the naive twin does, and reads the same records from them."""
+    count, offset = len(rows), 0
+    filler = KeyBatchFiller(max(count, 1))
+    records: list[HashRow] = []
+    for number, (hashed, digest, keyed, size, flag, delta) in enumerate(rows):
+        offset += delta
+        records.append((offset, size | flag, keyed, hashed & 0xFFFFFF, digest))
+        filler.arrays.hashes[:, number] = hashed, digest
+        filler.arrays.spans[: key_batch.RECORD_END, number] = (0, keyed - 1, offset, size | flag)
+    first = 0
+    while first < count:
+        bins, sections = empty_bins([room])
+        end, _, status = key_batch.divide_key_batch(
+            np.zeros(SLACK, np.uint8), filler.arrays, first, count, bins, sections, True
+        )
+        assert end > first and (status == kernels.OK) == (end == count)
+        taken = records[first:end]
+        before = [None, *(record[0] for record in taken[:-1])]
+        section = b"".join(hash_row(record, *last) for record, *last in zip(taken, before, strict=True))
+        assert sections[: bins[0, key_batch.BIN_END]].tobytes() == section
+        assert read_hashes(section, len(taken)) == taken
+        for size, number in ((len(section) - 1, len(taken)), (len(section), len(taken) + 1)):
+            assert not read_hashes(section[:size], number)
+        first = end
+
+
+def read_hashes(section: bytes, count: int) -> list[HashRow]:
+    data = np.frombuffer(section + bytes(SLACK), np.uint8).copy()
+    filler = KeyBatchFiller(max(count, 1))
+    status = key_batch.fill_from_hashes(data, len(section), count, filler.cursor, filler.arrays)
+    if status != kernels.OK:
+        return []
+    found = []
+    for i in range(int(filler.cursor[key_batch.FILLED])):
+        _, length, offset, size = filler.arrays.spans[: key_batch.RECORD_END, i].tolist()
+        hashed, digest = filler.arrays.hashes[:, i].tolist()
+        assert hashed & 0xFF_FFFF_FFFF == digest & 0xFF_FFFF_FFFF
+        found.append((offset, size, length == 0, hashed >> 40, digest))
+    return found
 
 
 def read_back(section: bytes, count: int, with_keyless: bool) -> list[tuple[int, int, bytes | None]]:

@@ -15,8 +15,10 @@ from lastword.files.scratch import Scratch
 from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from lastword.resolve import Resolution, whole
+from lastword.resolve.hash_map import HashResolver
 from lastword.state import newest
-from tests.build import LogBuilder
+from tests.build import SALT, LogBuilder
+from tests.resolve.support import colliding_key
 
 Rows = list[tuple[int, bytes | None, bytes | None]]
 
@@ -179,3 +181,40 @@ def test_a_small_range_takes_passes(
     monkeypatch.setattr(whole, "DIVIDE_FROM_BYTES", 4 << 20)
     rows_of(log, 2048)
     assert resolutions[-1].scratch_bytes == 0 and resolutions[-1].passes > 2
+
+
+@pytest.fixture
+def by_hash(monkeypatch: pytest.MonkeyPatch) -> list[HashResolver]:
+    """Resolve logs of any size by a map of hashes first; return the resolvers."""
+    monkeypatch.setattr(whole, "HASHES_FROM_BYTES", 0)
+    made: list[HashResolver] = []
+    real = HashResolver.run
+
+    def run(self: HashResolver) -> Resolution:
+        resolution = real(self)
+        made.append(self)
+        return resolution
+
+    monkeypatch.setattr(HashResolver, "run", run)
+    return made
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 900), (15, 900), (0, 888), (333, 777)])
+def test_a_range_by_hashes(log: LogBuilder, by_hash: list[HashResolver], start: int, end: int) -> None:
+    """A range may begin and end inside a segment, and inside a batch."""
+    range_ = Range(PartitionView.load(log.store), start, end)
+    found = list(newest.newest(range_, tombstones=True, map_bytes=1 << 20, plain=False))
+    assert by_hash
+    assert found == list(newest.newest(range_, tombstones=True, map_bytes=1 << 20, plain=True))
+
+
+def test_keys_of_one_hash_are_read_by_the_exact_map(
+    tmp_path: Path, by_hash: list[HashResolver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No certificate follows a read, so the map itself compares both hashes."""
+    monkeypatch.setattr(newest.os, "urandom", lambda size: SALT)
+    log = LogBuilder(tmp_path, segment_bytes=1 << 20)
+    keys = [colliding_key(SALT, number) for number in (1, 2)]
+    log.put(keys[0], "older").put(keys[1], "newer").put(keys[1], "newest")
+    rows = rows_of(log, 1 << 20, end=3)
+    assert [value for _, _, value in rows] == [b"older", b"newest"] and not by_hash

@@ -7,7 +7,8 @@ another one is the newest of its key. No offset is needed: the order of the reco
 Two keys with one hash are taken for one. So the sum of a segment starts with every record, by its own digest
 hash, and a dead one is subtracted with the digest hash of the *entry*. If that is another key's, the sum of
 the rewritten file differs, where each record is summed with its own key. Due tombstones are in no sum: the
-digest hash of a dead one is compared with the entry's.
+digest hash of a dead one is compared with the entry's. So is that of every dead record, if no certificate
+follows: the sums would find no other pairs.
 
 The newest records can be listed in the arena of an offset map (`offset_map`), with one copy each. Then the
 lowest bit of a digest word is ALONE: the newest record is a tombstone, and no older record of the key was
@@ -90,18 +91,21 @@ def settle_keys(
     bits: U64X2,
     counts: CountArrays,
     arena: U8,
+    certified: bool,
 ) -> int:
     """Settle the first state[NEXT] records of a key batch, the last one first.
 
-    All of them are in `segment`, and all that were settled before are newer. Dead records get the flag DEAD,
-    and their bits are set in `bits` (a row for each of `page_ids`). Every record is counted for its segment.
+    The last of them is in `segment`, and all that were settled before are newer. Dead records get the flag
+    DEAD, and their bits are set in `bits` (a row for each of `page_ids`). Every record is counted for its
+    segment.
     The newest record of each key is listed in `arena`, unless state[ARENA_END] is NO_ARENA.
 
     Returns a status. FULL: the entries have no room; the first state[NEXT] records are left. BAD_RECORD: a
-    due tombstone has the hash of a newer record of another key.
+    due tombstone, or any record unless the sums are `certified`, has the hash of a newer record of another
+    key.
     """
     hashes, spans, _page_ids, _homes = batch
-    _bases, stats, digests = counts
+    bases, stats, digests = counts
     digest0 = words[DIGEST0]
     digest1 = words[DIGEST1]
     slots = entries.size // ENTRY_WORDS
@@ -124,6 +128,15 @@ def settle_keys(
         offset = spans[OFFSET, i]
         size = spans[SIZE, i]
         dead = False
+        if offset < bases[segment] and segment > 0:
+            stats[segment, DEAD_RECORDS] += dead_records
+            stats[segment, DEAD_BYTES] += dead_bytes
+            digests[segment] += digest
+            dead_records = 0
+            dead_bytes = 0
+            digest = np.uint64(0)
+            while offset < bases[segment] and segment > 0:
+                segment -= 1
         if spans[KEY_LENGTH, i] < 0:
             if size & (ABORTED | DEAD_KEYLESS):
                 dead = True
@@ -151,7 +164,7 @@ def settle_keys(
                 if known & ALONE:
                     entries[at + 1] = known & ~ALONE
                 if known | ALONE != key_digest | ALONE:  # else both cancel
-                    if size & DUE:
+                    if size & DUE or not certified:
                         status = BAD_RECORD
                         break
                     digest += pair_digest(key_digest, offset, digest0, digest1)

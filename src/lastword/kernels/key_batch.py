@@ -15,7 +15,7 @@ from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK
 from lastword.kernels import table as fields
 from lastword.kernels.columns import read_keyed, read_value, records_of
 from lastword.kernels.hashing import key_hash
-from lastword.kernels.memory import copy_wide, load32, load64, multiply_fold, store64
+from lastword.kernels.memory import copy_wide, load32, load64, multiply_fold, store32, store64
 from lastword.kernels.native import I64, I64X2, READ_I64X2, READ_U8, READ_U64, U8, U64X2, inline, kernel
 from lastword.kernels.pages import PAGE_BITS
 from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT
@@ -74,6 +74,15 @@ ROW_SIZE_MASK = (1 << 32) - 1
 ROW_KEYLESS = 1
 ROW_ABORTED = 2
 ROW_DEAD_KEYLESS = 4
+
+# Or the rows have hashes in the place of keys, for `hash_map`: the digest hash (8 bytes), the low 24 bits of
+# the map's hash, of which the shard has high bits, offset minus that of the row before (12 bits), size (12
+# bits). A row that does not fit this form has 0 in the place of the difference, row flags in the place of the
+# size, and then offset (8 bytes) and size with flags (4 bytes).
+HASH_ROW_BYTES = 14
+LONG_HASH_ROW_BYTES = 26
+HASH_BITS = 24
+HASH_FIELD_BITS = 12
 
 # Columns of `bins`, int64, one row a shard: a part of `data` in which a section is collected.
 BIN_START = 0
@@ -241,12 +250,13 @@ def fill_key_batch(
 
 @kernel
 def divide_key_batch(
-    uncompressed: READ_U8, batch: KeyBatch, first: int, filled: int, bins: I64X2, data: U8
+    uncompressed: READ_U8, batch: KeyBatch, first: int, filled: int, bins: I64X2, data: U8, by_hash: bool
 ) -> tuple[int, int, int]:
     """Append records first..filled - 1 of a key batch, as rows, to the bins of their shards, in order.
 
-    A record without a key belongs to a shard by its offset. `bins` (int64[shards, BIN_FIELDS]) are parts of
-    `data` (uint8, with slack), with BIN_SLACK bytes between them.
+    A record without a key belongs to a shard by its offset. `by_hash`: the rows have hashes, not keys.
+    `bins` (int64[shards, BIN_FIELDS]) are parts of `data` (uint8, with slack), with BIN_SLACK bytes between
+    them.
 
     Returns (record, shard, status). After FULL the bin of this shard has too little room for this record, and
     all records before it were appended. NO_SLACK: this record's key is outside `uncompressed`, or a bin is
@@ -254,6 +264,7 @@ def divide_key_batch(
     """
     hashes, spans, _pages, _homes = batch
     shards = bins.shape[0]
+    most = (1 << HASH_FIELD_BITS) - 1 if by_hash else MAX_ROW_FIELD
     for shard in range(shards):
         start = bins[shard, BIN_START]
         end = bins[shard, BIN_END]
@@ -275,12 +286,27 @@ def divide_key_batch(
         at = bins[shard, BIN_END]
         room = bins[shard, BIN_LIMIT] - at
         delta = offset - bins[shard, BIN_OFFSET]
-        if (
-            bins[shard, BIN_ROWS] > 0
-            and 0 <= delta <= MAX_ROW_FIELD
-            and size <= MAX_ROW_FIELD
-            and 0 <= key_length < LONG_ROW
-        ):
+        short = bins[shard, BIN_ROWS] > 0 and 0 < delta <= most and size <= most and key_length >= 0
+        flags = np.int64(0)
+        if key_length < 0:
+            flags |= ROW_KEYLESS
+        if size & ABORTED:
+            flags |= ROW_ABORTED
+        if size & DEAD_KEYLESS:
+            flags |= ROW_DEAD_KEYLESS
+        if by_hash:
+            if room < LONG_HASH_ROW_BYTES:
+                return i, shard, FULL
+            row = delta | size << HASH_FIELD_BITS if short else flags << HASH_FIELD_BITS
+            low = hashes[0, i] & np.uint64((1 << HASH_BITS) - 1)
+            store64(data, at, hashes[1, i])
+            store64(data, at + 8, low | np.uint64(row) << np.uint64(HASH_BITS))
+            at += HASH_ROW_BYTES
+            if not short:
+                store64(data, at, np.uint64(offset))
+                store32(data, at + 8, size & ROW_SIZE_MASK)
+                at += LONG_HASH_ROW_BYTES - HASH_ROW_BYTES
+        elif short and key_length < LONG_ROW:
             if ROW_BYTES + key_length > room:
                 return i, shard, FULL
             store64(data, at, np.uint64(delta | size << 16 | key_length << 32))
@@ -288,18 +314,11 @@ def divide_key_batch(
         else:
             if LONG_ROW_BYTES + max(key_length, 0) > room:
                 return i, shard, FULL
-            flags = np.int64(LONG_ROW << 32)
-            if key_length < 0:
-                flags |= ROW_KEYLESS
-            if size & ABORTED:
-                flags |= ROW_ABORTED
-            if size & DEAD_KEYLESS:
-                flags |= ROW_DEAD_KEYLESS
-            store64(data, at, np.uint64(flags))
+            store64(data, at, np.uint64(flags | LONG_ROW << 32))
             store64(data, at + 5, np.uint64(offset))
             store64(data, at + 13, np.uint64((size & ROW_SIZE_MASK) | max(key_length, 0) << 32))
             at += LONG_ROW_BYTES
-        if key_length > 0:
+        if key_length > 0 and not by_hash:
             copy_wide(data, at, uncompressed, key_position, key_length)
             at += key_length
         bins[shard, BIN_END] = at
@@ -367,4 +386,54 @@ def fill_from_rows(
         position += key_length
         filled += 1
     cursor[FILLED] = filled
+    return OK if position == end else BAD_RECORD
+
+
+@kernel
+def fill_from_hashes(section: READ_U8, end: int, count: int, cursor: I64, batch: KeyBatch) -> int:
+    """Fill `batch` with the records of a section of hashes: `count` rows in section[:end], with slack.
+
+    The first hash has the row's bits of the map's hash above the low bits of the digest hash. A key has
+    length 0. Sets cursor[FILLED]. Returns OK, FULL, or BAD_RECORD if the rows do not end at `end`.
+    """
+    hashes, spans, _pages, _homes = batch
+    digest_bits = np.uint64(64 - HASH_BITS)
+    field = np.int64((1 << HASH_FIELD_BITS) - 1)
+    cursor[FILLED] = 0
+    if end < 0 or end > section.size - SLACK or count < 0 or count > end // HASH_ROW_BYTES:
+        return BAD_RECORD
+    if count > spans.shape[1]:
+        return FULL
+    position = 0
+    offset = np.int64(0)
+    for i in range(count):
+        if end - position < HASH_ROW_BYTES:
+            return BAD_RECORD
+        digest = load64(section, position)
+        row = load64(section, position + 8)
+        delta = np.int64(row >> np.uint64(HASH_BITS)) & field
+        size = np.int64(row >> np.uint64(HASH_BITS + HASH_FIELD_BITS)) & field
+        key_length = np.int64(0)
+        position += HASH_ROW_BYTES
+        offset += delta
+        if delta == 0:
+            if end - position < LONG_HASH_ROW_BYTES - HASH_ROW_BYTES:
+                return BAD_RECORD
+            flags = size
+            offset = np.int64(load64(section, position))
+            size = load32(section, position + 8)
+            position += LONG_HASH_ROW_BYTES - HASH_ROW_BYTES
+            if flags & ROW_KEYLESS:
+                key_length = np.int64(-1)
+            if flags & ROW_ABORTED:
+                size |= ABORTED
+            if flags & ROW_DEAD_KEYLESS:
+                size |= DEAD_KEYLESS
+        hashes[0, i] = row << digest_bits | digest & ((np.uint64(1) << digest_bits) - np.uint64(1))
+        hashes[1, i] = digest
+        spans[KEY_POSITION, i] = 0
+        spans[KEY_LENGTH, i] = key_length
+        spans[OFFSET, i] = offset
+        spans[SIZE, i] = size
+    cursor[FILLED] = count
     return OK if position == end else BAD_RECORD

@@ -14,12 +14,13 @@ from lastword import kernels
 from lastword.errors import LastwordError, UnsupportedBatchError
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
-from lastword.kernels.key_batch import LONG_ROW_BYTES, ROW_BYTES
+from lastword.kernels.hash_map import ENTRY_WORDS
+from lastword.kernels.key_batch import HASH_ROW_BYTES, LONG_HASH_ROW_BYTES, LONG_ROW_BYTES, ROW_BYTES
 from lastword.kernels.offset_map import NO_OFFSET
 from lastword.partition.transactions import BatchOutcome
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
-from lastword.resolve.offset_map import ENTRY_BYTES
+from lastword.resolve.offset_map import ENTRY_BYTES, MAX_LOAD
 from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT, INT64_MAX, TRANSACTIONAL_BIT
 
 LAST_HASH = (1 << 64) - 1
@@ -68,6 +69,7 @@ class MapLoad:
         decoded_bytes: Expected size of all records, uncompressed.
         read_bytes: Bytes of the segments that were read when the map was full.
         long_rows: Records whose row in a scratch file is long: tombstones, and records without a key.
+        by_hash: The map and the scratch file have hashes in the place of keys.
     """
 
     keys: int
@@ -78,15 +80,21 @@ class MapLoad:
     decoded_bytes: int
     read_bytes: int = 0
     long_rows: int = 0
+    by_hash: bool = False
 
     @property
     def entry_bytes(self) -> int:
         """Return the memory of a map of all keys."""
+        if self.by_hash:
+            return int(self.keys * 8 * ENTRY_WORDS / MAX_LOAD)
         return int(self.keys * (self.key_bytes + ENTRY_BYTES))
 
     @property
     def row_bytes(self) -> int:
         """Return the bytes of a scratch file with all keys and offsets."""
+        if self.by_hash:
+            long_bytes = self.long_rows * (LONG_HASH_ROW_BYTES - HASH_ROW_BYTES)
+            return self.records * HASH_ROW_BYTES + long_bytes
         long_bytes = self.long_rows * (LONG_ROW_BYTES - ROW_BYTES)
         return int(self.records * (self.key_bytes + ROW_BYTES)) + long_bytes
 

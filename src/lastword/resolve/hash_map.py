@@ -1,12 +1,13 @@
-"""Resolve a log from its newest record to its oldest, with a map of hashes: for a cleaning that certifies it.
+"""Resolve a log from its newest record to its oldest, with a map of hashes.
 
 A record whose key was met is dead, another one is the newest: so the fate of a record is known when it is
 read, and `survivors` can copy what the rewrite needs while the chunk is in the processor's cache. The log is
 then read, and decompressed, once. A key of any length takes 20 bytes.
 
 Two keys with one 64-bit hash would be taken for one. The certificate of the rewrite, or the kernel, finds
-such a pair (`kernels.hash_map` has the reason). A scan whose result is not certified takes the exact map, and
-so does a log that this scan cannot read: the exact map reads oldest first, and reports damage in that order.
+such a pair (`kernels.hash_map` has the reason). Hashes that do not fit the memory are divided (`shards`). A
+log that this scan cannot read is left to the exact map, which reads oldest first, and reports damage in that
+order.
 
 For a garbage index the scan lists the newest records in the arena of an offset map: after the rewrite there
 are no other records with a key. A log with tombstones and aborted records is then left to the exact map: an
@@ -36,6 +37,7 @@ from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.kernels.batches import rows_that_fit, walk_batches
 from lastword.kernels.hashing import digest_seeds, seeds
+from lastword.kernels.key_batch import KeyBatch
 from lastword.kernels.pages import PAGE_WORDS
 from lastword.records.chunk import Chunk, RecordBuffer
 from lastword.records.compression import limit_of
@@ -90,7 +92,7 @@ class PartSource(SegmentSource, Protocol):
         ...
 
     def cuts(self, part_bytes: int) -> list[int]:
-        """Return positions from 0 to the end of the file, of batches about `part_bytes` apart."""
+        """Return the first position, those of batches about `part_bytes` apart, and the end."""
         ...
 
 
@@ -186,6 +188,8 @@ class HashResolver:
     Args:
         survivors: Get what the rewrite needs of chunks with dead records; None: nothing is kept.
         lists_keys: List the newest records, and what else a garbage index has.
+        certified: The sums of the segments are compared before the result is used. False: the map compares
+            all 127 bits of both hashes itself.
 
     Attributes:
         counts: Of each segment.
@@ -208,6 +212,7 @@ class HashResolver:
         threads: int = 1,
         survivors: Survivors | None = None,
         lists_keys: bool = False,
+        certified: bool = True,
     ) -> None:
         check_order(sources)
         self._sources = sources
@@ -218,6 +223,7 @@ class HashResolver:
         self._threads = threads
         self._survivors = survivors
         self._lists_keys = lists_keys
+        self._certified = certified
         self.digest_seed = digest_seed_of(salt)
         self.counts = SegmentCounts()
         self.counts.add(sources)
@@ -258,11 +264,15 @@ class HashResolver:
             if self.counts.stats[:, loops.ABORTED_RECORDS].any() or self.arena_end < 0:
                 raise HashesUnsure("tombstones with aborted records, or with more keys than fit the memory")
             hash_loops.note_older_copies(self.arena, self.state, self.entries, self._words)
+        return self.resolution(union(self._bitmaps), 1, self.distinct_keys, time.perf_counter() - started)
+
+    def resolution(self, dead: DeadBitmaps, passes: int, distinct_keys: int, seconds: float) -> Resolution:
+        """Return the result up to now."""
         return Resolution(
             segments=self.counts.facts(),
-            dead=union(self._bitmaps),
-            passes=1,
-            distinct_keys=self.distinct_keys,
+            dead=dead,
+            passes=passes,
+            distinct_keys=distinct_keys,
             map_bytes=self._map_bytes,
             map_bytes_used=self._peak_bytes,
             map_used_ratio=min(self.distinct_keys / max(self._most_slots * MAX_LOAD, 1), 1.0),
@@ -270,7 +280,7 @@ class HashResolver:
             records=int(self.counts.records.sum()),
             keyless=int(self.counts.stats[:, loops.KEYLESS].sum()),
             digest_seed=self.digest_seed,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
         )
 
     # ---------------------------------------------------------------- reading
@@ -284,11 +294,12 @@ class HashResolver:
             for each in self._sources[max(segment - 1, 0) : segment + 1][::-1]:
                 each.handle.will_read_back()  # the one that follows, too: a request takes long
             positions = source.cuts(PART_BYTES)
+            first = positions[0] if positions else 0
             while len(positions) > 1:
                 used = next(buffers)
                 end = positions[-1]
                 del positions[-parts:]
-                start = positions[-1] if positions else 0
+                start = positions[-1] if positions else first
                 table = used.read(source, start, end)
                 if table[:, fields.MAGIC].min() < 2:
                     raise HashesUnsure("messages of magic 0 or 1")
@@ -301,7 +312,10 @@ class HashResolver:
 
     def _begun(self, segment: int, chunk: Chunk, filler: KeyBatchFiller, above: int) -> _Part:
         self.counts.count(chunk, segment, above=above)
-        if chunk.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT) and self._outcomes and not self._walked:
+        has_transactions = chunk.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)
+        if has_transactions and not self._certified:
+            raise HashesUnsure("transactions of a read are walked from the oldest on")
+        if has_transactions and self._outcomes and not self._walked:
             # The outcomes are those of a walk that begins at the first batch asked for: here at the oldest.
             oldest = np.array([self._sources[0].base_offset])
             self._outcomes.of_batches(np.zeros(1, np.int64), oldest * 0 - 1, oldest, oldest)
@@ -322,25 +336,8 @@ class HashResolver:
         if not self.entries.size:
             slots = int(max_records_of(self._sources, chunk) / _RECORDS_OF_A_KEY / MAX_LOAD) + _LEAST_SLOTS
             self._use(min(slots, self._most_slots))
-        self.state[loops.NEXT] = left
-        while True:
-            status = hash_loops.settle_keys(
-                chunk.uncompressed,
-                part.filler.arrays,
-                part.segment,
-                self.entries,
-                self.state,
-                self._words,
-                ids,
-                bits,
-                self.counts.arrays,
-                self.arena,
-            )
-            if status == kernels.OK:
-                break
-            if status != kernels.FULL:
-                raise HashesUnsure("two keys have one hash")
-            self._grow()
+        bitmaps = DeadBitmaps(ids, np.arange(ids.size, dtype=np.int32), bits)
+        self.settle(chunk.uncompressed, part.filler.arrays, left, part.segment, bitmaps)
         if self._lists_keys:
             if self.arena_end < 0:
                 self.arena = _NO_ARENA
@@ -352,10 +349,38 @@ class HashResolver:
         dead = int(self.counts.stats[part.segment, loops.DEAD_RECORDS]) - before
         if not dead:
             return
-        self._bitmaps.append(DeadBitmaps(ids, np.arange(ids.size, dtype=np.int32), bits))
+        self._bitmaps.append(bitmaps)
         fewest = left * (_FEWEST_DEAD_CODED if chunk.attributes & CODEC_MASK else _FEWEST_DEAD)
         if self._survivors is not None and dead >= fewest and not chunk.attributes & CONTROL_BIT:
             self._survivors.keep(part.segment, chunk, part.filler.arrays, left, self._room_beside())
+
+    def restart(self, records: int) -> None:
+        """Remove all keys. So many records follow: make slots for all of them, if they could not be grown."""
+        self.state[loops.USED] = 0
+        self.entries[:] = 0
+        keys = records // _RECORDS_OF_A_KEY
+        if 2 * _RECORDS_OF_A_KEY * keys > self._most_slots * MAX_LOAD:
+            keys = records
+        slots = min(int(keys / MAX_LOAD) + _LEAST_SLOTS, self._most_slots)
+        if slots > self.entries.size // hash_loops.ENTRY_WORDS:
+            self._use(slots)
+
+    def settle(
+        self, data: NDArray[np.uint8], batch: KeyBatch, count: int, segment: int, dead: DeadBitmaps
+    ) -> None:
+        """Find the fates of the first `count` records of a batch with keys in `data`: see `settle_keys`."""
+        bits, counts = (dead.page_ids, dead.page_bits), self.counts.arrays
+        self.state[loops.NEXT] = count
+        while True:
+            table = self.entries, self.state, self._words
+            status = hash_loops.settle_keys(
+                data, batch, segment, *table, *bits, counts, self.arena, self._certified
+            )
+            if status == kernels.OK:
+                break
+            if status != kernels.FULL:
+                raise HashesUnsure("two keys have one hash")
+            self._grow()
 
     @property
     def arena_end(self) -> int:

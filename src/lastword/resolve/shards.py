@@ -16,7 +16,8 @@ the log, for any number of shards. The rows of the unit have the offsets.
 
 The steps may be tasks on many machines (`spark.sharded`). Or `resolve_divided` does all of them
 in one process, with one unit: this is the hash join of databases that partitions its input first. Then the
-shards count into the same arrays, and set bits in the same bitmaps, so there is nothing to merge.
+shards count into the same arrays, and set bits in the same bitmaps, so there is nothing to merge. Where a
+certificate follows, the rows may have hashes in the place of keys (`_HashShards`).
 
 The file of a unit has *sections*, one after another: each has rows of one shard (`kernels.key_batch`), in the
 order of offsets. A section is written when the bin of its shard is full. After the sections follow an index,
@@ -46,7 +47,7 @@ from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.kernels.key_batch import ROW_BYTES
-from lastword.kernels.pages import PAGE_BITS
+from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
 from lastword.resolve.facts import (
@@ -59,6 +60,7 @@ from lastword.resolve.facts import (
     TransactionOutcomes,
     digest_seed_of,
 )
+from lastword.resolve.hash_map import HashResolver
 from lastword.resolve.resolver import KeyBatchFiller, KeyScan, Resolver
 from lastword.wire import INT64_MAX
 
@@ -111,10 +113,11 @@ class SectionFile(Protocol):
 class SectionWriter:
     """Collects rows in a bin for each shard, and writes a bin as a section when it is full."""
 
-    def __init__(self, out: SectionFile, shards: int, block_bytes: int) -> None:
+    def __init__(self, out: SectionFile, shards: int, block_bytes: int, *, by_hash: bool = False) -> None:
         bin_bytes = min(max(block_bytes // shards, 1), SECTION_BYTES)
         bin_stride = bin_bytes + key_batch.BIN_SLACK
         self._out = out
+        self._by_hash = by_hash
         self._data = np.empty(shards * bin_stride + kernels.SLACK, np.uint8)
         self._bins = np.zeros((shards, key_batch.BIN_FIELDS), np.int64)
         self._bins[:, key_batch.BIN_START] = self._bins[:, key_batch.BIN_END] = np.arange(shards) * bin_stride
@@ -127,7 +130,7 @@ class SectionWriter:
         count, record = int(filler.cursor[key_batch.FILLED]), 0
         while record < count:
             record, shard, status = key_batch.divide_key_batch(
-                chunk.uncompressed, filler.arrays, record, count, self._bins, self._data
+                chunk.uncompressed, filler.arrays, record, count, self._bins, self._data, self._by_hash
             )
             if status == kernels.FULL and self._bins[shard, key_batch.BIN_ROWS]:
                 self._write(shard)
@@ -146,11 +149,13 @@ class SectionWriter:
     def _write_alone(self, chunk: Chunk, filler: KeyBatchFiller, record: int, shard: int) -> None:
         """Write a section with one record, which is longer than a bin."""
         key_bytes = max(int(filler.arrays.spans[key_batch.KEY_LENGTH, record]), 0)
-        size = key_batch.LONG_ROW_BYTES + key_bytes
+        size = key_batch.LONG_HASH_ROW_BYTES if self._by_hash else key_batch.LONG_ROW_BYTES + key_bytes
         data = np.empty(size + kernels.SLACK, np.uint8)
         bins = np.zeros_like(self._bins)
         bins[:, key_batch.BIN_LIMIT] = size
-        key_batch.divide_key_batch(chunk.uncompressed, filler.arrays, record, record + 1, bins, data)
+        key_batch.divide_key_batch(
+            chunk.uncompressed, filler.arrays, record, record + 1, bins, data, self._by_hash
+        )
         self._append(shard, data[:size], 1)
 
     def _append(self, shard: int, data: NDArray[np.uint8], rows: int) -> None:
@@ -268,9 +273,18 @@ def extract(
 class _Extraction(KeyScan):
     """A scan that writes its key batches to a file, by shard, instead of inserting them into a map."""
 
-    def __init__(self, out: SectionFile, shards: int, salt: bytes, rules: Rules, block_bytes: int) -> None:
+    def __init__(
+        self,
+        out: SectionFile,
+        shards: int,
+        salt: bytes,
+        rules: Rules,
+        block_bytes: int,
+        *,
+        by_hash: bool = False,
+    ) -> None:
         super().__init__(0, salt, digest_seed_of(salt), rules)
-        self._writer = SectionWriter(out, shards, block_bytes)
+        self._writer = SectionWriter(out, shards, block_bytes, by_hash=by_hash)
         self._words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
         self._words[key_batch.SEED0], self._words[key_batch.SEED1] = seeds(salt, b"lastword map")
         self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
@@ -399,6 +413,7 @@ def resolve_divided(
     old_due: Sequence[bool] = (),
     progress: Callable[[int, int], None] | None = None,
     threads: int = 1,
+    by_hash: bool = False,
 ) -> Resolution:
     """Find every dead record of a log whose keys do not fit the map: read the log once, by a scratch file.
 
@@ -406,6 +421,9 @@ def resolve_divided(
 
     `out` is an empty file, which gets ROW_BYTES or some more, and the key, of each record. Each of the
     `shards` takes one pass if the map holds its keys.
+
+    With `by_hash` the file gets hashes, HASH_ROW_BYTES or some more of each record, and the result is that of
+    a `HashResolver`. Raises HashesUnsure if they do not decide, or if the map does not hold them.
     """
     started = time.perf_counter()
     source_bytes, done_bytes = sum(source.size for source in sources), 0
@@ -417,22 +435,24 @@ def resolve_divided(
             progress(done_bytes, source_bytes)
 
     block_bytes = max(map_bytes // 2, _LEAST_BLOCK_BYTES)
-    extraction = _Extraction(out, shards, salt, rules, block_bytes)
+    extraction = _Extraction(out, shards, salt, rules, block_bytes, by_hash=by_hash)
     extraction.run(sources, None, outcomes, old_due, report, threads)
-    extents = [Extent(source.base_offset, source.next_offset, source.size, source.file) for source in sources]
-    resolver = _ShardResolver(extents, map_bytes, salt, rules, extraction)
+    resolver: _HashShards | _ShardResolver
+    if by_hash:
+        resolver = _HashShards(map_bytes, salt, rules, extraction)
+    else:
+        extents = [Extent(each.base_offset, each.next_offset, each.size, each.file) for each in sources]
+        resolver = _ShardResolver(extents, map_bytes, salt, rules, extraction)
     del extraction  # frees the bins before the map is made
     scratch_bytes = out.size()
     passes = keys = 0
     for shard in range(shards):
-        resolver.start([out], shard, shards)
-        if resolver.total_bytes:
-            shard_passes, shard_keys = resolver.run_passes()
-            passes, keys = passes + shard_passes, keys + shard_keys
+        shard_passes, shard_keys = resolver.resolve(out, shard, shards)
+        passes, keys = passes + shard_passes, keys + shard_keys
         if progress is not None:
             resolved_bytes = scratch_bytes * (shard + 1) // shards
             progress(source_bytes + resolved_bytes, source_bytes + scratch_bytes)
-    resolution = resolver.scan.resolution(passes, keys, time.perf_counter() - started)
+    resolution = resolver.finish(passes, keys, time.perf_counter() - started)
     return replace(resolution, scratch_bytes=scratch_bytes)
 
 
@@ -444,11 +464,17 @@ class _SectionReader:
         self._filler = KeyBatchFiller()
 
     def read(
-        self, unit: SectionFile, entry: list[int], words: NDArray[np.uint64], *, with_keyless: bool
+        self,
+        unit: SectionFile,
+        entry: list[int],
+        words: NDArray[np.uint64] | None,
+        *,
+        with_keyless: bool = True,
     ) -> tuple[NDArray[np.uint8], KeyBatchFiller]:
         """Read the section of an index entry; return its bytes and its key batch, valid until the next call.
 
-        Raises CorruptFileError for a section that was changed.
+        `words` are those of the map; None: the section has hashes. Raises CorruptFileError for a section that
+        was changed.
         """
         position, rows, size, crc = entry
         if self._data.size < size + kernels.SLACK:
@@ -459,9 +485,12 @@ class _SectionReader:
         if rows > self._filler.arrays.spans.shape[1]:
             self._filler = KeyBatchFiller(rows)
         filler = self._filler
-        status = key_batch.fill_from_rows(
-            self._data, size, rows, with_keyless, words, filler.cursor, filler.arrays
-        )
+        if words is None:
+            status = key_batch.fill_from_hashes(self._data, size, rows, filler.cursor, filler.arrays)
+        else:
+            status = key_batch.fill_from_rows(
+                self._data, size, rows, with_keyless, words, filler.cursor, filler.arrays
+            )
         if status != kernels.OK:
             raise damaged(unit, position)
         return self._data, filler
@@ -546,6 +575,15 @@ class _ShardResolver(Resolver):
             self._entries += [(unit, entry) for entry in entries.tolist()]
         self.total_bytes = sum(entry[SIZE] for _, entry in self._entries)
 
+    def resolve(self, unit: SectionFile, shard: int, shards: int) -> tuple[int, int]:
+        """Resolve a shard of one unit; return its passes and its keys."""
+        self.start([unit], shard, shards)
+        return self.run_passes() if self.total_bytes else (0, 0)
+
+    def finish(self, passes: int, keys: int, seconds: float) -> Resolution:
+        """Return the result of all shards."""
+        return self.scan.resolution(passes, keys, seconds)
+
     def take_all(self, number: int) -> None:
         if number == 1 and self._entries:
             if self.scan.map is None:
@@ -585,6 +623,38 @@ class _ShardResolver(Resolver):
         table = np.full((1, fields.FIELDS), INT64_MAX)
         table[0, fields.FILE_POSITION] = entry[POSITION]
         self.scan.insert(filler, Chunk(section, section, table, unit.path), segment, self.make_room)
+
+
+class _HashShards:
+    """Resolves the shards of a file of hashes, each from its newest row to its oldest.
+
+    `extracted` is the scan that wrote the file: its pages and counts are continued.
+    """
+
+    def __init__(self, map_bytes: int, salt: bytes, rules: Rules, extracted: KeyScan) -> None:
+        self._map = HashResolver([], map_bytes, salt, rules)
+        self._map.counts = extracted.counts
+        pages = extracted.store.bitmaps().page_ids
+        bits = np.zeros((max(pages.size, 1), PAGE_WORDS), np.uint64)
+        self._dead = DeadBitmaps(pages, np.arange(pages.size, dtype=np.int32), bits)
+        self._sections = _SectionReader()
+
+    def resolve(self, unit: SectionFile, shard: int, shards: int) -> tuple[int, int]:
+        """Resolve a shard; return the number of its passes, 0 or 1, and of its keys."""
+        index, bases = read_index(unit, shard, shards), self._map.counts.bases
+        if not len(index):
+            return 0, 0
+        self._map.restart(int(index[:, ROWS].sum()))
+        for entry in reversed(index.tolist()):
+            data, filler = self._sections.read(unit, entry, None)
+            last = filler.arrays.spans[key_batch.OFFSET, entry[ROWS] - 1]
+            segment = max(int(np.searchsorted(bases, last, side="right")) - 1, 0)
+            self._map.settle(data, filler.arrays, entry[ROWS], segment, self._dead)
+        return 1, self._map.distinct_keys
+
+    def finish(self, passes: int, keys: int, seconds: float) -> Resolution:
+        """Return the result of all shards."""
+        return self._map.resolution(self._dead, passes, keys, seconds)
 
 
 def merge_counts(units: Sequence[dict[str, Any]], shards: Sequence[ShardResult]) -> SegmentCounts:

@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -109,6 +109,7 @@ class ScratchPlace:
         dry: The file is planned and not made: the scan takes passes.
         optional: If the file cannot be made or written, the scan takes passes; False: only if the drive is
             full.
+        by_hash: The file has hashes in the place of keys: the result is certified before it is published.
         divide_from: Bytes of records from which on there may be a file.
     """
 
@@ -116,6 +117,7 @@ class ScratchPlace:
     free_bytes: Callable[[], int]
     dry: bool = False
     optional: bool = False
+    by_hash: bool = False
     divide_from: int = DIVIDE_FROM_BYTES
 
     @classmethod
@@ -137,7 +139,7 @@ class ScratchPlace:
         """Return how the keys of a log are resolved; None if they fit, or the log is small."""
         if load.decoded_bytes < self.divide_from or load.keys <= load.fitting:
             return None
-        return MapPlan.of(load, map_bytes, self.free_bytes())
+        return MapPlan.of(replace(load, by_hash=self.by_hash), map_bytes, self.free_bytes())
 
 
 def resolve(
@@ -152,6 +154,7 @@ def resolve(
     progress: Callable[[int, int], None] | None = None,
     threads: int = 1,
     place: ScratchPlace | None = None,
+    by_hash: bool = False,
 ) -> Resolution:
     """Find every dead record of a log.
 
@@ -173,6 +176,7 @@ def resolve(
         threads: With 2, a second thread reads, verifies, decompresses and parses ahead; the result is the
             same.
         place: For a scratch file, if the keys do not fit the map. None: then there are passes.
+        by_hash: As for `LogResolver`.
 
     Raises:
         CorruptBatchError: A batch is damaged.
@@ -187,7 +191,7 @@ def resolve(
         "old_due": old_due,
         "threads": threads,
     }
-    return LogResolver(sources, place, progress, None, **arguments).run()
+    return LogResolver(sources, place, progress, None, by_hash=by_hash, **arguments).run()
 
 
 def may_use_hashes(sources: Sequence[SegmentSource], map_bytes: int, scratch: str | None) -> bool:
@@ -229,11 +233,11 @@ class LogResolver:
 
     Args:
         sources: As for `resolve`.
-        place: As for `resolve`.
+        place: As for `resolve`; with its `by_hash` there is no `use_stored`.
         progress: As for `resolve`.
         scratch: A directory for the map's keys, as for `RunningResolution`; None: in memory.
-        by_hash: The result is certified before anything is published, so a map of hashes may be tried first.
-            The sources are then each a `hash_map.PartSource`.
+        by_hash: A map of hashes may be tried first: each source is a `hash_map.PartSource`, and nothing needs
+            the keys. With a place that has `by_hash` the result is certified.
         arguments: The other arguments of a `Resolver`.
 
     Attributes:
@@ -297,7 +301,10 @@ class LogResolver:
             with place.open() as out:
                 path = out.path
                 shards = self.map_plan.shards
-                resolution = resolve_divided(self._sources, out, shards, **self._arguments)
+                self.used_hashes = place.by_hash
+                resolution = resolve_divided(
+                    self._sources, out, shards, by_hash=place.by_hash, **self._arguments
+                )
                 if use_stored is not None:
                     use_stored(resolution, partial(live_keys, out, shards, resolution.dead))
                 return resolution
@@ -306,8 +313,12 @@ class LogResolver:
                 raise
             if not place.optional and not isinstance(error, DiskFullError | CorruptFileError):
                 raise
-            self._give_up()
-            self.map_plan = self.map_plan.in_passes(error.message)
+            why = error.message
+        except HashesUnsure as unsure:
+            why = str(unsure)
+        self._give_up()
+        self.used_hashes = False
+        self.map_plan = self.map_plan.in_passes(why)
         return self._in_passes()
 
     def _by_hashes(self) -> Resolution | None:
@@ -315,7 +326,8 @@ class LogResolver:
         if not may_use_hashes(self._sources, self._map_bytes, self._scratch):
             return None
         arguments = {name: value for name, value in self._arguments.items() if name != "old_due"}
-        found = resolve_by_hashes(self._sources, self._place, **arguments)
+        place = self._place if self._place is not None and self._place.by_hash else None
+        found = resolve_by_hashes(self._sources, place, certified=place is not None, **arguments)
         if found is None:
             self._give_up()
             return None

@@ -33,6 +33,7 @@ from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
+    from lastword.files import Handle
     from lastword.records.chunk import Chunk, SkipRows
     from lastword.records.columns import RecordColumns
     from lastword.resolve import Resolution
@@ -411,6 +412,16 @@ class SegmentSlice:
         """Return the path of the segment's .log file."""
         return self.segment.file
 
+    @property
+    def handle(self) -> Handle:
+        """Return the file."""
+        return self.segment.handle
+
+    def cuts(self, part_bytes: int) -> list[int]:
+        """Return positions from `first` to `last`, of indexed batches about `part_bytes` apart."""
+        inside = [p for p in self.segment.cuts(part_bytes) if self.first < p < self.last]
+        return [self.first, *inside, self.last]
+
     def chunk_reader(
         self, *, chunk_bytes: int = 1 << 20, verify: bool = True, skip_rows: SkipRows | None = None
     ) -> Iterator[Chunk]:
@@ -483,6 +494,7 @@ def resolution_of(
         progress=progress,
         threads=threads,
         place=ScratchPlace.for_read(view.directory),
+        by_hash=True,
     )
 
 

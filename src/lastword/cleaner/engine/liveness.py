@@ -59,16 +59,23 @@ class FullScan:
     Args:
         run: Run that is rewritten; None: every segment with garbage.
         keys: Distinct keys of the log, if a sample of them did not fit the map; None: not known.
-        by_hash: A map of hashes may decide: every segment with garbage is certified before it is published,
-            and the caller cleans again after `HashesUnsure`.
+        by_hash: Hashes may decide: every segment with garbage is certified before it is published, and the
+            caller cleans again after `HashesUnsure`.
+        is_full: A map of all hashes was tried.
     """
 
     def __init__(
-        self, run: SegmentRun | None = None, keys: int | None = None, *, by_hash: bool = False
+        self,
+        run: SegmentRun | None = None,
+        keys: int | None = None,
+        *,
+        by_hash: bool = False,
+        is_full: bool = False,
     ) -> None:
         self._run = run
         self._keys = keys
         self._by_hash = by_hash and run is None
+        self._is_full = is_full
         self._survivors: Survivors | None = None
 
     def __enter__(self) -> Self:
@@ -96,10 +103,10 @@ class FullScan:
         held = leases.load(context.files, log.directory, plan.now_ms)
         resolver = LogResolver(
             sources,
-            scratch_place(log.directory, context),
+            scratch_place(log.directory, context, by_hash=self._by_hash),
             steps.mapped,
             context.scratch,
-            by_hash=self._by_hash,
+            by_hash=self._by_hash and not self._is_full and not context.dry,
             map_bytes=plan.map_bytes,
             salt=os.urandom(16) if context.salt is None else context.salt,
             rules=Rules.of(plan.now_ms, min(held.floor, segments[-1].next_offset - 1)),
@@ -260,11 +267,13 @@ class KeptAccounts:
         if not ledger.exact and context.dry:
             own = account_of(log, self._config, ledger, drive=log.directory)
             plan = replace(plan, reasons=(*reasons, *plan.reasons))
-            return estimated(_with_scratch(plan, log, segments, ledger, context), own, ledger, self._runs)
+            place = scratch_place(log.directory, context, by_hash=self._runs is None)
+            return estimated(_with_scratch(plan, segments, ledger, place), own, ledger, self._runs)
         self._rewrites = not context.dry
         if not ledger.exact:
             run = next(iter(self._runs or ()), None)
-            self._full = FullScan(run, ledger.tracking.expected_keys or None)
+            keys = ledger.tracking.expected_keys or None
+            self._full = FullScan(run, keys, by_hash=self._by_hash, is_full=True)
             whole = replace(context, scratch=ledger.tracking.scratch)
             return self._full.scan(log, segments, plan, whole, steps)
         seconds = context.clock.monotonic() - started
@@ -348,8 +357,8 @@ class KeptAccounts:
 # ---------------------------------------------------------------- scanning
 
 
-def scratch_place(directory: str, context: CleanContext) -> ScratchPlace:
-    """Return the place for the scratch file of a log."""
+def scratch_place(directory: str, context: CleanContext, *, by_hash: bool) -> ScratchPlace:
+    """Return the place for the scratch file of a log; `by_hash` as for `FullScan`."""
     from lastword.resolve.whole import DIVIDE_FROM_BYTES, ScratchPlace
 
     files = context.files
@@ -357,6 +366,7 @@ def scratch_place(directory: str, context: CleanContext) -> ScratchPlace:
         lambda: _scratch_file(files, directory),
         lambda: files.free_bytes(directory),
         dry=context.dry,
+        by_hash=by_hash,
         divide_from=DIVIDE_FROM_BYTES if context.divide_from is None else context.divide_from,
     )
 
@@ -421,7 +431,7 @@ def refresh(
             bytes_above=above,
             threads=context.threads,
             sample=sample,
-            place=scratch_place(log.directory, context) if by_hash else None,
+            place=scratch_place(log.directory, context, by_hash=True) if by_hash else None,
         )
     ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=floor)
     return read_bytes
@@ -502,14 +512,12 @@ def not_worth_it(plan: Plan, ledger: Ledger, choice: Choice, held: Leases) -> Pl
     return plan.kept(NOT_WORTH_IT, choice.text)
 
 
-def _with_scratch(
-    plan: Plan, log: CleanableLog, segments: Sequence[Segment], ledger: Ledger, context: CleanContext
-) -> Plan:
+def _with_scratch(plan: Plan, segments: Sequence[Segment], ledger: Ledger, place: ScratchPlace) -> Plan:
     """Return the plan with the scratch file that its scan of the whole log would take."""
     from lastword.resolve import MapLoad
 
     load = MapLoad.sampled(below(segments, plan.limit), plan.map_bytes, ledger.tracking.expected_keys)
-    chosen = scratch_place(log.directory, context).plan(load, plan.map_bytes)
+    chosen = place.plan(load, plan.map_bytes)
     if chosen is None:
         return plan
     reasons = (*plan.reasons, _reason_of(chosen))

@@ -118,7 +118,7 @@ def plan_partition(
         return plan
     from lastword.cleaner.engine.liveness import FullScan, KeptAccounts  # loads the kernels
 
-    liveness: Liveness = FullScan()
+    liveness: Liveness = FullScan(by_hash=True)
     is_estimate = False
     if request.strategy == "generational":
         ledger = opened(view, context, plan.map_bytes)
