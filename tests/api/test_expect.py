@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from itertools import count
 from pathlib import Path
@@ -182,22 +181,19 @@ def test_a_state(logs, clock):
         state.delete("a")
 
 
-def test_in_an_event_loop(tmp_path):
-    async def main():
-        async with lastword.aopen(tmp_path, "a") as logs:
-            topic = await logs.create_topic("t", cleanup_policy="compact", **JSON)
-            first = await topic.append("a", 1, expect=lastword.ABSENT)
-            with pytest.raises(ConflictError):
-                await topic.append("a", 2, expect=lastword.ABSENT)
-            await topic.delete("a", expect=first.offset)
-            state = await logs.state("s")
-            await state.set("a", 1, expect=lastword.ABSENT)
-            with pytest.raises(ConflictError):
-                await state.set("a", 1, expect=await state.offset("a") + 1)
-            await state.delete("a", expect=await state.offset("a"))
-            assert state.state.copy() == {}
-
-    asyncio.run(main())
+async def test_in_an_event_loop(tmp_path):
+    async with lastword.aopen(tmp_path, "a") as logs:
+        topic = await logs.create_topic("t", cleanup_policy="compact", **JSON)
+        first = await topic.append("a", 1, expect=lastword.ABSENT)
+        with pytest.raises(ConflictError):
+            await topic.append("a", 2, expect=lastword.ABSENT)
+        await topic.delete("a", expect=first.offset)
+        state = await logs.state("s")
+        await state.set("a", 1, expect=lastword.ABSENT)
+        with pytest.raises(ConflictError):
+            await state.set("a", 1, expect=await state.offset("a") + 1)
+        await state.delete("a", expect=await state.offset("a"))
+        assert state.state.copy() == {}
 
 
 class ExpectModel(RuleBasedStateMachine):
