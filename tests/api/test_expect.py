@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from lastword.errors import ConflictError, KeyRequiredError, RecordTooLargeError
 from lastword.records.batch import BatchBuilder
 from lastword.records.record import marker_record
 from tests.support.exhaustive import few
+from tests.support.threads import together
 
 JSON = {"key_serializer": "str", "value_serializer": "json"}
 HOUR_MS = 3_600_000
@@ -84,23 +86,16 @@ def test_calls_that_cannot_be_meant_are_refused(topic):
 def test_a_counter_of_several_threads_loses_no_update(topic):
     threads, steps = 4, 10 if topic.dirs.holds_logs else 3
     topic.append("n", 0)
-    conflicts = [0] * threads
 
-    def add(number):
+    def add():
         for _ in range(steps):
             while True:
                 record = topic.get_record("n")
-                try:
+                with suppress(ConflictError):
                     topic.append("n", record.value + 1, expect=record.offset)
                     break
-                except ConflictError:
-                    conflicts[number] += 1
 
-    workers = [threading.Thread(target=add, args=(n,)) for n in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    together(*[add] * threads)
     assert topic.get("n") == threads * steps
 
 
