@@ -25,6 +25,7 @@ from lastword.errors import BusyError, UsageError
 from lastword.logdir import TopicPartition
 from tests.fakes.simulated import SimulatedClock
 from tests.support.exhaustive import few
+from tests.support.waiting import until
 
 BACKOFF_MS = 15_000
 Body = Callable[["FakeTask", Stop], Done | None]
@@ -519,9 +520,7 @@ def test_a_thread_that_passed_a_drive_over_takes_its_second_task_at_once() -> No
     scheduler = scheduler_of(work, SystemClock(), threads=2)
     scheduler.start(at_once=True)
     try:
-        deadline = time.monotonic() + 10
-        while len(scheduler.history) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(scheduler.history) == 2)
         assert [done.result for done in scheduler.history] == ["ok", "ok"]
     finally:
         both.abort()

@@ -17,6 +17,7 @@ from lastword.partition.view import PartitionView
 from lastword.resolve import Resolution, whole
 from lastword.state import newest
 from tests.build import LogBuilder
+from tests.support.damage import flip
 
 Rows = list[tuple[int, bytes | None, bytes | None]]
 
@@ -166,9 +167,7 @@ def test_without_the_file_there_are_passes(
 
 def test_damage_of_the_log_is_raised(log: LogBuilder) -> None:
     path = Path(PartitionView.load(log.store).segments[1].file)
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 1
-    path.write_bytes(data)
+    flip(path, -5)
     with pytest.raises(CorruptBatchError):
         rows_of(log, 2048)
 

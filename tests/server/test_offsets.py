@@ -28,7 +28,8 @@ from lastword.server.group_leases import lease_name
 from lastword.server.group_store import Committed
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
-from tests.server.test_groups import Consumer, until
+from tests.server.test_groups import Consumer
+from tests.support.waiting import until
 
 DAY_MS = 86_400_000
 CHECK_MS = 600_000
