@@ -56,22 +56,6 @@ class SlowFiles(UnsyncedFiles):
         return handle
 
 
-def test_many_batches_in_one_call_are_the_bytes_of_single_calls(tmp_path: Path) -> None:
-    single, _ = opened(make(tmp_path / "a"), files=UNSYNCED)
-    many, _ = opened(make(tmp_path / "b"), files=UNSYNCED)
-    fill(single, 50)
-    appended = many.append_batches([build_batch(n) for n in range(50)])
-    assert [a.base_offset for a in appended] == list(range(50))
-    single.close()
-    many.close()
-    listing = sorted(n for n in os.listdir(single.directory) if n != names.PRIVATE)  # noqa: PTH208
-    assert listing == sorted(n for n in os.listdir(many.directory) if n != names.PRIVATE)  # noqa: PTH208
-    for name in listing:
-        assert (Path(single.directory) / name).read_bytes() == (Path(many.directory) / name).read_bytes(), (
-            name
-        )
-
-
 def test_a_batch_of_several_records(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     assert log.append_batch(batch((b"a", b"1"), (b"b", None), (None, b""))) == (0, 2, NOW)

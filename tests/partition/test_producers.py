@@ -281,22 +281,6 @@ def test_6U_294_an_index_that_cannot_be_written(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- snapshots
 
 
-def test_a_roll_takes_a_snapshot_of_what_lies_below(tmp_path: Path) -> None:
-    log, _ = opened(make(tmp_path), files=UNSYNCED)
-    for number in range(20):
-        log.append_batch(of(1 + number % 3, number // 3, transactional=number % 3 == 2))
-    store = Snapshots(UNSYNCED, log.directory)
-    state = ProducerState()
-    seen = []
-    for _, header, _ in log.batches(0):
-        if header.base_offset in store.offsets():
-            assert encode_producers(store.read(header.base_offset)) == encode_producers(state.producers)
-            seen.append(header.base_offset)
-        state.update(header)
-    assert seen == [s.base_offset for s in log.segments]
-    assert encode_producers(log.producers) == encode_producers(state.producers)
-
-
 def test_6U_295_the_recovery_point_waits_for_the_snapshot(tmp_path: Path) -> None:
     """6U.295: The recovery point does not advance if the snapshot cannot be synced."""
 
