@@ -142,19 +142,6 @@ class TestTombstones:
             log.wait(1000 * DAY)
 
 
-def test_a_fixed_point_is_reached(users: LogBuilder) -> None:
-    for i in range(60):
-        users.put(f"k{i * i % 11}", None if i % 7 == 0 else i)
-        if i % 8 == 7:
-            users.roll()
-    trees = []
-    for _ in range(4):
-        users.clean()
-        trees.append(users.tree())
-    assert trees[2] == trees[3]
-    assert trees[0] == trees[1], "with a clock that stands still the second round finds nothing to do"
-
-
 def test_small_segments_merge_when_they_are_rewritten(users: LogBuilder) -> None:
     for i in range(20):
         users.put("a", i).put(f"b{i}", i).roll()

@@ -241,19 +241,6 @@ def test_6W_326_the_reference_interleaving(tmp_path: Path, how: str) -> None:
     )
 
 
-def test_the_entry_lies_with_its_marker(tmp_path: Path) -> None:
-    log, _ = opened(make(tmp_path), files=UNSYNCED)
-    log.append_batch(of(5, 0, transactional=True))
-    fill(log, 20)
-    end_transaction(log, 5, 0, commit=False)
-    entry = AbortedTransaction(5, 0, 21, 22)
-    assert aborted(log) == {log.active.base_offset: [entry]}
-    assert len(log.segments) > 2
-    for path in Path(log.directory).glob("*.txnindex"):
-        path.unlink()
-    assert aborted(open_again(log)) == {log.active.base_offset: [entry]}
-
-
 def test_6U_294_an_index_that_cannot_be_written(tmp_path: Path) -> None:
     """6U.294: If the transaction index cannot be written, the log end has advanced and the last stable offset
     has not; recovery repairs the index.
