@@ -39,11 +39,6 @@ SESSION_MS, REBALANCE_MS = 45_000, 30_000
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
     with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock, log_cleaner_enable=False) as logs:
         logs.create_topic("users", 4, cleanup_policy="compact")

@@ -40,11 +40,6 @@ SESSION_MS, REBALANCE_MS = 10_000, 60_000
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
     with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock) as logs:
         logs.create_topic("users", 3)

@@ -36,11 +36,6 @@ CHECK_MS = 600_000
 UNKNOWN_ID = b"\1" * 16
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(autouse=True)
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 0.05)

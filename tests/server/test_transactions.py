@@ -41,11 +41,6 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
     with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock) as logs:
         logs.create_topic("users", 2, cleanup_policy="delete")
