@@ -9,7 +9,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def until(condition: Callable[[], Result], seconds: float = 20, pause: float = 0.005) -> Result:
+def until(condition: Callable[[], Result], seconds: float = 60, pause: float = 0.005) -> Result:
     """Return the first true result of the condition; fail if there is none in this time."""
     end = time.monotonic() + seconds
     while not (result := condition()):
