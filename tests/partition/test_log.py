@@ -86,17 +86,6 @@ def test_chunks_of_any_range(tmp_path: Path) -> None:
         assert offsets == list(range(start, end))
 
 
-def test_lookup_by_time(tmp_path: Path) -> None:
-    log, _ = opened(make(tmp_path), files=UNSYNCED)
-    fill(log, 30)
-    view = PartitionView.load(DirectorySegments(UNSYNCED, log.directory))
-    for number in range(30):
-        for reader in (log, view):
-            assert reader.offset_at(NOW + 1000 * number) == number
-            assert reader.offset_at(NOW + 1000 * number - 999) == number
-    assert log.offset_at(NOW + 30_000) is None
-
-
 class TestRolling:
     def test_by_message_time_goes_on_after_reopening(self, tmp_path: Path) -> None:
         config = TopicConfig(segment_ms=1000)
