@@ -27,6 +27,8 @@ from lastword.errors import (
 from lastword.logdir import TopicPartition
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.api.conftest import BEGIN_MS
+from tests.support.damage import flip
+from tests.support.waiting import until
 
 HOUR = 3_600_000
 USERS = TopicPartition("users", 0)
@@ -34,13 +36,6 @@ USERS = TopicPartition("users", 0)
 
 def threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("lastword-cleaner")]
-
-
-def until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        threading.Event().wait(0.002)
 
 
 @pytest.fixture
@@ -389,12 +384,6 @@ def test_a_paused_partition_is_left_alone_and_pauses_are_counted(logs):
     with pytest.raises(UsageError):
         logs.cleaner.pause("users", 7)
     assert logs.cleaner.status().partitions == ()
-
-
-def flip(path, position):
-    data = bytearray(Path(path).read_bytes())
-    data[position] ^= 0xFF
-    Path(path).write_bytes(data)
 
 
 def test_damage_quarantines_one_partition_until_it_is_mended_and_retried(logs, clock):

@@ -39,6 +39,7 @@ from lastword.tools import erasure
 from lastword.tools.erasure import Listed, Wanted
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
+from tests.support.damage import flip
 from tests.support.exhaustive import stride
 
 CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
@@ -379,9 +380,7 @@ def test_a_partition_in_quarantine_is_refused_and_the_others_are_erased(tmp_path
             topic.append(b"another key", b"1", partition=number)
             logs.dirs.log("users", number).roll()
         path = root / "users-0" / "00000000000000000000.log"
-        data = bytearray(path.read_bytes())
-        data[18] ^= 1  # its checksum
-        path.write_bytes(data)
+        flip(path, 18)  # its checksum
         with pytest.raises(PartialFailure) as raised:
             topic.erase([b"the same key"], now=True)
         (result,) = raised.value.results
@@ -408,9 +407,7 @@ def test_a_damaged_segment_is_searched_as_it_is(tmp_path, clock):
             topic.append(b"a key of 16 bytes%d" % number, b"1")
         logs.dirs.log("users", 0).roll()
         path = root / "users-0" / "00000000000000000000.log"
-        data = bytearray(path.read_bytes())
-        data[18] ^= 1  # its checksum
-        path.write_bytes(data)
+        flip(path, 18)  # its checksum
         log_dir = logs.dirs.directories[0]
         wanted = Wanted(SpanSet([b"a key of 16 bytes0", b"a key of 16 bytes2"]), b"s")
         result = erasure.search(

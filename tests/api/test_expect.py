@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from lastword.errors import ConflictError, KeyRequiredError, RecordTooLargeError
 from lastword.records.batch import BatchBuilder
 from lastword.records.record import marker_record
 from tests.support.exhaustive import few
+from tests.support.threads import together
 
 JSON = {"key_serializer": "str", "value_serializer": "json"}
 HOUR_MS = 3_600_000
@@ -85,23 +86,16 @@ def test_calls_that_cannot_be_meant_are_refused(topic):
 def test_a_counter_of_several_threads_loses_no_update(topic):
     threads, steps = 4, 10 if topic.dirs.holds_logs else 3
     topic.append("n", 0)
-    conflicts = [0] * threads
 
-    def add(number):
+    def add():
         for _ in range(steps):
             while True:
                 record = topic.get_record("n")
-                try:
+                with suppress(ConflictError):
                     topic.append("n", record.value + 1, expect=record.offset)
                     break
-                except ConflictError:
-                    conflicts[number] += 1
 
-    workers = [threading.Thread(target=add, args=(n,)) for n in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    together(*[add] * threads)
     assert topic.get("n") == threads * steps
 
 
@@ -182,22 +176,19 @@ def test_a_state(logs, clock):
         state.delete("a")
 
 
-def test_in_an_event_loop(tmp_path):
-    async def main():
-        async with lastword.aopen(tmp_path, "a") as logs:
-            topic = await logs.create_topic("t", cleanup_policy="compact", **JSON)
-            first = await topic.append("a", 1, expect=lastword.ABSENT)
-            with pytest.raises(ConflictError):
-                await topic.append("a", 2, expect=lastword.ABSENT)
-            await topic.delete("a", expect=first.offset)
-            state = await logs.state("s")
-            await state.set("a", 1, expect=lastword.ABSENT)
-            with pytest.raises(ConflictError):
-                await state.set("a", 1, expect=await state.offset("a") + 1)
-            await state.delete("a", expect=await state.offset("a"))
-            assert state.state.copy() == {}
-
-    asyncio.run(main())
+async def test_in_an_event_loop(tmp_path):
+    async with lastword.aopen(tmp_path, "a") as logs:
+        topic = await logs.create_topic("t", cleanup_policy="compact", **JSON)
+        first = await topic.append("a", 1, expect=lastword.ABSENT)
+        with pytest.raises(ConflictError):
+            await topic.append("a", 2, expect=lastword.ABSENT)
+        await topic.delete("a", expect=first.offset)
+        state = await logs.state("s")
+        await state.set("a", 1, expect=lastword.ABSENT)
+        with pytest.raises(ConflictError):
+            await state.set("a", 1, expect=await state.offset("a") + 1)
+        await state.delete("a", expect=await state.offset("a"))
+        assert state.state.copy() == {}
 
 
 class ExpectModel(RuleBasedStateMachine):

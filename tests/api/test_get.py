@@ -1,6 +1,5 @@
 """`Topic.get`, `get_record`, `get_many`, `get_records`, `in`: what they return, and their errors."""
 
-import asyncio
 import logging
 import subprocess
 import sys
@@ -142,17 +141,14 @@ def test_in_a_bucket_an_index_stays_in_memory(monkeypatch):
         assert b"b" not in topic
 
 
-def test_in_a_loop(tmp_path):
-    async def main():
-        async with lastword.aopen(tmp_path / "data", "a") as logs:
-            topic = await logs.create_topic("t", cleanup_policy="compact")
-            await topic.append(b"a", b"1")
-            record = await topic.get_record(b"a")
-            many = await topic.get_many([b"a", b"b"])
-            records = await topic.get_records([b"a"])
-            return await topic.get(b"a"), await topic.get(b"b", 0), record.offset, many, records[b"a"].value
-
-    assert asyncio.run(main()) == (b"1", 0, 0, {b"a": b"1"}, b"1")
+async def test_in_a_loop(tmp_path):
+    async with lastword.aopen(tmp_path / "data", "a") as logs:
+        topic = await logs.create_topic("t", cleanup_policy="compact")
+        await topic.append(b"a", b"1")
+        assert (await topic.get(b"a"), await topic.get(b"b", 0)) == (b"1", 0)
+        assert (await topic.get_record(b"a")).offset == 0
+        assert await topic.get_many([b"a", b"b"]) == {b"a": b"1"}
+        assert (await topic.get_records([b"a"]))[b"a"].value == b"1"
 
 
 # ---------------------------------------------------------------- what a lookup reads

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import shutil
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.fakes import ForgetfulFiles
 from tests.support.exhaustive import stride
+from tests.support.threads import together
 
 PARTITIONS = 3
 
@@ -164,7 +165,6 @@ def test_a_kill_or_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
             check_whole(topic, 5)
         with lastword.open(target) as logs:
             assert topic_of(logs).last_sequence("loader") == 4
-        shutil.rmtree(tmp_path / "image")
         checked += 1
     assert checked > 20
 
@@ -427,26 +427,17 @@ def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_several_threads_and_producers(tmp_path: Path) -> None:
     with make(tmp_path / "d") as logs:
         topic = topic_of(logs)
-        errors = []
 
         def work(name: str) -> None:
-            try:
-                for number in range(25):
-                    topic.extend(
-                        [(b"k%d" % i, f"{name}/{number}/{i}".encode()) for i in range(4)],
-                        producer=name,
-                        sequence=number,
-                        ack="disk" if number % 5 == 0 else "os",
-                    )
-            except LastwordError as error:
-                errors.append(error)
+            for number in range(25):
+                topic.extend(
+                    [(b"k%d" % i, f"{name}/{number}/{i}".encode()) for i in range(4)],
+                    producer=name,
+                    sequence=number,
+                    ack="disk" if number % 5 == 0 else "os",
+                )
 
-        threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b", "b", "c")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
+        together(*(partial(work, name) for name in ("a", "b", "b", "c")))
         counts = Counter(v for part in values(topic).values() for v in part)
         assert set(counts.values()) == {1} and len(counts) == 3 * 25 * 4
 
@@ -478,11 +469,7 @@ def test_callers_at_the_same_time_share_one_fsync(tmp_path: Path) -> None:
         for _ in range(12):
             topic.append(b"k", b"v", ack="disk")
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[work] * 8)
     acked, synced = metrics.APPEND_SECONDS.count("disk") - acked, metrics.FSYNC_SECONDS.count(root) - synced
     assert acked == 96
     assert 12 <= synced <= acked / 3

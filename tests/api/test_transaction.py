@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import count
 from typing import Any
 
@@ -28,6 +28,7 @@ from lastword.partition.log import PartitionLog
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from tests.fakes.recording import RecordingFiles
+from tests.support.threads import together
 
 JSON: dict[str, Any] = {"cleanup_policy": "compact", "key_serializer": "str", "value_serializer": "json"}
 QUIET: dict[str, Any] = {"lastword_commit_linger_ms": 0, "log_cleaner_enable": False}
@@ -194,66 +195,50 @@ def test_a_value_that_changes_after_the_comparison_is_a_conflict(logs, memory, b
 def test_threads_that_count_in_transactions_lose_nothing(opened, memory):
     steps = 10 if opened.dirs.holds_logs else 3
     state = opened.state("totals", default=int, **memory)
-    failures = []
 
     def add():
-        try:
-            for _ in range(steps):
-                while True:
-                    try:
-                        with opened.transaction() as tx:
-                            tx.state("totals")["n"] += 1
-                            tx.append("events", f"e{tx.state('totals')['n']}", 1)
-                        break
-                    except ConflictError:
-                        pass
-                if opened.dirs.holds_logs:
-                    state.incr("n")
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(steps):
+            while True:
+                with suppress(ConflictError):
+                    with opened.transaction() as tx:
+                        tx.state("totals")["n"] += 1
+                        tx.append("events", f"e{tx.state('totals')['n']}", 1)
+                    break
+            if opened.dirs.holds_logs:
+                state.incr("n")
 
-    threads = [threading.Thread(target=add) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures and state["n"] == 3 * steps * (2 if opened.dirs.holds_logs else 1)
+    together(*[add] * 3)
+    assert state["n"] == 3 * steps * (2 if opened.dirs.holds_logs else 1)
     assert len(list(opened["events"].newest())) == 3 * steps
 
 
 def test_readers_of_the_process_see_all_partitions_or_none(opened):
     """Two topics and four partitions: every read of several of them shows one transaction."""
     keys = [f"k{n}" for n in range(12)]
-    state, events, failures = opened.state("totals", partitions=2), opened["events"], []
+    state, events = opened.state("totals", partitions=2), opened["events"]
     stop = threading.Event()
 
     def read():
-        try:
-            while not stop.is_set():
-                several = {
-                    "get_many": set(events.get_many(keys).values()),
-                    "newest": {record.value for record in events.newest()},
-                    "copy": set(state.copy().values()),
-                }
-                assert all(len(values) <= 1 for values in several.values()), several
-                before = events.get("k1", 0)  # of another partition than k2
-                assert events.get("k2", 0) >= before
-                assert state.get("k1", 0) >= before or not opened.dirs.holds_logs
-        except BaseException as error:
-            failures.append(error)
+        while not stop.is_set():
+            several = {
+                "get_many": set(events.get_many(keys).values()),
+                "newest": {record.value for record in events.newest()},
+                "copy": set(state.copy().values()),
+            }
+            assert all(len(values) <= 1 for values in several.values()), several
+            before = events.get("k1", 0)  # of another partition than k2
+            assert events.get("k2", 0) >= before
+            assert state.get("k1", 0) >= before or not opened.dirs.holds_logs
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for number in range(1, 60 if opened.dirs.holds_logs else 6):
-        with opened.transaction() as tx:
-            for key in keys:
-                tx.append("events", key, number)
-                tx.state("totals")[key] = number
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert not failures, failures
+    def write():
+        for number in range(1, 60 if opened.dirs.holds_logs else 6):
+            with opened.transaction() as tx:
+                for key in keys:
+                    tx.append("events", key, number)
+                    tx.state("totals")[key] = number
+        stop.set()
+
+    together(read, read, write)
 
 
 # ---------------------------------------------------------------- in a directory

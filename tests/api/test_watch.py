@@ -371,38 +371,35 @@ def test_a_state_shows_its_changes(tmp_path):
             users.watch()
 
 
-def test_in_a_loop(tmp_path):
-    async def main() -> None:
-        async with lastword.aopen(tmp_path, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
-            carts = await logs.state("carts")
-            await carts.set("ada", 1)
-            topic = carts.state.topic
-            shown = []
-            async with carts.watch(start="newest", lease="replica", prefetch=1) as changes:
-                async for record in changes:
-                    shown.append((record.key, record.value))
-                    if record.is_tombstone:
-                        break
-                    if record.value == 1:
-                        await carts.set("bob", 2)
-                        await carts.delete("ada")
-                assert changes.lease is not None
-                await logs.run(changes.lease.advance, changes.position)
-            assert shown == [("ada", 1), ("bob", 2), ("ada", None)]
-            assert [info.position for info in topic.leases()] == [3]
-            async with carts.watch(timeout=0.01) as changes:
-                assert [record async for record in changes] == []
-                assert len(topic.leases()) == 2
-            assert len(topic.leases()) == 1
-            changes = carts.watch(timeout=5)
-            waiting = asyncio.create_task(changes.__anext__())
-            await asyncio.sleep(0)
-            await changes.aclose()  # while it takes its lease
-            with pytest.raises(StopAsyncIteration):
-                await waiting
-            assert len(topic.leases()) == 1
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+async def test_in_a_loop(tmp_path):
+    async with lastword.aopen(tmp_path, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+        carts = await logs.state("carts")
+        await carts.set("ada", 1)
+        topic = carts.state.topic
+        shown = []
+        async with carts.watch(start="newest", lease="replica", prefetch=1) as changes:
+            async for record in changes:
+                shown.append((record.key, record.value))
+                if record.is_tombstone:
+                    break
+                if record.value == 1:
+                    await carts.set("bob", 2)
+                    await carts.delete("ada")
+            assert changes.lease is not None
+            await logs.run(changes.lease.advance, changes.position)
+        assert shown == [("ada", 1), ("bob", 2), ("ada", None)]
+        assert [info.position for info in topic.leases()] == [3]
+        async with carts.watch(timeout=0.01) as changes:
+            assert [record async for record in changes] == []
+            assert len(topic.leases()) == 2
+        assert len(topic.leases()) == 1
+        changes = carts.watch(timeout=5)
+        waiting = asyncio.create_task(changes.__anext__())
+        await asyncio.sleep(0)
+        await changes.aclose()  # while it takes its lease
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+        assert len(topic.leases()) == 1
 
 
 def test_in_a_bucket():

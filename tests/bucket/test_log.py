@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from lastword.errors import (
 )
 from lastword.kernels.native import cache_folder
 from lastword.objects.remote import RemoteStore
+from tests.support.threads import together
 
 Open = Callable[..., lastword.LogDir]
 ROWS = [(f"k{i % 50}", {"n": i}) for i in range(1000)]
@@ -121,17 +122,9 @@ def test_threads_share_a_commit(opened: Open, url: str) -> None:
     logs = opened(lastword_commit_linger_ms=50)
     topic = logs.create_topic("users", **JSON)
     begun = len(logs.dirs.newest.manifest.history)
-    offsets: list[int] = []
-    threads = [
-        threading.Thread(target=lambda n=n: offsets.append(topic.append("k", {"n": n}).offset))
-        for n in range(12)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    appended = together(*(partial(topic.append, "k", {"n": n}) for n in range(12)))
     logs.dirs.refresh()
-    assert sorted(offsets) == list(range(12))
+    assert sorted(result.offset for result in appended) == list(range(12))
     assert len(logs.dirs.newest.manifest.history) - begun < 12
 
 
@@ -171,9 +164,7 @@ def test_headers_of_an_iterator_are_kept_when_a_commit_runs_again(opened: Open) 
         with pytest.raises(KeyRequiredError):
             users.append(None, b"v")
 
-    with ThreadPoolExecutor(2) as pool:
-        for call in [pool.submit(append), pool.submit(refused)]:
-            call.result()
+    together(append, refused)
     assert [record.headers for record in users.read()] == [(("a", b"x"), ("b", b"x"))]
 
 
@@ -188,11 +179,7 @@ def test_a_refused_record_does_not_stop_the_others(opened: Open) -> None:
         except RecordTooLargeError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=append, args=("x" * size,)) for size in (1, 2, 2000, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(append, "x" * size) for size in (1, 2, 2000, 3)))
     assert len(refused) == 1
     assert sorted(len(r.value["n"]) for r in topic.read()) == [1, 2, 3]
 
@@ -1048,11 +1035,7 @@ def test_a_counter_of_several_processes_loses_no_update(opened: Open) -> None:
                 except ConflictError:
                     refused[str(writer)] += 1
 
-    threads = [threading.Thread(target=add, args=(n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(add, n) for n in range(3)))
     reader = opened("r")["users"]
     assert reader.get("n") == 3 * steps == reader.bounds()[0][1] - 1
     assert refused

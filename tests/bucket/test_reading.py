@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable
-
-import pytest
 
 from lastword.bucket import reading
 from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.reading import AHEAD_BLOCKS, BLOCK_BYTES, CHANGE_BLOCKS, HELD_BYTES, ObjectReads
 from tests.fakes import objects
+from tests.support.waiting import until
 
 MIB = 1 << 20
 
@@ -40,18 +37,7 @@ class Scan:
         return self.store.requests["range"]
 
 
-@pytest.fixture
-def wait_for() -> Callable[[Callable[[], bool]], None]:
-    def wait(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.001)
-
-    return wait
-
-
-def test_a_scan_is_ahead_over_several_files_by_a_bounded_number_of_blocks(wait_for) -> None:
+def test_a_scan_is_ahead_over_several_files_by_a_bounded_number_of_blocks() -> None:
     scan = Scan([6 * MIB] * 22)
     blocks = (
         1 + 8 + AHEAD_BLOCKS
@@ -63,13 +49,13 @@ def test_a_scan_is_ahead_over_several_files_by_a_bounded_number_of_blocks(wait_f
                 assert handle.pread(MIB, position) == content[position : position + MIB]
                 read += MIB
                 if read == 24 * MIB:  # of 132: only the room for blocks limits what is ahead
-                    wait_for(lambda: scan.ranges() >= blocks - 1)
+                    until(lambda: scan.ranges() >= blocks - 1)
                     assert scan.ranges() <= blocks
     assert scan.store.received["range"] == 132 * MIB
     assert scan.ranges() == 22 * 2 + 1
 
 
-def test_a_change_reads_longer_ranges_with_the_same_bytes_ahead(wait_for) -> None:
+def test_a_change_reads_longer_ranges_with_the_same_bytes_ahead() -> None:
     scan = Scan([70 * MIB] * 2)
     sizes: list[int] = []
     fetch = scan.bucket.store.get_range
@@ -86,7 +72,7 @@ def test_a_change_reads_longer_ranges_with_the_same_bytes_ahead(wait_for) -> Non
     assert len(sizes) <= 10
 
 
-def test_a_range_that_is_announced_is_read_in_long_ranges_and_nothing_behind_it(wait_for) -> None:
+def test_a_range_that_is_announced_is_read_in_long_ranges_and_nothing_behind_it() -> None:
     scan = Scan([40 * MIB])
     start, end = 3 * MIB + 5, 17 * MIB + 9
     with scan.files.open_read(scan.paths[0]) as handle:
@@ -104,7 +90,7 @@ def test_a_range_that_is_announced_is_read_in_long_ranges_and_nothing_behind_it(
         assert handle.pread(10, 30 * MIB) == scan.contents[0][30 * MIB : 30 * MIB + 10]
 
 
-def test_a_scan_from_the_end_reads_each_byte_once_and_the_next_range_ahead(wait_for) -> None:
+def test_a_scan_from_the_end_reads_each_byte_once_and_the_next_range_ahead() -> None:
     scan = Scan([70 * MIB, 5 * MIB])
     longest = CHANGE_BLOCKS * BLOCK_BYTES
 
@@ -115,7 +101,7 @@ def test_a_scan_from_the_end_reads_each_byte_once_and_the_next_range_ahead(wait_
             for each in handles[max(number - 1, 0) : number + 1]:
                 each.will_read_back()
             if number:
-                wait_for(lambda: scan.ranges() == 2)  # that of the file that follows, too
+                until(lambda: scan.ranges() == 2)  # that of the file that follows, too
             for position in reversed(range(0, len(content), MIB)):
                 assert handle.pread(MIB, position) == content[position : position + MIB]
                 assert len(handle._handle._held[1]) <= longest
@@ -125,7 +111,7 @@ def test_a_scan_from_the_end_reads_each_byte_once_and_the_next_range_ahead(wait_
     scan.bucket.transaction(work)
 
 
-def test_small_segments_are_fetched_ahead_from_the_second_on(wait_for) -> None:
+def test_small_segments_are_fetched_ahead_from_the_second_on() -> None:
     scan = Scan([5000] * 50)
     handles = [scan.files.open_read(path) for path in scan.paths]
     assert handles[0].pread(5000, 0) == scan.contents[0]
@@ -134,7 +120,7 @@ def test_small_segments_are_fetched_ahead_from_the_second_on(wait_for) -> None:
     assert scan.ranges() == 2
     for number in range(1, 5):
         assert handles[number].pread(5000, 0) == scan.contents[number]
-    wait_for(lambda: scan.ranges() >= AHEAD_BLOCKS)
+    until(lambda: scan.ranges() >= AHEAD_BLOCKS)
     for number in range(5, 50):
         assert handles[number].pread(9000, 0) == scan.contents[number]
     assert scan.ranges() <= 52
@@ -203,7 +189,7 @@ def test_pieces_of_short_reads_stay_in_memory_up_to_a_bound(monkeypatch) -> None
     assert read(250, 10) == 2
 
 
-def test_a_file_that_is_closed_gives_up_what_is_ahead(wait_for) -> None:
+def test_a_file_that_is_closed_gives_up_what_is_ahead() -> None:
     scan = Scan([40 * MIB])
     handle = scan.files.open_read(scan.paths[0])
     for position in range(0, 8 * MIB, MIB):
@@ -212,7 +198,7 @@ def test_a_file_that_is_closed_gives_up_what_is_ahead(wait_for) -> None:
     assert not scan.files._reads._blocks
 
 
-def test_a_handle_that_is_collected_as_garbage_waits_for_no_lock(wait_for) -> None:
+def test_a_handle_that_is_collected_as_garbage_waits_for_no_lock() -> None:
     """A thread that starts may collect it, while the starting thread has the lock."""
     scan = Scan([40 * MIB])
     reads = scan.files._reads

@@ -39,21 +39,6 @@ def test_appends_go_on_after_a_round(users: LogBuilder) -> None:
     assert users.offsets() == [2, 3]
 
 
-def test_a_log_of_inserts_is_never_rewritten(users: LogBuilder) -> None:
-    for i in range(30):
-        users.put(f"k{i}", "v")
-        if i % 10 == 9:
-            users.roll()
-    before = users.tree()
-    assert str(users.plan()) == "users-0: keep: newest, every record is the newest of its key"
-    round_ = users.clean()
-    assert (round_.written_bytes, round_.freed_bytes, round_.certificate) == (0, 0, None)
-    assert (round_.records_read, round_.records_kept, round_.end) == (30, 30, 30)
-    assert {n: b for n, b in users.tree().items() if n.endswith(".log")} == {
-        n: b for n, b in before.items() if n.endswith(".log")
-    }
-
-
 def test_cold_segments_are_not_copied_because_hot_ones_changed(users: LogBuilder) -> None:
     for i in range(5):
         users.put(f"cold{i}", "x" * 100)
@@ -157,34 +142,6 @@ class TestTombstones:
             log.wait(1000 * DAY)
 
 
-def test_a_tiny_map_takes_several_passes_and_one_rewrite(users: LogBuilder) -> None:
-    for _ in range(3):
-        for i in range(0, 2000, 50):
-            users.batch([(f"key-{j:020d}", "v") for j in range(i, i + 50)])
-    wide = LogBuilder(users.root + "-wide", clock=users.clock)
-    for _ in range(3):
-        for i in range(0, 2000, 50):
-            wide.batch([(f"key-{j:020d}", "v") for j in range(i, i + 50)])
-    round_ = users.clean(map_bytes=16 << 10)
-    other = wide.clean()
-    assert round_.map_passes > 1 and other.map_passes == 1
-    assert users.records() == wide.records()
-    assert round_.written_bytes == other.written_bytes, "more passes, not more rewriting"
-
-
-def test_a_fixed_point_is_reached(users: LogBuilder) -> None:
-    for i in range(60):
-        users.put(f"k{i * i % 11}", None if i % 7 == 0 else i)
-        if i % 8 == 7:
-            users.roll()
-    trees = []
-    for _ in range(4):
-        users.clean()
-        trees.append(users.tree())
-    assert trees[2] == trees[3]
-    assert trees[0] == trees[1], "with a clock that stands still the second round finds nothing to do"
-
-
 def test_small_segments_merge_when_they_are_rewritten(users: LogBuilder) -> None:
     for i in range(20):
         users.put("a", i).put(f"b{i}", i).roll()
@@ -280,23 +237,6 @@ def test_a_round_is_a_value_with_its_fields(users: LogBuilder) -> None:
     assert set(fields["removed"]) == {"superseded", "tombstone", "marker", "aborted", "keyless"}
     assert set(fields["phases"]) == {"map", "rewrite", "swap"}
     assert "<table>" in users.put("a", 3).clean()._repr_html_()
-
-
-def test_indexes_are_those_that_recovery_would_build(tmp_path: Path) -> None:
-    log = LogBuilder(tmp_path, index_interval_bytes=200)
-    for i in range(50):
-        log.batch([(f"k{(i * 5 + j) % 40}", "v" * 9000) for j in range(4)], timestamp=1000 + (i * 7) % 90)
-    log.clean()
-    before = log.tree()
-    base = f"{0:020d}"
-    assert len(before[f"{base}.index"]) >= 3 * 8
-    log.close()
-    for extension in (".index", ".timeindex"):
-        Path(log.directory, base + extension).unlink()
-    log.reopen()
-    after = log.tree()
-    for extension in (".log", ".index", ".timeindex"):
-        assert after[base + extension] == before[base + extension]
 
 
 def test_a_due_round_closes_what_segment_ms_has_closed(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.cli.golden_runner import BEGIN_MS, Block, execute
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.resolve.test_shards import one_hash
+from tests.support.damage import flip
 from tests.support.exhaustive import stride
 
 TINY: dict[str, Any] = {"map_bytes": 2048, "divide_from": 0}
@@ -171,9 +172,7 @@ def test_a_damaged_scratch_file_is_no_damage_of_the_log(
 def test_damage_of_the_log_leaves_no_scratch_file(tmp_path: Path) -> None:
     log = written(tmp_path)
     path = log.log.segments[1].file
-    data = bytearray(Path(path).read_bytes())
-    data[-5] ^= 1
-    Path(path).write_bytes(data)
+    flip(path, -5)
     with pytest.raises(CorruptBatchError, match="is quarantined"):
         log.clean(**TINY)
     assert not scratch(log)

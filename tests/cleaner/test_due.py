@@ -16,6 +16,7 @@ from lastword.errors import PartialFailure
 from lastword.files import DEFAULT
 from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
 from tests.fakes.recording import RecordingFiles
+from tests.support.damage import flip
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -255,9 +256,7 @@ def test_one_damaged_partition_stops_no_other(tmp_path, clock):
         for name in ("a", "b"):
             fill(logs.create_topic(name, cleanup_policy="compact"), 1500, 50, rng)
     file = sorted((tmp_path / "a-0").glob("*.log"))[2]
-    data = bytearray(file.read_bytes())
-    data[100] ^= 1
-    file.write_bytes(data)
+    flip(file, 100)
     with opened(tmp_path, clock) as logs:
         with pytest.raises(PartialFailure) as caught:
             logs.clean(due=True)

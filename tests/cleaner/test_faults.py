@@ -37,6 +37,7 @@ from lastword.records.batch import BatchBuilder, read_header
 from lastword.wire import ATTRIBUTES_AT, CONTROL_BIT, CRC_AT
 from tests.build import LogBuilder
 from tests.fakes.recording import RecordingFiles
+from tests.support.damage import flip
 
 
 @pytest.fixture
@@ -357,9 +358,7 @@ def test_a_flipped_bit_in_a_source_is_never_put_under_a_new_checksum(users: LogB
     users.codec_of(codec).batch([("f", "x" * 50), ("a", "newest-a")]).roll()
     users.close()
     path = Path(users.directory, f"{5:020d}.log")
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
+    flip(path, -20)
     # The marker says that the stop was clean: opening does not read closed segments again.
     from lastword.partition.open import open_log
 
@@ -385,9 +384,7 @@ def test_a_source_that_rots_between_map_and_rewrite(each: LogBuilder) -> None:
     def rot() -> bool:
         chunks.append(1)
         if len(chunks) == 2:  # both segments are mapped
-            data = bytearray(path.read_bytes())
-            data[70] ^= 4
-            path.write_bytes(data)
+            flip(path, 70, 4)
         return False
 
     with pytest.raises(CorruptBatchError, match="CRC"):

@@ -13,6 +13,7 @@ import pytest
 import lastword
 from lastword.errors import DiskFullError, PartialFailure
 from lastword.testing.unsynced import UnsyncedFiles
+from tests.support.damage import flip
 
 
 class FullFiles(UnsyncedFiles):
@@ -94,9 +95,7 @@ def test_damage_is_reported_beside_what_is_cleaned(tmp_path: Path) -> None:
     """The partition is in quarantine for the second pass, which must not drop the error of the first."""
     fill(tmp_path, [3000, 2000, 1000], closed=(0, 1))
     path = tmp_path / "t-0" / f"{0:020}.log"
-    data = bytearray(path.read_bytes())
-    data[1000] ^= 1
-    path.write_bytes(data)
+    flip(path, 1000)
     files = FullFiles()
     with lastword.open(tmp_path, "a", files=files, log_cleaner_enable=False) as logs:
         files.room = 64 << 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lastword.cleaner.engine import output
-from lastword.cleaner.engine.rewrite import rewrite
 from lastword.files import DEFAULT
 from lastword.records.batch import read_header, read_records
 from lastword.segment.stored import SegmentFiles
@@ -90,20 +88,6 @@ def test_the_last_batch_of_a_group_stays_as_a_header(tmp_path: Path) -> None:
     assert (new.next_offset, facts.output.next_offset, facts.records_kept) == (2, 2, 0)
 
 
-def test_the_last_batch_of_a_producer_stays_with_its_sequence(tmp_path: Path) -> None:
-    batches = [
-        batch(0, [(0, b"k", b"1")], producer_id=7, sequence=4),
-        batch(1, [(1, b"k", b"2"), (2, b"k", b"3")], producer_id=7, sequence=5),
-        batch(3, [(3, b"k", b"4")]),
-    ]
-    segment = write_segment(tmp_path / "s", 0, batches)
-    ((_, new),) = rewrite_all([segment], tmp_path / "o")
-    (empty, none), (_, kept) = contents(new)
-    assert (empty.producer_id, empty.base_sequence, empty.last_offset, empty.count) == (7, 5, 2, 0)
-    assert empty.max_timestamp == NOW - HOUR + 2
-    assert (none, [r.value for r in kept]) == ([], [b"4"])
-
-
 def test_a_silent_producer_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     """As in Kafka: a producer's last batch is kept only until the producer expires."""
     from lastword.partition.producer_state import FIRST_NAMED_ID
@@ -133,18 +117,6 @@ def test_a_silent_producer_is_kept_until_it_is_forgotten(tmp_path: Path) -> None
         assert [r.value for _, records in survivors for r in records] == [b"4", b"5"]
 
 
-@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-def test_a_cut_batch_keeps_its_codec(tmp_path: Path, codec: int) -> None:
-    values = [(i, b"k%d" % (i % 6), b"value %d " % i * 20) for i in range(10)]
-    segment = write_segment(tmp_path / "s", 0, [batch(0, values, codec=codec)])
-    ((_, new),) = rewrite_all([segment], tmp_path / "o")
-    ((header, records),) = contents(new)
-    assert (header.codec, header.base_offset, header.last_offset, header.count) == (codec, 0, 9, 6)
-    assert [(r.offset, r.timestamp, r.key, r.value) for r in records] == [
-        (o, NOW - HOUR + o, k, v) for o, k, v in values[4:]
-    ]
-
-
 def test_a_tombstone_past_its_horizon_goes(tmp_path: Path) -> None:
     segment = write_segment(tmp_path / "s", 40, [A5_HORIZON])
     early = resolved([segment], now_ms=NOW + 1499)
@@ -152,20 +124,6 @@ def test_a_tombstone_past_its_horizon_goes(tmp_path: Path) -> None:
     ((facts, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1500))
     assert [r.key for r in records_of(new)] == [b"a", b"c"]
     assert facts.removed.tombstone == 1
-
-
-def test_a_horizon_is_never_moved(tmp_path: Path) -> None:
-    newer = batch(43, [(43, b"a", b"new")])
-    segment = write_segment(tmp_path / "s", 40, [A5_HORIZON, newer])
-    ((facts, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1200))
-    (header, records), _ = contents(new)
-    assert header.delete_horizon_ms == NOW + 1500
-    assert [(r.offset, r.timestamp, r.value) for r in records] == [(41, NOW + 1, None), (42, NOW + 2, b"3")]
-    assert (facts.tombstones.count, facts.tombstones.first_offset, facts.tombstones.first_due_ms) == (
-        1,
-        41,
-        NOW + 1500,
-    )
 
 
 def test_nothing_dead_means_no_group(tmp_path: Path) -> None:
@@ -254,27 +212,6 @@ def test_a_small_output_buffer_changes_nothing(tmp_path: Path, monkeypatch: pyte
     assert Path(big.file).read_bytes() == Path(small.file).read_bytes()
 
 
-def test_sparse_offsets_split_a_group(tmp_path: Path) -> None:
-    """The survivors of two segments would fit one file by size, but an index cannot hold their offsets."""
-    far = (1 << 31) + 7
-    bases = (0, 10, far, far + 10)
-    segments = [
-        write_segment(tmp_path / "s", base, [batch(base, [(base, b"k", b"1"), (base + 5, b"k%d" % n, b"2")])])
-        for n, base in enumerate(bases)
-    ]
-    newest = write_segment(tmp_path / "s", far + 20, [batch(far + 20, [(far + 20, b"k", b"3")])])
-    (low, new_low), (high, new_high) = rewrite_all([*segments, newest], tmp_path / "o")
-    assert [len(facts.sources) for facts in (low, high)] == [2, 3]
-    assert [new.base_offset for new in (new_low, new_high)] == [0, far]
-    assert [r.offset for new in (new_low, new_high) for r in records_of(new)] == [
-        5,
-        15,
-        far + 5,
-        far + 15,
-        far + 20,
-    ]
-
-
 @pytest.mark.parametrize("codec", [0, 3, 4])
 def test_batches_larger_than_every_buffer(
     tmp_path: Path, codec: int, monkeypatch: pytest.MonkeyPatch
@@ -295,18 +232,3 @@ def test_batches_larger_than_every_buffer(
         *((5 + i, 300_000 - i) for i in (5, 6, 7)),
         (13, 0),
     ]
-
-
-def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
-    from lastword.cleaner.policy.groups import OutputLimits, group
-
-    rows = [(i, b"k%d" % (i % 9), None if i % 5 == 0 else b"value" * 9) for i in range(60)]
-    segment = write_segment(
-        tmp_path / "s", 0, [batch(i, rows[i : i + 10], codec=4) for i in range(0, 60, 10)]
-    )
-    ((facts, _),) = rewrite_all([segment], tmp_path / "o")
-    resolution = resolved([segment])
-    (segment_group,) = group(resolution.segments, OutputLimits(1 << 30, 10 << 20, 4096))
-    counted = rewrite(segment_group, [segment], resolution, plan(), None, lambda _: None)
-    assert counted.size_bytes == facts.output.size_bytes
-    assert replace(counted) == counted

@@ -25,6 +25,7 @@ from lastword.errors import BusyError, UsageError
 from lastword.logdir import TopicPartition
 from tests.fakes.simulated import SimulatedClock
 from tests.support.exhaustive import few
+from tests.support.waiting import until
 
 BACKOFF_MS = 15_000
 Body = Callable[["FakeTask", Stop], Done | None]
@@ -422,56 +423,34 @@ def test_stopping_ends_a_round_and_waits_for_it() -> None:
     assert [done.result for done in scheduler.history] == ["aborted"] and not scheduler.states.all()
 
 
-def test_stopping_gently_lets_the_round_end() -> None:
+def held(partitions: int = 1, threads: int = 1) -> tuple[Scheduler, threading.Event]:
+    """Return a scheduler with a round that waits for the event, and then ends as it is asked to."""
     work, began, go = FakeWork(), threading.Event(), threading.Event()
 
-    def slow(task: FakeTask, stop: Stop) -> Done:
-        began.set()
-        assert go.wait(10) and not stop()
-        return cleaned(task, stop)
-
-    work.add(0, body=slow)
-    scheduler = scheduler_of(work, SystemClock())
-    scheduler.start(at_once=True)
-    assert began.wait(10)
-    threading.Timer(0.02, go.set).start()
-    assert scheduler.stop(abort=False)
-    assert [done.result for done in scheduler.history] == ["ok"]
-
-
-def test_stopping_gently_begins_no_other_round() -> None:
-    work, began, go = FakeWork(), threading.Event(), threading.Event()
-
-    def slow(task: FakeTask, stop: Stop) -> Done:
+    def waits(task: FakeTask, stop: Stop) -> Done:
         began.set()
         assert go.wait(10)
-        return cleaned(task, stop)
+        return Done(*task.partition, task.drive, "aborted") if stop() else cleaned(task, stop)
 
-    for number in range(3):
-        work.add(number, body=slow)
-    scheduler = scheduler_of(work, SystemClock())
+    for number in range(partitions):
+        work.add(number, body=waits)
+    scheduler = scheduler_of(work, SystemClock(), threads=threads)
     scheduler.start(at_once=True)
     assert began.wait(10)
+    return scheduler, go
+
+
+def test_stopping_gently_lets_the_round_end_and_begins_no_other() -> None:
+    scheduler, go = held(partitions=3)
     threading.Timer(0.02, go.set).start()
     assert scheduler.stop(abort=False)
     assert [(done.partition, done.result) for done in scheduler.history] == [(0, "ok")]
 
 
 def test_two_calls_of_stop_count_the_threads_once() -> None:
-    work, began, go = FakeWork(), threading.Event(), threading.Event()
-
-    def slow(task: FakeTask, stop: Stop) -> Done:
-        began.set()
-        assert go.wait(10)
-        return cleaned(task, stop)
-
-    def threads() -> Any:
-        return metrics.CLEANER_THREADS.value()
-
-    work.add(0, body=slow)
-    scheduler, before = scheduler_of(work, SystemClock(), threads=2), threads()
-    scheduler.start(at_once=True)
-    assert began.wait(10) and threads() == before + 2
+    before = metrics.CLEANER_THREADS.value()
+    scheduler, go = held(threads=2)
+    assert metrics.CLEANER_THREADS.value() == before + 2
     stops = [threading.Thread(target=scheduler.stop) for _ in range(2)]
     for each in stops:
         each.start()
@@ -479,7 +458,16 @@ def test_two_calls_of_stop_count_the_threads_once() -> None:
     go.set()
     for each in stops:
         each.join(10)
-    assert threads() == before
+    assert metrics.CLEANER_THREADS.value() == before
+
+
+def test_a_round_that_never_ends_does_not_hold_up_the_stop() -> None:
+    scheduler, go = held()
+    (worker,) = scheduler._workers
+    assert scheduler.stop(seconds=0.0) is False
+    go.set()
+    worker._thread.join(10)
+    assert not worker._thread.is_alive()
 
 
 def test_a_slow_drive_does_not_hold_up_the_others() -> None:
@@ -532,9 +520,7 @@ def test_a_thread_that_passed_a_drive_over_takes_its_second_task_at_once() -> No
     scheduler = scheduler_of(work, SystemClock(), threads=2)
     scheduler.start(at_once=True)
     try:
-        deadline = time.monotonic() + 10
-        while len(scheduler.history) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(scheduler.history) == 2)
         assert [done.result for done in scheduler.history] == ["ok", "ok"]
     finally:
         both.abort()
@@ -556,25 +542,6 @@ def test_threads_without_a_task_wait_for_the_back_off() -> None:
     time.sleep(0.5)
     assert scheduler.stop()
     assert 1 <= looked["a"] <= 4
-
-
-def test_a_round_that_never_ends_does_not_hold_up_the_stop() -> None:
-    work, began, go = FakeWork(), threading.Event(), threading.Event()
-
-    def deaf(task: FakeTask, stop: Stop) -> Done:
-        began.set()
-        go.wait(10)
-        return cleaned(task, stop)
-
-    work.add(0, body=deaf)
-    scheduler = scheduler_of(work, SystemClock())
-    scheduler.start(at_once=True)
-    assert began.wait(10)
-    (worker,) = scheduler._workers
-    assert scheduler.stop(seconds=0.0) is False
-    go.set()
-    worker._thread.join(10)
-    assert not worker._thread.is_alive()
 
 
 def test_a_scheduler_without_references_ends_its_threads() -> None:

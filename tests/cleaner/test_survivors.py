@@ -22,6 +22,7 @@ from lastword.resolve.survivors import KeptChunk, Survivors
 from tests.build import HOUR, SALT, LogBuilder
 from tests.fakes.recording import RecordingFiles
 from tests.support.cleaning import by_hash
+from tests.support.damage import flip
 
 CONFIG: dict[str, Any] = {"segment_bytes": 60_000, "delete_retention_ms": HOUR, "index_interval_bytes": 500}
 MIB = 1 << 20
@@ -368,9 +369,7 @@ def test_damage_is_reported_as_by_the_exact_map(tmp_path: Path, where: int) -> N
     log = written(tmp_path / "log").close()
     for segment in {where, -1}:
         path = sorted(Path(log.directory).glob("*.log"))[:-1][segment]
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip(path, path.stat().st_size // 2)
     exact = copied(log, tmp_path / "exact")
     texts = []
     for each, wanted in ((log, True), (exact, False)):

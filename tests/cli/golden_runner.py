@@ -34,6 +34,7 @@ from lastword.objects import remote
 from lastword.parse import parse_duration_ms
 from tests.console.samples import commit
 from tests.server.client import batch
+from tests.support.damage import flip
 
 BEGIN_MS = 1_795_168_800_000  # 2026-11-20 10:00:00Z
 
@@ -119,9 +120,7 @@ def execute(block: Block, clock: ManualClock) -> list[str]:
         return []
     if words[0] == "flip":
         path, position = Path(words[1]), int(words[2])
-        data = bytearray(path.read_bytes())
-        data[position] ^= 0xFF
-        path.write_bytes(data)
+        flip(path, position, 0xFF)
         return []
     if words[0] == "begin":
         with lastword.open(words[1], "a", clock=clock) as logs:

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from lastword.server.security import credentials, write_users
 from tests.cli.test_examples import HELPED, console_lines
 from tests.server.certificates import Pem, made_pem
 from tests.server.client import Client, batch, produce_request
+from tests.support.waiting import until
 
 MARKER = ".kafka_cleanshutdown"
 
@@ -166,13 +166,12 @@ def test_a_hang_up_ends_it_with_129_and_the_cleaner_runs_meanwhile(
         assert "· 1 topic, 1 partition ·" in server.first
         with Client(server) as client:  # type: ignore[arg-type]
             assert client.ask(MetadataRequest(topics=None)).topics[0].name == "users"
-        end = time.monotonic() + 30
-        while True:
+
+        def cleaned() -> bool:
             with lastword.open(data) as logs:
-                if logs.topic("users").describe()[0].size_bytes < size / 2:
-                    break
-            assert time.monotonic() < end
-            time.sleep(0.1)
+                return logs.topic("users").describe()[0].size_bytes < size / 2
+
+        until(cleaned, 30, pause=0.1)
         server.ended(signal.SIGHUP)
         assert server.process.returncode == 129 and "ended by SIGHUP" in server.said()
 

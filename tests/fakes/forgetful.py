@@ -29,6 +29,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -176,9 +177,10 @@ class Image:
         return total.digest()
 
     def write(self, target: str | os.PathLike[str]) -> str:
-        """Make the tree in `target`, which must be empty or absent; return its path."""
+        """Make the tree in `target`, in place of what is there; return its path."""
         target = os.fspath(target)
-        os.makedirs(target, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        os.makedirs(target)
         for path, content in sorted(self.tree.items()):
             full = os.path.join(target, path)
             if content is None:

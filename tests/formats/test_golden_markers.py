@@ -80,32 +80,3 @@ def test_markers_data_and_index_entries_after_a_round(name: str, number: int, tm
         if entry.last_offset < end
     ]
     assert tracker.kept_entries == kept
-
-
-def test_a_pass_from_the_middle_keeps_markers_whose_data_it_cannot_have_met(tmp_path: Path) -> None:
-    """A round over a few segments keeps markers whose data can be below its first segment."""
-    case = loader.case("tx-compact-dr0")
-    before = partition_of(case.unpack(tmp_path, "round2-before") / "round2-before")
-    batches = [(header, marker) for header, marker, _ in logs.partition(before)]
-    entries = [
-        entry
-        for path in sorted(before.glob("*.txnindex"))
-        for entry in indexes.decode_aborted(path.read_bytes(), path.name)
-    ]
-
-    def discarded(start: int) -> set[int]:
-        tracker = MarkerTracker(entries, pass_start=start, log_start=0)
-        offsets = set()
-        for header, marker in batches:
-            if header.base_offset < start:
-                continue
-            if not header.control:
-                tracker.data(header)
-            elif tracker.control(header, marker):
-                offsets.add(header.last_offset)
-        return offsets
-
-    whole = discarded(0)
-    assert whole
-    for start in range(0, batches[-1][0].next_offset, 7):
-        assert discarded(start) <= whole

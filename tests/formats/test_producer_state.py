@@ -95,32 +95,6 @@ def test_a_producer_needs_epoch_and_sequence() -> None:
             append(ProducerState(), header)
 
 
-def test_one_of_the_last_five_batches_is_answered_with_its_offsets() -> None:
-    state = state_after(*(data(PID, 100 + 3 * n, 3 * n, count=3) for n in range(6)))
-    before = state.producers
-    for n in range(1, 6):
-        repeated = append(state, data(PID, 500, 3 * n, count=3))
-        assert isinstance(repeated, SequencedBatch)
-        assert (repeated.first_offset, repeated.last_offset) == (100 + 3 * n, 102 + 3 * n)
-    for wrong in (data(PID, 500, 0, count=3), data(PID, 500, 3, count=2), data(PID, 500, 4, count=3)):
-        with pytest.raises(SequenceGapError):
-            append(state, wrong)
-    assert state.producers == before
-    assert state.end_offset == 118
-
-
-def test_a_refused_or_repeated_batch_changes_nothing_and_later_ones_of_the_call_count() -> None:
-    state = state_after(data(PID, 0, 0))
-    pending = state.begin()
-    assert pending.add(data(PID, 1, 1)) is None
-    assert pending.add(data(PID, 2, 2)) is None
-    assert pending.add(data(PID, 3, 1)) is not None
-    with pytest.raises(SequenceGapError):
-        pending.add(data(PID, 3, 4))
-    assert producer(state).last_sequence == 0
-    assert state.end_offset == 1
-
-
 def test_6W_309_a_marker_of_an_unknown_producer() -> None:
     """6W.309: A marker without a known producer creates an entry without a sequence."""
     state = ProducerState()

@@ -5,8 +5,6 @@ Docstrings state the properties of section 6F.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,22 +52,6 @@ def test_6M_137_markers_are_read_and_emptied_ones_are_none() -> None:
 # ---------------------------------------------------------------- outcomes
 
 
-def test_an_aborted_range_binds_no_batch_outside_it() -> None:
-    """The entry applies to no batch behind its marker, and to no batch of another producer."""
-    decisions = Decisions([AbortedTransaction(1, 10, 20, 21)])
-    inside = data(1, 10, 0, count=10, transactional=True)
-    assert decisions.of_header(inside) is BatchOutcome.ABORTED
-    for outside in (
-        data(1, 21, 10, transactional=True),
-        data(1, 9, 0, transactional=True),
-        data(2, 12, 0, transactional=True),
-        data(1, 12, 0),
-        data(-1, 12),
-    ):
-        assert decisions.of_header(outside) is BatchOutcome.COMMITTED
-    assert decisions.of_header(control(1, 20)) is BatchOutcome.CONTROL
-
-
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
     """Draw a log of three producers, with gaps, emptied batches and markers."""
@@ -111,22 +93,6 @@ def naive_outcomes(log: Log) -> list[BatchOutcome]:
             kinds = {"commit": BatchOutcome.COMMITTED, "abort": BatchOutcome.ABORTED}
             outcomes.append(BatchOutcome.UNDECIDED if marker is None else kinds[marker.type])
     return outcomes
-
-
-@given(logs())
-def test_scan_gives_each_batch_the_outcome_of_the_next_marker(log: Log) -> None:
-    decisions = scan(log)
-    assert [decisions.of_header(header) for header, _ in log] == naive_outcomes(log)
-    for before, after in pairwise(decisions.aborted):
-        assert before.last_offset < after.last_offset
-    for entry in decisions.aborted:
-        assert entry.first_offset < entry.last_offset
-        others = [
-            h.base_offset
-            for h, _ in log
-            if h.base_offset < entry.last_offset and h.producer_id != entry.producer_id
-        ]
-        assert entry.last_stable_offset in (*others, entry.last_offset + 1)
 
 
 @given(logs())

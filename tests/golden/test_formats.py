@@ -41,6 +41,13 @@ LEGACY = ["v0-none", "v0-gzip", "v0-lz4", "v1-snappy", "v1-logappend", "upgrade-
 MAP_BYTES = 1 << 16
 TYPES = {"CreateTime": "create", "LogAppendTime": "append", "NoTimestampType": "none"}
 ISOLATIONS = ("read_committed", "read_uncommitted")
+MAGIC_2 = {
+    "producerId": "producer_id",
+    "producerEpoch": "producer_epoch",
+    "baseSequence": "base_sequence",
+    "partitionLeaderEpoch": "leader_epoch",
+}
+"""Fields that only batches of magic 2 have: Kafka's names and those of `dump`."""
 
 Line = dict[str, Any]
 
@@ -243,6 +250,11 @@ def test_every_batch_and_control_record(name: str, unpacked: Callable[[str, str]
                     assert (entry.count, entry.transactional, entry.control) == tuple(
                         line[key] for key in ("count", "isTransactional", "isControl")
                     )
+                if entry.magic == 2:
+                    assert {name: getattr(entry, field) for name, field in MAGIC_2.items()} == {
+                        name: line[name] for name in MAGIC_2
+                    }
+                    assert line["baseTimestampField"] in (entry.base_timestamp, entry.delete_horizon_ms)
                 assert entry.count == len(entry.records)
                 for record in entry.records:
                     if record.control is not None:

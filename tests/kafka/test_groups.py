@@ -11,9 +11,9 @@ from lastword.protocol import codes
 from lastword.protocol.messages import FindCoordinatorRequest, OffsetFetchRequest
 from tests.server.client import Client
 from tests.server.test_consumer_groups import Member, described, numbers, rounds, state
-from tests.server.test_groups import until
 from tests.server.test_offsets import commit, committed
 from tests.support.kafka import Broker, Tools
+from tests.support.waiting import until
 
 SETTINGS = {
     "offsets.topic.num.partitions": "3",

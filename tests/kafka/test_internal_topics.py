@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from lastword.tools.dump import dump
 from tests.golden.loader import case, partition_files
 from tests.support.jars import KafkaJars
 from tests.support.kafka import Broker, KafkaRecord, Tools
+from tests.support.waiting import until
 
 DECODERS = {
     "__consumer_offsets": "--offsets-decoder",
@@ -104,7 +103,7 @@ def test_settings_and_groups_of_a_broker(tools: Tools, tmp_path: Path) -> None:
         broker_settings = {
             topic: broker.settings_of(topic) for topic in (*topic_settings, "__consumer_offsets")
         }
-        _wait_until(lambda: _settings(directory, "plain") == _checked(broker_settings["plain"]))
+        until(lambda: _settings(directory, "plain") == _checked(broker_settings["plain"]))
         for topic, expected in broker_settings.items():  # beside the broker
             assert _settings(directory, topic) == _checked(expected), topic
     snapshots = list((directory / "__cluster_metadata-0").glob("*.checkpoint"))
@@ -150,10 +149,3 @@ def _checked(settings: dict[str, str]) -> dict[str, object]:
     return {
         name: TOPIC_SETTINGS[name].read(text) for name, text in settings.items() if name in TOPIC_SETTINGS
     }
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

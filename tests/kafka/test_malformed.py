@@ -18,6 +18,7 @@ from tests.server.client import Client
 from tests.server.hostile import Address
 from tests.support.jars import KafkaJars
 from tests.support.kafka import Broker, Tools
+from tests.support.waiting import until
 
 SMALL = 300
 
@@ -28,10 +29,7 @@ def create_topics(broker: Broker) -> Client:
         broker.create_topic(topic, **{name.replace(".", "_"): value for name, value in config.items()})
     host, _, port = broker.bootstrap.rpartition(":")
     client = Client(Address(host, int(port)), timeout=30)
-    deadline = time.monotonic() + 30
-    while any(client.offset(topic, -1).error_code for topic in malformed.TOPICS):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not any(client.offset(topic, -1).error_code for topic in malformed.TOPICS), 30)
     return client
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.golden import loader
+from tests.support.damage import flip
 from tests.support.kafka import Broker, KafkaRecord, Tools, adopt, complaints
 
 RECORDS = [
@@ -46,9 +47,7 @@ def test_the_dump_tool_complains_of_a_flipped_bit(tools: Tools, tmp_path: Path) 
     partition = loader.case("v2-none").unpack(tmp_path) / "data" / "v2-none-0"
     logs = loader.partition_files(partition)
     assert complaints(tools.dump_log(logs)) == []
-    damaged = bytearray(logs[1].read_bytes())
-    damaged[70] ^= 4
-    logs[1].write_bytes(damaged)
+    flip(logs[1], 70, 4)
     assert complaints(tools.dump_log(logs)) != []
 
 

@@ -32,6 +32,7 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 from tests.server.writer import Writer, described, offset_of
 from tests.support.kafka import Broker, Clients, KafkaRecord, Tools, errors_of
+from tests.support.waiting import until
 
 OWN = ("own", "own-too")
 RETRIED = {
@@ -103,18 +104,18 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
             coordinators(client)
             story.states["lastword"] = described(client, OWN_ID).transaction_state
             for name in decided:
-                wait_for(lambda name=name: described(client, name).transaction_state.startswith("Complete"))
+                until(lambda name=name: described(client, name).transaction_state.startswith("Complete"))
             send(broker, "commit", "begin", b"java 5", "commit", "close")
             insist(writer.end)
             for name in ("raw", "java"):  # the markers follow the answer
-                wait_for(lambda name=name: described(client, name).transaction_state == "CompleteCommit")
+                until(lambda name=name: described(client, name).transaction_state == "CompleteCommit")
             insist(lambda: write(writer, b"raw 4", 4))
             insist(writer.end)
-            wait_for(lambda: offset_of(client, stable=True)[1] == 0)
+            until(lambda: offset_of(client, stable=True)[1] == 0)
             story.offsets.append(("back", offset_of(client, stable=True)))
             for name in decided:
                 group = f"group of {name}"
-                wait_for(lambda group=group: offset_of(client, stable=True, group=group)[1] == 0)
+                until(lambda group=group: offset_of(client, stable=True, group=group)[1] == 0)
                 story.offsets.append((name, offset_of(client, stable=True, group=group)))
         read = broker.consume("users", "events", isolation="read_committed")
         story.read = {name: [r.value or b"" for r in found.records] for name, found in read.items()}
@@ -192,13 +193,6 @@ def insist(call: Callable[[], int]) -> None:
     while code := call():
         assert code in RETRIED, codes.ERROR_NAMES[code]
         assert time.monotonic() < end, codes.ERROR_NAMES[code]
-        time.sleep(0.05)
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
         time.sleep(0.05)
 
 

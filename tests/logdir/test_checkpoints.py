@@ -11,38 +11,20 @@ import pytest
 from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import (
-    Checkpoints,
     LogStart,
     OffsetCheckpoint,
     TopicPartition,
     read_offsets,
 )
-from lastword.logdir.identity import format_partition_metadata, new_id, read_topic_id
+from lastword.logdir.identity import new_id, read_topic_id
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import checkpoint_file, removal_log
-from lastword.partition.checkpoint_file import EpochEntry, LeaderEpochs, read_offset_lines
+from lastword.partition.checkpoint_file import read_offset_lines
 from lastword.partition.staged_batches import LogEnds, incomplete_commit_offset
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
 from tests.partition.logs import batch
-
-
-def test_golden(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(DEFAULT, str(tmp_path))
-    checkpoints.first_dirty.update({TopicPartition("orders", 3): 42})
-    path = tmp_path / "cleaner-offset-checkpoint"
-    assert path.read_bytes() == b"0\n1\norders 3 42\n"
-    assert read_offsets(DEFAULT, str(path)) == {TopicPartition("orders", 3): 42}
-    checkpoints.first_dirty.update({}, drop=[TopicPartition("orders", 3)])
-    assert path.read_bytes() == b"0\n0\n"
-
-
-def test_absent_or_empty_is_an_empty_map(tmp_path: Path) -> None:
-    path = tmp_path / "cleaner-offset-checkpoint"
-    assert read_offsets(DEFAULT, str(path)) == {}
-    path.write_bytes(b"")
-    assert read_offsets(DEFAULT, str(path)) == {}
 
 
 def test_blanks_of_any_number(tmp_path: Path) -> None:
@@ -52,9 +34,6 @@ def test_blanks_of_any_number(tmp_path: Path) -> None:
 
 
 def test_partition_metadata(tmp_path: Path) -> None:
-    assert (
-        format_partition_metadata("Tz1YQeE9QeWVYn2ySRjWHg") == b"version: 0\ntopic_id: Tz1YQeE9QeWVYn2ySRjWHg"
-    )
     path = tmp_path / "partition.metadata"
     assert read_topic_id(DEFAULT, str(tmp_path)) is None
     path.write_bytes(b"version: 0\ntopic_id: Tz1YQeE9QeWVYn2ySRjWHg")
@@ -74,41 +53,6 @@ def test_partition_metadata(tmp_path: Path) -> None:
 def test_ids() -> None:
     ids = {new_id(random.Random(seed)) for seed in range(200)}
     assert len(ids) == 200 and all(len(i) == 22 and not i.startswith("-") for i in ids)
-
-
-class TestLeaderEpochs:
-    def epochs(self, path: Path, *entries: tuple[int, int]) -> LeaderEpochs:
-        return LeaderEpochs(DEFAULT, str(path), [EpochEntry(*e) for e in entries])
-
-    def listed(self, epochs: LeaderEpochs) -> list[tuple[int, int]]:
-        return [(e.epoch, e.start_offset) for e in epochs.entries]
-
-    def test_assign(self, tmp_path: Path) -> None:
-        epochs = self.epochs(tmp_path)
-        epochs.assign(0, 0)
-        assert (tmp_path / "leader-epoch-checkpoint").read_bytes() == b"0\n1\n0 0\n"
-        epochs.assign(0, 7)
-        assert self.listed(epochs) == [(0, 0)]
-        epochs.assign(2, 10)
-        epochs.assign(3, 8)
-        assert self.listed(epochs) == [(0, 0), (3, 8)]
-        epochs.assign(-1, 9)
-        assert self.listed(LeaderEpochs.load(DEFAULT, str(tmp_path))) == [(0, 0), (3, 8)]
-
-    def test_truncate(self, tmp_path: Path) -> None:
-        for offset, left in ((8, [(2, 6)]), (9, [(2, 6), (3, 8)])):
-            epochs = self.epochs(tmp_path, (2, 6), (3, 8), (4, 11))
-            epochs.truncate_from_end(offset)
-            assert self.listed(epochs) == left
-        for offset, left in (
-            (9, [(3, 9), (4, 11)]),
-            (15, [(4, 15)]),
-            (1, [(2, 6), (3, 8), (4, 11)]),
-            (6, [(2, 6), (3, 8), (4, 11)]),
-        ):
-            epochs = self.epochs(tmp_path, (2, 6), (3, 8), (4, 11))
-            epochs.truncate_from_start(offset)
-            assert self.listed(epochs) == left
 
 
 def test_one_line_is_told_without_reading_the_file_again(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from lastword.clock import ManualClock
 from lastword.errors import (
     CorruptBatchError,
     DiskFullError,
-    InvalidTopicError,
     NotALogDirError,
     NotAPartitionError,
     ReadOnlyError,
@@ -139,16 +138,6 @@ class TestRefusals:
     def test_other_modes(self, tmp_path: Path, mode: str) -> None:
         with pytest.raises(UsageError):
             opened(tmp_path, mode)
-
-    @pytest.mark.parametrize("name", ["a/b", "..", "../x", "", "a b", "x" * 250])
-    def test_topic_names(self, tmp_path: Path, name: str) -> None:
-        with opened(tmp_path) as logs:
-            before = tree(tmp_path)
-            with pytest.raises(InvalidTopicError):
-                logs.create_topic(name)
-            assert tree(tmp_path) == before
-            with pytest.raises((InvalidTopicError, UnknownTopicError)):
-                logs.log(name, 0)
 
     def test_topics(self, tmp_path: Path) -> None:
         with opened(tmp_path) as logs:
@@ -402,15 +391,6 @@ def test_a_deletion_that_is_killed_leaves_a_topic_with_its_settings_or_none(tmp_
                     assert not logs.settings.is_set("retention.ms", "users")
         assert stop > 4 and not list(root.glob("lastword.topic*"))
         logs.close()
-
-
-def test_a_deletion_that_was_interrupted_is_finished(tmp_path: Path) -> None:
-    with opened(tmp_path) as logs:
-        logs.create_topic("users")
-    (tmp_path / "users-0").rename(tmp_path / f"users-0.{'0' * 32}-delete")
-    with opened(tmp_path) as logs:
-        assert logs.topics() == []
-    assert not list(tmp_path.glob("*-delete"))
 
 
 def test_first_dirty_is_kept_beside_others(tmp_path: Path) -> None:

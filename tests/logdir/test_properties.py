@@ -4,15 +4,12 @@ about the log-start checkpoint in `tests/retention/test_6v.py`."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lastword.clock import ManualClock
 from lastword.errors import CorruptFileError, InconsistentTopicIdError, LogDirLockedError, StorageError
-from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.checkpoints import OffsetCheckpoint
 from lastword.logdir.identity import check_topic_id, format_partition_metadata
@@ -205,20 +202,3 @@ def test_a_partition_that_was_renamed_away_fails_the_close(tmp_path: Path) -> No
     assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
     with home(tmp_path) as logs:
         assert logs.partitions("users") == [1] and logs.log("users", 1).log_end == 3
-
-
-def test_a_deletion_is_finished_at_the_opening_after_a_kill(tmp_path: Path) -> None:
-    code = f"""
-import os
-from lastword.files import DEFAULT
-from lastword.logdir import LogDirectory
-logs = LogDirectory.open({str(tmp_path)!r}, "a")
-logs.create_topic("users")
-logs.delete_topic("users")
-os._exit(9)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    assert list(tmp_path.glob("users-0.*-delete"))
-    with LogDirectory.open(tmp_path, "a", DEFAULT) as logs:
-        assert logs.topics() == []
-    assert not list(tmp_path.glob("*-delete"))

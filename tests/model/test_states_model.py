@@ -30,6 +30,7 @@ import pytest
 import lastword
 from lastword import errors
 from lastword.records.batch import BatchBuilder
+from tests.support.threads import together
 from tests.transactions import end_transaction
 
 SEQUENCES = int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "12"))
@@ -226,18 +227,14 @@ def test_many_sequences(tmp_path: Path) -> None:
 def test_no_update_is_lost_between_threads(tmp_path: Path, ack: str) -> None:
     """Each thread opens the state of a topic that does not exist yet; producers set the counter meanwhile."""
     each = max(20, SEQUENCES)
-    begin = threading.Barrier(5)
-    failed: list[BaseException] = []
     with lastword.open(tmp_path / "log", "a", lastword_ack=ack, log_cleaner_enable=False) as logs:
 
         def add(steps: int) -> None:
-            begin.wait()
             with logs.state("t") as state:
                 for _ in range(steps):
                     state.incr("n")
 
         def produce() -> None:
-            begin.wait()
             logs.state("t").close()
             for number in range(1, each // 2):
                 if number % 2:
@@ -247,20 +244,7 @@ def test_no_update_is_lost_between_threads(tmp_path: Path, ack: str) -> None:
                     builder.append(0, b"n", str(number * 1_000_000).encode())
                     logs.dirs.log("t", 0).append_batch(builder.build())
 
-        def watched(work: Callable[..., None], *given: Any) -> None:
-            try:
-                work(*given)
-            except BaseException as error:
-                failed.append(error)
-                raise
-
-        threads = [threading.Thread(target=watched, args=(add, each)) for _ in range(4)]
-        threads.append(threading.Thread(target=watched, args=(produce,)))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed
+        together(*[partial(add, each)] * 4, produce)
         values = [record.value for record in logs["t"].read()]
         assert dict(logs.state("t")) == {"n": values[-1]}
     sums = [(before, value) for before, value in itertools.pairwise([0, *values]) if value % 1_000_000]
@@ -340,11 +324,7 @@ def test_no_update_is_lost_between_processes_of_a_bucket() -> None:
                 if item is not None:
                     popped.append(item)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(work, number) for number in range(2)))
         for state in states:
             state.sync()
         for state in states:

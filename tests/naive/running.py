@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from tests.naive import offset_map
 from tests.naive.batches import walk
 from tests.naive.columns import decode
 from tests.naive.hashing import MASK, pair_digest
+from tests.naive.offset_map import CONTROL, HORIZON
 from tests.naive.pack import Record, encode_batch
-
-CONTROL, HORIZON = 0x20, 0x40
 
 
 @dataclass
-class Facts:
-    records: int = 0
-    dead: set[int] = field(default_factory=set)
-    digest: int = 0
-    tombstones: int = 0
-    tombstones_without_horizon: int = 0
-    due_tombstones: int = 0
-    keyless: int = 0
-    aborted: int = 0
+class Facts(offset_map.Facts):
     lowest_superseding: int | None = None
 
 

@@ -7,8 +7,9 @@ A check takes an empty store and a local directory, and fails if the store break
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from lastword.errors import (
     UncertainRequestError,
 )
 from lastword.objects import ObjectStore, ObjectVersion, probe
+from tests.support.threads import together
 
 Check = Callable[[ObjectStore, Path], None]
 CHECKS: list[Check] = []
@@ -142,13 +144,7 @@ def lists_have_a_folder_and_what_is_below(store: ObjectStore, scratch: Path) -> 
 @check
 def lists_have_more_than_one_page(store: ObjectStore, scratch: Path) -> None:
     keys = {f"page/{number:04}" for number in range(1_050)}
-    pool = [
-        threading.Thread(target=lambda part=part: [store.put(k, b"x") for k in part]) for part in chunks(keys)
-    ]
-    for thread in pool:
-        thread.start()
-    for thread in pool:
-        thread.join()
+    together(*(lambda part=part: [store.put(key, b"x") for key in part] for part in chunks(keys)))
     assert {facts.key for facts in store.list("page")} == keys
     store.delete(sorted(keys))
     assert list(store.list("page")) == []
@@ -236,27 +232,14 @@ def one_of_many_swaps_succeeds(store: ObjectStore, scratch: Path) -> None:
 
 def race_of(writers: int, write: Callable[[int], ObjectVersion]) -> list[int]:
     """Return the numbers of the writers whose write succeeded, with all of them at the same time."""
-    start = threading.Barrier(writers)
     winners: list[int] = []
-    failures: list[BaseException] = []
 
     def run(number: int) -> None:
-        start.wait()
-        try:
+        with suppress(ObjectTakenError, SwapRefusedError, UncertainRequestError):
             write(number)
-        except (ObjectTakenError, SwapRefusedError, UncertainRequestError):
-            return
-        except BaseException as error:
-            failures.append(error)
-            return
-        winners.append(number)
+            winners.append(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(writers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    together(*(partial(run, number) for number in range(writers)))
     return winners
 
 

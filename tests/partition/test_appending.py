@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.fakes.failing import FailingFiles
 from tests.fakes.hasty import HastyFiles
 from tests.partition.logs import NOW, batch, indexes_fit, make, opened, records
 from tests.support.exhaustive import few, stride
+from tests.support.threads import together
 from tests.transactions import end_transaction
 
 CONFIGS = st.builds(
@@ -339,11 +340,7 @@ def test_threads_append_single_records(tmp_path: Path) -> None:
             if count % 50 == 0:
                 log.sync()
 
-    threads = [threading.Thread(target=append, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(append, number) for number in range(4)))
     assert sorted(offsets) == [(offset, value) for offset, _, value in records(log)]
     assert log.log_end == log.stable_offset == 600
     assert indexes_fit(log)

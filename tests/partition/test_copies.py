@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -307,7 +306,6 @@ def check_image(target: Path, source: PartitionLog, expected: Any, label: str) -
     assert copy.epochs.entries == source.epochs.entries, label
     copy.abandon()
     assert leftovers(str(directory)) == [], label
-    shutil.rmtree(target)
 
 
 def crashed(tmp_path: Path) -> tuple[ForgetfulFiles, PartitionLog]:

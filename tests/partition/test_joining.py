@@ -15,6 +15,7 @@ from lastword.segment.indexes import decode_aborted
 from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import NOW, make, opened
 from tests.partition.test_producers import of, open_again
+from tests.support.damage import flip
 from tests.support.exhaustive import EXHAUSTIVE
 from tests.transactions import end_transaction
 
@@ -74,9 +75,7 @@ def test_a_joined_segment_has_the_batches_and_indexes_of_its_sources(
 def test_a_damaged_batch_leaves_the_log_as_it_was(tmp_path: Path) -> None:
     log = filled(tmp_path)
     path = Path(log.segments[5].file)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(path, -1)
     bases = [segment.base_offset for segment in log.segments]
     with pytest.raises(CorruptBatchError, match=path.name):
         join(log)

@@ -228,18 +228,17 @@ def test_a_power_cut_leaves_a_whole_lease(tmp_path):
         files.mark(str(position))
     removal_log.note_dropped(files, str(root), 250)
     files.mark("noted")
-    count = 0
-    for image in files.images(seeds=range(3)):
-        target = tmp_path / f"image-{count}"
+    images = list(files.images(seeds=range(3)))
+    target = tmp_path / "image"
+    for image in images:
         image.write(target)
-        count += 1
         done = [int(mark) for mark in image.marks if mark != "noted"]
         lease = leases.read(DEFAULT, str(target), "a") if target.exists() else None
         assert lease is None or (not lease.damaged and lease.position in (1, 20, 300))
         assert not done or lease.position >= max(done)
         if "noted" in image.marks:
             assert leases.dropped_up_to(DEFAULT, str(target)) == 251
-    assert count > 10
+    assert len(images) > 10
 
 
 @settings(max_examples=few(60), deadline=None)

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.partition.logs import (
     pair,
     records,
 )
+from tests.support.threads import together
 
 
 class SlowFiles(UnsyncedFiles):
@@ -52,22 +54,6 @@ class SlowFiles(UnsyncedFiles):
 
         handle.fsync = fsync  # type: ignore[method-assign]
         return handle
-
-
-def test_many_batches_in_one_call_are_the_bytes_of_single_calls(tmp_path: Path) -> None:
-    single, _ = opened(make(tmp_path / "a"), files=UNSYNCED)
-    many, _ = opened(make(tmp_path / "b"), files=UNSYNCED)
-    fill(single, 50)
-    appended = many.append_batches([build_batch(n) for n in range(50)])
-    assert [a.base_offset for a in appended] == list(range(50))
-    single.close()
-    many.close()
-    listing = sorted(n for n in os.listdir(single.directory) if n != names.PRIVATE)  # noqa: PTH208
-    assert listing == sorted(n for n in os.listdir(many.directory) if n != names.PRIVATE)  # noqa: PTH208
-    for name in listing:
-        assert (Path(single.directory) / name).read_bytes() == (Path(many.directory) / name).read_bytes(), (
-            name
-        )
 
 
 def test_a_batch_of_several_records(tmp_path: Path) -> None:
@@ -98,17 +84,6 @@ def test_chunks_of_any_range(tmp_path: Path) -> None:
             int(o) for chunk in log.chunks(start, end, chunk_bytes=250) for o in chunk.table[:, BASE_OFFSET]
         ]
         assert offsets == list(range(start, end))
-
-
-def test_lookup_by_time(tmp_path: Path) -> None:
-    log, _ = opened(make(tmp_path), files=UNSYNCED)
-    fill(log, 30)
-    view = PartitionView.load(DirectorySegments(UNSYNCED, log.directory))
-    for number in range(30):
-        for reader in (log, view):
-            assert reader.offset_at(NOW + 1000 * number) == number
-            assert reader.offset_at(NOW + 1000 * number - 999) == number
-    assert log.offset_at(NOW + 30_000) is None
 
 
 class TestRolling:
@@ -245,11 +220,7 @@ class TestSync:
                 log.sync()
                 synced.append(log.synced_to > last)
 
-        threads = [threading.Thread(target=writer) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*[writer] * 6)
         assert all(synced) and len(synced) == 120
         assert slow.syncs - before < 60
 
@@ -356,43 +327,28 @@ def test_appending_and_reading_threads(tmp_path: Path) -> None:
     """Readers beside a writer, in this process and as in another: always a prefix, never a shorter one."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     done = threading.Event()
-    problems: list[BaseException] = []
 
-    def reader(load) -> None:  # type: ignore[no-untyped-def]
+    def read(load) -> None:  # type: ignore[no-untyped-def]
         least = 0
-        try:
-            while not done.is_set():
-                source = load()
-                offsets = [h.base_offset for _, h, _ in source.batches(max(0, least - 20))]
-                assert offsets == list(range(max(0, least - 20), max(0, least - 20) + len(offsets)))
-                assert source.log_end >= least
-                least = source.log_end
-        except BaseException as error:
-            problems.append(error)
+        while not done.is_set():
+            source = load()
+            offsets = [h.base_offset for _, h, _ in source.batches(max(0, least - 20))]
+            assert offsets == list(range(max(0, least - 20), max(0, least - 20) + len(offsets)))
+            assert source.log_end >= least
+            least = source.log_end
 
-    readers = [
-        threading.Thread(target=reader, args=(load,))
-        for load in (
-            lambda: log,
-            log.view,
-            lambda: PartitionView.load(DirectorySegments(UNSYNCED, log.directory)),
-        )
-    ]
-    for thread in readers:
-        thread.start()
-    writers = [
-        threading.Thread(target=lambda: [log.append_batch(build_batch(0)) for _ in range(100)])
-        for _ in range(3)
-    ]
-    for thread in writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
-    done.set()
-    for thread in readers:
-        thread.join()
-    assert not problems
-    assert log.log_end == 300
+    def write() -> None:
+        while log.append_batch(build_batch(0)).last_offset < 299:
+            pass
+        done.set()
+
+    loads = (
+        lambda: log,
+        log.view,
+        lambda: PartitionView.load(DirectorySegments(UNSYNCED, log.directory)),
+    )
+    together(*(partial(read, load) for load in loads), *[write] * 3)
+    assert log.log_end >= 300
 
 
 def test_flush_ms_holds_after_the_date_was_set_back(tmp_path: Path) -> None:

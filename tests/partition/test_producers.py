@@ -241,19 +241,6 @@ def test_6W_326_the_reference_interleaving(tmp_path: Path, how: str) -> None:
     )
 
 
-def test_the_entry_lies_with_its_marker(tmp_path: Path) -> None:
-    log, _ = opened(make(tmp_path), files=UNSYNCED)
-    log.append_batch(of(5, 0, transactional=True))
-    fill(log, 20)
-    end_transaction(log, 5, 0, commit=False)
-    entry = AbortedTransaction(5, 0, 21, 22)
-    assert aborted(log) == {log.active.base_offset: [entry]}
-    assert len(log.segments) > 2
-    for path in Path(log.directory).glob("*.txnindex"):
-        path.unlink()
-    assert aborted(open_again(log)) == {log.active.base_offset: [entry]}
-
-
 def test_6U_294_an_index_that_cannot_be_written(tmp_path: Path) -> None:
     """6U.294: If the transaction index cannot be written, the log end has advanced and the last stable offset
     has not; recovery repairs the index.
@@ -279,22 +266,6 @@ def test_6U_294_an_index_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- snapshots
-
-
-def test_a_roll_takes_a_snapshot_of_what_lies_below(tmp_path: Path) -> None:
-    log, _ = opened(make(tmp_path), files=UNSYNCED)
-    for number in range(20):
-        log.append_batch(of(1 + number % 3, number // 3, transactional=number % 3 == 2))
-    store = Snapshots(UNSYNCED, log.directory)
-    state = ProducerState()
-    seen = []
-    for _, header, _ in log.batches(0):
-        if header.base_offset in store.offsets():
-            assert encode_producers(store.read(header.base_offset)) == encode_producers(state.producers)
-            seen.append(header.base_offset)
-        state.update(header)
-    assert seen == [s.base_offset for s in log.segments]
-    assert encode_producers(log.producers) == encode_producers(state.producers)
 
 
 def test_6U_295_the_recovery_point_waits_for_the_snapshot(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lastword.errors import CorruptBatchError
 from lastword.partition import recovery
 from lastword.segment import recover
 from tests.build import LogBuilder
+from tests.support.damage import flip
 
 
 def killed(root: Path) -> LogBuilder:
@@ -69,9 +70,7 @@ def test_damage_in_the_middle_keeps_it_closed(tmp_path: Path, threads: set[int])
     log.log.sync()
     log.abandon()
     damaged = sorted(Path(log.directory).glob("*.log"))[3]
-    data = bytearray(damaged.read_bytes())
-    data[500] ^= 1
-    damaged.write_bytes(data)
+    flip(damaged, 500)
     with pytest.raises(CorruptBatchError) as caught:
         log.reopen()
     assert caught.value.file == str(damaged) and threads

@@ -66,19 +66,6 @@ def test_6U_265_rolling_by_time(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_the_times_of_records_decide(tmp_path: Path) -> None:
-    clock = ManualClock(T)
-    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=HOUR), clock=clock)
-    log.append_batch(batch(0, b"a", timestamp=T))
-    clock.advance(100 * HOUR)
-    for late in (-HOUR, 0, HOUR):
-        log.append_batch(batch(0, b"a", timestamp=T + late))
-    assert bases(log) == [0]
-    log.append_batch(batch(0, b"a", timestamp=T + HOUR + 1))
-    assert bases(log) == [0, 4]
-    log.abandon()
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_6U_266_jitter_is_taken_off(tmp_path: Path, seed: int) -> None:
     """6U.266: With jitter a segment is not rolled before `segment.ms` minus the jitter, and is rolled after

@@ -33,7 +33,7 @@ from tests.properties.support import (
     read,
     write_segment,
 )
-from tests.transactions import end_transaction, marker_batch
+from tests.transactions import end_transaction
 
 MAX_INT = 2**31 - 1
 
@@ -356,16 +356,3 @@ def test_6S_237_sizes_above_four_bytes() -> None:
     facts = StoredFacts(SegmentId(1, MAX_INT), 0)
     real = SegmentSet([Segment(SegmentFiles(UNSYNCED, "d", n), facts) for n in range(3)])
     assert real.size == 3 * MAX_INT > 2**32
-
-
-def test_markers_have_no_entry_when_they_commit(tmp_path: Path) -> None:
-    segment = write_segment(
-        tmp_path,
-        0,
-        batch(0, b"a", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
-        + placed(marker_batch(5, 0, True, 0, T), 1),
-    )
-    log, _ = opened(os.path.dirname(segment.file))
-    assert names.segment_file(0, names.TXN_INDEX) not in listing(os.path.dirname(segment.file))
-    assert log.stable_offset == 2
-    log.abandon()

@@ -31,6 +31,7 @@ from lastword.pulling.cluster import BrokerConnection
 from lastword.pulling.positions import ClusterPositions, Key, Position, SavedPositions
 from lastword.records.batch import BatchBuilder
 from lastword.server import Server
+from tests.support.waiting import until
 from tests.transactions import end_transaction
 
 
@@ -412,15 +413,6 @@ def following(cluster: Server, copy: Path) -> Iterator[Callable[[], list[PullRes
     end()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    event = threading.Event()
-    for _ in range(500):
-        if condition():
-            return
-        event.wait(0.02)
-    raise AssertionError("it did not happen within 10 s")
-
-
 def log_end(copy: Path, topic: str, partition: int) -> int:
     try:
         with lastword.open(copy) as logs:
@@ -437,12 +429,12 @@ def test_following(
     fill(source, 10)
     end = request.getfixturevalue("following")
     for round_ in range(3):
-        wait_for(lambda count=5 + 3 * round_: log_end(copy, "users", 1) == count)  # type: ignore[misc]
+        until(lambda count=5 + 3 * round_: log_end(copy, "users", 1) == count)  # type: ignore[misc]
         fill(source, 6)
     commit(cluster, "readers", "users", {0: 4})
-    wait_for(lambda: positions(copy).get(("readers", "users", 0)) == 4)
+    until(lambda: positions(copy).get(("readers", "users", 0)) == 4)
     commit(cluster, "readers", "users", {0: 9})
-    wait_for(lambda: positions(copy).get(("readers", "users", 0)) == 9)
+    until(lambda: positions(copy).get(("readers", "users", 0)) == 9)
     assert [result.next_offset for result in end()] == [14, 14]
     assert positions(copy) == {("readers", "users", 0): 9}
     same(source, copy, "users")
@@ -463,20 +455,20 @@ def test_a_position_waits_until_its_records_are_synced(
         if len(saved) == 1:  # the records below the position follow now
             fill(source, 10)
             log = dirs.log("users", 0)
-            wait_for(lambda: log.log_end == 11)
+            until(lambda: log.log_end == 11)
 
     def checked_save(self: SavedPositions, positions: Any, topics: Any, ends: Any, shape: Any) -> Any:
         saved.append(dict(ends))
         if len(saved) == 1:
             fill(source, 2)
-            wait_for(lambda: self._dirs.log("users", 1).log_end == 6)  # the next sync is not empty
+            until(lambda: self._dirs.log("users", 1).log_end == 6)  # the next sync is not empty
         late.extend(tp for tp, end in ends.items() if self._dirs.log(*tp).synced_to < end)
         return save(self, positions, topics, ends, shape)
 
     monkeypatch.setattr(OpenDirs, "sync", slow_sync)
     monkeypatch.setattr(SavedPositions, "save", checked_save)
     end = request.getfixturevalue("following")
-    wait_for(lambda: positions(copy).get(("readers", "users", 0)) == 9)
+    until(lambda: positions(copy).get(("readers", "users", 0)) == 9)
     end()
     assert len(saved) > 1 and not late
 

@@ -77,19 +77,6 @@ def test_every_codec_beside_every_other(log: list[bytes], codecs: list[int], chu
 GOOD = [encode_batch([Record(i, T, b"k", b"value")]) for i in range(3)]
 
 
-def test_batches_before_a_bad_one_come_first() -> None:
-    bad = bytearray(GOOD[2])
-    bad[-1] ^= 1
-    chunks = reader(GOOD[0] + GOOD[1] + bytes(bad))
-    assert next(chunks).rows == 2
-    with pytest.raises(CorruptBatchError, match=r"offset 2 has CRC [0-9a-f]{8}, computed") as caught:
-        next(chunks)
-    assert caught.value.file == "users-0/0.log"
-    assert caught.value.position == len(GOOD[0]) * 2
-    assert caught.value.offset == 2
-    assert caught.value.remedy
-
-
 def read_rows(data: bytes, *, later: bool) -> tuple[list[int], str]:
     """Return the rows of the chunks that were read, and the error after them."""
     chunks, came = reader(data, chunk_bytes=3 * len(GOOD[0])), []

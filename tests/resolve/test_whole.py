@@ -19,6 +19,7 @@ from lastword.resolve.hash_map import HashResolver
 from lastword.state import newest
 from tests.build import SALT, LogBuilder
 from tests.resolve.support import colliding_key
+from tests.support.damage import flip
 
 Rows = list[tuple[int, bytes | None, bytes | None]]
 
@@ -168,9 +169,7 @@ def test_without_the_file_there_are_passes(
 
 def test_damage_of_the_log_is_raised(log: LogBuilder) -> None:
     path = Path(PartitionView.load(log.store).segments[1].file)
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 1
-    path.write_bytes(data)
+    flip(path, -5)
     with pytest.raises(CorruptBatchError):
         rows_of(log, 2048)
 

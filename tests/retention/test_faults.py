@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import indexes_fit, records
 from tests.retention.support import DELETED, HOUR, NOW, Log
 from tests.support.exhaustive import stride
+from tests.support.waiting import until
 
 SETTINGS = {"cleanup.policy": "delete", "retention.ms": "1h"}
 
@@ -295,9 +295,7 @@ def test_a_claimed_partition_is_left_out_or_waited_for(tmp_path: Path, number: i
     log.clock.advance(3 * HOUR)
     waiting = threading.Thread(target=lambda: retention.expire(log.home, THREE))
     waiting.start()
-    deadline = time.monotonic() + 10
-    while not log.home.wanted("users", number) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until(lambda: log.home.wanted("users", number))
     for tp in others:
         with log.home.try_claim(*tp) as free:
             assert free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,39 @@ def test_index_entries(stages: list[tuple[str, str, Path]]) -> None:
                     data[names.TIME_INDEX],
                 )
     assert compared
+
+
+@pytest.mark.parametrize("kind", ["index", "timeindex"])
+@pytest.mark.parametrize("name", case_names("v2-*"))
+def test_a_damaged_index_never_leads_to_a_wrong_place(kind: str, name: str, tmp_path: Path) -> None:
+    """In indexes that are cut, emptied, lost or have a flipped bit, lookups still find the right results."""
+    directory = case(name).unpack(tmp_path) / "data" / f"{name}-0"
+    index = max(directory.glob(f"*.{kind}"), key=lambda path: path.stat().st_size)
+    files = SegmentFiles(DEFAULT, str(directory), int(index.stem))
+    data = index.read_bytes()
+    batches = list(Segment.load(files).headers())
+    offsets = range(batches[0].base_offset, batches[-1].last_offset + 1)
+    times = sorted({h.max_timestamp + delta for h in batches for delta in (-1, 0, 1)})
+
+    def found() -> tuple[list[int], list[int | None]]:
+        segment = Segment.load(files)
+        return (
+            [segment.position_of(offset) for offset in offsets],
+            [segment.position_of_timestamp(time) for time in times],
+        )
+
+    right = (
+        [next(h.position for h in batches if h.last_offset >= offset) for offset in offsets],
+        [next((h.position for h in batches if h.max_timestamp >= time), None) for time in times],
+    )
+    assert found() == right
+    copies = [data[:cut] for cut in range(len(data))]
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        copies.append(bytes(flipped))
+    for copy in random.Random(name).sample(copies, min(len(copies), 40)):
+        index.write_bytes(copy)
+        assert found() == right, copy.hex()
+    index.unlink()
+    assert found() == right

@@ -6,9 +6,15 @@ from pathlib import Path
 import pytest
 
 import lastword
+from lastword.clock import ManualClock
 from lastword.server import Server
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture

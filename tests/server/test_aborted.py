@@ -17,6 +17,7 @@ from lastword.server.aborted import AbortedTransactions
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, batch
 from tests.server.writer import committed
+from tests.support.damage import flip
 from tests.transactions import end_transaction
 
 
@@ -123,9 +124,7 @@ def test_a_committed_fetch_over_a_flipped_bit(tmp_path: Path, rolls: bool) -> No
         if rolls:
             log.roll()
         index = Path(log.segments[0].file).with_suffix(".txnindex")
-    changed = bytearray(index.read_bytes())
-    changed[9] ^= 1  # of the producer id
-    index.write_bytes(changed)
+    flip(index, 9)  # of the producer id
     with (
         lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False) as logs,
         lastword.serve(logs, "127.0.0.1:0") as server,

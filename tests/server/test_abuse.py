@@ -30,6 +30,7 @@ from tests.server import hostile
 from tests.server.client import Client, batch, fetch_request
 from tests.server.hostile import known
 from tests.support.exhaustive import stride
+from tests.support.waiting import until
 
 
 def connected(server: Server) -> socket.socket:
@@ -184,14 +185,8 @@ def test_a_client_that_goes_during_a_long_poll_keeps_no_connection(tmp_path: Pat
         for _ in range(3):
             with Client(server) as client:
                 client.send(fetch_request([("users", 0, 0)], max_wait_ms=(1 << 31) - 1), 12)
-                end = time.monotonic() + 5
-                while not server.node._fetches._waiting:
-                    assert time.monotonic() < end
-                    time.sleep(0.005)
-        end = time.monotonic() + 5
-        while server.connections or server.node._fetches._waiting:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+                until(lambda: server.node._fetches._waiting)
+        until(lambda: not server.connections and not server.node._fetches._waiting)
 
 
 def test_without_descriptors_nothing_is_accepted_for_a_time(
@@ -260,17 +255,13 @@ def test_the_memory_of_answers_is_counted(server: Server) -> None:
     for reader in slow:
         for _ in range(50):
             reader.send(MetadataRequest(topics=None), 12)
-    end = time.monotonic() + 5
-    while server.memory.used < 1_200_000 and time.monotonic() < end:
-        time.sleep(0.01)
-    assert 1_200_000 < server.memory.used < 3_000_000
+    until(lambda: server.memory.used > 1_200_000)
+    assert server.memory.used < 3_000_000
     server.handle = handle
     assert is_served(server)
     for reader in slow:
         reader.socket.close()
-    while server.memory.used and time.monotonic() < end + 5:
-        time.sleep(0.01)
-    assert server.memory.used == 0
+    until(lambda: not server.memory.used)
 
 
 def test_many_small_requests_of_a_client_leave_time_for_others(server: Server) -> None:

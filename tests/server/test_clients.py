@@ -17,8 +17,6 @@ from lastword.server import Server
 confluent_kafka = pytest.importorskip("confluent_kafka")
 admin = pytest.importorskip("confluent_kafka.admin")
 
-ALL = ("none", "gzip", "snappy", "lz4", "zstd")
-
 
 def producer(server: Server, **config: Any) -> Any:
     return confluent_kafka.Producer(
@@ -81,18 +79,6 @@ def test_python_and_a_client_work_on_one_log(server: Server, logs: lastword.LogD
     sender.produce("users", key=b"bob", value=b"2")
     assert sender.flush(10) == 0
     assert [(record.key, record.value) for record in topic.read()] == [("ada", "1"), ("bob", "2")]
-
-
-@pytest.mark.parametrize("codec", ALL)
-def test_records_of_a_client_are_read_and_cleaned(server: Server, logs: lastword.LogDir, codec: str) -> None:
-    topic = logs.create_topic("users", cleanup_policy="compact")
-    sender = producer(server, compression_type=codec, linger_ms=100)
-    for number in range(200):
-        sender.produce("users", key=b"ada", value=b"value " * 50 + b"%d" % number)
-    assert sender.flush(10) == 0
-    assert [record.offset for record in topic.read()] == list(range(200))
-    logs.clean("users")
-    assert [record.offset for record in topic.read()] == [199]
 
 
 def test_an_append_by_python_wakes_a_waiting_consumer(server: Server, logs: lastword.LogDir) -> None:
@@ -207,19 +193,6 @@ def begin(sender: Any, topic: str, *values: bytes) -> None:
     assert sender.flush(10) == 0
 
 
-def test_a_second_producer_fences_the_first(server: Server) -> None:
-    first = transactional(server)
-    begin(first, "users", b"lost")
-    second = transactional(server)
-    with pytest.raises(confluent_kafka.KafkaException) as failed:
-        first.commit_transaction(10)
-    assert failed.value.args[0].code() == confluent_kafka.KafkaError._FENCED
-    begin(second, "users", b"kept")
-    second.commit_transaction(10)
-    (message,) = read(server, "users", count=1, isolation_level="read_committed")
-    assert message.value() == b"kept"
-
-
 def test_offsets_in_a_transaction(server: Server) -> None:
     """Read, transform, write: the position of the group moves with the records."""
     sender = transactional(server)
@@ -244,19 +217,6 @@ def test_offsets_in_a_transaction(server: Server) -> None:
         consumer.close()
     copies = read(server, "out", count=10, isolation_level="read_committed")
     assert [message.value() for message in copies] == [b"copy of %d" % n for n in range(10)]
-
-
-def test_a_producer_whose_time_is_up(server: Server) -> None:
-    sender = transactional(server, transaction_timeout_ms=1000)
-    begin(sender, "users", b"lost")
-    time.sleep(1.3)
-    with pytest.raises(confluent_kafka.KafkaException) as failed:
-        sender.commit_transaction(10)
-    assert failed.value.args[0].code() == confluent_kafka.KafkaError._FENCED
-    begin(again := transactional(server), "users", b"kept")
-    again.commit_transaction(10)
-    (message,) = read(server, "users", count=1, isolation_level="read_committed")
-    assert message.value() == b"kept"
 
 
 def test_transactions_of_aiokafka(server: Server) -> None:

@@ -30,16 +30,12 @@ from lastword.server import Server, consumer_group_state
 from lastword.server.assignors import ranges, uniform
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
-from tests.server.test_groups import Consumer, until
+from tests.server.test_groups import Consumer
 from tests.server.writer import Writer
 from tests.support.exhaustive import stride
+from tests.support.waiting import until
 
 SESSION_MS, REBALANCE_MS = 45_000, 30_000
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture

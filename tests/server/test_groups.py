@@ -34,13 +34,9 @@ from lastword.server import Server, classic_groups
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
+from tests.support.waiting import until
 
 SESSION_MS, REBALANCE_MS = 10_000, 60_000
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture
@@ -176,13 +172,6 @@ def joined(leader: Consumer, other: Consumer) -> Consumer:
     assert leader.sync({leader.id: b"one", other.id: b"two"}).assignment == b"one"
     assert other.client.receive().assignment == b"two"
     return other
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def state(client: Client, group: str = "g") -> tuple[str, int]:

@@ -28,16 +28,12 @@ from lastword.server.group_leases import lease_name
 from lastword.server.group_store import Committed
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
-from tests.server.test_groups import Consumer, until
+from tests.server.test_groups import Consumer
+from tests.support.waiting import until
 
 DAY_MS = 86_400_000
 CHECK_MS = 600_000
 UNKNOWN_ID = b"\1" * 16
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture(autouse=True)

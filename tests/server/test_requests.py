@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from tests.fakes.recording import RecordingFiles
 from tests.server.client import NEWEST, Client, batch, fetch_request, produce_request
 from tests.server.gaps import Gaps, Row, cleaned_batch, write_topics
 from tests.server.writer import Writer
+from tests.support.threads import together
 from tests.transactions import end_transaction
 
 ONE = batch((b"k", b"v"))
@@ -161,11 +163,7 @@ def test_settings_that_are_changed_at_the_same_time_are_all_kept(
 
     for number in range(8):
         logs.create_topic(f"t{number}")
-    threads = [threading.Thread(target=change, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(change, number) for number in range(8)))
     assert [topic.config.retention_ms for topic in logs.topics()] == [4] * 8
 
 

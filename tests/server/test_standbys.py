@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -26,16 +25,10 @@ from lastword.protocol.messages import (
 from lastword.server import Server
 from tests.server import takeovers
 from tests.server.client import Client, batch
+from tests.support.waiting import until
 
 RECORD = batch((b"k", b"v"))
 _numbers = count()
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not is_true():
-        assert time.monotonic() < end, "nothing happens"
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -37,11 +37,7 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
 from tests.server.client import Client, batch, fetch_request, produce_request
 from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -50,14 +46,6 @@ def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
         logs.create_topic("users", 2, cleanup_policy="delete")
         logs.create_topic("events", cleanup_policy="delete")
         yield logs
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 5
-    while not (result := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    return result
 
 
 @pytest.fixture(params=[1, 2])
@@ -431,7 +419,7 @@ def test_a_deletion_ends_the_offsets_of_open_transactions(
             writer.init()
             assert writer.commit_offset(5) == 0
             delete(client, logs)
-            wait_for(lambda: offset_of(client, stable=True) == (-1, 0))
+            until(lambda: offset_of(client, stable=True) == (-1, 0))
             if not restarts:
                 assert [writer.end(), offset_of(client)] == [0, (-1, 0)]
         with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
@@ -486,7 +474,7 @@ def test_a_transaction_is_aborted_when_its_time_is_up(
     time.sleep(0.05)
     assert described(client).transaction_state == "Ongoing"
     clock.advance(1)
-    wait_for(lambda: described(client).transaction_state == "CompleteAbort")
+    until(lambda: described(client).transaction_state == "CompleteAbort")
     assert described(client).producer_epoch == writer.epoch + 1
     assert committed(client) == [] and offset_of(client, stable=True) == (-1, 0)
     assert writer.send(b"late", adds=False) == codes.INVALID_PRODUCER_EPOCH
@@ -515,7 +503,7 @@ def test_the_time_of_a_later_transaction_may_be_shorter(
     assert writer.init(transaction_timeout_ms=TIMEOUT_MS // 10).error_code == 0
     writer.send(b"w")
     clock.advance(TIMEOUT_MS // 10)
-    wait_for(lambda: described(client).transaction_state == "CompleteAbort")
+    until(lambda: described(client).transaction_state == "CompleteAbort")
 
 
 def test_a_transactional_id_is_forgotten(client: Client, clock: ManualClock, server: Server) -> None:
@@ -526,7 +514,7 @@ def test_a_transactional_id_is_forgotten(client: Client, clock: ManualClock, ser
     time.sleep(0.03)
     busy.init()
     clock.advance(coordinator.EXPIRATION_CHECK_MS)
-    wait_for(lambda: described(client, "idle").error_code == codes.TRANSACTIONAL_ID_NOT_FOUND)
+    until(lambda: described(client, "idle").error_code == codes.TRANSACTIONAL_ID_NOT_FOUND)
     assert described(client, "busy").error_code == 0
     records = server.node.transactions.topic.load({0: "TransactionLogKey"})
     assert [record.key.transactional_id for record in records] == ["busy"]
@@ -615,7 +603,7 @@ def test_a_restart_in_each_state(
         Client(server) as client,
     ):
         writer.client = client
-        wait_for(lambda: described(client).transaction_state not in coordinator.DECIDED)
+        until(lambda: described(client).transaction_state not in coordinator.DECIDED)
         if state == "Ongoing":
             assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
             assert [writer.send(b"w"), writer.end()] == [0, 0]
@@ -659,7 +647,7 @@ def test_time_that_is_up_while_no_server_runs(tmp_path: Path, clock: ManualClock
         lastword.serve(logs, "127.0.0.1:0") as server,
         Client(server) as client,  # sends no request for the transaction
     ):
-        wait_for(lambda: client.fetch("users", 0, isolation_level=1).last_stable_offset == 2)
+        until(lambda: client.fetch("users", 0, isolation_level=1).last_stable_offset == 2)
         assert committed(client) == []
 
 
@@ -672,7 +660,7 @@ def test_a_marker_that_cannot_be_appended_is_tried_again(
     assert described(client).transaction_state == "PrepareCommit"
     monkeypatch.undo()
     clock.advance(coordinator.RETRY_MS)
-    wait_for(lambda: described(client).transaction_state == "CompleteCommit")
+    until(lambda: described(client).transaction_state == "CompleteCommit")
     assert committed(client) == [b"v"]
 
 
@@ -703,11 +691,11 @@ def test_a_partition_that_fails_costs_the_others_no_markers(
         clock.advance(coordinator.MOST_RETRY_MS)
         return condition()
 
-    wait_for(lambda: later(lambda: len(attempts) >= 10))
+    until(lambda: later(lambda: len(attempts) >= 10))
     ends = [logs.dirs.log(*at).log_end for at in (("users", 0), ("users", 1), ("events", 0))]
     assert ends == [1, 2, 2]
     monkeypatch.undo()
-    wait_for(lambda: later(lambda: described(client).transaction_state == "CompleteCommit"))
+    until(lambda: later(lambda: described(client).transaction_state == "CompleteCommit"))
     assert committed(client) == committed(client, "events") == committed(client, partition=1) == [b"v"]
     writer.send(b"w", "events")
     assert [writer.end(), committed(client, "events")] == [0, [b"v", b"w"]]
@@ -740,7 +728,7 @@ def test_markers_wait_for_appends_in_work(client: Client, clock: ManualClock, se
             transactional_id="t", producer_id=writer.producer_id, producer_epoch=0, committed=True
         )
         other.send(body, 4)
-        wait_for(lambda: described(client).transaction_state == "PrepareCommit")
+        until(lambda: described(client).transaction_state == "PrepareCommit")
         assert committed(client) == []
         server.loop.call_soon_threadsafe(append.__exit__, None, None, None)
         assert other.receive().error_code == 0
@@ -848,7 +836,7 @@ def test_after_a_failed_sync_the_coordinator_is_gone_until_a_restart(
         Client(server) as client,
     ):
         clock.advance(TIMEOUT_MS)
-        wait_for(lambda: described(client).transaction_state.startswith("Complete"))
+        until(lambda: described(client).transaction_state.startswith("Complete"))
         assert committed(client) == ([b"v"] if failing == "end" else [])
 
 
@@ -868,7 +856,7 @@ def test_a_decision_whose_sync_failed_once_is_completed(
     monkeypatch.setattr(PartitionLog, "sync", synced)
     assert writer.end() == codes.NOT_COORDINATOR
     assert described(client).transaction_state == "PrepareCommit"
-    wait_for(lambda: writer.end() == 0)
+    until(lambda: writer.end() == 0)
     assert committed(client) == [b"v"]
     assert [writer.send(b"w"), writer.end(), committed(client)] == [0, 0, [b"v", b"w"]]
 

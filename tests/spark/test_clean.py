@@ -25,6 +25,7 @@ from lastword.files import DEFAULT, OVERLAP_FROM, OVERLAP_THREADS
 from lastword.logdir.ledgers import Ledgers
 from lastword.spark.tasks import results_as_completed, run_tasks
 from tests.spark.conftest import append, create, descriptions, numbered
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -208,15 +209,12 @@ def test_a_cleaning_that_is_interrupted_leaves_nothing(
 ) -> None:
     """Ctrl-C when the outputs of both tasks exist and none is published."""
     before, tracker = records(root), spark.sparkContext.statusTracker()
-    deadline = time.monotonic() + 120
 
     def written() -> set[str]:
         return {path.parts[-3] for path in root.glob("t-*/lastword/rewrite-*")}
 
     def interrupted(*_: Any) -> Any:
-        while tracker.getActiveJobsIds() or written() != {"t-0", "t-1"}:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not tracker.getActiveJobsIds() and written() == {"t-0", "t-1"}, 120)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib.import_module("lastword.spark.cleaning"), "_publish", interrupted)

@@ -15,6 +15,7 @@ from lastword import errors
 from lastword.api import erasing
 from lastword.errors import NotALogDirError, PartialFailure, UsageError
 from tests.spark.conftest import append, create, descriptions, numbered
+from tests.support.damage import flip
 
 pytestmark = pytest.mark.spark
 
@@ -70,9 +71,7 @@ def test_verify(spark: Any, root: Path, tmp_path: Path) -> None:
     assert plain(lastword.spark.verify(spark, str(root))) == []
     broken = Path(shutil.copytree(root, tmp_path / "broken"))
     file = sorted((broken / "t-1").glob("*.log"))[0]
-    data = bytearray(file.read_bytes())
-    data[200] ^= 0xFF
-    file.write_bytes(data)
+    flip(file, 200, 0xFF)
     with lastword.open(broken) as logs:
         here = [problem.to_dict() for problem in logs.verify().problems]
     problem_rows = plain(lastword.spark.verify(spark, str(broken)))
@@ -103,9 +102,7 @@ def test_many_partitions_are_verified_in_few_tasks(spark: Any, tmp_path: Path) -
     create(root, "many", 40)
     append(root, "many", 39, [numbered(0, 20, 5)])
     file = next((root / "many-39").glob("*.log"))
-    data = bytearray(file.read_bytes())
-    data[100] ^= 0xFF
-    file.write_bytes(data)
+    flip(file, 100, 0xFF)
     (problem,) = lastword.spark.verify(spark, str(root)).collect()
     assert "many-39" in problem["file"]
     assert "lastword verify: many-38 and 1 more" in descriptions(spark)
@@ -307,9 +304,7 @@ def test_erase(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with lastword.open(tmp_path, "a") as logs:
         logs.dirs.log("u", 1).roll()
     damaged = max((tmp_path / "u-1").glob("*.log"), key=lambda path: path.stat().st_size)
-    data = bytearray(damaged.read_bytes())
-    data[18] ^= 1  # its checksum
-    damaged.write_bytes(data)
+    flip(damaged, 18)  # its checksum
     with pytest.raises(PartialFailure) as raised:  # the other partition is erased
         lastword.spark.erase(spark, str(tmp_path), "u", spark.createDataFrame([("user-5",)], "key string"))
     assert [part.partition for part in raised.value.results[0].partitions] == [0]

@@ -19,6 +19,7 @@ from lastword.errors import DataError, NoPolicyError, PartialFailure
 from lastword.logdir.log_dir import LogDirectory
 from tests.spark.conftest import append, create, numbered
 from tests.support.cleaning import clean
+from tests.support.damage import flip
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -245,9 +246,7 @@ def test_cleaning_needs_a_policy(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_damage_in_one_partition_leaves_the_others_cleaned(spark: SparkSession, root: Path) -> None:
     segment = sorted((root / "t-0").glob("*.log"))[1]
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(bytes(data))
+    flip(segment, segment.stat().st_size // 2)
     with pytest.raises(PartialFailure, match="CRC") as caught:
         lastword.spark.clean(spark, str(root))
     assert caught.value.note == "1 other partitions were cleaned, 1 were not"

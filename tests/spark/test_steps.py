@@ -29,6 +29,7 @@ from lastword.spark import sharded
 from lastword.spark.job import ShardedJob
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
+from tests.support.damage import flip
 from tests.support.exhaustive import stride
 
 DAY = 24 * HOUR
@@ -289,9 +290,7 @@ def older(log: LogBuilder, job: ShardedJob) -> None:
 def test_damage_sets_the_partition_aside(tmp_path: Path) -> None:
     log = a_log(tmp_path, 2, transactions=False)
     path = Path(log.log.segments[2].file)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(path, path.stat().st_size // 2)
     with pytest.raises(CorruptBatchError, match="is quarantined"):
         clean(log)
     assert str(log.plan()).startswith("users-0: keep: quarantined")

@@ -43,6 +43,7 @@ from lastword.spark.schema import sink_columns
 from lastword.spark.source import LastwordDataSource
 from lastword.spark.write import LogWriter, StagedMessage, TaskRows, prepare
 from tests.spark.conftest import create, read_directly
+from tests.support.waiting import until
 
 
 class Halfway(Exception):
@@ -583,10 +584,7 @@ def test_a_task_that_waits_gives_signs_of_life(tmp_path: Path, monkeypatch: pyte
         yield batch((b"a", b"1"))
         (staged,) = tmp_path.glob("lastword.staged-*")
         os.utime(staged, (0, 0))
-        deadline = time.monotonic() + 60
-        while staged.stat().st_mtime == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: staged.stat().st_mtime, 60)
         yield batch((b"b", b"2"))
 
     writer.commit([writer.write(waits())])

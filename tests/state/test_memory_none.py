@@ -18,6 +18,7 @@ from lastword.records.batch import BatchBuilder
 from tests.fakes.recording import RecordingFiles
 from tests.state import memory
 from tests.support.linux import linux_only
+from tests.support.threads import together
 from tests.transactions import end_transaction
 
 
@@ -195,20 +196,13 @@ def test_a_change_is_tried_again_if_a_transaction_of_its_key_was_committed(logs,
 
 
 def test_no_update_is_lost_between_threads(logs, users):
-    all_there = threading.Barrier(4)
-
     def add():
-        all_there.wait()
         for number in range(50):
             users.incr("n")
             users[f"{threading.get_ident()}"] = number
             assert users["n"] > number
 
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[add] * 4)
     assert users["n"] == 200 and len(users) == 5
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lastword import errors
 from lastword.api.contents import Contents
 from lastword.cli.main import run
 from lastword.records.batch import BatchBuilder
+from tests.support.threads import together
 from tests.transactions import end_transaction
 
 
@@ -171,17 +171,7 @@ def test_a_closed_log_answers_nothing(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_several_threads_open_is_created_once(logs: Any) -> None:
-    begin, found = threading.Barrier(4), []
-
-    def work() -> None:
-        begin.wait()
-        found.append(logs.state("new", partitions=3))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = together(*[lambda: logs.state("new", partitions=3)] * 4)
     found[0]["a"] = 1
     assert [dict(state) for state in found] == [{"a": 1}] * 4
 

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 import time
 from decimal import Decimal
 
@@ -15,6 +14,7 @@ import lastword
 from lastword import errors
 from lastword.partition import scan
 from tests.support.exhaustive import few
+from tests.support.threads import together
 
 
 def records(logs, name="users"):
@@ -310,19 +310,13 @@ def test_closed(logs):
 
 
 def from_four_threads(work):
-    """Start four threads together; each runs `work` 500 times."""
-    begin = threading.Barrier(4)
+    """Run `work` 500 times in each of four threads."""
 
     def run():
-        begin.wait()
         for _ in range(500):
             work()
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[run] * 4)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from lastword.testing import Broker
 from lastword.testing import interceptor as intercepted
 from tests.protocol.random_messages import random_message
 from tests.server.client import Client, batch, fetch_request
+from tests.support.waiting import until
 
 SESSION_MS = 10_000
 NOT_LEADER = codes.NOT_LEADER_OR_FOLLOWER
@@ -41,13 +41,6 @@ NOT_LEADER = codes.NOT_LEADER_OR_FOLLOWER
 def client(kafka_broker: Broker) -> Any:
     with Client(kafka_broker.server) as client:
         yield client
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.005)
-    assert condition()
 
 
 # -------------------------------------------------------------- the log
@@ -98,7 +91,7 @@ def test_the_clock_starts_at_the_real_time_and_runs(kafka_broker: Broker) -> Non
     clock.advance("1h")
     assert 0 <= clock.now_ms() - before[0] - 3_600_000 < 60_000
     assert 0 <= clock.monotonic() - before[1] - 3600 < 60
-    eventually(lambda: clock.now_ms() > before[0] + 3_600_000)
+    until(lambda: clock.now_ms() > before[0] + 3_600_000)
     with pytest.raises(UsageError):
         clock.advance(-1)
 
@@ -139,7 +132,7 @@ def test_connected_members_stay_and_others_expire(kafka_broker: Broker, client: 
     with Client(kafka_broker.server) as gone:
         join(gone, "dead")
     heartbeat = join(client, "live")
-    eventually(lambda: len(kafka_broker.server.connections) == 1)
+    until(lambda: len(kafka_broker.server.connections) == 1)
     assert (members(kafka_broker, "dead"), members(kafka_broker, "live")) == (1, 1)
     kafka_broker.clock.advance("2d")
     assert (members(kafka_broker, "dead"), members(kafka_broker, "live")) == (0, 1)
@@ -360,7 +353,7 @@ def test_connections_are_dropped(kafka_broker: Broker, client: Client) -> None:
     client.send(ListGroupsRequest())
     with Client(kafka_broker.server) as other:
         other.send(fetch_request([("users", 0, 0)], max_wait_ms=60_000), 12)
-        eventually(lambda: bool(kafka_broker.requests("Fetch") and kafka_broker.requests("ListGroups")))
+        until(lambda: bool(kafka_broker.requests("Fetch") and kafka_broker.requests("ListGroups")))
         assert kafka_broker.drop_connections() == 2
         for dropped in (client, other):
             with pytest.raises(ConnectionError):
@@ -391,7 +384,7 @@ def test_faults_and_delays_end(kafka_broker: Broker, client: Client) -> None:
 def test_the_end_of_a_delay_is_for_requests_that_wait(kafka_broker: Broker, client: Client) -> None:
     kafka_broker.delay("ListGroups", 60)
     client.send(ListGroupsRequest())
-    eventually(lambda: bool(kafka_broker.requests("ListGroups")))
+    until(lambda: bool(kafka_broker.requests("ListGroups")))
     kafka_broker.heal("Fetch")
     began = time.monotonic()
     kafka_broker.heal("ListGroups")

@@ -18,6 +18,7 @@ from lastword.tools import explain as tool
 from tests.api.conftest import BEGIN_MS, tree_digest
 from tests.build import LogBuilder as PartitionBuilder
 from tests.cleaner.transactional import Producer
+from tests.support.damage import flip
 from tests.support.exhaustive import few
 
 HOUR = 3_600_000
@@ -149,9 +150,7 @@ def test_a_quarantined_partition_says_why_and_since_when(logs, tmp_path):
     for n in range(4):
         topic.append("a", b"%d" % n)
     file = next((tmp_path / "data" / "t-0").glob("*.log"))
-    data = bytearray(file.read_bytes())
-    data[65] ^= 0xFF
-    file.write_bytes(data)
+    flip(file, 65, 0xFF)
     with pytest.raises(CorruptBatchError):
         logs.clean(topic.name)
     explanation = logs.explain(topic.name)

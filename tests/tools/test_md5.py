@@ -23,6 +23,7 @@ from lastword.tools import md5
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.golden import loader
+from tests.support.damage import flip
 
 KEYS = sorted(
     {
@@ -155,9 +156,7 @@ def test_without_the_files_there_are_passes(
 
 def test_damage_of_the_log_is_raised_beside_a_scratch_file(divided: LogBuilder) -> None:
     path = Path(view_of(divided).segments[1].file)
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 1
-    path.write_bytes(data)
+    flip(path, -5)
     with pytest.raises(CorruptBatchError):
         md5.md5_collisions(view_of(divided), memory_bytes=12_000)
 
@@ -239,9 +238,7 @@ def test_verify_tells_and_damage_does_not_stop_it(tmp_path: Path) -> None:
         assert logs.verify("u", md5=True).keys == 2
     assert {progress.verb for progress in heard} >= {"verify", "compare keys"}
     path = tmp_path / "d" / "t-0" / f"{0:020d}.log"
-    data = bytearray(path.read_bytes())
-    data[100] ^= 255
-    path.write_bytes(data)
+    flip(path, 100, 255)
     with lastword.open(tmp_path / "d") as logs:
         verification = logs.verify(md5=True)
         assert not verification.ok and [collision.topic for collision in verification.collisions] == ["u"]

@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from lastword.errors import FileVanishedError, SyncFailedError
 from lastword.files import OsFiles
 from tests.support.linux import open_paths
+from tests.support.threads import together
 
 
 def open_here(path: Path) -> int:
@@ -151,29 +152,19 @@ def test_threads_never_read_each_others_files(tmp_path: Path) -> None:
     """They would if a descriptor were closed while another thread reads through its number."""
     files = OsFiles(max_open=3)
     handles = [files.open_read(path) for path in write_files(tmp_path, 30)]
-    wrong: list[object] = []
 
     def work(seed: int) -> None:
         rng = random.Random(seed)
         for _ in range(400):
             number = rng.randrange(30)
-            try:
-                if handles[number].pread(4, 0) != b"%04d" % number:
-                    wrong.append(number)
-            except BaseException as error:
-                wrong.append(error)
+            assert handles[number].pread(4, 0) == b"%04d" % number
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(work, seed) for seed in range(4)))
     finally:
         sys.setswitchinterval(before)
-    assert wrong == []
 
 
 def test_no_descriptor_left_in_the_system(tmp_path: Path) -> None:

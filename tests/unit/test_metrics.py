@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,18 +9,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from lastword import metrics
 from lastword.errors import StorageError
 from lastword.files import OsFiles
+from tests.support.threads import together
 
 
 def test_counters_add_up_over_threads() -> None:
     counter = metrics.APPEND_RECORDS
     before = counter.value("threads")
-    threads = [
-        threading.Thread(target=lambda: [counter.add(1, "threads") for _ in range(2000)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[lambda: [counter.add(1, "threads") for _ in range(2000)]] * 4)
     assert counter.value("threads") - before == 8000
 
 
