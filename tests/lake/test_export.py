@@ -291,7 +291,11 @@ def test_offsets_above_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     known.add(np.array([1, 3, high + 1], np.int64))
     known.add(np.array([high + 2], np.int64))
     asked = np.array([high + 1, 1, 2, high + 3, high + 2, 3, 9 << 32], np.int64)
-    assert known.missing(asked).tolist() == [False, False, True, True, False, False, True]
+    assert known.mask(asked).tolist() == [True, True, False, False, True, True, False]
+    less = known.copy()
+    less.discard(np.array([3, high + 2, 9 << 32], np.int64))
+    assert known.minus(less).mask(asked).tolist() == [False, False, False, False, True, True, False]
+    assert known.minus(vectors.Offsets()).mask(asked).tolist() == known.mask(asked).tolist()
 
 
 @pytest.mark.parametrize("count", [1, 3, 5000])
