@@ -37,7 +37,7 @@ def counted(place: Path, seeds: Iterable[int]) -> Counter[str]:
 def test_histories(first: int, tmp_path: Path) -> None:
     counts = counted(tmp_path, range(first, first + TOGETHER))
     assert counts["checks"] > 3 * TOGETHER
-    assert all(counts[name] for name in ("kills", "conflicts", "vectors"))
+    assert all(counts[name] for name in ("kills", "conflicts", "vectors", "continued"))
 
 
 @pytest.mark.quick
