@@ -37,12 +37,13 @@ def counted(place: Path, seeds: Iterable[int]) -> Counter[str]:
 def test_histories(first: int, tmp_path: Path) -> None:
     counts = counted(tmp_path, range(first, first + TOGETHER))
     assert counts["checks"] > 3 * TOGETHER
-    assert all(counts[name] for name in ("kills", "conflicts", "vectors", "continued"))
+    assert all(counts[name] for name in ("kills", "conflicts", "vectors"))
 
 
 @pytest.mark.quick
 def test_a_few_histories(tmp_path: Path) -> None:
-    assert counted(tmp_path, range(3))["checks"]
+    counts = counted(tmp_path, range(3))
+    assert counts["checks"] and counts["continued"]  # seed 1 exports after each step
 
 
 # ---------------------------------------------------------------- planted faults
