@@ -51,7 +51,8 @@ STEPS = 14
 MOST_CHANGES = 15
 """File operations of an export, about; a kill comes before one of them."""
 NOW_MS = 1_790_000_000_000
-FROM_ACCOUNTS = changes.from_accounts
+SAVED_LEDGER = changes.saved_ledger
+CONTINUES = changes.KeptScan.continues
 
 Rows = dict[tuple[int, int], tuple[str, str]]
 
@@ -82,30 +83,44 @@ class History:
     def run(self) -> None:
         """Run all steps, with an export at the end. Odd seeds read short logs with the kernels, too."""
         with ExitStack() as stack:
-            stack.enter_context(patch.object(changes, "from_accounts", self.from_accounts))
+            stack.enter_context(patch.object(changes, "saved_ledger", self.saved_ledger))
+            kept = patch.object(changes.KeptScan, "continues", lambda *given: self.continues(*given))
+            stack.enter_context(kept)
             if self.seed % 2:
                 stack.enter_context(patch.object(scan, "is_short", lambda *given: False))
             self._run()
 
-    def from_accounts(self, *given: Any) -> Any:
-        """Count the exports that use a saved garbage index."""
-        found = FROM_ACCOUNTS(*given)
-        self.counts["indexes"] += found is not None
+    def saved_ledger(self, *given: Any, **how: Any) -> Any:
+        """Count the exports that use a saved garbage index, or begin a scan that is kept."""
+        found = SAVED_LEDGER(*given, **how)
+        self.counts["indexes"] += found is not None and found.limit > 0
+        return found
+
+    def continues(self, *given: Any) -> bool:
+        """Count the exports that continue the scan of the one before."""
+        found = CONTINUES(*given)
+        self.counts["continued"] += found
         return found
 
     def _run(self) -> None:
-        with lastword.open(
-            self.place / "log",
-            "a",
-            clock=self.clock,
-            log_cleaner_enable=False,
-            lastword_space_target=self.random.choice([1.5, 4, 10]),
-        ) as self.logs:
+        target = self.random.choice([1.5, 4, 10])
+        with (
+            lastword.open(
+                self.place / "log",
+                "a",
+                clock=self.clock,
+                log_cleaner_enable=False,
+                lastword_space_target=target,
+            ) as self.logs,
+            lastword.open(self.place / "log", "r", clock=self.clock) as self.reader,
+        ):
             self.create()
             for _ in range(STEPS):
                 step = self.random.choice(STEPS_OF_A_HISTORY)
                 self.counts[step.__name__] += 1
                 step(self)
+                if self.seed % 4 == 1:
+                    self.export()
                 self.clock.advance(self.random.choice([0, 1000, 90_000]))
             self.export()
             self.check_versions()
@@ -117,7 +132,7 @@ class History:
             TOPIC,
             self.random.choice([1, 2]),
             cleanup_policy=self.random.choice(["compact", "compact,delete"]),
-            segment_bytes=1 << 11,
+            segment_bytes=self.random.choice([1 << 11, 1 << 14]),
             retention_ms="10m",
             delete_retention_ms=self.random.choice([0, 60_000]),
             min_cleanable_dirty_ratio=0,
@@ -189,8 +204,15 @@ class History:
     # -------------------------------------------------------------- the table
 
     def export(self, files: Any = DEFAULT) -> Any:
-        """Export as another process does, which has the log open to read; check the table."""
-        with lastword.open(self.place / "log", "r", files=files, clock=self.clock) as logs:
+        """Export as another process does, which has the log open to read; check the table.
+
+        Most exports are of one process, which keeps its scans. Every fourth history has one after each step.
+        """
+        with ExitStack() as stack:
+            logs = self.reader
+            if files is not DEFAULT or self.random.randrange(4) == 0:
+                logs = lastword.open(self.place / "log", "r", files=files, clock=self.clock)
+                stack.enter_context(logs)
             result = logs.topic(TOPIC).export(self.to, layout=self.layout)
         self.check(result.version)
         return result

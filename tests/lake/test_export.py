@@ -291,7 +291,11 @@ def test_offsets_above_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     known.add(np.array([1, 3, high + 1], np.int64))
     known.add(np.array([high + 2], np.int64))
     asked = np.array([high + 1, 1, 2, high + 3, high + 2, 3, 9 << 32], np.int64)
-    assert known.missing(asked).tolist() == [False, False, True, True, False, False, True]
+    assert known.mask(asked).tolist() == [True, True, False, False, True, True, False]
+    less = known.copy()
+    less.discard(np.array([3, high + 2, 9 << 32], np.int64))
+    assert known.minus(less).mask(asked).tolist() == [False, False, False, False, True, True, False]
+    assert known.minus(vectors.Offsets()).mask(asked).tolist() == known.mask(asked).tolist()
 
 
 @pytest.mark.parametrize("count", [1, 3, 5000])
@@ -819,8 +823,39 @@ def test_a_saved_garbage_index_takes_the_place_of_a_scan(
         fill(topic, 50, 150, "newest")
         topic.delete("k299")
         found: list[Any] = []
-        inner = changes.from_accounts
-        monkeypatch.setattr(changes, "from_accounts", lambda *given: found.append(inner(*given)) or found[-1])
+        inner = changes.saved_ledger
+        monkeypatch.setattr(
+            changes, "saved_ledger", lambda *given, **how: found.append(inner(*given, **how)) or found[-1]
+        )
         topic.export(to)
         assert found and found[0] is not None
         assert values_of(place) == {record.key: record.value for record in topic.newest()}
+
+
+def test_a_kept_scan_is_not_continued_over_a_rewritten_segment(
+    to: str, place: Path, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaning removes expired records, which have no dead bit."""
+    from lastword.state.changes import KeptScan
+
+    continued: list[bool] = []
+    inner = KeptScan.continues
+    monkeypatch.setattr(
+        KeptScan, "continues", lambda *given: continued.append(inner(*given)) or continued[-1]
+    )
+    with lastword.open(tmp_path / "log", "a", log_cleaner_enable=False, clock=clock) as logs:
+        topic = created(logs, lastword_ttl_ms=10_000)
+        topic.extend([(f"old{number}", "v") for number in range(2000)])
+        logs.dirs.log("t", 0).roll()
+        for number in range(3):
+            topic.extend([(f"k{number}-{each}", "v") for each in range(2000)])
+            topic.export(to)
+        assert continued == [True]  # the second export began the scan
+        clock.advance(9_000)
+        topic.extend([(f"new{each}", "v") for each in range(2000)])
+        clock.advance(2_000)
+        logs.clean("t")
+        topic.export(to)
+        assert continued == [True, False]
+        assert values_of(place) == {f"new{each}": "v" for each in range(2000)}
+    assert not logs.dirs.scans

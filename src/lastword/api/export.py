@@ -40,7 +40,7 @@ from lastword.lake.table import Table
 from lastword.objects import ObjectStore, is_url, open_store, probe
 from lastword.parse import check_path, one_of
 from lastword.partition import removal_log
-from lastword.state.changes import newer_parts
+from lastword.state.changes import KeptScan, newer_parts
 from lastword.value_formats import FORMATS, OPTIONS, format_of
 from lastword.value_formats.ddl import parse_ddl
 from lastword.values import Meter, ProgressLike
@@ -250,22 +250,32 @@ class Source:
         for view in views.values():
             view.refresh()
         settled = [range_.settled() for range_ in ranges(views, "earliest", "latest")]
-        return Moment(topic_id, [self._partition(range_, removals[range_.partition]) for range_ in settled])
+        return Moment(
+            topic_id, [self._partition(each, topic_id, removals[each.partition]) for each in settled]
+        )
 
-    def _partition(self, range_: Range, removed: RemovalLog) -> LivePartition:
+    def _partition(self, range_: Range, topic_id: str, removed: RemovalLog) -> LivePartition:
         return LivePartition(
             range_.partition,
             range_.start,
             range_.end,
             removed.cut_count,
             (lambda seen: 0) if removed.unknown else removed.cut_since,
-            partial(self._newest, range_),
+            partial(self._newest, range_, (topic_id, range_.partition), removed.cut_count),
         )
 
-    def _newest(self, range_: Range, since: int, known: Offsets) -> Iterator[pa.RecordBatch]:
-        map_bytes = self._dirs.settings.instance.map_bytes
+    def _newest(
+        self, range_: Range, name: tuple[str, int], cuts: int, since: int, known: Offsets
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield new rows. The scan is kept for the next export, if those kept do not fill a key map."""
+        scans, map_bytes = self._dirs.scans, self._dirs.settings.instance.map_bytes
+        kept = scans.pop(name, None)
+        if kept is None or kept.cuts != cuts or not since:
+            kept = KeptScan(cuts)
         with self._meter.part(self._unread.pop(range_.partition, 0)) as update:
-            yield from self._form.newer_rows(range_, since, known, map_bytes, update)
+            yield from self._form.newer_rows(range_, since, known, map_bytes, kept, update)
+        if kept.memory_bytes + sum(scan.memory_bytes for scan in [*scans.values()]) <= map_bytes:
+            scans[name] = kept
 
 
 class RowForm:
@@ -297,10 +307,11 @@ class RowForm:
         since: int,
         known: Offsets,
         map_bytes: int,
+        kept: KeptScan,
         progress: Callable[[int, int], None] | None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of live records from `since` on; see `LivePartition.newest`."""
-        for records in newer_parts(range_, since, known, map_bytes=map_bytes, progress=progress):
+        for records in newer_parts(range_, since, known, map_bytes=map_bytes, kept=kept, progress=progress):
             if not len(records):
                 continue
             if records.columns is None or records.chunk is None:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from lastword.partition.committed_log import CommittedLog
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
+    from lastword.state.changes import KeptScan
 
 T = TypeVar("T")
 PathLike = str | os.PathLike[str]
@@ -106,6 +107,7 @@ class OpenDirs(ProcessBound):
         moment: Held while the ends of several partitions are taken, and while a transaction appends its
             markers: so a read of several partitions shows it as a whole. It is taken between these two.
         committer: What commits transactions of these directories; None: there was none yet.
+        scans: What exports keep of a partition, by topic id and number, for the next export.
         has_transactions: This object has committed a transaction over several partitions.
         most_commit_bytes: The most bytes that a transaction should add; None: there is no limit.
     """
@@ -134,6 +136,7 @@ class OpenDirs(ProcessBound):
         self.topics_lock = threading.RLock()
         self.commits = threading.RLock()
         self.moment = threading.RLock()
+        self.scans: dict[tuple[str, int], KeptScan] = {}
         self.has_transactions = False
         self.committer: Any = None
         self.closed = False
@@ -371,6 +374,7 @@ class OpenDirs(ProcessBound):
         if self.closed:
             return
         self.closed = True
+        self.scans.clear()
         with ExitStack() as stack:
             for directory in reversed(self.directories):
                 stack.callback(directory.close)

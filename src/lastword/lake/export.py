@@ -322,13 +322,14 @@ class LocalWork:
 def change_of(part: LivePartition, before: Reached | None, rows: TableRows, writer: DataWriter) -> Change:
     """Write the new rows of a partition; find the rows that died. `before`: what the table has of it."""
     since = part.since(before)
-    known = rows.known(part.number) if since else Offsets()
+    held = rows.known(part.number)
+    live = held.copy() if since else Offsets()
     added = 0
-    for batch in part.newest(since, known):
+    for batch in part.newest(since, live):
         added += batch.num_rows
         writer.write(batch)
     reached = Reached(part.number, part.start, part.end, part.cuts)
-    return Change(reached, added, rows.died(part.number, known))
+    return Change(reached, added, rows.died(part.number, held.minus(live)))
 
 
 def rewrite(files: Sequence[tuple[DataFile, Any]], writing: Writing, writer: DataWriter) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,31 +61,29 @@ class TableRows:
         """Return the offsets of the records of a partition that have a row."""
         known = Offsets()
         for file in self.of(number):
-            for _, offsets in self._live(file, number):
-                known.add(offsets)
+            deleted = numbers_of(self.deleted(file))
+            first = 0
+            for partitions, offsets in self._positions(file):
+                live = partitions == number
+                within = slice(*np.searchsorted(deleted, [first, first + live.size]))
+                live[deleted[within] - first] = False
+                known.add(offsets if live.all() else offsets[live])
+                first += live.size
         return known
 
-    def died(self, number: int, live: Offsets) -> dict[Key, Any]:
-        """Return the rows of a partition whose record is not live, but for deleted ones: a bitmap a file."""
+    def died(self, number: int, gone: Offsets) -> dict[Key, Any]:
+        """Return the rows of a partition's records at some offsets, but for deleted ones: a bitmap a file."""
         died: dict[Key, Any] = {}
         for file in self.of(number):
-            for rows, offsets in self._live(file, number):
-                gone = live.missing(offsets)
-                if gone.any():
-                    died[file.key] = died.get(file.key, bitmap_class()()) | bitmap_of(rows[gone])
+            first, bitmap = 0, bitmap_class()()
+            for partitions, offsets in self._positions(file):
+                rows = np.flatnonzero(gone.mask(offsets))
+                bitmap |= bitmap_of(first + rows[partitions[rows] == number])
+                first += offsets.size
+            bitmap -= self.deleted(file)
+            if bitmap:
+                died[file.key] = bitmap
         return died
-
-    def _live(self, file: DataFile, number: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield rows of a partition that are not deleted, and their offsets."""
-        deleted = numbers_of(self.deleted(file))
-        first = 0
-        for partitions, offsets in self._positions(file):
-            live = partitions == number
-            within = slice(*np.searchsorted(deleted, [first, first + live.size]))
-            live[deleted[within] - first] = False
-            rows = np.flatnonzero(live)
-            yield first + rows, offsets[rows]
-            first += live.size
 
     def _positions(self, file: DataFile) -> Iterable[Positions]:
         if file.key in self._kept or self._kept_rows + self.count(file) > KEPT_ROWS:

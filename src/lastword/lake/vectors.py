@@ -89,15 +89,29 @@ class Offsets:
             self._by_high[high].range_cardinality(low, above) for high, low, above in self._within(first, end)
         )
 
-    def missing(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the offsets that are not in the set."""
-        result = np.ones(offsets.size, np.bool_)
-        highs = offsets >> 32
+    def copy(self) -> Offsets:
+        """Return a copy."""
+        result = Offsets()
+        result._by_high = {high: bitmap.copy() for high, bitmap in self._by_high.items()}
+        return result
+
+    def minus(self, other: Offsets) -> Offsets:
+        """Return the offsets that are not in another set."""
+        result = self.copy()
+        for high, bitmap in other._by_high.items():
+            if high in result._by_high:
+                result._by_high[high] -= bitmap
+        return result
+
+    def mask(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask of the offsets that are in the set."""
+        result = np.zeros(offsets.size, np.bool_)
         for high, low in _by_high(offsets):
-            rows = highs == high
-            if high in self._by_high:
-                gone = bitmap_of(low) - self._by_high[high]
-                result[rows] = np.isin(low, numbers_of(gone)) if gone else False
+            known = self._by_high.get(high, bitmap_class()())
+            known = known & bitmap_class()(range(int(low.min()), int(low.max()) + 1))
+            if known:
+                rows = slice(None) if low.size == offsets.size else offsets >> 32 == high
+                result[rows] = np.isin(low, numbers_of(known))
         return result
 
     def _within(self, first: int, end: int) -> list[tuple[int, int, int]]:
@@ -108,9 +122,9 @@ class Offsets:
 
 
 def _by_high(offsets: NDArray[np.int64]) -> list[tuple[int, NDArray[np.uint32]]]:
+    if offsets.size and offsets.min() >> 32 == offsets.max() >> 32:
+        return [(int(offsets[0] >> 32), offsets.astype(np.uint32))]
     highs = offsets >> 32
-    if offsets.size and highs.min() == highs.max():
-        return [(int(highs[0]), offsets.astype(np.uint32))]
     return [(high, offsets[highs == high].astype(np.uint32)) for high in np.unique(highs).tolist()]
 
 

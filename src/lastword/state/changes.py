@@ -9,9 +9,10 @@ read. Else its live offsets are read.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.records.columns import decode_live, raw_records
 from lastword.records.record import RawRecord
 from lastword.resolve import MapFull, Resolution
-from lastword.resolve.facts import SegmentFacts, SegmentSource, TransactionOutcomes
+from lastword.resolve.facts import SegmentSource, TransactionOutcomes
 from lastword.state.newest import (
     BytesDone,
     NewestRecords,
@@ -34,8 +35,15 @@ from lastword.state.newest import (
     slices_of,
 )
 
+if TYPE_CHECKING:
+    from lastword.accounts.ledger import Ledger
+    from lastword.segment.segment import Segment
+
 _WINDOW = 1 << 22
 """Offsets whose dead bits are listed at a time."""
+_MOST_SCANS = 1000
+"""A kept scan begins again after this many: a resolution lists the counts of each."""
+_TAIL_BYTES = 512
 _NONE = np.empty(0, np.int64)
 
 
@@ -53,24 +61,84 @@ class KnownOffsets(Protocol):
         """Remove from [first, end) all but these offsets."""
 
 
+class KeptScan:
+    """The key map and the dead bits of a partition, kept between reads: the next scans newer records only.
+
+    Used by one read at a time. The scan begins again if a file that was scanned was replaced. The active
+    segment may have grown.
+
+    Attributes:
+        cuts: How often the log had been cut before the first read. After another cut, make a new object.
+    """
+
+    def __init__(self, cuts: int) -> None:
+        self.cuts = cuts
+        self._ledger: Ledger | None = None
+        self._files: Sequence[object] = ()
+        self._end: tuple[int, int, int, bytes] | None = None
+        self._scans = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory that is kept."""
+        return 0 if self._ledger is None else self._ledger.memory_bytes
+
+    def resolution(
+        self, view: PartitionView, start: int, end: int, outcomes: Outcomes, map_bytes: int
+    ) -> Resolution | None:
+        """Resolve a range; None if another way must: the keys do not fit, or nothing is saved or kept yet."""
+        ledger, self._ledger = self._ledger, None  # a scan that fails leaves nothing
+        files = [(segment.base_offset, segment.id, segment.stored.facts()) for segment in view.segments[:-1]]
+        if ledger is None or not self.continues(view, files):
+            ledger = saved_ledger(view, slices_of(view, start, end)[0], map_bytes, or_empty=self._scans > 0)
+            self._scans, self._end = 0, None
+        self._scans += 1
+        if ledger is None:
+            return None
+        parts = slices_of(view, max(start, ledger.limit), end)[0]
+        resolution = _added(ledger, parts, outcomes)
+        if resolution is not None:
+            ledger.shrink()
+            self._ledger, self._files = ledger, files
+            self._end = _end(parts[-1].segment, parts[-1].last) if parts else self._end
+        return resolution
+
+    def continues(self, view: PartitionView, files: Sequence[object]) -> bool:
+        """Return whether the scanned files are there; those at the front may have been removed."""
+        end, active = self._end, view.active
+        if end is None or active is None or active.size < end[2] or self._scans >= _MOST_SCANS:
+            return False
+        scanned = self._files[max(len(self._files) - len(files), 0) :]
+        return files == scanned and _end(active, end[2]) == end
+
+
+def _end(segment: Segment, position: int) -> tuple[int, int, int, bytes]:
+    """Return where a scan ended: the segment, the position, and the bytes before it."""
+    size = min(position, _TAIL_BYTES)
+    tail = bytes(segment.handle.pread(size, position - size))
+    return segment.base_offset, segment.id.number, position, tail
+
+
 def newer_parts(
     range_: Range,
     since: int,
     known: KnownOffsets,
     *,
     map_bytes: int,
+    kept: KeptScan,
     progress: BytesDone | None = None,
 ) -> Generator[NewestRecords]:
     """Yield the newest records from `since` on; remove from `known` the offsets that are not live.
 
-    Records without a key or a value are left out. A saved garbage index takes the place of the first pass,
-    if it applies.
+    Records without a key or a value are left out. A kept scan or a saved garbage index takes the place of the
+    first pass, if it applies.
 
     Args:
         range_: From the log start to a committed end; settled.
         since: The end of the range of which `known` had all newest records. The log was not cut below it.
         known: The offsets of the copy, all below `since`. After the last item they are those of live records.
         map_bytes: Memory of the key map.
+        kept: The scan of the read before, which this read continues.
         progress: Receives (bytes done, total bytes).
     """
     if range_.start >= range_.end:
@@ -78,7 +146,7 @@ def newer_parts(
     report = progress or (lambda done, total: None)
     return at_one_moment(
         range_,
-        lambda view, start, end: _newer_parts(view, start, end, since, known, map_bytes, report),
+        lambda view, start, end: _newer_parts(view, start, end, since, known, map_bytes, kept, report),
     )
 
 
@@ -89,6 +157,7 @@ def _newer_parts(
     since: int,
     known: KnownOffsets,
     map_bytes: int,
+    kept: KeptScan,
     progress: BytesDone,
 ) -> Iterator[NewestRecords]:
     if scan.is_short(view, start, end):
@@ -98,7 +167,7 @@ def _newer_parts(
     parts, cut = slices_of(view, start, end)
     total = 2 * sum(part.size for part in parts)
     outcomes = Outcomes(view, end)
-    resolution = from_accounts(view, parts, outcomes, map_bytes)
+    resolution = kept.resolution(view, start, end, outcomes, map_bytes)
     if resolution is None:
         resolution = resolution_of(
             view, parts, outcomes, map_bytes, lambda done, _: progress(min(done, total // 2), total)
@@ -133,7 +202,8 @@ class _LiveRecords:
 
     def __init__(self, resolution: Resolution, start: int, tail: Mapping[bytes, RawRecord]) -> None:
         self._dead = resolution.dead
-        self._facts = {fact.base_offset: fact for fact in resolution.segments}
+        self._facts = resolution.segments
+        self._bases = [fact.base_offset for fact in resolution.segments]
         self._start = start
         self._tail = tail
 
@@ -160,11 +230,9 @@ class _LiveRecords:
         for low in range(first, end, _WINDOW):
             high = min(low + _WINDOW, end)
             known.discard(self._dead.window(low, high).offsets())
-        fact = self._facts.get(part.base_offset)
-        if fact is not None and self._is_comparable(fact):
-            values = fact.live_records - fact.tombstones
-            if known.count(first, end) + newer == values:
-                return
+        values = self._values(part)
+        if values is not None and known.count(first, end) + newer == values:
+            return
         for chunk, records in self.read(part, first):
             reached = min(chunk.next_offset, end)
             known.keep(first, reached, _offsets_of(records, end))
@@ -173,9 +241,20 @@ class _LiveRecords:
                 return
         known.keep(first, end, _NONE)
 
-    def _is_comparable(self, fact: SegmentFacts) -> bool:
-        """Return whether the live records with a value, by their counts, are the rows of a copy."""
-        return not self._tail and fact.base_offset >= self._start and not fact.keyless
+    def _values(self, part: SegmentSlice) -> int | None:
+        """Return how many rows of a copy a slice has, by its counts; None if these do not say it."""
+        low, high = (bisect_left(self._bases, offset) for offset in (part.base_offset, part.next_offset))
+        facts = self._facts[low:high]
+        if (
+            self._tail
+            or part.base_offset < self._start
+            or not facts
+            or facts[0].base_offset != part.base_offset
+        ):
+            return None
+        if any(fact.keyless for fact in facts):
+            return None
+        return sum(fact.live_records - fact.tombstones for fact in facts)
 
 
 def _offsets_of(records: NewestRecords, end: int) -> NDArray[np.int64]:
@@ -200,16 +279,30 @@ def from_accounts(
     dead. With `outcomes` None those records must be shown, so the index of a log with transactions does not
     apply.
     """
+    ledger = saved_ledger(view, sources, map_bytes)
+    if ledger is None or (outcomes is None and ledger.transactions_from >= 0):
+        return None
+    above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
+    return _added(ledger, above, outcomes or Decisions())
+
+
+def saved_ledger(
+    view: PartitionView, sources: Sequence[SegmentSource], map_bytes: int, *, or_empty: bool = False
+) -> Ledger | None:
+    """Return the saved garbage index, if it applies; with `or_empty` an empty one if there is none."""
     from lastword.accounts.ledger import Ledger
 
     ledger = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)
-    if not ledger.exact or not sources or not 0 < ledger.limit <= sources[-1].next_offset:
-        return None
-    if outcomes is None and ledger.transactions_from >= 0:
-        return None
+    applies = ledger.exact and (ledger.limit > 0 or or_empty)
+    return ledger if applies and sources and ledger.limit <= sources[-1].next_offset else None
+
+
+def _added(
+    ledger: Ledger, sources: Sequence[SegmentSource], outcomes: TransactionOutcomes
+) -> Resolution | None:
+    """Scan what is above the limit of an index; return the resolution, None if its keys do not fit."""
     try:
-        above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
-        ledger.tracking.running.add_segments(above, outcomes=outcomes or Decisions())
+        ledger.tracking.running.add_segments(sources, outcomes=outcomes)
         return ledger.resolution()
     except MapFull:
         return None
