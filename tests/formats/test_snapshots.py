@@ -14,8 +14,7 @@ from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT, run_steps
 from lastword.partition import cut, snapshots
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
-from lastword.partition.segment_store import SegmentSet
-from lastword.partition.snapshots import Snapshots, replay
+from lastword.partition.snapshots import Snapshots
 from lastword.segment import names
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
