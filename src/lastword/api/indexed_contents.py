@@ -15,7 +15,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lastword.api.keys import LogMark, committed_end, find_one, index_of
 from lastword.api.open_dirs import OpenDirs
@@ -31,6 +31,10 @@ from lastword.records.record import Header, RawRecord
 from lastword.state.newest import newest
 from lastword.state.ttl import expires_at, own_ttl
 from lastword.units import NEVER
+
+if TYPE_CHECKING:
+    from lastword.keys.index import KeyIndex
+    from lastword.partition.log import PartitionLog
 
 PART = 10_000
 """Records of one `extend`: a change of many keys is appended in parts."""
@@ -64,6 +68,8 @@ class IndexedContents:
         self.users: set[int] = set()
         self.turn = threading.RLock()
         self._settings: object = None
+        self._indexed: dict[int, tuple[PartitionLog, KeyIndex | None]] = {}
+        """The log of each partition that got a change, and its index, with the settings of now."""
         self.ttl_ms = -1
         """The topic's `lastword.ttl.ms`; -1: nothing expires."""
         self.check()
@@ -76,6 +82,7 @@ class IndexedContents:
             self._topic.check_serializers(self._saved)
             self.ttl_ms = self._dirs.config(self.topic).lastword_ttl_ms
             self._settings = settings
+            self._indexed.clear()
 
     def check_writable(self) -> None:
         """Raise ReadOnlyError in mode "r"; else as `check`."""
@@ -201,8 +208,12 @@ class IndexedContents:
 
     def _note(self, appended: Appended, key: bytes, value: bytes | None) -> None:
         """Put an own record into the index, if it has been read up to there."""
-        log = self._dirs.log(self.topic, appended.partition)
-        index = index_of(self._bytes, appended.partition, log)
+        number = appended.partition
+        log, index = self._indexed.get(number, (None, None))
+        if log is None or log.is_closed:  # it was moved
+            log = self._dirs.log(self.topic, number)
+            index = index_of(self._bytes, number, log)
+            self._indexed[number] = log, index
         if index is not None:
             index.note(log, appended.offset, key, is_tombstone=value is None)
 

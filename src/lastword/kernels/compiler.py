@@ -16,7 +16,20 @@ import numba
 import numpy
 
 from lastword.kernels import intrinsics
-from lastword.kernels.native import DTYPES, Bundle, Inlined, Intrinsic, Kernel, Layout, Leaf, leaves
+from lastword.kernels.native import (
+    BOOLEAN,
+    DTYPES,
+    MOST_RESULTS,
+    NUMBER,
+    UNSIGNED,
+    Bundle,
+    Inlined,
+    Intrinsic,
+    Kernel,
+    Layout,
+    Leaf,
+    leaves,
+)
 
 _OPTIONS = {
     "nogil": True,
@@ -27,6 +40,9 @@ _OPTIONS = {
     # some counting in inner loops, at several atomic operations a record.
     "_nrt": False,
 }
+
+
+_BYTES_HEAD = bytes.__basicsize__ - 1
 
 
 def object_code(kernel: Kernel) -> bytes:
@@ -46,12 +62,115 @@ def object_code(kernel: Kernel) -> bytes:
         **{f"make_{bundle.name}": bundle.type for bundle in _bundles(kernel.parameters)},
     }
     exec(entry_source(kernel), scope)
-    entry = numba.njit(**_OPTIONS)(scope["entry"])
-    signature = (numba.int64,) * (1 + len(list(leaves(kernel.parameters))))
-    entry.compile(signature)
+    compiled = _compiled(scope["entry"], 1 + len(list(leaves(kernel.parameters))), _OPTIONS)
+    return _serialized(compiled, compiled.fndesc.llvm_func_name)
+
+
+def call_code() -> bytes:
+    """Compile `_call`, as `object_code` a kernel."""
+    compiled = _compiled(_call, 3, {**_OPTIONS, "no_cfunc_wrapper": False})
+    return _serialized(compiled, compiled.fndesc.llvm_cfunc_wrapper_name)
+
+
+def _compiled(function: Any, words: int, options: dict[str, Any]) -> Any:
+    entry = numba.njit(**options)(function)
+    entry.compile((numba.int64,) * words)
     (compiled,) = entry.overloads.values()
+    return compiled
+
+
+def _serialized(compiled: Any, symbol: str) -> bytes:
     _, _, (code, _) = compiled.library.serialize_using_object_code()
-    return bytes(compiled.fndesc.llvm_func_name.encode() + b"\n" + code)
+    return symbol.encode() + b"\n" + bytes(code)
+
+
+def _python(name: str, result: Any, words: int) -> Any:
+    """Return a function of Python's interface for C; objects are their addresses."""
+    return numba.types.ExternalFunction(name, result(*[numba.int64] * words))
+
+
+_word_of = _python("PyLong_AsUnsignedLongLongMask", numba.int64, 1)
+_is_true = _python("PyObject_IsTrue", numba.int32, 1)
+_error = _python("PyErr_Occurred", numba.int64, 0)
+_release = _python("PyEval_SaveThread", numba.int64, 0)
+_take = _python("PyEval_RestoreThread", numba.void, 1)
+_integer = _python("PyLong_FromLongLong", numba.int64, 1)
+_unsigned = _python("PyLong_FromUnsignedLongLong", numba.int64, 1)
+_boolean = _python("PyBool_FromLong", numba.int64, 1)
+_tuple = _python("PyTuple_New", numba.int64, 1)
+_set_item = _python("PyTuple_SetItem", numba.int32, 3)
+_add_reference = _python("Py_IncRef", numba.void, 1)
+_call_other = _python("PyObject_Vectorcall", numba.int64, 4)
+_new_words, _put_word, _run_entry = intrinsics.new_words, intrinsics.put_word, intrinsics.run_entry
+_word_at = intrinsics.word_at
+
+
+def _call(facts, arguments, count):  # type: ignore[no-untyped-def]
+    """Call a kernel's entry: a method of Python's fast calls (METH_FASTCALL), without the GIL meanwhile.
+
+    `facts` is a bytes object that `native._caller` makes. Functions of Python get the
+    arguments that do not fit.
+    """
+    entry, dtypes, corrected, outside, expected, made, is_tuple, none = _facts(facts + _BYTES_HEAD)
+    kinds = facts + _BYTES_HEAD + 8 * _FACTS
+    words, results, fault = _new_words(), _new_words(), _new_words()
+    other = corrected
+    if count == expected:
+        for number in range(count):
+            word = _word_at(arguments + 8 * number)
+            kind = _word_at(kinds + 8 * (MOST_RESULTS + number))
+            if kind == NUMBER:
+                word = _word_of(word)
+                if word == -1 and _error() != 0:
+                    return 0
+            elif kind == BOOLEAN:
+                word = numpy.int64(_is_true(word))
+                if word < 0:
+                    return 0
+            _put_word(words + 8 * number, word)
+        thread = _release()
+        status = _run_entry(entry, results, fault, dtypes, words)
+        _take(thread)
+        if status == 0 and _word_at(results) != 0:
+            if made == 0:
+                _add_reference(none)
+                return none
+            if is_tuple == 0:
+                return _boxed(_word_at(kinds), _word_at(results + 8))
+            values = _tuple(made)
+            for number in range(made):
+                value = _boxed(_word_at(kinds + 8 * number), _word_at(results + 8 + 8 * number))
+                _set_item(values, number, value)
+            return values
+        if status != 0:
+            other = outside
+    return _call_other(other, arguments, count, 0)
+
+
+_FACTS = 8
+
+
+@numba.njit(forceinline=True, **_OPTIONS)
+def _facts(at):  # type: ignore[no-untyped-def]
+    """Return the first words of the facts of a kernel, as `native._caller` writes them."""
+    return (
+        _word_at(at),
+        _word_at(at + 8),
+        _word_at(at + 16),
+        _word_at(at + 24),
+        _word_at(at + 32),
+        _word_at(at + 40),
+        _word_at(at + 48),
+        _word_at(at + 56),
+    )
+
+
+@numba.njit(forceinline=True, **_OPTIONS)
+def _boxed(kind, word):  # type: ignore[no-untyped-def]
+    """Return a new object of a result."""
+    if kind == BOOLEAN:
+        return _boolean(word)
+    return _unsigned(word) if kind == UNSIGNED else _integer(word)
 
 
 def entry_source(kernel: Kernel) -> str:

@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
 from lastword.kernels.hashing import FOLD_BYTES, POLYNOMIAL, table_step1, table_step8
+from lastword.kernels.native import MOST_WORDS
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
@@ -323,6 +324,46 @@ def word_at(typingctx, address):
         return builder.load(builder.inttoptr(args[0], _I64.as_pointer()))
 
     return types.int64(types.int64), codegen
+
+
+@intrinsic
+def put_word(typingctx, address, value):
+    """Store an int64 at an address."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(args[1], builder.inttoptr(args[0], _I64.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def new_words(typingctx):
+    """Return the address of `MOST_WORDS` words, which are there until the function returns."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(cgutils.alloca_once(builder, _I64, size=_I64(MOST_WORDS)), _I64)
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def run_entry(typingctx, entry, results, fault, dtypes, words):
+    """Call the entry at an address with `MOST_WORDS` words; return its status.
+
+    An entry with fewer parameters does not read the others: the caller removes them.
+    """
+
+    def codegen(context, builder, signature, args):
+        word = _I64.as_pointer()
+        kind = ir.FunctionType(_I32, [word, word, *[_I64] * (1 + MOST_WORDS)])
+        first = builder.inttoptr(args[4], word)
+        each = [builder.load(builder.gep(first, [_I64(place)])) for place in range(MOST_WORDS)]
+        outputs = [builder.inttoptr(address, word) for address in args[1:3]]
+        status = builder.call(builder.inttoptr(args[0], kind.as_pointer()), [*outputs, args[3], *each])
+        return builder.sext(status, _I64)
+
+    return types.int64(*[types.int64] * 5), codegen
 
 
 def array_maker(element: Any, dimensions: int) -> Any:

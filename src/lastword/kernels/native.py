@@ -19,6 +19,7 @@ import os
 import platform
 import shutil
 import stat
+import struct
 import tempfile
 import threading
 import types
@@ -196,35 +197,63 @@ class Kernel:
 # ---------------------------------------------------------------- calls
 
 
+# Kinds of arguments and results, as compiled code reads them (`compiler._call`).
+ARRAY, NUMBER, BOOLEAN, UNSIGNED = range(4)
+_KINDS = {int: NUMBER, bool: BOOLEAN, numpy.uint64: UNSIGNED}
+MOST_WORDS, MOST_RESULTS = 32, 8
+
+
+class _Method(ctypes.Structure):
+    """A `PyMethodDef`: a function of C as a function of Python."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_FAST_CALL = 0x80  # METH_FASTCALL: the arguments are an array of objects
+
+
 def _caller(kernel: Kernel, address: int) -> Callable[..., Any]:
     """Return a function that calls the code at `address`, made as `compiler.entry_source` says."""
-    every = list(leaves(kernel.parameters))
-    kinds = [ctypes.py_object if isinstance(leaf.type, Layout) else ctypes.c_int64 for leaf in every]
-    values = [leaf.name if isinstance(leaf.type, Layout) else f"int({leaf.name})" for leaf in every]
-    masks: dict[Any, str] = {bool: " != 0", numpy.uint64: " & 0xFFFFFFFFFFFFFFFF"}
-    results = [f"results[{n}]{masks.get(kind, '')}" for n, kind in enumerate(kernel.results, 1)]
-    every_name = ", ".join(leaf.name for leaf in every) + ","
-    lines = [
-        f"def {kernel.function.__name__}({', '.join(parameter.name for parameter in kernel.parameters)}):",
-        *_unpacked(kernel.parameters),
-        " results = Results()",
-        f" while (status := run(results, fault, dtypes, {', '.join(values)})) or not results[0]:",
-        f"  {every_name} = corrected(status, ({every_name}))",
-        f" return {', '.join(results)}{',' if kernel.returns_tuple else ''}" if results else " return None",
+    every = [leaf.type for leaf in leaves(kernel.parameters)]
+    kinds = [ARRAY if isinstance(kind, Layout) else NUMBER if kind is not bool else BOOLEAN for kind in every]
+    results = [_KINDS[kind] for kind in kernel.results]
+    assert len(kinds) <= MOST_WORDS and len(results) <= MOST_RESULTS, kernel.name
+
+    def corrected(*values: Any) -> Any:
+        return call(*_corrected(kernel, values))
+
+    def outside(*values: Any) -> Any:
+        raise IndexError(f"kernel {kernel.name}: an access outside an array")
+
+    words = [
+        *(address, ctypes.addressof(_DTYPES), id(corrected), id(outside), len(kinds)),
+        *(len(results), kernel.returns_tuple, id(None)),
+        *(results + [0] * (MOST_RESULTS - len(results))),
+        *kinds,
     ]
-    scope: dict[str, Any] = {
-        "Results": ctypes.c_int64 * (1 + len(results)),
-        "run": ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, *kinds)(address),
-        "fault": _FAULT,
-        "dtypes": _DTYPES,
-        "corrected": functools.partial(_corrected, kernel),
-    }
+    method = _Method(kernel.name.encode(), _call_address(), _FAST_CALL, None)
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+    call: Callable[..., Any] = new(
+        ctypes.addressof(method), struct.pack(f"={len(words)}q", *words), kernel.name
+    )
+    _LOADED.append((method, corrected, outside))
+    if len(every) == len(kernel.parameters):
+        return call
+    given = ", ".join(parameter.name for parameter in kernel.parameters)
+    lines = [f"def run({given}):", *_unpacked(kernel.parameters)]
+    lines.append(f" return call({', '.join(leaf.name for leaf in leaves(kernel.parameters))})")
+    scope: dict[str, Any] = {"call": call}
     exec("\n".join(lines), scope)
-    call: Callable[..., Any] = scope[kernel.function.__name__]
-    return call
+    run: Callable[..., Any] = scope["run"]
+    return run
 
 
-_FAULT = (ctypes.c_int64 * 1)()  # compiled code writes the address of an exception here; it is not used
 _DTYPES = (ctypes.c_int64 * len(DTYPES))(*map(id, _SINGLETONS))
 
 
@@ -235,20 +264,20 @@ def _unpacked(parameters: tuple[Leaf | Bundle, ...]) -> Iterator[str]:
             yield from _unpacked(parameter.parts)
 
 
-def _corrected(kernel: Kernel, status: int, values: tuple[Any, ...]) -> list[Any]:
+def _corrected(kernel: Kernel, values: tuple[Any, ...]) -> list[Any]:
     """Return the values in the form that the code takes.
 
     NumPy has more than one object for some types (`longlong` and `int64`), and the code knows one by its
     address. An array that is only read may be a view with steps.
 
     Raises:
-        TypeError: An array has another type or form; no array was the cause.
-        IndexError: The code was compiled with a check of bounds, and an index is outside its array.
+        TypeError: An array has another type or form; no array was the cause; the number of values is wrong.
     """
-    if status:
-        raise IndexError(f"kernel {kernel.name}: an access outside an array")
+    every = list(leaves(kernel.parameters))
+    if len(values) != len(every):
+        raise TypeError(f"kernel {kernel.name}: {len(values)} values in place of {len(every)}")
     result, changed = [], False
-    for leaf, value in zip(leaves(kernel.parameters), values, strict=True):
+    for leaf, value in zip(every, values, strict=True):
         if isinstance(leaf.type, Layout):
             known = numpy.dtype(leaf.type.dtype)
             if not _fits(leaf.type, value):
@@ -285,20 +314,33 @@ _LOADED: list[Any] = []  # linked code lives as long as the process: a thread ma
 
 def _address(kernel: Kernel) -> int:
     """Return the address of a kernel's code."""
-    # The folder is named by the sources of this package, so it keeps no other kernels.
     ours = kernel.function.__module__.startswith(f"{__package__}.")
-    path = cache_folder() / f"{kernel.name}.o"
-    code = _read(path) if ours else None
+    return _linked(kernel.name, lambda: _compile("object_code", kernel), keeps=ours)
+
+
+@functools.cache
+def _call_address() -> int:
+    """Return the address of the function that Python calls for every kernel."""
+    return _linked("call", lambda: _compile("call_code"), keeps=True)
+
+
+def _linked(name: str, compiled: Callable[[], bytes], *, keeps: bool) -> int:
+    """Return the address of code that is in the folder under a name, or that is compiled now.
+
+    `keeps`: The folder, which is named by the sources of this package, keeps the code.
+    """
+    path = cache_folder() / f"{name}.o"
+    code = _read(path) if keeps else None
     if code is None:
-        code = _compile(kernel)
-        if ours:
+        code = compiled()
+        if keeps:
             _keep(path, code)
-    symbol, _, image = code.partition(b"\n")
-    name = symbol.decode()
+    start, _, image = code.partition(b"\n")
+    symbol = start.decode()
     builder = llvmlite.binding.JITLibraryBuilder().add_object_img(image).add_current_process()
-    tracker = builder.export_symbol(name).link(_linker(), kernel.name)
+    tracker = builder.export_symbol(symbol).link(_linker(), name)
     _LOADED.append(tracker)
-    return int(tracker[name])
+    return int(tracker[symbol])
 
 
 @functools.cache
@@ -309,13 +351,13 @@ def _linker() -> Any:
     return binding.create_lljit_compiler()
 
 
-def _compile(kernel: Kernel) -> bytes:
+def _compile(function: str, *arguments: Kernel) -> bytes:
     global _announced
     if not _announced:
         _announced = True
         log.warning(COMPILING)
     # Imported by its name: it imports Numba, and all modules that it compiles, which import this one.
-    code: bytes = importlib.import_module(f"{__package__}.compiler").object_code(kernel)
+    code: bytes = getattr(importlib.import_module(f"{__package__}.compiler"), function)(*arguments)
     return code
 
 
