@@ -149,7 +149,7 @@ kills-server: $(READY) kernels ## the server of Kafka's protocol, producers, tra
 	@$(PY) -m tests.server.kills --kills $(or $(N),100)
 	@$(PY) -m tests.server.histories --kills $(or $(N),100)
 
-kills-bucket-server: $(READY) kernels ## the active server of a log in a bucket ended by SIGKILL and SIGSTOP, a standby takes over: make kills-bucket-server N=50
+kills-bucket-server: java $(READY) kernels ## the active server of a log in a bucket ended by SIGKILL and SIGSTOP under three makers' clients, a standby takes over: make kills-bucket-server N=50
 	@$(PY) -m tests.server.takeovers --turns $(or $(N),20)
 
 pipeline: jre $(READY) kernels ## a streaming process that keeps local state is killed twice, loses its disk, and goes on from its log
