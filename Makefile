@@ -180,8 +180,8 @@ differential-server: java $(READY) kernels ## one script of requests, every vers
 settings: java $(READY) ## random texts of every setting of a topic, read by Kafka's own class and by ours: make settings N=1000000
 	@$(PY) -m tests.unit.kafka_texts --texts $(or $(N),20000)
 
-clients: java $(READY) kernels ## every client with every codec, isolation level and gap; a copier of transactions killed N times: make clients N=50
-	@LASTWORD_EXHAUSTIVE=1 LASTWORD_KILLS=$(or $(N),10) $(PY) -m pytest -m '' tests/server/test_matrix.py tests/kafka/test_client_matrix.py tests/kafka/test_java_clients.py tests/kafka/test_spark_source.py
+clients: java $(READY) kernels ## every client with every codec, isolation level and gap; a copier of transactions killed N times: make clients N=50; over a bucket (moto, azurite): make clients STORE=moto
+	@LASTWORD_EXHAUSTIVE=1 LASTWORD_KILLS=$(or $(N),10) LASTWORD_STORE=$(STORE) $(PY) -m pytest -m '' tests/server/test_matrix.py tests/kafka/test_client_matrix.py tests/kafka/test_java_clients.py $(if $(STORE),,tests/kafka/test_spark_source.py)
 
 systems: java $(READY) kernels ## outside clients and systems on the server and on a real Kafka, compared with a dict: make systems ONLY=sarama,kafkajs
 	@$(PY) -m tests.systems.run $(if $(ONLY),--only '$(ONLY)') --records $(or $(N),400)
