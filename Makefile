@@ -183,8 +183,8 @@ settings: java $(READY) ## random texts of every setting of a topic, read by Kaf
 clients: java $(READY) kernels ## every client with every codec, isolation level and gap; a copier of transactions killed N times: make clients N=50; over a bucket (moto, azurite): make clients STORE=moto
 	@LASTWORD_EXHAUSTIVE=1 LASTWORD_KILLS=$(or $(N),10) LASTWORD_STORE=$(STORE) $(PY) -m pytest -m '' tests/server/test_matrix.py tests/kafka/test_client_matrix.py tests/kafka/test_java_clients.py $(if $(STORE),,tests/kafka/test_spark_source.py)
 
-systems: java $(READY) kernels ## outside clients and systems on the server and on a real Kafka, compared with a dict: make systems ONLY=sarama,kafkajs
-	@$(PY) -m tests.systems.run $(if $(ONLY),--only '$(ONLY)') --records $(or $(N),400)
+systems: java $(READY) kernels ## outside clients and systems on the server and on a real Kafka, compared with a dict: make systems ONLY=sarama,kafkajs; over a bucket: make systems BUCKET=1
+	@$(PY) -m tests.systems.run $(if $(BUCKET),--bucket) $(if $(ONLY),--only '$(ONLY)') --records $(or $(N),400)
 
 console: $(READY) kernels ## the page in a real Chromium, each view in four variants with axe-core; takes the pictures of docs/console.md
 	@$(PY) -m tests.console.test_browser docs/console
