@@ -149,7 +149,7 @@ kills-server: $(READY) kernels ## the server of Kafka's protocol, producers, tra
 	@$(PY) -m tests.server.kills --kills $(or $(N),100)
 	@$(PY) -m tests.server.histories --kills $(or $(N),100)
 
-kills-bucket-server: $(READY) kernels ## the active server of a log in a bucket ended by SIGKILL and SIGSTOP, a standby takes over: make kills-bucket-server N=50
+kills-bucket-server: java $(READY) kernels ## the active server of a log in a bucket ended by SIGKILL and SIGSTOP under three makers' clients, a standby takes over: make kills-bucket-server N=50
 	@$(PY) -m tests.server.takeovers --turns $(or $(N),20)
 
 pipeline: jre $(READY) kernels ## a streaming process that keeps local state is killed twice, loses its disk, and goes on from its log
@@ -180,11 +180,11 @@ differential-server: java $(READY) kernels ## one script of requests, every vers
 settings: java $(READY) ## random texts of every setting of a topic, read by Kafka's own class and by ours: make settings N=1000000
 	@$(PY) -m tests.unit.kafka_texts --texts $(or $(N),20000)
 
-clients: java $(READY) kernels ## every client with every codec, isolation level and gap; a copier of transactions killed N times: make clients N=50
-	@LASTWORD_EXHAUSTIVE=1 LASTWORD_KILLS=$(or $(N),10) $(PY) -m pytest -m '' tests/server/test_matrix.py tests/kafka/test_client_matrix.py tests/kafka/test_java_clients.py tests/kafka/test_spark_source.py
+clients: java $(READY) kernels ## every client with every codec, isolation level and gap; a copier of transactions killed N times: make clients N=50; over a bucket (moto, azurite): make clients STORE=moto
+	@LASTWORD_EXHAUSTIVE=1 LASTWORD_KILLS=$(or $(N),10) LASTWORD_STORE=$(STORE) $(PY) -m pytest -m '' tests/server/test_matrix.py tests/kafka/test_client_matrix.py tests/kafka/test_java_clients.py $(if $(STORE),,tests/kafka/test_spark_source.py)
 
-systems: java $(READY) kernels ## outside clients and systems on the server and on a real Kafka, compared with a dict: make systems ONLY=sarama,kafkajs
-	@$(PY) -m tests.systems.run $(if $(ONLY),--only '$(ONLY)') --records $(or $(N),400)
+systems: java $(READY) kernels ## outside clients and systems on the server and on a real Kafka, compared with a dict: make systems ONLY=sarama,kafkajs; over a bucket: make systems BUCKET=1
+	@$(PY) -m tests.systems.run $(if $(BUCKET),--bucket) $(if $(ONLY),--only '$(ONLY)') --records $(or $(N),400)
 
 console: $(READY) kernels ## the page in a real Chromium, each view in four variants with axe-core; takes the pictures of docs/console.md
 	@$(PY) -m tests.console.test_browser docs/console

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.testing.unsynced import UNSYNCED
 from tests.server.gaps import CODECS, FAR, LEVELS, PLACES, Row, topic_with_gap, write_topics
 from tests.support.exhaustive import stride
 from tests.support.jars import KafkaJars
 from tests.support.kafka import Clients, Counted, KafkaRecord, Tools
+from tests.support.stores import log_for_clients
 
 ALL = stride(2) == 1
 KILLS = int(os.environ.get("LASTWORD_KILLS", "1"))
@@ -93,7 +93,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lastword.LogDir]:
     directory = tmp_path_factory.mktemp("matrix") / "data"
     write_topics(directory, READ | CHANGELOGS)
     write_topics(directory, CHANGED | COPIED | SOURCES, cleanup_policy="delete")
-    with lastword.open(directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+    with log_for_clients(directory, log_cleaner_enable=False) as logs:
         yield logs
 
 

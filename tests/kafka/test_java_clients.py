@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.testing.unsynced import UNSYNCED
 from tests.server.certificates import made_pem
 from tests.server.gaps import CODECS
 from tests.support.exhaustive import stride
 from tests.support.jars import HERE, KafkaJars
 from tests.support.kafka import Clients, KafkaRecord, Tools
+from tests.support.stores import log_for_clients
 
 FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 GROUPS = "consumer.group.ConsumerGroupCommand"
@@ -31,7 +31,7 @@ GROUPS = "consumer.group.ConsumerGroupCommand"
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lastword.LogDir]:
     directory = tmp_path_factory.mktemp("served") / "data"
     cleaning = {"log_cleaner_backoff_ms": 200, "segment_bytes": "64KiB", "min_cleanable_dirty_ratio": 0.1}
-    with lastword.open(directory, "a", files=UNSYNCED, **cleaning) as logs:  # type: ignore[arg-type]
+    with log_for_clients(directory, **cleaning) as logs:  # type: ignore[arg-type]
         logs.create_topic("compacted", cleanup_policy="compact")
         yield logs
 
@@ -321,7 +321,7 @@ def _consumed_rows(printed: str) -> int:
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])
-def test_a_user_over_tls(tools: Tools, logs: lastword.LogDir, tmp_path: Path, mechanism: str) -> None:
+def test_a_user_over_tls(tools: Tools, tmp_path: Path, mechanism: str) -> None:
     pem = made_pem(tmp_path)
     users = {"ada": "secret, =é"}
     module = "plain.Plain" if mechanism == "PLAIN" else "scram.Scram"
@@ -338,7 +338,10 @@ def test_a_user_over_tls(tools: Tools, logs: lastword.LogDir, tmp_path: Path, me
         "".join(f"{name}={value}\n" for name, value in config.items()).replace("é", "\\u00e9")
     )
     topic = f"secured-{mechanism}"
-    with lastword.serve(logs, "127.0.0.1:0", users=users, tls=(pem.cert, pem.key)) as server:
+    with (
+        log_for_clients(tmp_path / "data") as logs,
+        lastword.serve(logs, "127.0.0.1:0", users=users, tls=(pem.cert, pem.key)) as server,
+    ):
         java = Clients(tools, server.bootstrap_servers)
         sent = [KafkaRecord(key=b"k%d" % number, value=b"v" * 50_000) for number in range(20)]
         assert java.produce(

@@ -25,6 +25,7 @@ from lastword.protocol.messages import (
 from lastword.server import Server
 from tests.server import takeovers
 from tests.server.client import Client, batch
+from tests.server.takeover_clients import ROLES, Journal
 from tests.support.waiting import until
 
 RECORD = batch((b"k", b"v"))
@@ -204,5 +205,63 @@ def test_servers_are_killed_and_stopped() -> None:
     """Nothing acknowledged is lost, and nothing is there twice."""
     pytest.importorskip("confluent_kafka")
     pytest.importorskip("aiokafka")
-    result = takeovers.run(2, 1)
-    assert result.violations == [] and result.acknowledged > 40 and len(result.served) == 2
+    result = takeovers.run(2, 1, takeovers.FEW)
+    assert result.violations == [] and result.events > 40 and len(result.served) == 2
+
+
+def _judged(*, events: Any = None, copies: Any = None, notes: tuple[tuple[Any, ...], ...] = ()) -> str:
+    """Judge a small sound history with some of its parts replaced."""
+    journal = Journal()
+    sound = [(0, 0, "java:0:0"), (0, 1, "java:0:2"), (1, 0, "java:0:1")]
+    for partition, offset, value in sound:
+        journal.note("java", "producer", "acked", int(value[-1]), partition, offset)
+        journal.note("java", "reader", "read", partition, offset, value)
+    journal.note("java", "copier", "copied", 0, 2)
+    journal.note("java", "copier", "aborted", 1)
+    for note in notes:
+        journal.note("java", *note)
+    copied = [(0, 0, "0:2:0:0"), (1, 0, "0:2:1:0"), (2, 0, "0:2"), (0, 1, "2:1:0:1"), (2, 1, "2:1")]
+    chosen = [("java", role) for role in ROLES]
+    return " / ".join(takeovers.judge(journal, chosen, events or sound, {"java": copies or copied}))
+
+
+@pytest.mark.parametrize(
+    ("found", "planted"),
+    [
+        ("lost: java 2", {"events": [(0, 0, "java:0:0"), (1, 0, "java:0:1")]}),
+        (
+            "twice: java:0:1 in events",
+            {"events": [(0, 0, "java:0:0"), (0, 1, "java:0:2"), (1, 0, "java:0:1"), (1, 1, "java:0:1")]},
+        ),
+        (
+            "out of order: java:0:0",
+            {"events": [(0, 0, "java:0:2"), (0, 1, "java:0:0"), (1, 0, "java:0:1")]},
+        ),
+        (
+            "not at 0:1: java 2",
+            {"events": [(0, 0, "java:0:0"), (0, 2, "java:0:2"), (0, 1, "java:1:3"), (1, 0, "java:0:1")]},
+        ),
+        ("phantom", {"notes": (("reader", "read", 1, 7, "java:0:9"),)}),
+        ("got 0:0 again", {"notes": (("reader", "read", 0, 0, "java:0:0"),)}),
+        (
+            "not read by java: 1",
+            {"events": [(0, 0, "java:0:0"), (0, 1, "java:0:2"), (1, 0, "java:0:1"), (1, 1, "java:0:3")]},
+        ),
+        ("not copied by java: 1", {"copies": [(0, 0, "0:2:0:0"), (1, 0, "0:2:1:0"), (2, 0, "0:2")]}),
+        ("half of a transaction: java 0 has 1 of 2", {"copies": [(0, 0, "0:2:0:0"), (2, 0, "0:2")]}),
+        ("half of a transaction: java 0 has 1 of 0", {"copies": [(0, 0, "0:2:0:0")]}),
+        ("lost: transaction java 0", {"copies": [(0, 1, "2:1:0:1"), (2, 1, "2:1")]}),
+        ("aborted, but read: java 0", {"notes": (("copier", "aborted", 0),)}),
+        (
+            "copied twice by java: 1",
+            {"copies": [(0, 0, "0:1:0:0"), (2, 0, "0:1"), (0, 1, "3:1:0:0"), (2, 1, "3:1")]},
+        ),
+        (
+            "copied out of order by java in 0",
+            {"copies": [(0, 0, "2:1:0:1"), (2, 0, "2:1"), (0, 1, "3:1:0:0"), (2, 1, "3:1")]},
+        ),
+    ],
+)
+def test_the_judge_of_takeovers_finds_each_fault(found: str, planted: dict[str, Any]) -> None:
+    assert _judged() == ""
+    assert found in _judged(**planted)

@@ -26,10 +26,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from examples.local_s3 import BUCKET, ignore, serve
 
+import lastword
+from lastword import LogDir
 from lastword.objects import ObjectStore, open_store
+from lastword.testing.unsynced import UNSYNCED
 from tests.support.gcs import GcsServer
 from tests.support.jars import UNREACHABLE, KafkaMissing, cache_directory, find_java
 
@@ -80,6 +84,30 @@ def moto(on_request: Callable[[str, int, int], None] = ignore) -> Iterator[Serve
         except ImportError as missing:
             raise ServerMissing(f"no moto with its server: pip install -e '.[dev]' ({missing})") from None
         yield s3_at(address)
+
+
+# ---------------------------------------------------------------- the place of logs that clients use
+
+
+@contextmanager
+def log_for_clients(directory: Path, **settings: Any) -> Iterator[LogDir]:
+    """Open a log directory to append; if LASTWORD_STORE names a store, a copy of it in a bucket of its own.
+
+    The stores are "moto" and "azurite". The directory may be absent.
+    """
+    store = os.environ.get("LASTWORD_STORE")
+    with ExitStack() as stack:
+        if not store:
+            yield stack.enter_context(lastword.open(directory, "a", files=UNSYNCED, **settings))
+            return
+        server = stack.enter_context(moto() if store == "moto" else azurite(directory.with_suffix(".log")))
+        url = "/".join(
+            (server.root, *directory.parts[-2:])
+        )  # all servers of moto in a process have one bucket
+        if directory.exists():
+            lastword.copy(directory, url, storage_options=server.options)
+        settings = {"lastword_commit_linger_ms": 5} | settings
+        yield stack.enter_context(lastword.open(url, "a", storage_options=server.options, **settings))
 
 
 # ---------------------------------------------------------------- S3Mock

@@ -34,18 +34,19 @@ def page(results: dict[str, Any]) -> str:
         "Each system runs twice on the server, and twice on a real Kafka beside it. Between its two lives",
         "the system is stopped, the server's logs are cleaned, and its state's files are removed.",
         "After each life the newest values of the target are compared with a dict: right, if they are equal.",
+        "The column for a bucket is of `make systems BUCKET=1`: the server of a log in a bucket of moto.",
         "",
-        f"| system | packages | shown | lastword | Kafka {KAFKA_VERSION} | records | date |",
-        "|---|---|---|---|---|---|---|",
+        f"| system | packages | shown | lastword | in a bucket | Kafka {KAFKA_VERSION} | records | date |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for system in SYSTEMS:
         text = shown[system.does] + (f"; {system.remark}" if system.remark else "")
         result = results.get(system.name, {"missing": "no run yet"})
         if result.get("missing"):
-            cells = [f"not run: {result['missing']}", "", "", ""]
+            cells = [f"not run: {result['missing']}", "", "", "", ""]
         else:
-            differences = [result["differences"][name] or "right" for name in NAMES]
-            cells = [*differences, f"{result['records']}", result["date"]]
+            ours, kafkas = (result["differences"][name] or "right" for name in NAMES)
+            cells = [ours, _in_bucket(result), kafkas, f"{result['records']}", result["date"]]
         lines.append(_line(system.name, _names(system.packages), text, *cells))
     lines += [
         "",
@@ -55,24 +56,51 @@ def page(results: dict[str, Any]) -> str:
         "or of the set-up: one broker, no Docker, no authorizer. A test that did not end counts as failed.",
         "Tests that are skipped on lastword only need an API that the server does not offer: share groups.",
         "",
-        f"| suite | package | lastword | Kafka {KAFKA_VERSION} | failed on lastword only "
-        "| on Kafka only | on both | skipped on lastword only | date |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| suite | package | lastword | in a bucket | Kafka {KAFKA_VERSION} | failed in a bucket only "
+        "| on lastword only | on Kafka only | on both | skipped on lastword only | date |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for suite in SUITES:
         result = results.get(suite.name, {"missing": "no run yet"})
         name = suite.name + (f"; {suite.remark}" if suite.remark else "")
         if result.get("missing"):
-            cells = [f"not run: {result['missing']}", "", "", "", "", "", ""]
+            cells = [f"not run: {result['missing']}", "", "", "", "", "", "", "", ""]
         else:
-            counts = [
-                ", ".join(f"{n} {word}" for word, n in result["counts"][server].items()) for server in NAMES
-            ]
+            ours, kafkas = (_counts(result["counts"][server]) for server in NAMES)
             failed = (*(result["only"][server] for server in NAMES), result["both"], result["skipped"])
             lists = [_names(tests) or "none" for tests in failed]
-            cells = [*counts, *lists, result["date"]]
+            only = _names(failed_in_bucket(result)) or (
+                "none" if "counts" in result.get("bucket", {}) else ""
+            )
+            cells = [ours, _in_bucket(result), kafkas, only, *lists, result["date"]]
         lines.append(_line(name, _names(suite.packages[:1]), *cells))
     return "\n".join(lines) + "\n"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
+
+
+def _in_bucket(result: Any) -> str:
+    """Return the cell for the run over a bucket, with its date."""
+    bucket = result.get("bucket")
+    if bucket is None:
+        return "no run yet"
+    if "missing" in bucket:
+        return f"not run: {bucket['missing']}"
+    shown = _counts(bucket["counts"]) if "counts" in bucket else bucket["difference"] or "right"
+    return f"{shown} ({bucket['date']})"
+
+
+def failed_in_bucket(result: Any) -> list[str]:
+    """Return the tests of a suite that failed over a bucket and not over a directory."""
+    bucket = result.get("bucket", {})
+    wrong = {*result["only"][NAMES[0]], *result["both"]}
+    left = sum(result["counts"][NAMES[0]].values()) - sum(bucket.get("counts", {}).values())
+    return [
+        *(test for test in bucket.get("failed", ()) if test not in wrong),
+        *[f"{left} did not end"] * ("counts" in bucket and left > 0),
+    ]
 
 
 def _names(names: Iterable[str]) -> str:
@@ -106,6 +134,16 @@ def compared(ended: dict[str, dict[str, str]]) -> Any:
         if ended[NAMES[0]].get(test) == "skipped" and ended[NAMES[1]].get(test) == "passed"
     )
     return {"counts": counts, "only": only, "both": both, "skipped": skipped}
+
+
+def is_bucket_different(result: Any) -> bool:
+    """Return whether something is wrong over a bucket that is right over a directory."""
+    bucket = result.get("bucket", {})
+    if result.get("missing") or "missing" in bucket:
+        return False
+    if "only" in result:
+        return bool(failed_in_bucket(result))
+    return bool(bucket.get("difference")) and not result["differences"][NAMES[0]]
 
 
 def is_ours(result: Any) -> bool:

@@ -3,6 +3,7 @@
 Each system runs twice on each of the two servers. Between its two lives the server's logs are cleaned and the
 directory of its state is removed. The target is compared with a dict, after each life. Own test suites of
 clients run once on each server. The results are saved in `results.json`, from which the page is made.
+With BUCKET=1 they run on a server of a log in a bucket (moto) instead, beside those results.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,9 +31,10 @@ import confluent_kafka.admin
 import lastword
 from tests.support.jars import KAFKA_VERSION, KafkaJars
 from tests.support.kafka import Broker, Tools
+from tests.support.stores import moto
 from tests.systems import suites
 from tests.systems.install import SystemMissing, environment, installed
-from tests.systems.page import NAMES, PAGE, RESULTS, compared, is_ours, page
+from tests.systems.page import NAMES, PAGE, RESULTS, compared, is_bucket_different, is_ours, page
 from tests.systems.table import ROWS, Suite, System
 
 KEYS = 20
@@ -186,6 +189,41 @@ def servers(root: Path) -> Iterator[tuple[Server, Server]]:
         )
 
 
+@contextmanager
+def bucket_server(root: Path) -> Iterator[tuple[Server, Server]]:
+    """Start a server of a log in a bucket, and one of a directory beside it, the other cluster."""
+    quick: Any = {"log_cleaner_enable": False, "lastword_commit_linger_ms": 5}
+    with (
+        moto() as store,
+        lastword.open(f"{store.root}/systems", "a", storage_options=store.options, **quick) as logs,
+        lastword.serve(logs, "127.0.0.1:0", partitions=PARTITIONS) as server,
+        lastword.open(root / "beside", "a", log_cleaner_enable=False) as other_logs,
+        lastword.serve(other_logs, "127.0.0.1:0", partitions=PARTITIONS) as other,
+    ):
+        yield (
+            Server("bucket", server.bootstrap_servers, logs.clean),
+            Server("directory", other.bootstrap_servers, other_logs.clean),
+        )
+
+
+def bucket_result(
+    row: System | Suite, both: tuple[Server, Server], root: Path, given: argparse.Namespace
+) -> Any:
+    """Return the result of a row on the server of a log in a bucket."""
+    server, other = both
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    if isinstance(row, System):
+        difference = lives(row, server, other, root, given.records, given.seconds)
+        return {"difference": difference, "records": given.records, "date": date}
+    ended = suites.outcomes(row, server.address, root, given.suite_seconds)
+    if not ended:
+        raise SystemMissing("no test of the suite ended")
+    by_outcome = {
+        word: sorted(test for test in ended if ended[test] == word) for word in ("failed", "skipped")
+    }
+    return {"counts": dict(sorted(Counter(ended.values()).items())), "date": date} | by_outcome
+
+
 def system_result(
     system: System, both: tuple[Server, Server], root: Path, records: int, seconds: float
 ) -> Any:
@@ -213,6 +251,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=180, help="the most for one life")
     parser.add_argument("--suite-seconds", type=float, default=600, help="the most for one run of a suite")
+    parser.add_argument("--bucket", action="store_true", help="run on a server of a log in a bucket")
     parser.add_argument("--docs", action="store_true", help="only write the page, from the saved results")
     given = parser.parse_args()
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -224,22 +263,32 @@ def main() -> None:
     unknown = set(wanted) - {row.name for row in chosen}
     if unknown:
         parser.error(f"no such system: {', '.join(sorted(unknown))}")
-    with tempfile.TemporaryDirectory(prefix="lastword-systems-") as root, servers(Path(root)) as both:
+    started = bucket_server if given.bucket else servers
+    with tempfile.TemporaryDirectory(prefix="lastword-systems-") as root, started(Path(root)) as both:
         for row in chosen:
             began = time.monotonic()
             try:
-                if isinstance(row, System):
+                if given.bucket:
+                    result = bucket_result(row, both, Path(root), given)
+                elif isinstance(row, System):
                     result = system_result(row, both, Path(root), given.records, given.seconds)
                 else:
                     result = suite_result(row, both, Path(root), given.suite_seconds)
             except SystemMissing as missing:
                 result = {"missing": str(missing)}
-            result |= {"packages": list(row.packages), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
             print(f"{row.name}: {result} ({time.monotonic() - began:.0f} s)", flush=True)
-            results = json.loads(RESULTS.read_text(encoding="utf-8")) | {row.name: result}
+            results = json.loads(RESULTS.read_text(encoding="utf-8"))
+            if given.bucket:
+                results[row.name]["bucket"] = result
+            else:
+                result |= {"packages": list(row.packages), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+                results[row.name] = result | {
+                    name: of for name, of in results.get(row.name, {}).items() if name == "bucket"
+                }
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
-    sys.exit(any(is_ours(results[row.name]) for row in chosen))
+    is_wrong = is_bucket_different if given.bucket else is_ours
+    sys.exit(any(is_wrong(results[row.name]) for row in chosen))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.systems.page import PAGE, RESULTS, compared, is_ours, page
+from tests.systems.page import (
+    PAGE,
+    RESULTS,
+    compared,
+    failed_in_bucket,
+    is_bucket_different,
+    is_ours,
+    page,
+)
 from tests.systems.suites import of_go, of_pytest
 from tests.systems.table import ROWS, SUITES, SYSTEMS
 
@@ -79,3 +87,24 @@ def test_outcomes_of_go_are_read_from_its_output(tmp_path: Path) -> None:
     lines = ["--- FAIL: TestA (0.1s)", "    --- PASS: TestA/sub (0.0s)", "--- SKIP: TestB (0.0s)", "PASS"]
     (tmp_path / "report.log").write_text("\n".join(lines))
     assert of_go(tmp_path / "report") == {"TestA": "failed", "TestA/sub": "passed", "TestB": "skipped"}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "shown"),
+    [
+        ({"counts": {"failed": 1, "passed": 2}, "failed": ["b"]}, []),
+        ({"counts": {"failed": 2, "passed": 1}, "failed": ["a", "b"]}, ["a"]),
+        ({"counts": {"failed": 1, "passed": 1}, "failed": ["b"]}, ["1 did not end"]),
+    ],
+)
+def test_a_run_over_a_bucket_differs_in_tests_that_pass_over_a_directory(
+    bucket: dict[str, Any], shown: list[str]
+) -> None:
+    outcomes = {"a": "passed", "b": "failed", "c": "passed"}
+    result = compared({"lastword": outcomes, "Kafka": outcomes})
+    assert failed_in_bucket(result) == []
+    assert failed_in_bucket(result | {"bucket": bucket}) == shown
+    assert is_bucket_different(result | {"bucket": bucket}) == bool(shown)
+    differences = {"lastword": "", "Kafka": ""}
+    assert is_bucket_different({"differences": differences, "bucket": {"difference": "wrong"}})
+    assert not is_bucket_different({"differences": differences, "bucket": {"difference": ""}})
