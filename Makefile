@@ -67,7 +67,7 @@ lowest: $(LOWEST)/.ready ## the fast tests with the lowest version of each packa
 test: $(READY) ## lint and every test: fast and slow ones, then, if there is a Java, Spark and a real Kafka
 	@test "$$CI" != true || ./scripts/need-java
 	@$(MAKE) --no-print-directory --output-sync=target -j 3 lint kernels bytecode
-	@if missing=$$(./scripts/need-java 2>&1); then $(MAKE) --no-print-directory -j 3 test-local test-engines; \
+	@if missing=$$(./scripts/need-java 2>&1); then $(MAKE) --no-print-directory -j 4 test-local test-engines; \
 	else $(MAKE) --no-print-directory test-local && echo "left out: the tests that start Spark, Kafka or S3Mock. $$missing"; fi
 
 # Every process of pytest imports all tests. The first import compiles them, which takes 17 s: once in a clone, for all processes. Their errors are those of the tests' run.

@@ -168,7 +168,7 @@ def _sizes(place: str) -> dict[str, int]:
 
 
 def _read(place: str) -> int:
-    return polars.scan_delta(place).collect().height
+    return int(polars.scan_delta(place).collect().height)
 
 
 def _content(place: str, places: Places) -> polars.DataFrame:

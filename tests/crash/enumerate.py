@@ -65,6 +65,7 @@ def judge_run(
     """
     tally = tally or Tally()
     judged: dict[int, int] = {}
+    again: set[int] = set()
     known: dict[str, Partition] = {}
     known_at = -1
     for image in PowerCuts(scenario_run.files, doomed).images(moments, seeds):
@@ -80,7 +81,7 @@ def judge_run(
             known, known_at = scenario_run.history.at(returned_at), returned_at
         thorough = len(judged) % THOROUGH_EVERY == 0
         saved = scenario_run.history.settings_at(returned_at)
-        subject = Subject(scenario_run.settings, scenario_run.clock, image.killed, thorough, saved)
+        subject = Subject(scenario_run.settings, scenario_run.clock, image.killed, thorough, saved, again)
         violations = check(image.tree, image.mtimes, known, subject)
         if violations:
             name, count = scenario_run.scenario.name, len(scenario_run.files.journal)

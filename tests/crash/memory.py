@@ -7,6 +7,7 @@ of origin until they are written to. `open_handles` lists handles that were open
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from lastword.files import FileFacts, FileLock, Files, Handle
 
 ROOT = "/in-memory"
 """The root of all trees. No such directory exists: a call that bypasses `Files` finds no file."""
+_normal = functools.lru_cache(1 << 12)(os.path.normpath)
 
 
 class Node:
@@ -99,7 +101,7 @@ class MemoryFiles(Files):
 
     def _split(self, path: Any) -> tuple[dict[str, Node | None], str, str]:
         """Return (entries of the parent, name, path)."""
-        full = os.path.normpath(os.fspath(path))
+        full = _normal(os.fspath(path))
         parent, _, name = full.rpartition("/")
         entries = self._folders.get(parent)
         if entries is None:
@@ -108,7 +110,7 @@ class MemoryFiles(Files):
 
     def _entry(self, path: Any) -> Node | bool | None:
         """Return the node; None for a directory, False if the path does not exist."""
-        full = os.path.normpath(os.fspath(path))
+        full = _normal(os.fspath(path))
         if full in self._folders:
             return None
         parent, _, name = full.rpartition("/")
@@ -128,7 +130,7 @@ class MemoryFiles(Files):
         return MemoryHandle(self, self._file(path), os.fspath(path))
 
     def listdir(self, path: Any) -> list[str]:
-        entries = self._folders.get(os.path.normpath(os.fspath(path)))
+        entries = self._folders.get(_normal(os.fspath(path)))
         if entries is None:
             raise FileVanishedError(f"no directory {path}", file=os.fspath(path), errno=errno.ENOENT)
         return sorted(entries)
@@ -142,7 +144,7 @@ class MemoryFiles(Files):
         return FileFacts(len(node.data), node.mtime_ms, node.inode)
 
     def is_dir(self, path: Any) -> bool:
-        return os.path.normpath(os.fspath(path)) in self._folders
+        return _normal(os.fspath(path)) in self._folders
 
     def free_bytes(self, path: Any) -> int:
         return 1 << 40

@@ -104,13 +104,14 @@ def attempt(root: Path, steps: list[Step], faulty: FaultyOs) -> History:
     return history
 
 
-def judge(root: Path, history: History, label: str) -> None:
+def judge(root: Path, history: History, label: str, again: set[int]) -> None:
     tree = {
         str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
         for path in sorted(root.rglob("*"))
     }
     known = history.at(0)
-    violations = check(tree, {}, known, Subject(SETTINGS, ManualClock(NOW + 9 * HOUR), True, False))
+    subject = Subject(SETTINGS, ManualClock(NOW + 9 * HOUR), kill=True, again=again)
+    violations = check(tree, {}, known, subject)
     violations = [
         violation
         for violation in violations
@@ -122,7 +123,8 @@ def judge(root: Path, history: History, label: str) -> None:
 def faults(root: Path, steps: list[Step], stride: int) -> int:
     counted = FaultyOs()
     history = attempt(root, steps, counted)
-    judge(root, history, "no fault")
+    again: set[int] = set()
+    judge(root, history, "no fault", again)
     done = 0
     for name, codes in CALLS.items():
         for code in codes:
@@ -132,7 +134,7 @@ def faults(root: Path, steps: list[Step], stride: int) -> int:
                     faulty.fail_at = number
                     history = attempt(root, steps, faulty)
                     label = f"{name} {number} of {counted.counts[name]}, {os.strerror(code)}, {sticky=}"
-                    judge(root, history, label)
+                    judge(root, history, label, again)
                     done += bool(faulty.failed)
     return done
 
@@ -141,13 +143,14 @@ def interrupts(root: Path, steps: list[Step], stride: int) -> int:
     """Interrupt every n-th call that changes something, in a process that goes on."""
     counted = FaultyOs()
     attempt(root, steps, counted)
+    again: set[int] = set()
     done = 0
     for name in ("open", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "unlink", "mkdir"):
         for number in range(0, counted.counts[name], stride):
             faulty = FaultyOs(name, INTERRUPT)
             faulty.fail_at = number
             history = attempt(root, steps, faulty)
-            judge(root, history, f"{name} {number} of {counted.counts[name]} interrupted")
+            judge(root, history, f"{name} {number} of {counted.counts[name]} interrupted", again)
             done += bool(faulty.failed)
     return done
 

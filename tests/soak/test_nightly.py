@@ -71,7 +71,7 @@ def test_the_parts_of_the_test_command_are_all_of_it() -> None:
     parts = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]["part"]
     assert len(parts) == 4
     (engines,) = re.findall(r",-j 3\) (test-.*)", MAKEFILE)
-    (whole,) = re.findall(r"-j 3 (test-local) test-engines;", MAKEFILE)
+    (whole,) = re.findall(r"-j 4 (test-local) test-engines;", MAKEFILE)
     assert {target for part in parts for target in part.split()} == {"lint", whole, *engines.split()}
 
 
