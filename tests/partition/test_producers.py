@@ -15,6 +15,7 @@ from lastword.errors import (
     ProducerFencedError,
     SequenceGapError,
     StorageError,
+    TransactionStateError,
 )
 from lastword.files import Handle
 from lastword.partition import PartitionLog, PartitionView, snapshots
@@ -192,6 +193,27 @@ def test_6W_310_sequences_wrap(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- transactions
+
+
+def test_a_new_transaction_repeats_no_batch_of_one_that_has_ended(tmp_path: Path) -> None:
+    """librdkafka aborts, and gives the sequences of a batch whose answer was lost to the next batch."""
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    for first, commit in ((0, True), (2, False)):
+        written = log.append_batch(of(1, first, 2, transactional=True))
+        assert log.append_batch(of(1, first, 2, transactional=True))[:2] == written[:2]
+        end_transaction(log, 1, 0, commit)
+        for sequence in range(first + 2):
+            for count in (1, 2, 3):
+                with pytest.raises(TransactionStateError, match=f"sequence {sequence} was in a transaction"):
+                    log.append_batch(of(1, sequence, count, transactional=True))
+        with pytest.raises(SequenceGapError):
+            log.append_batch(of(1, first + 3, transactional=True))
+        assert log.log_end == written.last_offset + 2
+        log = open_again(log)
+    log.append_batch(of(1, 4, transactional=True))
+    end_transaction(log, 1, 0, commit=True)
+    log.append_batch(of(1, 0, epoch=1, transactional=True))
+    assert log.append_batch(of(2, 0))[:2] == log.append_batch(of(2, 0))[:2]  # without a transaction as before
 
 
 @pytest.mark.parametrize("how", ["open", "killed", "closed"])

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,6 +242,81 @@ def test_transactions_of_aiokafka(server: Server) -> None:
     found = read(server, "users", count=2, isolation_level="read_committed", group_id="readers")
     assert [message.value() for message in found] == [b"0", b"2"]
     assert offset_of(server, "readers", "users") == 2
+
+
+class _Proxy:
+    """A port that forwards to a server. After `loses` is set, the answer to a Produce request is lost."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.loses, self.lost = target, False, threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.create_connection(("127.0.0.1", self.target))
+                is_lost = threading.Event()
+                for work in (self._requests, self._answers):
+                    threading.Thread(target=work, args=(client, server, is_lost), daemon=True).start()
+
+    def _requests(self, client: socket.socket, server: socket.socket, is_lost: threading.Event) -> None:
+        with contextlib.suppress(OSError, struct.error), client.makefile("rb") as stream:
+            while True:
+                head = stream.read(4)
+                data = stream.read(*struct.unpack(">i", head))
+                if self.loses and data[:2] == b"\0\0":
+                    self.loses = False
+                    is_lost.set()
+                server.sendall(head + data)
+
+    def _answers(self, client: socket.socket, server: socket.socket, is_lost: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while (data := server.recv(1 << 16)) and not is_lost.is_set():
+                client.sendall(data)
+        for each in (client, server):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        if is_lost.is_set():
+            self.lost.set()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_record_behind_an_aborted_batch_whose_answer_was_lost(tmp_path: Path) -> None:
+    """librdkafka gives it the sequence of the lost one. A broker takes it for a repeat."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    proxy = _Proxy(port)
+    with (
+        lastword.open(tmp_path, "a") as logs,
+        contextlib.closing(proxy),
+        lastword.serve(logs, listen=f"127.0.0.1:{port}", advertise=proxy.address),
+    ):
+        logs.create_topic("users")
+        config = {"bootstrap.servers": proxy.address, "transactional.id": "t", "retry.backoff.ms": 2000}
+        sender = confluent_kafka.Producer(config | {"linger.ms": 0, "retry.backoff.max.ms": 2000})
+        sender.init_transactions(10)
+        sender.begin_transaction()
+        proxy.loses = True
+        sender.produce("users", b"aborted")
+        assert proxy.lost.wait(10)
+        sender.abort_transaction(10)
+        done = []
+        for _ in range(2):
+            sender.begin_transaction()
+            sender.produce("users", b"%d" % len(done))
+            try:
+                sender.commit_transaction(10)
+            except confluent_kafka.KafkaException as error:
+                assert error.args[0].code() == confluent_kafka.KafkaError.INVALID_TXN_STATE
+                sender.abort_transaction(10)
+            else:
+                done.append(b"%d" % len(done))
+        assert done and [record.value for record in logs.topic("users").read()] == done
 
 
 def offset_of(server: Server, group: str, topic: str) -> int:

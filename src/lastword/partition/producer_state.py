@@ -15,7 +15,9 @@ A leader's rules: an older epoch is fenced; a new epoch starts at sequence 0; a 
 last sequence + 1 (at 0 if the producer is known from a marker only); an unknown producer may start at any
 sequence. If one of the last five batches of a producer is sent again, it is a duplicate: the result has the
 offsets of the first copy, and nothing is appended. A snapshot has the newest of the five; the others are in
-the log, and are read when a batch is refused without them (`ProducerState.complete`).
+the log, and are read when a batch is refused without them (`ProducerState.complete`). A batch of a new
+transaction repeats none of the transactions before: it is refused (`Producer.repeats_ended`), where a broker
+takes it for a duplicate.
 
 The last stable offset is the first offset of the oldest transaction that is undecided. Without one it is the
 end of the log, which is the high watermark here: there are no followers.
@@ -129,6 +131,23 @@ class Producer:
                 return batch
         return None
 
+    def repeats_ended(self, header: BatchHeader) -> bool:
+        """Return whether a batch of a new transaction has sequences of transactions that have ended.
+
+        That is no repeat: a client sends a batch again only until it ends the transaction. librdkafka 2.16.0
+        removes a batch whose answer was lost from its queue when it aborts, and gives its sequences to the
+        next batch. A broker takes that for the batch before, and the record is lost.
+        """
+        return (
+            header.transactional
+            and self.transaction_start is None
+            and header.producer_epoch == self.epoch
+            and header.base_sequence >= 0
+            and bool(self.batches)
+            and self.producer_id < FIRST_NAMED_ID
+            and add_sequence(self.last_sequence, -header.base_sequence) <= INT32_MAX // 2
+        )
+
     def is_expired(self, now_ms: int, expiration_ms: int) -> bool:
         """Return whether the producer was idle for `expiration_ms` without an open transaction.
 
@@ -202,7 +221,8 @@ class PendingAppend:
             SequenceGapError: A sequence is missing or repeated.
             ProducerFencedError: A newer epoch has written.
             CoordinatorFencedError: The marker is of an older coordinator.
-            TransactionStateError: The batch is outside its producer's open transaction.
+            TransactionStateError: The batch is outside its producer's transaction, or has the sequence of
+                one that has ended.
         """
         producer_id = header.producer_id
         if producer_id != NO_PRODUCER:
@@ -211,6 +231,13 @@ class PendingAppend:
                 _check_marker(producer, header, marker)
                 self._changed[producer_id] = producer.after_marker(header, marker)
             else:
+                if producer.repeats_ended(header):
+                    raise TransactionStateError(
+                        f"producer {producer_id} epoch {header.producer_epoch}: sequence "
+                        f"{header.base_sequence} was in a transaction that has ended",
+                        remedy="abort this transaction; the next one has a new epoch",
+                        offset=header.base_offset,
+                    )
                 earlier = producer.duplicate_of(header)
                 if earlier is not None:
                     return earlier
