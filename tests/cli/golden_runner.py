@@ -47,6 +47,9 @@ MASKS = (
     (re.compile(r"the first until [0-9-]+ [0-9:.]+Z"), "the first until _"),
     (re.compile(r'"(next_due_ms|named_bytes)":\d+'), r'"\1":_'),
     (re.compile(r"(in use: \d+ objects?), [0-9.]+ \w+"), r"\1, _"),  # objects hold random names, compressed
+    # Parquet files, whose size depends on the version of Arrow
+    (re.compile(r"(would write \d+ rows? in|\d+ rewritten,) [0-9.]+ \w+"), r"\1 _"),
+    (re.compile(r'("(?:files":\d+|table":"[^"]*"),"written_bytes"):\d+'), r"\1:_"),
     (re.compile(r"in use by (this )?process \d+( \([^)]*\))?"), "in use by process _"),
 )
 
