@@ -186,7 +186,7 @@ def _idle() -> Iterator[Measured]:
 
 
 def _producers() -> Iterator[Measured]:
-    """Measure the bytes of a commit to 100 partitions, each of which 1,000 producers have written to."""
+    """Measure the bytes of a commit to 100 partitions, each of which 200 producers have written to."""
     with _serving(PARTITIONS) as (store, logs, _):
         dirs = dirs_of(logs)
 

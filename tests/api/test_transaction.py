@@ -231,12 +231,14 @@ def test_readers_of_the_process_see_all_partitions_or_none(opened):
             assert state.get("k1", 0) >= before or not opened.dirs.holds_logs
 
     def write():
-        for number in range(1, 60 if opened.dirs.holds_logs else 6):
-            with opened.transaction() as tx:
-                for key in keys:
-                    tx.append("events", key, number)
-                    tx.state("totals")[key] = number
-        stop.set()
+        try:
+            for number in range(1, 60 if opened.dirs.holds_logs else 6):
+                with opened.transaction() as tx:
+                    for key in keys:
+                        tx.append("events", key, number)
+                        tx.state("totals")[key] = number
+        finally:
+            stop.set()
 
     together(read, read, write)
 

@@ -396,7 +396,13 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
     [
         ({"layout": "bitmaps"}, UsageError, "layout"),
         ({"value_format": "xml"}, UsageError, "value_format"),
-        ({"value_format": ("avro", "user.avsc")}, UsageError, "value_format"),
+        ({"value_format": ("avro", "user.avsc")}, UsageError, "not a pair of a name and its options"),
+        (
+            {"value_format": ("avro", {"avroSchema": {"type": "record"}})},
+            InvalidSettingError,
+            "avroSchema is text, not dict",
+        ),
+        ({"value_format": ["json", {}]}, UsageError, "not a pair of a name and its options"),
         ({"value_format": "json"}, UsageError, "gives no type"),
         ({"value_schema": "a INT"}, UsageError, "needs value_format"),
         (

@@ -359,21 +359,22 @@ def _format(
             raise UsageError("value_schema needs value_format", remedy=f"name one of {', '.join(FORMATS)}")
         return None, None
     is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)
+    if not is_pair and not isinstance(given, str):
+        raise UsageError(
+            f"value_format={given!r} is not a name, and not a pair of a name and its options",
+            remedy='give value_format="json", or value_format=("avro", {"avroSchema": "user.avsc"})',
+        )
     name, options = cast(tuple[str, Mapping[str, str]], given if is_pair else (given, {}))
     one_of(name, FORMATS, "value_format")
     known = tuple(option for option, formats in OPTIONS.items() if name in formats)
     for option in options:
         if not known:
-            raise UsageError(
-                f"value_format {name} has no option {option!r}", remedy=f"give value_format={name!r}"
-            )
+            raise UsageError(f"value_format {name} has no option {option!r}", remedy="leave it out")
         one_of(option, known, f"option of value_format {name}")
     try:
         value_format = format_of(name, options, f"{topic}-value")
     except ValueError as error:
-        raise InvalidSettingError(
-            f"format option {error}", remedy="correct the options of value_format"
-        ) from None
+        raise InvalidSettingError(f"value_format {name}: {error}", remedy="correct its options") from None
     try:
         kind = value_format.own_type() if schema is None else _type_of(schema)
     except ValueError as error:

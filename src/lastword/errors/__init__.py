@@ -834,7 +834,7 @@ class DiskFullError(CapacityError):
 
 
 class StateTooLargeError(CapacityError):
-    """A restored state is larger than `max_bytes`."""
+    """A restored state is larger than its `memory`."""
 
     retriable = False
 

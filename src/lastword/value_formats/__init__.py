@@ -65,6 +65,9 @@ def format_of(
         MissingError: A package is missing.
         RegistryError: The schema registry does not answer.
     """
+    for option, text in settings.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{option} is text, not {type(text).__name__}")
     if name == "json":
         from lastword.value_formats.json_text import JsonFormat
 
