@@ -133,8 +133,6 @@ class Librdkafka(PythonClient):
             "reconnect.backoff.ms": 10,
             "reconnect.backoff.max.ms": 100,
             "socket.timeout.ms": 2000,
-            # After "rebootstrap" 2.16.1 waits for the handle of the group's coordinator that it has dropped.
-            "metadata.recovery.strategy": "none",
             "log_level": 0,
         } | names
 
@@ -199,7 +197,13 @@ class Librdkafka(PythonClient):
         from confluent_kafka import KafkaException, Producer, TopicPartition
 
         producer = Producer(
-            self.settings(transactional_id=self.kind, transaction_timeout_ms=60_000, linger_ms=5)
+            self.settings(
+                transactional_id=self.kind,
+                transaction_timeout_ms=60_000,
+                linger_ms=5,
+                # After "rebootstrap" 2.16.1 waits for the coordinator's handle that it has dropped.
+                metadata_recovery_strategy="none",
+            )
             | {"request.timeout.ms": REQUEST_MS}
         )
         _repeated(lambda: producer.init_transactions(CALL_SECONDS))
