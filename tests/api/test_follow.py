@@ -16,6 +16,7 @@ from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.snapshots import replay
 from lastword.partition.view import CurrentView, Stability
+from lastword.records.batch import BatchBuilder
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles
 from tests.transactions import end_transaction
@@ -379,3 +380,29 @@ def test_a_block_closes_a_reader(tmp_path):
             assert next(reader).value == b"1"
         assert list(reader) == [] and reader.position == {0: 1}
         assert [record.value for record in topic.read(reader.position)] == [b"2"]
+
+
+def test_a_reader_that_saw_a_transaction_goes_on_when_its_marker_was_removed(tmp_path: Path) -> None:
+    clock = ManualClock(1_790_000_000_000)
+    with (
+        lastword.open(tmp_path, "a", clock=clock, log_cleaner_enable=False) as logs,
+        lastword.open(tmp_path, "r", clock=clock) as reader,
+    ):
+        logs.create_topic("t", cleanup_policy="compact", delete_retention_ms=0, min_cleanable_dirty_ratio=0)
+        log = logs.dirs.log("t", 0)
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(clock.now_ms(), b"k", b"v")
+        log.append_batch(builder.build())
+        view = reader.dirs.view("t", 0)
+        assert (view.stable_offset, view.log_end) == (0, 1)
+        end_transaction(log, 7, 0, True)
+        later = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=1)
+        later.append(clock.now_ms(), b"k", b"new")
+        log.append_batch(later.build())
+        for _ in range(3):
+            log.roll()
+            logs.clean("t")
+            clock.advance(100_000)
+            logs["t"].append(b"l", b"v")
+        view.refresh()
+        assert view.stable_offset == view.log_end == log.stable_offset

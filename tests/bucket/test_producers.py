@@ -39,6 +39,8 @@ HISTORIES = range(0, 400, stride(19))
 HOUR_MS = 3_600_000
 REWRITTEN = (1, 3, 5, 7)
 """Histories of which one needs the snapshot that is written before a rewrite."""
+TRIMMED = 18
+"""A history that is cut below the newest snapshot after a trim."""
 
 
 def opened(objects: Objects, clock: ManualClock, mode: str = "a") -> LogDir:
@@ -213,7 +215,7 @@ class History:
         def work(dirs: OpenDirs) -> None:
             log = dirs.log("t", 0)
             if self.policy == "delete":
-                offset = max(log.log_start, log.log_end - self.rng.randrange(4))
+                offset = max(log.log_start, log.log_end - self.rng.randrange(self.rng.choice((4, 25))))
                 dirs.log_dir("t", 0).truncate("t", 0, offset)
             for producer in [*self.next]:
                 known = log.producer(producer)
@@ -241,8 +243,13 @@ def test_a_replay_gives_the_state_of_a_snapshot_in_each_commit(
 
 
 def test_planted_what_is_above_the_newest_snapshot_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tail, "secure_snapshot", lambda self, base_offset: None)
+    monkeypatch.setattr(Tail, "secure_snapshot", lambda self, base_offset, **given: None)
     assert any(states(seed, monkeypatch, 20) != states(seed, monkeypatch, 0) for seed in REWRITTEN)
+
+
+def test_planted_a_trim_writes_no_snapshot_below_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Snapshots, "exists", lambda self, offset: self.newest >= offset)
+    assert states(TRIMMED, monkeypatch, 20) != states(TRIMMED, monkeypatch, 0)
 
 
 def test_planted_the_batches_above_the_newest_snapshot_are_not_replayed(
@@ -257,6 +264,20 @@ def test_planted_the_batches_above_the_newest_snapshot_are_not_replayed(
     monkeypatch.setattr(opening, "replay", skipping)
     with pytest.raises((AssertionError, SequenceGapError)):
         assert states(1, monkeypatch, 20) == states(1, monkeypatch, 0)
+
+
+def test_a_cut_below_the_newest_snapshot_keeps_the_producers_of_trimmed_segments() -> None:
+    with opened(Objects(), ManualClock(START_MS)) as logs:
+        logs.create_topic("t", cleanup_policy="delete")
+        append(logs, batch(0, 0, at=START_MS), batch(1, 0, transactional=True, at=START_MS))
+        append(logs, batch(2, 0, at=START_MS))
+        append(logs, batch(3, 0, value=bytes(6000), at=START_MS))
+        logs["t"].trim(2)
+        assert producers_of(logs)[1] == [2, 4]
+        logs.dirs.transaction(lambda dirs: dirs.log_dir("t", 0).truncate("t", 0, 3))
+        log, offsets = producers_of(logs)
+        assert offsets == [2]
+        assert [p.producer_id for p in log.producers] == [0, 1, 2] and log.stable_offset == 2
 
 
 # ---------------------------------------------------------------- repeats, and copies

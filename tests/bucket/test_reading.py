@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import OrderedDict
 
 from lastword.bucket import reading
 from lastword.bucket.commit import Bucket
@@ -187,6 +188,23 @@ def test_pieces_of_short_reads_stay_in_memory_up_to_a_bound(monkeypatch) -> None
         assert scan.files._reads._held_bytes <= 20 * 256 + 5000
     handle.free()
     assert read(250, 10) == 2
+
+
+def test_pieces_may_be_freed_while_they_are_read(monkeypatch) -> None:
+    """Another open file frees them, without the lock of this one."""
+
+    class Freed(OrderedDict[int, bytes]):
+        def __len__(self) -> int:
+            count = super().__len__()
+            handle.free()
+            return count
+
+    monkeypatch.setattr(reading, "PIECES_BYTES", 2 * reading.FIRST_BYTES)
+    scan = Scan([MIB])
+    content, handle = scan.contents[0], scan.files.open_read(scan.paths[0])
+    handle.will_read_pieces()
+    handle._pieces = Freed({-1: b"", -2: b""})
+    assert handle.pread(5, 100) == content[100:105]
 
 
 def test_a_file_that_is_closed_gives_up_what_is_ahead() -> None:

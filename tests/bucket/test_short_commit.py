@@ -194,7 +194,7 @@ def test_a_partition_that_opening_may_change_needs_an_open_log(logs: LogDir) -> 
         (f"users-0/{names.segment_file(3, names.INDEX)}", file),
         (f"users-0/{names.segment_file(3, names.TIME_INDEX)}", None),
         (f"users-0/{names.segment_file(3, names.SNAPSHOT)}", file),
-        (f"users-0/{names.segment_file(3, names.SNAPSHOT)}", None),
+        (f"users-0/{names.segment_file(9, names.SNAPSHOT)}", file),
         (f"users-0/{names.segment_file(9, names.LOG)}", Entry(1, 0, START_MS)),
         (f"users-0/{names.segment_file(0, names.LOG)}{names.DELETED}", file),
         (f"users-0/{names.LEADER_EPOCHS}", file),
@@ -283,6 +283,22 @@ def test_a_refusal_that_is_suppressed_counts(logs: LogDir) -> None:
     queue._short._pause = 0
     assert queue._short.commit(partial(work, is_refused=False), queue._kept.copy)
     assert values_of(logs) == [b"first", b"1", b"2"]
+
+
+@pytest.mark.parametrize("producers", [1, 30], ids=["in the manifest", "in an object"])
+def test_a_snapshot_below_the_log_end_needs_no_open_log(
+    logs: LogDir, short: list[bool], producers: int
+) -> None:
+    logs.create_topic("users", cleanup_policy="compact")
+    for sequence in range(2):
+        for number in range(producers):
+            logs["users"].append(b"k", bytes(1000), producer=f"p{number}", sequence=sequence)
+    short.clear()
+    for _ in range(200):
+        logs["users"].append(b"k", bytes(200))
+    assert sum(short) > 180
+    newest = max(names.snapshot_offsets(version_of(logs).children("users-0")))
+    assert newest > 2 * producers and logs.verify().ok
 
 
 def test_commits_that_need_an_open_log_often_keep_it(logs: LogDir, short: list[bool]) -> None:

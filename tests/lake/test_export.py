@@ -838,6 +838,18 @@ def test_a_saved_garbage_index_takes_the_place_of_a_scan(
         assert values_of(place) == {record.key: record.value for record in topic.newest()}
 
 
+def test_a_topic_that_is_made_again_has_one_kept_scan(to: str, place: Path, tmp_path: Path) -> None:
+    with lastword.open(tmp_path / "log", "a", log_cleaner_enable=False) as logs:
+        for made in range(2):
+            topic = created(logs)
+            for number in range(3):
+                topic.extend([(f"k{number}-{each}", f"v{made}") for each in range(2000)])
+                topic.export(to)
+            assert [scan.memory_bytes > 0 for scan in logs.dirs.scans.values()] == [True]
+            assert values_of(place) == {record.key: record.value for record in topic.newest()}
+            logs.delete_topic("t")
+
+
 def test_a_kept_scan_is_not_continued_over_a_rewritten_segment(
     to: str, place: Path, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

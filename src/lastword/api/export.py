@@ -261,17 +261,18 @@ class Source:
             range_.end,
             removed.cut_count,
             (lambda seen: 0) if removed.unknown else removed.cut_since,
-            partial(self._newest, range_, (topic_id, range_.partition), removed.cut_count),
+            partial(self._newest, range_, (topic_id, removed.cut_count)),
         )
 
     def _newest(
-        self, range_: Range, name: tuple[str, int], cuts: int, since: int, known: Offsets
+        self, range_: Range, log: tuple[str, int], since: int, known: Offsets
     ) -> Iterator[pa.RecordBatch]:
         """Yield new rows. The scan is kept for the next export, if those kept do not fill a key map."""
         scans, map_bytes = self._dirs.scans, self._dirs.settings.instance.map_bytes
+        name = self._topic, range_.partition
         kept = scans.pop(name, None)
-        if kept is None or kept.cuts != cuts or not since:
-            kept = KeptScan(cuts)
+        if kept is None or kept.log != log or not since:
+            kept = KeptScan(log)
         with self._meter.part(self._unread.pop(range_.partition, 0)) as update:
             yield from self._form.newer_rows(range_, since, known, map_bytes, kept, update)
         if kept.memory_bytes + sum(scan.memory_bytes for scan in [*scans.values()]) <= map_bytes:

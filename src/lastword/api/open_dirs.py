@@ -107,7 +107,7 @@ class OpenDirs(ProcessBound):
         moment: Held while the ends of several partitions are taken, and while a transaction appends its
             markers: so a read of several partitions shows it as a whole. It is taken between these two.
         committer: What commits transactions of these directories; None: there was none yet.
-        scans: What exports keep of a partition, by topic id and number, for the next export.
+        scans: What exports keep of a partition, by topic and number, for the next export.
         has_transactions: This object has committed a transaction over several partitions.
         most_commit_bytes: The most bytes that a transaction should add; None: there is no limit.
     """

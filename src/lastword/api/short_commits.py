@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from lastword.bucket.files import Numbers
 from lastword.bucket.manifest import Entry
-from lastword.bucket.short_commit import OpenLogNeeded, PartitionEnd, ShortAppend
+from lastword.bucket.short_commit import OpenLogNeeded, PartitionEnd, ShortAppend, SnapshotDue
 from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import TopicPartition, format_offsets
 from lastword.segment import names
@@ -49,6 +49,7 @@ class ShortCommits:
         self._numbers = Numbers(bucket.rng)
         self._dirs: _Directories | None = None  # of the version of the last commit
         self._pause = self._next_pause = 0
+        self._is_due = False  # the last commit that was tried needed the open log for a producer snapshot
 
     def commit(self, work: Callable[[OpenDirs], object], kept: KeptCopy) -> bool:
         """Run `work`, which appends, and commit. False: nothing is in the log, and a transaction must run it.
@@ -64,19 +65,22 @@ class ShortCommits:
 
         def entries_of(version: ManifestVersion) -> Mapping[str, Entry] | None:
             nonlocal dirs, is_tried
-            is_tried = True
+            is_tried = True  # and counts as a reason to pause
             try:
                 if dirs is None or dirs.nonce != version.manifest.nonce:
                     dirs = _Directories(self._bucket, version, self._load, self._clock)
                 work(cast("OpenDirs", dirs))
                 return dirs.entries(self._numbers.next)
+            except SnapshotDue:
+                is_tried, self._is_due = self._is_due, True  # the open log may know more producers
+                return None
             except Exception:  # the transaction raises it, if it is no `OpenLogNeeded`
                 return None
 
         is_in = self._bucket.commit_entries(entries_of, kept)
         if is_in and dirs is not None:
             dirs.committed(kept.nonce)
-            self._dirs, self._next_pause = dirs, self._next_pause // 2
+            self._dirs, self._next_pause, self._is_due = dirs, self._next_pause // 2, False
         elif is_tried:
             self._pause = self._next_pause = min(2 * self._next_pause + 1, MOST_PAUSE)
         return is_in

@@ -528,7 +528,7 @@ class _ObjectHandle(Handle):
         """Free the bytes in memory."""
         self._held = self._nothing
         if self._pieces is not None:
-            self._pieces.clear()
+            self._pieces = OrderedDict()  # a thread that reads may be changing the other one
 
     def _load(self, position: int, wanted: int) -> tuple[int, Buffer]:
         """Hold bytes of which one is at `position`; return their position and them. Fetch ahead in a scan."""

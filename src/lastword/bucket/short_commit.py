@@ -2,9 +2,8 @@
 
 An open log makes eight files of one record: it appends to the active segment, closes it with its indexes,
 writes a producer snapshot and the synced mark, and begins an empty segment. The bytes of these files follow
-from the batches and a few facts, if the partition is as a clean stop leaves it, with a producer snapshot at
-the log end, and the batches are of no producer. A `PartitionEnd` has these facts, and `ShortAppend` returns
-the files as entries of the manifest.
+from the batches and a few facts, if the partition is as a clean stop leaves it, and the batches are of no
+producer. A `PartitionEnd` has these facts, and `ShortAppend` returns the files as entries of the manifest.
 
 The open log does what is rare, and refuses what is wrong: `OpenLogNeeded` is raised where it is needed, for a
 partition or for batches. Both make the same files (tests/bucket/test_short_commit.py compares them).
@@ -12,6 +11,7 @@ partition or for batches. Both make the same files (tests/bucket/test_short_comm
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from lastword.partition.appending import AppendedBatch, Batch, Pending, check_ch
 from lastword.partition.checkpoint_file import sound_epochs
 from lastword.partition.durability import encode_mark
 from lastword.partition.local_log import RollLimits, RollRule
-from lastword.partition.snapshots import decode, is_due
+from lastword.partition.snapshots import ENTRY, HEADER, decode, is_due
 from lastword.segment import names
 from lastword.segment.indexes import TIME_ENTRY_BYTES, IndexBuilder
 
@@ -45,6 +45,10 @@ class OpenLogNeeded(Exception):
     """The open log is needed."""
 
 
+class SnapshotDue(OpenLogNeeded):
+    """The open log is needed to write a producer snapshot. The commit after it does not need it."""
+
+
 class PartitionEnd(NamedTuple):
     """The log end of a partition.
 
@@ -53,9 +57,10 @@ class PartitionEnd(NamedTuple):
         log_end: The offset that the next record gets.
         epoch: The leader epoch.
         segment: The active segment, which is empty: log, index, time index.
-        snapshot: The newest producer snapshot. Batches without a producer do not change its bytes; those that
-            were idle for too long are left out when the log is opened.
-        producers: The number of producers in it.
+        snapshot: The producer snapshot of the log end. Batches without a producer do not change its bytes;
+            those that were idle for too long are left out when the log is opened. None: the newest snapshot
+            is below, or not in the manifest. Then the open log writes the next one.
+        producers: The number of producers in the newest snapshot.
         mark: The synced mark.
         added_bytes: Bytes of the log above the snapshot.
         added_segments: Segments above it, besides the active one.
@@ -65,7 +70,7 @@ class PartitionEnd(NamedTuple):
     log_end: int
     epoch: int
     segment: tuple[Entry, ...]
-    snapshot: Entry
+    snapshot: Entry | None
     producers: int
     mark: Entry
     added_bytes: int = 0
@@ -79,22 +84,31 @@ class PartitionEnd(NamedTuple):
         segment = tuple(
             _inline(children, names.segment_file(recovery_point, extension), b"") for extension in _SEGMENT
         )
-        snapshot = _inline(children, names.segment_file(recovery_point, names.SNAPSHOT))
+        newest = max(names.snapshot_offsets(children), default=-1)
+        stored = children.get(names.segment_file(newest, names.SNAPSHOT)) if newest >= 0 else None
+        if stored is None or newest > recovery_point:
+            raise OpenLogNeeded
+        snapshot = stored if newest == recovery_point and stored.object is None else None
         epochs = sound_epochs(_inline(children, names.LEADER_EPOCHS).data)
         if not epochs or epochs[-1].start_offset > recovery_point:
             raise OpenLogNeeded
         epoch = epochs[-1].epoch
         mark = _inline(private, names.SYNCED, encode_mark(recovery_point, epoch))
-        producers = decode(snapshot.data, directory)
+        known = [] if snapshot is None else decode(snapshot.data, directory)
+        bases = names.log_bases(children)
         if (
-            max(name for name in children if name.endswith(names.LOG))
-            != names.segment_file(recovery_point, names.LOG)
-            or any(producer.transaction_start is not None for producer in producers)
+            bases[-1] != recovery_point
+            or any(producer.transaction_start is not None for producer in known)
             or any(name[20:] not in _EXTENSIONS and name not in _FILES for name in children)
             or any(name not in _PRIVATE and not name.startswith(_PREFIXES) for name in private)
         ):
             raise OpenLogNeeded
-        return cls(directory, recovery_point, epoch, segment, snapshot, len(producers), mark)
+        producers = (stored.size - HEADER.size) // ENTRY.size
+        added = bases[max(bisect_right(bases, newest) - 1, 0) : -1]
+        logs = [children.get(names.segment_file(base, names.LOG)) for base in added]
+        size = sum(log.size for log in logs if log is not None)
+        ends = directory, recovery_point, epoch, segment, snapshot
+        return cls(*ends, producers, mark, size, len(added))
 
 
 class ShortAppend:
@@ -159,6 +173,8 @@ class ShortAppend:
         added = before.added_bytes + len(self._pending.data), before.added_segments + 1
         snapshots, snapshot = {}, before.snapshot
         if is_due(before.producers, *added, REPLAYED_BYTES):
+            if snapshot is None:
+                raise SnapshotDue
             snapshot, added = snapshot._replace(number=new_number(), mtime_ms=now_ms), (0, 0)
             snapshots[names.SNAPSHOT] = snapshot
         data = encode_mark(end, before.epoch)

@@ -523,7 +523,9 @@ class PartitionLog(Reads):
         """
         with self.lock:
             local = self._changed_log()
-            self.tail.secure_snapshot(local.segment_set.starting_at(self.log_start)[0].base_offset)
+            first = local.segment_set.starting_at(self.log_start)[0].base_offset
+            if first > local.segment_set[0].base_offset:
+                self.tail.secure_snapshot(first, is_first=True)
             return local.remove_prefix(self.log_start)
 
     def remove_deferred(self, *, all: bool = False) -> int:

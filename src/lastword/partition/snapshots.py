@@ -28,7 +28,8 @@ segment was recovered. Snapshots at segment bases are kept, and the largest one 
 In a bucket each commit ends with a roll and a clean close. There a snapshot is taken only if the log has
 grown enough since the newest one (`is_due`), and before segments above the newest one are rewritten or
 removed. So the batches above the newest snapshot are always as they were appended, and a replay of them gives
-the state.
+the state. When leading segments are removed, the first that is left gets a snapshot at its base: it replaces
+the removed batches if a newer snapshot is damaged, or cut off.
 
 `replay` computes, for opening, the state at the log end, the aborted transactions of segments whose
 transaction index must be built again, and the state at segment bases that lack a snapshot. `Stability`
@@ -159,6 +160,10 @@ class Snapshots:
     def path(self, offset: int) -> str:
         """Return the path of the snapshot at `offset`."""
         return f"{self.directory}/{names.segment_file(offset, names.SNAPSHOT)}"
+
+    def exists(self, offset: int) -> bool:
+        """Return whether there is a snapshot at `offset`."""
+        return self.files.exists(self.path(offset))
 
     def offsets(self) -> list[int]:
         """Return the offsets of all snapshot files, ascending."""

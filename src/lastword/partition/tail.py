@@ -177,12 +177,17 @@ class Tail:
         size = sum(segment.size for segment in added if not segment.active) + self._local.active_bytes
         return is_due(len(self.producers), size, len(added), replayed_bytes)
 
-    def secure_snapshot(self, base_offset: int) -> None:
+    def secure_snapshot(self, base_offset: int, *, is_first: bool = False) -> None:
         """Write a snapshot at a segment's base if the newest one is below it.
 
         The segments before are to be rewritten or removed, and then a replay of them does not give the state.
+
+        `is_first`: all of them are to be removed. Then there must be a snapshot at the base, too: newer ones
+        may be damaged, or cut off.
         """
-        if not self._local.store.files.replayed_bytes or self._snapshots.newest >= base_offset:
+        if not self._local.store.files.replayed_bytes:
+            return
+        if self._snapshots.exists(base_offset) if is_first else self._snapshots.newest >= base_offset:
             return
         if base_offset == self._local.log_end:
             run_steps(self.taking_snapshot(is_due=True))

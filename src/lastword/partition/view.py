@@ -26,7 +26,8 @@ from lastword.segment.segment import Segment
 class Stability:
     """The last stable offset of a log that others may be changing.
 
-    When the log has grown, only the added part is read.
+    When the log has grown, only the added part is read: from the newest snapshot on, if there is one in it.
+    Only what is below that may have been rewritten, and lack markers.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,8 @@ class Stability:
 
     def _at_end(self, log: PartitionView) -> ProducerState:
         state = self._state
-        if state is None or state.end_offset > log.log_end:
+        newest = max(log.snapshot_offsets or (), default=-1)
+        if state is None or state.end_offset > log.log_end or state.end_offset < newest:
             store = Snapshots(log.files, log.directory)
             return replay(store, log.segment_set, log.log_end, snapshot_offsets=log.snapshot_offsets).state
         if state.end_offset < log.log_end:

@@ -68,11 +68,12 @@ class KeptScan:
     segment may have grown.
 
     Attributes:
-        cuts: How often the log had been cut before the first read. After another cut, make a new object.
+        log: The id of the topic, and how often the log had been cut before the first read. If one of them is
+            another, make a new object.
     """
 
-    def __init__(self, cuts: int) -> None:
-        self.cuts = cuts
+    def __init__(self, log: tuple[str, int]) -> None:
+        self.log = log
         self._ledger: Ledger | None = None
         self._files: Sequence[object] = ()
         self._end: tuple[int, int, int, bytes] | None = None
