@@ -342,3 +342,19 @@ def test_a_server_reads_what_it_replays_with_a_request_for_each_commit() -> None
         append(logs, batch(7, commits, at=START_MS), partitions=partitions)
         assert [logs.dirs.view("t", n).stable_offset for n in range(partitions)] == [100 + commits] * 5
         assert objects.requests["range"] - before == commits
+
+
+def test_a_process_that_replayed_many_segments_writes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each process that appends in turn with another one would read them again."""
+    objects, clock = Objects(), ManualClock(START_MS)
+    with opened(objects, clock) as logs:
+        logs.create_topic("t", 1, cleanup_policy="delete")
+        append(logs, *(batch(number, 0, at=clock.now_ms()) for number in range(50)))
+        for sequence in range(1, snapshots.MANY_REPLAYED + 3):
+            append(logs, batch(0, sequence, at=clock.now_ms()))
+    for producer, behind in ((1, False), (2, True)):
+        with opened(objects, clock) as logs:
+            files = logs.dirs.log_dir("t", 0).files  # type: ignore[attr-defined]
+            newest = Snapshots(files, logs.dirs.log_dir("t", 0).directory("t", 0)).offsets()[-1]  # type: ignore[attr-defined]
+            assert (newest == logs.topic("t").bounds()[0][1]) == behind
+            append(logs, batch(producer, 1, at=clock.now_ms()))

@@ -69,6 +69,8 @@ LOOK_BACK_BYTES = 4 << 20
 """An earlier batch of a producer is looked for in this many bytes of a segment."""
 MOST_REPLAYED = 256
 """A reader replays at most about this many segments: each may take a request."""
+MANY_REPLAYED = 16
+"""A process whose opening replayed this many writes a snapshot with its first commit."""
 
 
 def is_due(producers: int, added_bytes: int, added_segments: int, replayed_bytes: int) -> bool:

@@ -36,7 +36,7 @@ from lastword.partition.appending import (
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.local_log import Lane, LocalLog
 from lastword.partition.producer_state import ProducerState, SequencedBatch
-from lastword.partition.snapshots import Snapshots, is_due, last_batches, replay
+from lastword.partition.snapshots import MANY_REPLAYED, Snapshots, is_due, last_batches, replay
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchHeader
@@ -102,6 +102,7 @@ class Tail:
         self._first_epoch = 0  # of a log that has none
         self._expired_ms = local.clock.now_ms()  # opening left out the producers that were idle for too long
         self._plain_bytes = 0  # appended one by one because the kernels are not loaded
+        self._replayed = len(local.segment_set.starting_at(snapshots.newest))  # segments, by opening
         self._follow()
 
     # -------------------------------------------------------------- what follows the bytes
@@ -172,6 +173,9 @@ class Tail:
     def _is_snapshot_due(self) -> bool:
         replayed_bytes = self._local.store.files.replayed_bytes
         if not replayed_bytes or not self.producers:
+            return True
+        if self._replayed >= MANY_REPLAYED:  # each process that opens the log, and each reader, does it again
+            self._replayed = 0
             return True
         added = self._local.segment_set.starting_at(self._snapshots.newest)
         size = sum(segment.size for segment in added if not segment.active) + self._local.active_bytes
