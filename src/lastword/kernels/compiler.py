@@ -67,7 +67,6 @@ def object_code(kernel: Kernel) -> bytes:
     return _serialized(compiled.library, compiled.fndesc.llvm_func_name)
 
 
-@global_compiler_lock
 def call_code() -> bytes:
     """Compile `_call`, as `object_code` a kernel, behind a function with the calling convention of C.
 
@@ -78,7 +77,8 @@ def call_code() -> bytes:
     library.enable_object_caching()
     library.add_ir_module(intrinsics.plain_function("call", compiled.fndesc.llvm_func_name, 3))
     library.add_linking_library(compiled.library)
-    library.finalize()
+    with global_compiler_lock:
+        library.finalize()
     return _serialized(library, "call")
 
 
