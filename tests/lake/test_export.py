@@ -405,6 +405,11 @@ def test_values_in_avro_have_the_type_of_their_schema(logs: Any, to: str, place:
             "no option 'envelope'",
         ),
         ({"value_format": ("avro", {"avroShema": "{}"})}, UsageError, "nearest: avroSchema"),
+        (
+            {"value_format": ("avro", {"avroSchema": {"type": "string"}})},
+            InvalidSettingError,
+            "must be a text",
+        ),
         ({"value_format": "json", "value_schema": "a"}, InvalidSettingError, "position 0"),
         ({"value_format": "json", "value_schema": "a INT b INT"}, InvalidSettingError, "the end"),
         ({"value_format": "json", "value_schema": "a ; INT"}, InvalidSettingError, "position 1"),

@@ -65,6 +65,9 @@ def format_of(
         MissingError: A package is missing.
         RegistryError: The schema registry does not answer.
     """
+    for option, value in settings.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{option} must be a text, and it is {value!r}")
     if name == "json":
         from lastword.value_formats.json_text import JsonFormat
 
