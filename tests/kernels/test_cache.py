@@ -196,6 +196,14 @@ def test_the_sign_of_an_index_is_not_tested_or_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("level", "03")
+def test_code_of_every_level_of_optimization_is_linked(level: str) -> None:
+    """The function that calls kernels needs nothing of Numba, which is not there when code is kept."""
+    program = "from lastword.kernels.batches import valid_rows; valid_rows.load()"
+    assert run(program, NUMBA_OPT=level) == []
+
+
+@pytest.mark.slow
 def test_no_access_out_of_bounds() -> None:
     """The kernels' tests again, with every raw access checked; an IndexError fails them.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -136,6 +137,20 @@ def test_the_map_grows_within_its_budget() -> None:
     assert 0.4 < resolution.map_used_ratio < 1
     with pytest.raises(HashesUnsure, match="full"):
         by_hash(sources, map_bytes=80_000)
+
+
+def test_a_restart_keeps_within_the_budget() -> None:
+    """The map of a shard is freed before a larger one is made: both together may be more than the budget."""
+    tracemalloc.start()
+    try:
+        resolver = HashResolver([], 4 * BIG, SALT, Rules.of(None, 1 << 62))
+        resolver.restart(120_000)
+        assert BIG < resolver.entries.nbytes < 4 * BIG
+        resolver.restart(10_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 4.1 * BIG
+    finally:
+        tracemalloc.stop()
+    assert resolver.entries.nbytes == 4 * BIG and not resolver.entries.any()
 
 
 @pytest.mark.parametrize("odd", ["large part", "shorter file", "wrong cut", "records", "magic 1", "order"])

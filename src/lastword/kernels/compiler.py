@@ -14,6 +14,7 @@ from typing import Any
 
 import numba
 import numpy
+from numba.core.compiler_lock import global_compiler_lock
 
 from lastword.kernels import intrinsics
 from lastword.kernels.native import (
@@ -62,25 +63,34 @@ def object_code(kernel: Kernel) -> bytes:
         **{f"make_{bundle.name}": bundle.type for bundle in _bundles(kernel.parameters)},
     }
     exec(entry_source(kernel), scope)
-    compiled = _compiled(scope["entry"], 1 + len(list(leaves(kernel.parameters))), _OPTIONS)
-    return _serialized(compiled, compiled.fndesc.llvm_func_name)
+    compiled = _compiled(scope["entry"], 1 + len(list(leaves(kernel.parameters))))
+    return _serialized(compiled.library, compiled.fndesc.llvm_func_name)
 
 
 def call_code() -> bytes:
-    """Compile `_call`, as `object_code` a kernel."""
-    compiled = _compiled(_call, 3, {**_OPTIONS, "no_cfunc_wrapper": False})
-    return _serialized(compiled, compiled.fndesc.llvm_cfunc_wrapper_name)
+    """Compile `_call`, as `object_code` a kernel, behind a function with the calling convention of C.
+
+    Numba's own one calls functions of Numba on its way for exceptions, which only optimization removes.
+    """
+    compiled = _compiled(_call, 3)
+    library = compiled.library.codegen.create_library("call")
+    library.enable_object_caching()
+    library.add_ir_module(intrinsics.plain_function("call", compiled.fndesc.llvm_func_name, 3))
+    library.add_linking_library(compiled.library)
+    with global_compiler_lock:
+        library.finalize()
+    return _serialized(library, "call")
 
 
-def _compiled(function: Any, words: int, options: dict[str, Any]) -> Any:
-    entry = numba.njit(**options)(function)
+def _compiled(function: Any, words: int) -> Any:
+    entry = numba.njit(**_OPTIONS)(function)
     entry.compile((numba.int64,) * words)
     (compiled,) = entry.overloads.values()
     return compiled
 
 
-def _serialized(compiled: Any, symbol: str) -> bytes:
-    _, _, (code, _) = compiled.library.serialize_using_object_code()
+def _serialized(library: Any, symbol: str) -> bytes:
+    _, _, (code, _) = library.serialize_using_object_code()
     return symbol.encode() + b"\n" + bytes(code)
 
 

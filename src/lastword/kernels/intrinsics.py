@@ -366,6 +366,18 @@ def run_entry(typingctx, entry, results, fault, dtypes, words):
     return types.int64(*[types.int64] * 5), codegen
 
 
+def plain_function(name: str, called: str, words: int) -> ir.Module:
+    """Return a module with a function of C over int64 that calls one of Numba, which raises nothing."""
+    module = ir.Module(name)
+    kind = ir.FunctionType(_I32, [_I64.as_pointer()] * 2 + [_I64] * words)
+    function = ir.Function(module, ir.FunctionType(_I64, [_I64] * words), name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    result, fault = builder.alloca(_I64), builder.alloca(_I64)
+    builder.call(ir.Function(module, kind, called), [result, fault, *function.args])
+    builder.ret(builder.load(result))
+    return module
+
+
 def array_maker(element: Any, dimensions: int) -> Any:
     """Return a function that makes an array in C order of addresses: of its elements, and of its sizes."""
     array_type = types.Array(element, dimensions, "C")

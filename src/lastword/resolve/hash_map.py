@@ -357,13 +357,15 @@ class HashResolver:
     def restart(self, records: int) -> None:
         """Remove all keys. So many records follow: make slots for all of them, if they could not be grown."""
         self.state[loops.USED] = 0
-        self.entries[:] = 0
         keys = records // _RECORDS_OF_A_KEY
         if 2 * _RECORDS_OF_A_KEY * keys > self._most_slots * MAX_LOAD:
             keys = records
         slots = min(int(keys / MAX_LOAD) + _LEAST_SLOTS, self._most_slots)
         if slots > self.entries.size // hash_loops.ENTRY_WORDS:
+            self.entries = np.empty(0, np.uint64)  # freed first: both together may be more than the budget
             self._use(slots)
+        else:
+            self.entries[:] = 0
 
     def settle(
         self, data: NDArray[np.uint8], batch: KeyBatch, count: int, segment: int, dead: DeadBitmaps
