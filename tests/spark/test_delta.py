@@ -44,9 +44,10 @@ def test_versions_of_a_history(session: Any, tmp_path: Path, seed: int) -> None:
     chosen = [*history.versions][:: len(history.versions) // 3]  # `make lake` reads all
     history.versions = {version: history.versions[version] for version in chosen}
     history.check_in_spark(session)
-    position, (key, _) = next(iter(history.versions[0].items()))
-    history.versions = {0: {**history.versions[0], position: (key, "another value")}}
-    with pytest.raises(Violation, match="version 0 in Spark"):
+    version, rows = next((version, rows) for version, rows in history.versions.items() if rows)
+    position, (key, _) = next(iter(rows.items()))
+    history.versions = {version: {**rows, position: (key, "another value")}}
+    with pytest.raises(Violation, match=f"version {version} in Spark"):
         history.check_in_spark(session)
 
 
