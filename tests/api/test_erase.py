@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -57,7 +58,9 @@ def contents(path: Path) -> Iterable[bytes]:
         if size <= 0 or data[at + 16] != 2:
             break
         records = data[at + 61 : at + 12 + size]
-        if attributes & 7 in CODECS and records:
+        (checksum,) = struct.unpack_from(">I", data, at + 17)  # an object has other files behind the batches
+        is_batch = google_crc32c.value(data[at + 21 : at + 12 + size]) == checksum
+        if is_batch and attributes & 7 in CODECS and records:
             yield pa.input_stream(pa.py_buffer(records), compression=CODECS[attributes & 7]).read()
         at += 12 + size
 

@@ -15,7 +15,8 @@ import pytest
 import lastword
 from lastword.cli.main import run
 from lastword.server import Server
-from tests.pulling.test_pull import commit, fill, log_end, wait_for
+from tests.pulling.test_pull import commit, fill, log_end
+from tests.support.waiting import until
 
 
 def ran(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
@@ -111,9 +112,9 @@ def test_following_until_a_signal(source: lastword.LogDir, cluster: Server, copy
     ]
     process = subprocess.Popen([*command, "-f"], stdout=subprocess.PIPE, env=os.environ, text=True)
     try:
-        wait_for(lambda: log_end(copy, "users", 1) == 1)
+        until(lambda: log_end(copy, "users", 1) == 1)
         fill(source, 2)
-        wait_for(lambda: log_end(copy, "users", 1) == 2)
+        until(lambda: log_end(copy, "users", 1) == 2)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=20)
     finally:

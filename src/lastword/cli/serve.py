@@ -240,7 +240,7 @@ def _show_page(
     except ImportError as error:
         if error.name == "uvicorn":
             raise MissingError.package("the console", "uvicorn", "uvicorn>=0.30") from None
-        raise MissingError.package("the console", "starlette", "starlette>=1") from None
+        raise MissingError.package("the console", "starlette", "starlette>=1.2") from None
     login = None if known is None else partial(_may_log_in, known)
     access = Access(address[0], login=login, tls=tls)
     page = stack.enter_context(Console(logs, address[1], access, Shell(target.command, remedy_of)))
