@@ -36,7 +36,7 @@ def copies(kind: str) -> str:
 
 
 class Journal:
-    """What the clients have done: lists of a word and its numbers, by kind and role."""
+    """The notes of the clients. A note has the kind, the role, a word and numbers."""
 
     def __init__(self, kept: Path | None = None) -> None:
         self.file = (kept / "journal.jsonl").open("w") if kept else None

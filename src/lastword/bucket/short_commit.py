@@ -57,9 +57,9 @@ class PartitionEnd(NamedTuple):
         log_end: The offset that the next record gets.
         epoch: The leader epoch.
         segment: The active segment, which is empty: log, index, time index.
-        snapshot: The producer snapshot of the log end. Batches without a producer do not change its bytes;
-            those that were idle for too long are left out when the log is opened. None: the newest snapshot
-            is below, or not in the manifest. Then the open log writes the next one.
+        snapshot: The producer snapshot of the log end. Batches without a producer do not change its bytes.
+            Opening the log leaves out producers that were idle for too long. None: the newest snapshot is
+            below the log end, or not in the manifest. Then the open log writes the next one.
         producers: The number of producers in the newest snapshot.
         mark: The synced mark.
         added_bytes: Bytes of the log above the snapshot.

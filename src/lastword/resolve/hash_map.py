@@ -355,7 +355,10 @@ class HashResolver:
             self._survivors.keep(part.segment, chunk, part.filler.arrays, left, self._room_beside())
 
     def restart(self, records: int) -> None:
-        """Remove all keys. So many records follow: make slots for all of them, if they could not be grown."""
+        """Remove all keys, and prepare for a number of records.
+
+        Make slots for all of them at once if the memory does not hold an old and a grown map together.
+        """
         self.state[loops.USED] = 0
         keys = records // _RECORDS_OF_A_KEY
         if 2 * _RECORDS_OF_A_KEY * keys > self._most_slots * MAX_LOAD:
