@@ -128,6 +128,24 @@ def test_threads_share_a_commit(opened: Open, url: str) -> None:
     assert len(logs.dirs.newest.manifest.history) - begun < 12
 
 
+def test_the_time_of_a_commit_is_part_of_the_next_linger(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = opened(lastword_commit_linger_ms=1000)
+    topic = logs.create_topic("users", **JSON)
+    swap, began = RemoteStore.swap, []
+
+    def slow(*given: Any) -> Any:
+        began.append(time.monotonic())
+        time.sleep(0.8)
+        return swap(*given)
+
+    monkeypatch.setattr(RemoteStore, "swap", slow)
+    for number in range(2):
+        topic.append("k", {"n": number})
+    assert 0.8 < began[1] - began[0] < 1.5  # 1.8 if the second one waited for the whole linger
+
+
 def test_sync_waits_for_a_commit_under_way(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if no other call waits: a server that ends its session has no commit after it."""
     logs = opened()

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
 
@@ -635,7 +636,8 @@ class _CommitQueue:
     """Appends that share commits: one thread commits what all of them have handed in.
 
     The first call waits `lastword.commit.linger.ms` for more of them, or until they have
-    `lastword.commit.bytes`. A call that is refused, because a record is too large for example, does not stop
+    `lastword.commit.bytes`. If the last commit began less than this time before it came, it waits only for the
+    rest of that time: so commits begin at most once in each linger, and their own duration adds nothing. A call that is refused, because a record is too large for example, does not stop
     the others: the commit runs again without it.
 
     Calls are committed in their order, so the number of a call shows whether it is committed. No step takes
@@ -654,7 +656,8 @@ class _CommitQueue:
         self._taken = threading.Condition(lock)  # calls were taken into a commit, or committed
         self._waiting: list[_Append] = []
         self._waiting_bytes = 0
-        self._waiting_since = 0.0  # when the first of them came, by the monotonic clock
+        self._lingers_from = 0.0  # when the time to wait for more began, by the monotonic clock
+        self._began = -inf  # when the last commit began
         self._added = 0  # number of calls so far
         self._committed = 0
         self._awaited = 0  # number of the last call to commit now
@@ -747,7 +750,8 @@ class _CommitQueue:
         if self._closed:
             raise UsageError(f"{self._dirs.paths[0]} is closed", remedy="open it again")
         if not self._waiting:
-            self._waiting_since = self._dirs.clock.monotonic()
+            now = self._dirs.clock.monotonic()
+            self._lingers_from = self._began if now - self._began < self._linger_seconds() else now
         self._waiting.append(call)
         self._waiting_bytes += call.size_bytes
         self._added += 1
@@ -769,15 +773,15 @@ class _CommitQueue:
                 if not self._waiting:
                     return
                 # The calls that came during the commit before have waited already.
-                waited_seconds = self._dirs.clock.monotonic() - self._waiting_since
-                linger_seconds = self._dirs.settings.instance.lastword_commit_linger_ms / 1000
-                self._changed.wait_for(self._is_due, max(0.0, linger_seconds - waited_seconds))
+                waited_seconds = self._dirs.clock.monotonic() - self._lingers_from
+                self._changed.wait_for(self._is_due, max(0.0, self._linger_seconds() - waited_seconds))
             self.commit_waiting()
 
     def commit_waiting(self) -> None:
         """Commit the calls that wait. For one thread."""
         with self._changed:
             calls, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self._began = self._dirs.clock.monotonic()
             taken = len(calls)
             if self._held:  # older calls wait, too
                 self._held += [call for call in calls if call.done is None]
@@ -802,6 +806,9 @@ class _CommitQueue:
                 call.done.set_result(call.result)
             else:
                 call.done.set_exception(call.error)
+
+    def _linger_seconds(self) -> float:
+        return self._dirs.settings.instance.lastword_commit_linger_ms / 1000
 
     def _is_due(self) -> bool:
         due_bytes = self._dirs.settings.instance.lastword_commit_bytes

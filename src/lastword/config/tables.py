@@ -385,7 +385,8 @@ class LogConfig:
     lastword_commit_linger_ms: int = duration(
         "250ms",
         "behaviour",
-        "In a bucket: a commit waits this long for more appends of the process, which share its requests.",
+        "In a bucket: a commit waits this long for more appends of the process, which share its requests. "
+        "The time since the last commit began counts, so the time that a commit takes is not added.",
     )
     lastword_commit_bytes: int = size(
         "4MiB",
