@@ -636,9 +636,11 @@ class _CommitQueue:
     """Appends that share commits: one thread commits what all of them have handed in.
 
     The first call waits `lastword.commit.linger.ms` for more of them, or until they have
-    `lastword.commit.bytes`. If the last commit began less than this time before it came, it waits only for the
-    rest of that time: so commits begin at most once in each linger, and their own duration adds nothing. A call that is refused, because a record is too large for example, does not stop
-    the others: the commit runs again without it.
+    `lastword.commit.bytes`. If the last commit began less than this time before it came, it waits only for
+    the rest of that time: commits begin at most once in each linger, and their own duration adds nothing.
+
+    A call that is refused, because a record is too large for example, does not stop the others: the commit
+    runs again without it.
 
     Calls are committed in their order, so the number of a call shows whether it is committed. No step takes
     time for each waiting call.
