@@ -32,6 +32,7 @@ from lastword.demo.kafka_model import KafkaCleaner as ModelCleaner
 from lastword.demo.kafka_model import read_model
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
+from lastword.partition.reads import record_of_largest_time
 from lastword.partition.transactions import control_of
 from lastword.partition.view import PartitionView
 from lastword.records.formats import read_records
@@ -74,11 +75,13 @@ def read(directory: Path) -> Read:
     open_: dict[int, list[tuple[int, int]]] = {}
     aborted: set[tuple[int, int]] = set()
     transactional: dict[int, int] = {}
+    times = [-1]  # of all records, also of markers
     for number, segment in enumerate(view.segments):
         batches.append([])
         for header in segment.headers():
             data = segment.read_batch(header)
             if header.control:
+                times.append(header.max_timestamp)
                 marker = control_of(data, header, segment.file, position=0)
                 places = open_.pop(header.producer_id, []) if marker is not None else []
                 if marker is not None and marker.type == "abort":
@@ -87,9 +90,12 @@ def read(directory: Path) -> Read:
             if header.transactional:
                 open_.setdefault(header.producer_id, []).append((number, len(batches[-1])))
             records = tuple(read_records(data, header, segment.file, position=0))
+            times += [record.timestamp for record in records]
             if header.transactional:
                 transactional.update((record.offset, header.producer_id) for record in records)
             batches[-1].append(naive.NaiveBatch(records, header.delete_horizon_ms, False, header.magic))
+    newest = record_of_largest_time(view)
+    assert (-1 if newest is None else newest.timestamp) == max(times), f"{directory}: another largest time"
     undecided = {place for places in open_.values() for place in places}
     ends = [segment.base_offset for segment in view.segments[1:]] + [view.log_end]
     segments = [

@@ -49,7 +49,6 @@ from lastword.server.server import DRAIN_SECONDS
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
 from tests.server.client import NEWEST, Client, batch, fetch_request, produce_request
-from tests.server.gaps import Gaps, Row, cleaned_batch, write_topics
 from tests.server.writer import Writer
 from tests.support.threads import together
 from tests.transactions import end_transaction
@@ -996,20 +995,18 @@ def test_offsets_by_time_and_special_values(client: Client, users: lastword.Topi
     assert client.offset("users", -3, version=6).error_code == codes.UNSUPPORTED_VERSION
 
 
-def test_no_offset_has_the_largest_timestamp_of_a_batch_without_records(tmp_path: Path) -> None:
-    """Kafka 4.3.1 gives no offset for these bytes, too."""
-    rows: list[Row] = [(0, b"k", b"v"), (1, b"k", None)]
-    data = cleaned_batch(0, 0, 1, rows, 1000) + cleaned_batch(0, 2, 4, [], 5000)
-    write_topics(tmp_path, {"users": Gaps({0: data}, {}, 5)})
-    with lastword.open(tmp_path, "a", log_cleaner_enable=False, files=UNSYNCED) as logs:
-        server = lastword.serve(logs, "127.0.0.1:0")
-        with server, Client(server) as client:
-            answers = [client.offset("users", at) for at in (-3, 1001, 1000)]
-            assert [(answer.offset, answer.timestamp) for answer in answers] == [
-                (-1, -1),
-                (-1, -1),
-                (0, 1000),
-            ]
+def test_the_largest_time_is_that_of_a_record_and_not_of_an_emptied_batch(
+    client: Client, logs: lastword.LogDir
+) -> None:
+    """A cleaning keeps the last batch of a producer, emptied. See `findings/no-record-from-time-zero.sh`."""
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.append(b"k", b"old", timestamp=9000, producer="job", sequence=0)
+    topic.append(b"k", b"new", timestamp=6000)
+    logs.dirs.log("t", 0).roll()
+    topic.append(b"a", b"1", timestamp=7000)
+    assert client.offset("t", -3).offset == 0
+    logs.clean("t")
+    assert [client.offset("t", at).offset for at in (0, 6500, 8000, -3)] == [1, 2, -1, 2]
 
 
 def test_the_end_of_a_leader_epoch(client: Client, users: lastword.Topic) -> None:

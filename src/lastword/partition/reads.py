@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastword.errors import CorruptBatchError, FileVanishedError, OffsetOutOfRangeError
@@ -260,6 +261,31 @@ def record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
     None if all are older.
     """
     return read_again(lambda: _record_at_time(log, timestamp), log.refresh)
+
+
+def record_of_largest_time(log: Readable) -> RawRecord | None:
+    """Return the first record with the largest timestamp, from the log start on; None if there is none.
+
+    A cleaning leaves batches without records, with their timestamps. If no record has the largest timestamp
+    of all segments, the headers are read of those that may have that of the record.
+    """
+    largest = max(
+        (segment.largest_timestamp for segment in log.segment_set.starting_at(log.log_start)), default=-1
+    )
+    if largest < 0:
+        return None
+    record = record_at_time(log, largest)
+    return record or read_again(lambda: _record_of_largest_time(log), log.refresh)
+
+
+def _record_of_largest_time(log: Readable) -> RawRecord | None:
+    start, largest = log.log_start, -1
+    segments = list(log.segment_set.starting_at(start))
+    for segment in sorted(segments, key=attrgetter("largest_timestamp"), reverse=True):
+        if segment.largest_timestamp > largest:
+            times = (h.max_timestamp for h in segment.headers(0) if h.count and h.last_offset >= start)
+            largest = max(largest, *times, -1)
+    return _record_at_time(log, largest) if largest >= 0 else None
 
 
 def _record_at_time(log: Readable, timestamp: int) -> RawRecord | None:

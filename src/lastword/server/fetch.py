@@ -27,14 +27,14 @@ import logging
 import random
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.errors import LastwordError, OffsetOutOfRangeError
 from lastword.files import WouldWait
-from lastword.partition.reads import read_again, record_at_time
+from lastword.partition.reads import read_again, record_at_time, record_of_largest_time
 from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.records.compression import limit_of
@@ -44,6 +44,7 @@ from lastword.server.topics import NEWEST as NEWEST_SUFFIX
 from lastword.server.topics import Refused, Refusing
 
 if TYPE_CHECKING:
+    from lastword.records.record import RawRecord
     from lastword.segment.segment import Segment
     from lastword.server.context import Handlers, ServerContext
     from lastword.server.security import Peer
@@ -641,16 +642,17 @@ class Fetches:
         elif timestamp in (LATEST_TIERED, EARLIEST_PENDING):
             pass  # there are no other tiers
         elif timestamp == MAX_TIMESTAMP:
-            largest = max((segment.largest_timestamp for segment in log.segments), default=-1)
-            self._at_time(log, largest, end, answer) if largest >= 0 else None
+            self._find_record(log, record_of_largest_time, end, answer)
         elif timestamp >= 0:
-            self._at_time(log, timestamp, end, answer)
+            self._find_record(log, partial(record_at_time, timestamp=timestamp), end, answer)
         else:
             raise Refused(codes.UNSUPPORTED_VERSION, f"timestamp {timestamp}")
 
-    def _at_time(self, log: ServedLog, timestamp: int, end: int, answer: Any) -> None:
+    def _find_record(
+        self, log: ServedLog, find: Callable[[ServedLog], RawRecord | None], end: int, answer: Any
+    ) -> None:
         with self._context.budget.reserved(limit_of(log.active.file)):
-            record = record_at_time(log, timestamp)
+            record = find(log)
         if record is not None and record.offset < end:
             answer.offset, answer.timestamp = record.offset, record.timestamp
             answer.leader_epoch = log.epochs.at(record.offset + 1)
