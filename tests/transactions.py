@@ -26,6 +26,18 @@ def marker_batch(producer_id: int, epoch: int, commit: bool, coordinator_epoch: 
     return builder.build()
 
 
+def begin_transaction(
+    log: PartitionLog, producer_id: int, *pairs: tuple[bytes, bytes | None], sequence: int = 0
+) -> AppendedBatch:
+    """Append a batch of a producer's open transaction: a record for each pair of key and value."""
+    builder = BatchBuilder(
+        producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True
+    )
+    for key, value in pairs:
+        builder.append(log.clock.now_ms(), key, value)
+    return log.append_batch(builder.build())
+
+
 def end_transaction(
     log: PartitionLog, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int = 0
 ) -> AppendedBatch:

@@ -22,6 +22,21 @@ def logs(tmp_path, clock):
         yield opened
 
 
+class Busy(ManualClock):
+    """A clock that runs one action in each sleep."""
+
+    def __init__(self, now_ms):
+        super().__init__(now_ms)
+        self.todo = []
+        self.sleeps = []
+
+    def sleep(self, seconds):
+        self.sleeps.append(seconds)
+        super().sleep(seconds)
+        if self.todo:
+            self.todo.pop(0)()
+
+
 def tree_digest(path):
     """Return a digest of the names, kinds and contents of everything below a path, which may not exist."""
     digest = hashlib.sha256()

@@ -147,19 +147,6 @@ async def test_follow(tmp_path: Path) -> None:
         assert sorted(values) == sorted([*map(str, range(20)), "last"] * 50)
 
 
-async def test_a_follower_beside_another_writer(tmp_path: Path) -> None:
-    with lastword.open(tmp_path, "a", files=UNSYNCED) as writer:
-        topic = writer.create_topic("users", **TEXT)
-        async with lastword.aopen(tmp_path) as logs:
-            users = await logs.topic("users")
-            reader = users.read(follow=True)
-            topic.append("a", "1")
-            assert (await anext(reader)).value == "1"
-            topic.append("a", "2")
-            assert (await anext(reader)).value == "2"
-            assert reader.position == {0: 2}
-
-
 async def test_a_cancelled_reader_loses_no_record(tmp_path: Path) -> None:
     async with opened(tmp_path) as logs:
         users = await logs.create_topic("users", **TEXT)
@@ -293,16 +280,6 @@ async def test_export(tmp_path: Path) -> None:
         assert steps[-1].done_bytes == steps[-1].total_bytes > 0
         await users.delete("k1")
         assert (await users.export(f"delta:{tmp_path}/table", dry_run=True)).removed_rows == 1
-
-
-async def test_a_log_in_a_bucket() -> None:
-    pytest.importorskip("obstore")
-    async with lastword.aopen("memory://aio/log", "a") as logs:
-        users = await logs.create_topic("users", **TEXT)
-        await users.append("a", "1")
-        await users.append("a", "2")
-        assert [record.value async for record in users.read()] == ["1", "2"]
-        assert [record.value async for record in users.read(follow=True, timeout=0)] == ["1", "2"]
 
 
 async def test_appends_to_a_bucket_that_were_started_together_share_a_commit() -> None:

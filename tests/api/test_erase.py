@@ -34,7 +34,6 @@ from lastword.errors import (
 )
 from lastword.files import OsFiles
 from lastword.keys import index
-from lastword.records.batch import BatchBuilder
 from lastword.segment.names import marked_partition_dir
 from lastword.tools import erasure
 from lastword.tools.erasure import Listed, Wanted
@@ -42,6 +41,7 @@ from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.damage import flip
 from tests.support.exhaustive import stride
+from tests.transactions import begin_transaction
 
 CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
 DAY_MS = 86_400_000
@@ -193,24 +193,10 @@ def test_refusals_change_nothing(logs):
         users.erase([b""])
 
 
-def test_text_is_no_collection_of_keys(logs):
-    topic = logs.create_topic("users", cleanup_policy="compact", key_serializer="str")
-    for key in ("ada", "a", "d"):
-        topic.append(key, b"1")
-    for keys in ("ada", {"ada": 1}):
-        with pytest.raises(UsageError, match="give a list of keys"):
-            topic.erase(keys)
-    with pytest.raises(UsageError, match="prefix= is a str"):
-        topic.erase(prefix="a")
-    assert [record.key for record in topic.read()] == ["ada", "a", "d"]
-
-
 def test_an_open_transaction_is_named_and_nothing_is_appended(logs):
     topic = logs.create_topic("users", cleanup_policy="compact")
     topic.append(b"a", b"1")
-    builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
-    builder.append(0, b"b", b"2")
-    logs.dirs.log("users", 0).append_batch(builder.build())
+    begin_transaction(logs.dirs.log("users", 0), 7, (b"b", b"2"))
     with pytest.raises(PartialFailure, match="transaction or commit at 1 is not decided") as raised:
         topic.erase([b"a"])
     assert isinstance(raised.value.errors[0], BusyError)

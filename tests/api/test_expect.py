@@ -15,10 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import ConflictError, KeyRequiredError, RecordTooLargeError, UsageError
-from lastword.records.batch import BatchBuilder
-from lastword.records.record import marker_record
 from tests.support.exhaustive import few
 from tests.support.threads import together
+from tests.transactions import begin_transaction, end_transaction
 
 JSON = {"key_serializer": "str", "value_serializer": "json"}
 HOUR_MS = 3_600_000
@@ -125,17 +124,13 @@ def test_the_check_and_the_append_are_one_step(topic, monkeypatch):
 def test_a_record_of_an_open_or_aborted_transaction_does_not_count(logs):
     topic = logs.create_topic("t", cleanup_policy="compact", **JSON)
     first, log = topic.append("a", 1), logs.dirs.log("t", 0)
-    builder = BatchBuilder(producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
-    builder.append(logs.dirs.clock.now_ms(), b"a", b"2")
-    log.append_batch(builder.build())
+    begin_transaction(log, 5, (b"a", b"2"))
     second = topic.append("a", 3, expect=first.offset)
     for expect in (first.offset, lastword.ABSENT):  # an own record behind the open transaction does count
         assert refused(topic.append, "a", 9, expect=expect) == second.offset
     topic.append("b", 1, expect=lastword.ABSENT)
     assert refused(topic.append, "b", 2, expect=lastword.ABSENT) == second.offset + 1
-    marker = BatchBuilder(producer_id=5, producer_epoch=0, transactional=True, control=True)
-    marker.append(logs.dirs.clock.now_ms(), *marker_record(commit=False, coordinator_epoch=0))
-    log.append_batch(marker.build())
+    end_transaction(log, 5, 0, commit=False)
     assert topic.append("a", 4, expect=second.offset).offset == second.offset + 3
 
 
@@ -293,9 +288,7 @@ def test_the_offset_of_a_state_is_that_of_its_value(logs, memory):
     """Behind an open transaction the offset was that of an older value, and each call a conflict."""
     state = logs.state("s", memory=memory)
     state["k"] = 1
-    builder = BatchBuilder(producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
-    builder.append(logs.dirs.clock.now_ms(), b"a", b"2")
-    logs.dirs.log("s", 0).append_batch(builder.build())
+    begin_transaction(logs.dirs.log("s", 0), 5, (b"a", b"2"))
     state["k"] = 2
     assert state.offset("k") == 2 and state.offset("x") is None
     state.set("k", 3, expect=state.offset("k"))

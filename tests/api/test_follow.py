@@ -17,31 +17,18 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.snapshots import replay
 from lastword.partition.view import CurrentView, Stability
 from lastword.records.batch import BatchBuilder
+from tests.api.conftest import Busy
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles
-from tests.transactions import end_transaction
+from tests.support.threads import together
+from tests.transactions import begin_transaction, end_transaction
 
 NOW = 1_700_000_000_000
 
 
-class Busy(ManualClock):
-    """A clock that runs one action in each sleep."""
-
-    def __init__(self) -> None:
-        super().__init__(NOW)
-        self.todo: list[Callable[[], object]] = []
-        self.sleeps: list[float] = []
-
-    def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        super().sleep(seconds)
-        if self.todo:
-            self.todo.pop(0)()
-
-
 @pytest.fixture
 def clock() -> Busy:
-    return Busy()
+    return Busy(NOW)
 
 
 @pytest.fixture
@@ -192,19 +179,11 @@ def test_records_that_went_unread_are_an_error(reader, writer, clock):
 
 
 def test_an_open_transaction_holds_it_up(reader, writer, clock):
-    from lastword.records.batch import BatchBuilder
-
     log = writer.dirs.log("a", 0)
-
-    def begin(producer: int, value: bytes) -> Callable[[], object]:
-        builder = BatchBuilder(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
-        builder.append(NOW, b"k", value)
-        return lambda: log.append_batch(builder.build(0))
-
     clock.todo = [
-        begin(1, b"10"),
+        lambda: begin_transaction(log, 1, (b"k", b"10")),
         put(writer, 2),
-        begin(2, b"20"),
+        lambda: begin_transaction(log, 2, (b"k", b"20")),
         lambda: end_transaction(log, 2, 0, commit=False),
         put(writer, 3),
         lambda: end_transaction(log, 1, 0, commit=True),
@@ -258,7 +237,7 @@ def test_what_does_not_go_together(reader, asked):
 
 def test_a_quiet_partition_costs_two_looks(writer, tmp_path):
     put(writer, *range(60))()
-    clock, files = Busy(), RecordingFiles(HastyFiles())
+    clock, files = Busy(NOW), RecordingFiles(HastyFiles())
     with lastword.open(writer.paths[0], clock=clock, files=files) as logs:
         records = logs.topic("a").read(follow=True, timeout=30, partition=0)
         assert len(seen(records)) == 60
@@ -273,7 +252,6 @@ def test_stability_continues_with_the_result_of_a_new_start(tmp_path):
     """After any growth, the result equals that of a whole replay."""
     from lastword.partition.snapshots import Snapshots
     from lastword.partition.view import PartitionView
-    from lastword.records.batch import BatchBuilder
     from tests.partition.logs import make, opened
 
     rng = random.Random(3)
@@ -288,11 +266,7 @@ def test_stability_continues_with_the_result_of_a_new_start(tmp_path):
         else:
             sequence = sequences.get(producer, 0)
             sequences[producer] = sequence + 1
-            builder = BatchBuilder(
-                producer_id=producer, producer_epoch=0, base_sequence=sequence, transactional=True
-            )
-            builder.append(NOW, b"k", b"v")
-            log.append_batch(builder.build(0))
+            begin_transaction(log, producer, (b"k", b"v"), sequence=sequence)
             open_now.add(producer)
         if rng.random() < 0.3:
             view = PartitionView.load(DirectorySegments(HastyFiles(), directory))
@@ -357,17 +331,13 @@ def test_another_thread_closes_a_read_that_waits(tmp_path, mode):
             reader = (writer if mode == "a" else looked).topic("t").read(follow=True)
             got, first = [], threading.Event()
 
-            def run():
+            def read():
                 for record in reader:
                     got.append(record.value)
                     first.set()
 
-            thread = threading.Thread(target=run)
-            thread.start()
-            assert first.wait(30)
-            reader.close()
-            thread.join(30)
-            assert not thread.is_alive() and got == [b"1"] and reader.position == {0: 1}
+            together(read, lambda: first.wait(30) and reader.close())
+            assert got == [b"1"] and reader.position == {0: 1}
             assert list(reader) == []
             reader.close()  # a second close does nothing
 
@@ -390,9 +360,7 @@ def test_a_reader_that_saw_a_transaction_goes_on_when_its_marker_was_removed(tmp
     ):
         logs.create_topic("t", cleanup_policy="compact", delete_retention_ms=0, min_cleanable_dirty_ratio=0)
         log = logs.dirs.log("t", 0)
-        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
-        builder.append(clock.now_ms(), b"k", b"v")
-        log.append_batch(builder.build())
+        begin_transaction(log, 7, (b"k", b"v"))
         view = reader.dirs.view("t", 0)
         assert (view.stable_offset, view.log_end) == (0, 1)
         end_transaction(log, 7, 0, True)

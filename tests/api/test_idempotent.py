@@ -6,6 +6,7 @@ import importlib
 import threading
 from collections import Counter
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from lastword.partition.producer_state import FIRST_NAMED_ID
 from lastword.partition.snapshots import Snapshots
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.crash.memory import ROOT, MemoryFiles
-from tests.fakes import ForgetfulFiles
+from tests.fakes import ForgetfulFiles, RecordingFiles
+from tests.fakes.recording import Call
 from tests.support.exhaustive import stride
 from tests.support.threads import together
 
@@ -169,41 +171,24 @@ def test_a_kill_or_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
     assert checked > 20
 
 
-class FullOnce(UnsyncedFiles):
-    """Files without space for the n-th write to a log."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.left = at
-
-    def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Any:
-        handle = super().open_append(path, create=create, exclusive=exclusive)
-        if str(path).endswith(".log"):
-            append = handle.append
-
-            def counted(data: Any) -> int:
-                self.left -= 1
-                if self.left == 0:
-                    raise DiskFullError("no room", file=str(path))
-                return append(data)
-
-            handle.append = counted  # type: ignore[method-assign]
-        return handle
-
-
 @pytest.mark.parametrize("at", range(1, 7))
 def test_a_call_that_failed_in_the_middle_is_repeated(tmp_path: Path, at: int) -> None:
-    files = FullOnce(0)
+    files, writes = RecordingFiles(UNSYNCED), count(1)
+
+    def full_once(call: Call) -> LastwordError | None:
+        is_write = call.name == "append" and call.path.endswith(".log")
+        return DiskFullError("no room", file=call.path) if is_write and next(writes) == at else None
+
     with make(tmp_path / "d", files=files) as logs:
         topic = topic_of(logs)
         go_on(topic, 1)
-        files.left = at
+        files.fail = full_once
         try:
             assert topic.extend(call(1), producer="loader", sequence=1) == 12
         except DiskFullError:
             assert topic.last_sequence("loader") == 0
             assert topic.extend(call(1), producer="loader", sequence=1) == 12
-        files.left = 0
+        files.fail = None
         check_whole(topic, 2)
         go_on(topic, 4)
         check_whole(topic, 4)
@@ -219,12 +204,9 @@ def half_a_call(logs: lastword.LogDir, number: int) -> None:
             raise RecordTooLargeError("not today")
         return real(share, *given)
 
-    producers.Share.append = refusing  # type: ignore[method-assign]
-    try:
-        with pytest.raises(RecordTooLargeError):
-            topic.extend(call(number), producer="loader", sequence=number)
-    finally:
-        producers.Share.append = real  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RecordTooLargeError):
+        patch.setattr(producers.Share, "append", refusing)
+        topic.extend(call(number), producer="loader", sequence=number)
 
 
 def test_another_call_in_the_place_of_one_that_failed_is_refused(tmp_path: Path) -> None:
@@ -290,13 +272,9 @@ def test_cleaning_between_a_call_and_its_repetition(tmp_path: Path) -> None:
         )
         keyed = [[(b"k%d" % (i % 5), b"%d/%d" % (n, i)) for i in range(40)] for n in range(3)]
         topic.extend(keyed[0], producer="loader", sequence=0)
-        real = producers.Producers.finish
-        producers.Producers.finish = lambda *a, **k: (_ for _ in ()).throw(RecordTooLargeError("no"))  # type: ignore
-        try:
-            with pytest.raises(RecordTooLargeError):
-                topic.extend(keyed[1], producer="loader", sequence=1)
-        finally:
-            producers.Producers.finish = real  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(producers.Producers, "finish", lambda *given, **named: 1 / 0)
+            topic.extend(keyed[1], producer="loader", sequence=1)
         for number in range(PARTITIONS):
             logs.dirs.log("users", number).roll()
         assert sum(r.freed_bytes for r in logs.clean("users")) > 0

@@ -57,14 +57,6 @@ def test_refused_in_one_partition_it_is_taken_in_none(logs):
     assert topic.leases() == []
 
 
-def test_it_needs_no_lock(tmp_path, clock):
-    with lastword.open(tmp_path / "data", "a", clock=clock) as logs:
-        logs.create_topic("users", cleanup_policy="compact").append(b"a", b"1")
-        with lastword.open(tmp_path / "data", clock=clock) as looking:
-            looking.topic("users").lease("r", position=1)
-        assert [info.position for info in logs.topic("users").leases()] == [1]
-
-
 def test_it_lapses_visibly_after_max_age_and_comes_back_while_nothing_went(logs, clock):
     topic = logs.create_topic("users", cleanup_policy="compact")
     topic.append(b"a", b"1")

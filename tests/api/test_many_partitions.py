@@ -61,22 +61,35 @@ def files_after(seconds):
     return files
 
 
-def calls_of(path, work, monkeypatch):
+def recorded(path, work, files=DEFAULT):
+    """Return the storage calls of `work`, with those of opening."""
+    files = RecordingFiles(files)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(storage, "DEFAULT", files)
+        work(path)
+    return files.calls
+
+
+def root_listings(calls, path):
+    return sum(call.name == "listdir" and call.path == str(path) for call in calls)
+
+
+def calls_of(path, work):
     """Return the number of storage calls of `work`, with those of opening, and how many list the root."""
-    files = RecordingFiles(files_after(3600))  # the root was quiet for long
-    with monkeypatch.context() as patched:
-        patched.setattr(storage, "DEFAULT", files)
-        work(path)
-    return len(files.calls), sum(call.name == "listdir" and call.path == str(path) for call in files.calls)
+    calls = recorded(path, work, files_after(3600))  # the root was quiet for long
+    return len(calls), root_listings(calls, path)
 
 
-def root_files_written(path, work, monkeypatch):
+def check_in_proportion(root, work, few, many):
+    """Check that ten times the partitions or topics take ten times the calls, and no more listings of all."""
+    few, many = (calls_of(root / str(count), work) for count in (few, many))
+    assert many[0] <= 10.5 * few[0], (few, many)
+    assert many[1] == few[1], "each listing of the root names all of them: their number must not grow"
+
+
+def root_files_written(path, work):
     """Return how often `work` writes each file of the root."""
-    files = RecordingFiles(DEFAULT)
-    with monkeypatch.context() as patched:
-        patched.setattr(storage, "DEFAULT", files)
-        work(path)
-    written = [call.detail for call in files.calls if call.name == "rename"]
+    written = [call.detail for call in recorded(path, work) if call.name == "rename"]
     return Counter(os.path.relpath(name, path) for name in written if os.path.dirname(name) == str(path))
 
 
@@ -104,10 +117,8 @@ def describe(path):
     ],
     ids=["ls", "ls-segments", "explain", "dry-run", "due", "describe"],
 )
-def test_ten_times_the_partitions_take_ten_times_the_calls(directories, work, monkeypatch, capsys):
-    few, many = (calls_of(directories / str(count), work, monkeypatch) for count in (FEW, MANY))
-    assert many[0] <= 10.5 * few[0], (few, many)
-    assert many[1] == few[1], "each listing of the root names all partitions: their number must not grow"
+def test_ten_times_the_partitions_take_ten_times_the_calls(directories, work, capsys):
+    check_in_proportion(directories, work, FEW, MANY)
 
 
 # ---------------------------------------------------------------- work that changes the directory
@@ -169,12 +180,12 @@ CHANGES = {
 
 
 @pytest.mark.slow
-def test_changing_all_partitions_takes_calls_in_proportion_to_them(tmp_path, monkeypatch):
+def test_changing_all_partitions_takes_calls_in_proportion_to_them(tmp_path):
     """The verbs run in turn on one directory."""
     few, many = ({}, {})
     for count, seen in ((FEW, few), (MANY, many)):
         for name, work in CHANGES.items():
-            seen[name] = calls_of(tmp_path / str(count), work, monkeypatch)
+            seen[name] = calls_of(tmp_path / str(count), work)
             with lastword.open(tmp_path / str(count)) as logs:
                 assert len(logs.topic("users").describe()) == count
     for name in CHANGES:
@@ -182,7 +193,7 @@ def test_changing_all_partitions_takes_calls_in_proportion_to_them(tmp_path, mon
         assert many[name][1] <= few[name][1] + 1, (name, few, many)
 
 
-def test_a_commit_costs_a_constant_number_of_calls_for_each_partition(tmp_path, monkeypatch):
+def test_a_commit_costs_a_constant_number_of_calls_for_each_partition(tmp_path):
     """Counted as the difference of 50 and 10 partitions: the first commit into a topic, and the second.
 
     Syncs: log, two indexes, directory; in the first commit also the leader epochs, and the snapshot, which
@@ -193,12 +204,9 @@ def test_a_commit_costs_a_constant_number_of_calls_for_each_partition(tmp_path, 
         path = tmp_path / str(count)
         create(path)
         for number in (1, 2):
-            files = RecordingFiles(DEFAULT)
-            with monkeypatch.context() as patched:
-                patched.setattr(storage, "DEFAULT", files)
-                commit_to_each(path, f"job{number}")
-            assert sum(call.name == "create" and "staged" in call.path for call in files.calls) == 1
-            counted[count, number] = Counter(call.name for call in files.calls)
+            calls = recorded(path, lambda path, number=number: commit_to_each(path, f"job{number}"))
+            assert sum(call.name == "create" and "staged" in call.path for call in calls) == 1
+            counted[count, number] = Counter(call.name for call in calls)
     for number, syncs, calls in ((1, 6, 59), (2, 4, 59)):
         few, many = (counted[count, number] for count in (10, 50))
         assert many["fsync"] + many["fsync_dir"] - few["fsync"] - few["fsync_dir"] == 40 * syncs
@@ -228,30 +236,27 @@ def test_an_open_lists_the_directory_of_a_partition_once(tmp_path, stop):
 
 
 @pytest.mark.parametrize("run", [CHANGES["trim"], expire_all, expire_in_the_background])
-def test_root_files_are_written_equally_often_for_few_and_many(tmp_path, monkeypatch, run):
+def test_root_files_are_written_equally_often_for_few_and_many(tmp_path, run):
     """One line for each partition in each write: a write for each partition would be quadratic."""
     few, many = (tmp_path / "3", tmp_path / "30")
     for path in (few, many):
         create(path)
         commit_to_each(path)
-    written = root_files_written(few, run, monkeypatch)
+    written = root_files_written(few, run)
     assert written[LOG_STARTS] in (1, 2)  # raised together, and at the end
-    assert written == root_files_written(many, run, monkeypatch)
+    assert written == root_files_written(many, run)
 
 
 @pytest.mark.parametrize("strategy", ["generational", "kafka"])
-def test_the_cleaner_checkpoint_is_not_written_for_each_partition(tmp_path, monkeypatch, strategy):
+def test_the_cleaner_checkpoint_is_not_written_for_each_partition(tmp_path, strategy):
     def written(count):
         path = tmp_path / str(count)
         create(path)
         commit_to_each(path)
-        files = RecordingFiles(DEFAULT)
-        with monkeypatch.context() as patched:
-            patched.setattr(storage, "DEFAULT", files)
-            with_logs(lambda logs: logs.clean(strategy=strategy))(path)
+        calls = recorded(path, with_logs(lambda logs: logs.clean(strategy=strategy)))
         with lastword.open(path) as logs:
             assert [row.first_dirty for row in logs.topic("users").describe()] == [2] * count
-        return sum(call.name == "rename" and call.detail.endswith(FIRST_DIRTY) for call in files.calls)
+        return sum(call.name == "rename" and call.detail.endswith(FIRST_DIRTY) for call in calls)
 
     assert written(5) == written(50) == 1
 
@@ -270,20 +275,6 @@ def test_the_checkpoint_of_a_cleaning_is_seen_before_it_is_written(tmp_path):
             directory.truncate("users", 0, 1)
             assert directory.first_dirty("users", 0) == 0
         assert directory.checkpoints.first_dirty.read() == {("users", 0): 0}
-
-
-def test_many_topics_are_listed_once(tmp_path, monkeypatch):
-    few_topics, many_topics = 5, 50
-    for count in (few_topics, many_topics):
-        with lastword.open(tmp_path / str(count), "a", clock=ManualClock(NOW_MS)) as logs:
-            for number in range(count):
-                logs.create_topic(f"t{number}")
-    for work in (command("ls"), command("clean", "--dry-run", "--due")):
-        few, many = (
-            calls_of(tmp_path / str(count), work, monkeypatch) for count in (few_topics, many_topics)
-        )
-        assert many[0] <= 10.5 * few[0], (few, many)
-        assert many[1] == few[1]
 
 
 def test_a_partition_that_cannot_be_trimmed_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
@@ -313,13 +304,15 @@ def test_a_partition_that_cannot_be_trimmed_does_not_stop_the_others(tmp_path, m
 
 
 TOPIC_VERBS = {
-    "topics": lambda logs: logs.topics(),
-    "duplication": lambda logs: logs.duplication(),
-    "audit": lambda logs: logs.audit(delivered=logs),
-    "verify": lambda logs: logs.verify(),
-    "plan": lambda logs: logs.plan(),
-    "clean": lambda logs: logs.clean(),
-    "expire": lambda logs: logs.expire(),
+    "ls": command("ls"),
+    "clean --due": command("clean", "--dry-run", "--due"),
+    "topics": with_logs(lambda logs: logs.topics()),
+    "duplication": with_logs(lambda logs: logs.duplication()),
+    "audit": with_logs(lambda logs: logs.audit(delivered=logs)),
+    "verify": with_logs(lambda logs: logs.verify()),
+    "plan": with_logs(lambda logs: logs.plan()),
+    "clean": with_logs(lambda logs: logs.clean()),
+    "expire": with_logs(lambda logs: logs.expire()),
 }
 
 
@@ -335,12 +328,8 @@ def topics(tmp_path_factory):
 
 
 @pytest.mark.parametrize("verb", TOPIC_VERBS)
-def test_ten_times_the_topics_take_ten_times_the_calls(topics, monkeypatch, verb):
-    few, many = (
-        calls_of(topics / str(count), with_logs(TOPIC_VERBS[verb]), monkeypatch) for count in (5, 50)
-    )
-    assert many[0] <= 10.5 * few[0], (few, many)
-    assert many[1] == few[1], "each listing of the root names all topics: their number must not grow"
+def test_ten_times_the_topics_take_ten_times_the_calls(topics, verb):
+    check_in_proportion(topics, TOPIC_VERBS[verb], 5, 50)
 
 
 # ---------------------------------------------------------------- segments of one partition
@@ -370,12 +359,30 @@ def segments(tmp_path_factory):
     return root
 
 
+def functions_called(work):
+    """Return how many functions `work` calls in this thread."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    gc.collect()
+    gc.disable()  # a collection calls the finalizers of other tests' objects
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return calls
+
+
 def effort_of(path, work):
     """Return what `work` costs: storage calls, names listed, and calls of functions in this thread.
 
     The threads that look after the directory meanwhile are not counted: how often they look depends on time.
     """
-    calls = 0
 
     class Listing(RecordingFiles):
         storage = names = 0
@@ -392,22 +399,11 @@ def effort_of(path, work):
     def is_counted():
         return not threading.current_thread().name.startswith(("lastword-ingest", "lastword-cleaner"))
 
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
     files = Listing(DEFAULT)
     with lastword.open(path, "a", clock=ManualClock(NOW_MS), files=files) as logs:
         logs.dirs.log("users", 0)
         files.storage = files.names = 0
-        gc.collect()
-        gc.disable()  # a collection calls the finalizers of other tests' objects
-        sys.setprofile(count)
-        try:
-            work(logs)
-        finally:
-            sys.setprofile(None)
-            gc.enable()
+        calls = functions_called(lambda: work(logs))
     return {"storage": files.storage, "names": files.names, "functions": calls}
 
 
@@ -500,21 +496,10 @@ class Facts:
 
 def test_grouping_takes_time_in_proportion_to_the_segments_of_a_group():
     def calls(segments):
-        count = 0
-
-        def profile(frame, event, argument):
-            nonlocal count
-            count += event in ("call", "c_call")
-
         facts = [Facts(number) for number in range(segments)]
         limits = OutputLimits(1 << 30, 10 << 20, 4096)
-        sys.setprofile(profile)
-        try:
-            chosen = group(facts, limits), cut(facts, 0, segments - 1, limits)
-        finally:
-            sys.setprofile(None)
-        assert [len(groups) for groups in chosen] == [1, 1]
-        return count
+        assert len(group(facts, limits)) == len(cut(facts, 0, segments - 1, limits)) == 1
+        return functions_called(lambda: (group(facts, limits), cut(facts, 0, segments - 1, limits)))
 
     assert calls(400) <= 4.2 * calls(100)
 
@@ -532,10 +517,6 @@ def test_a_creation_loads_the_settings_once(tmp_path, monkeypatch):
             assert logs.topic(f"t{number}").config.retention_ms == number
 
 
-def root_listings(files, path):
-    return sum(call.name == "listdir" and call.path == str(path) for call in files.calls)
-
-
 @pytest.mark.parametrize("seconds", [3600, -3600], ids=["quiet", "just-changed"])
 def test_a_call_for_each_topic_lists_a_root_that_is_quiet_only_once(topics, seconds):
     """A root that was just changed is listed for each call: a later change may have the same time."""
@@ -543,10 +524,10 @@ def test_a_call_for_each_topic_lists_a_root_that_is_quiet_only_once(topics, seco
     path = topics / "50"
     with lastword.open(path, files=files) as logs:
         names_of = [topic.name for topic in logs.topics()]
-        before = root_listings(files, path)
+        before = root_listings(files.calls, path)
         for name in names_of:
             assert logs.topic(name).bounds() == {0: (0, 2)}
-        assert (root_listings(files, path) == before) == (seconds > 0)
+        assert (root_listings(files.calls, path) == before) == (seconds > 0)
 
 
 def test_the_creation_of_a_topic_does_not_list_the_root(tmp_path):
@@ -554,13 +535,13 @@ def test_the_creation_of_a_topic_does_not_list_the_root(tmp_path):
     files, path = RecordingFiles(files_after(-3600)), tmp_path / "log"
     with lastword.open(path, "a", clock=ManualClock(NOW_MS), files=files) as logs:
         logs.create_topic("first")
-        before = root_listings(files, path)
+        before = root_listings(files.calls, path)
         for number in range(200):
             logs.create_topic(f"t{number}")
-        assert root_listings(files, path) == before
+        assert root_listings(files.calls, path) == before
         logs.delete_topic("t7")
         assert "t7" not in logs and "t8" in logs and len(logs) == 200
-        assert root_listings(files, path) == before
+        assert root_listings(files.calls, path) == before
 
 
 def test_a_topic_that_another_process_makes_or_removes_is_seen(tmp_path):

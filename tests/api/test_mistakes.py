@@ -30,8 +30,13 @@ APPENDS = {
     "a naive time": (b"ada", b"x", {"timestamp": datetime(2026, 1, 1)}, "no time zone"),
     "headers that are a number": (b"ada", b"x", {"headers": 5}, "pairs of str and bytes"),
     "headers of str": (b"ada", b"x", {"headers": {"a": "b"}}, "pairs of str and bytes"),
+    "headers without values": (b"ada", b"x", {"headers": [("a",)]}, "pairs of str and bytes"),
     "an ack of Kafka's": (b"ada", b"x", {"ack": "all"}, "unknown ack"),
+    "a time as text": (b"ada", b"x", {"timestamp": "now"}, "'now' is not a"),
+    "a time before 1970": (b"ada", b"x", {"timestamp": -2}, "is before 1970"),
     "a partition too many": (b"ada", b"x", {"partition": 3}, "no partition 3"),
+    "a negative partition": (b"ada", b"x", {"partition": -1}, "no partition -1"),
+    "a bool for a partition": (b"ada", b"x", {"partition": True}, "no partition True"),
 }
 
 
@@ -46,6 +51,9 @@ def test_append(users, key, value, more, message):
 READS = {
     "a negative offset": (lambda users: users.read(-1), "offset -1 is below log start 0"),
     "an offset as text": (lambda users: users.read("5"), "is not a position in a log"),
+    "a naive time to read from": (lambda users: users.read(datetime(2026, 1, 1)), "no time zone"),
+    "a fraction for an end": (lambda users: users.read(end=1.5), "end=1.5 is not a position in a log"),
+    "no end": (lambda users: users.read(end=None), "end=None is not a position in a log"),
     "a time as text": (
         lambda users: users.read(end="2026-01-01T00:00:00"),
         r"a text of one with a zone \(2026-11-20T10:02:11Z\)",
@@ -61,9 +69,19 @@ READS = {
         "nan is not a duration",
     ),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
-    "a view that is none": (lambda users: users.read(view="oldest"), "unknown view"),
+    "a mapping of keys": (lambda users: users.read(keys={b"ada": 1}), "keys= is a dict"),
+    "a start of no partition": (lambda users: users.read({7: 0}), "names partition 7"),
+    "a view that is none": (lambda users: users.read(view="newst"), "unknown view 'newst'; nearest: newest"),
     "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is not a position in a log"),
+    "trim before a bool": (lambda users: users.trim(True), "before=True is not a position in a log"),
+    "trim before a naive time": (lambda users: users.trim(datetime(2026, 1, 1)), "no time zone"),
     "no list of keys": (lambda users: users.read(keys=5), "keys= is a int"),
+    "a text of keys to get": (lambda users: users.get_many("ada"), "keys= is a str"),
+    "a mapping of keys to get": (lambda users: users.get_records({b"ada": 1}), "keys= is a dict"),
+    "a get from no partition": (lambda users: users.get(b"ada", partition=3), "has no partition 3"),
+    "a text of keys to erase": (lambda users: users.erase("ada"), "give a list of keys"),
+    "a mapping of keys to erase": (lambda users: users.erase({b"ada": 1}), "give a list of keys"),
+    "a prefix as text": (lambda users: users.erase(prefix="a"), "prefix= is a str"),
     "less than no record": (lambda users: users.read().take(-1), "most=-1 is not a number of records"),
     "records as text": (lambda users: users.read().take("5"), "most='5' is not a number of records"),
     "a list of partitions": (lambda users: users.read(partition=[0]), r"no partition \[0\]"),
@@ -76,6 +94,7 @@ READS = {
     "a batch that is no size": (lambda users: users.read().arrow("many"), "'many' is not a size"),
     "a file that is no path": (lambda users: lastword.dump(5), "file=5 is not a path"),
     "settings that are no path": (lambda users: lastword.open("d", config=5), "config=5 is not a path"),
+    "a directory twice": (lambda users: lastword.open(["d", "./d"]), "a directory is given twice"),
     "records that are none": (lambda users: users.extend(None), "extend takes records, not NoneType"),
 }
 
@@ -87,7 +106,7 @@ def test_calls(users, call, message):
     assert caught.value.remedy
 
 
-VERBS = {
+CALLS = {
     "a key as partition": (lambda logs: logs.explain("users", "ada"), r"explain\(key='ada'\)"),
     "rows as text": (
         lambda logs: logs.audit("users", delivered={}, most_rows="5"),
@@ -111,14 +130,48 @@ VERBS = {
         "progress=5 is not a function",
     ),
     "a key of another type": (lambda logs: logs.explain("users", key="ada"), "expected bytes, got str"),
+    "a port alone": (lambda logs: lastword.serve(logs, 9092), "9092 is not an address"),
+    "no partitions": (lambda logs: lastword.serve(logs, ":0", partitions=0), "partitions=0 is not a number"),
+    "a list as the number of partitions": (
+        lambda logs: logs.create_topic("t", [0, 1]),
+        r"partitions=\[0, 1\] is not a number of partitions",
+    ),
+    "a state without partitions": (
+        lambda logs: logs.state("t", partitions=0),
+        "partitions=0 is not a number",
+    ),
+    "no log": (lambda logs: lastword.serve(None, ":0"), "directory=None is not a path"),
+    "users that are no file": (lambda logs: lastword.serve(logs, ":0", users=5), "users=5 is not a path"),
+    "a certificate that is not there": (
+        lambda logs: lastword.serve(logs, ":0", tls="cert.pem"),
+        "cert.pem: No such file",
+    ),
+    "topics that are none": (lambda logs: lastword.copy(logs.paths[0], "copy", 5), "topics=5 are no topics"),
+    "a target that is none": (lambda logs: lastword.copy(logs.paths[0], None), "target=None is not a path"),
+    "no path to open": (lambda logs: lastword.open(None), "None is not a path"),
+    "a number to open": (lambda logs: lastword.open(5), "5 is not a path"),
+    "no path in a list": (lambda logs: lastword.open([None]), r"\[None\] is not a path"),
+    "a settings file that is not there": (
+        lambda logs: lastword.open("data", config="other.toml"),
+        "there is no settings file",
+    ),
+    "a setting of the directory for a topic": (
+        lambda logs: logs["users"].set_config(log_cleaner_threads=2),
+        "applies to the whole directory",
+    ),
+    "a default that is no function": (lambda logs: logs.state("t", default=0), "is not a function"),
 }
 
 
-@pytest.mark.parametrize(("call", "message"), VERBS.values(), ids=list(VERBS))
-def test_verbs(logs, users, call, message):
-    with pytest.raises(UsageError, match=message) as caught:
-        call(logs)
-    assert caught.value.remedy
+@pytest.mark.parametrize(("call", "message"), CALLS.values(), ids=list(CALLS))
+def test_other_calls(tmp_path, monkeypatch, call, message):
+    monkeypatch.chdir(tmp_path)
+    with lastword.open("data", "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("users", cleanup_policy="compact")
+        with pytest.raises(UsageError, match=message) as caught:
+            call(logs)
+        assert caught.value.remedy
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 CLEANER = {
@@ -153,54 +206,14 @@ def test_cleaner(tmp_path, call, message):
 
 
 @pytest.mark.parametrize("path", [None, 5, b"data", ""])
-def test_an_argument_that_is_no_path(tmp_path, path):
-    with lastword.open(tmp_path / "data", "a") as logs:
-        logs.create_topic("users", cleanup_policy="compact")
-        for call in (
-            lambda: logs.move("users", 0, path),
-            lambda: logs.restore("users", to=path),
-            lambda: logs.state("users", snapshot=5 if path is None else path),
-        ):
-            with pytest.raises(UsageError, match=r"=.* is not a path"):
-                call()
-
-
-OTHERS = {
-    "a port alone": (lambda logs: lastword.serve(logs, 9092), "9092 is not an address"),
-    "no partitions": (lambda logs: lastword.serve(logs, ":0", partitions=0), "partitions=0 is not a number"),
-    "a list as the number of partitions": (
-        lambda logs: logs.create_topic("t", [0, 1]),
-        r"partitions=\[0, 1\] is not a number of partitions",
-    ),
-    "a state without partitions": (
-        lambda logs: logs.state("t", partitions=0),
-        "partitions=0 is not a number",
-    ),
-    "no log": (lambda logs: lastword.serve(None, ":0"), "directory=None is not a path"),
-    "users that are no file": (lambda logs: lastword.serve(logs, ":0", users=5), "users=5 is not a path"),
-    "a certificate that is not there": (
-        lambda logs: lastword.serve(logs, ":0", tls="cert.pem"),
-        "cert.pem: No such file",
-    ),
-    "topics that are none": (lambda logs: lastword.copy(logs.paths[0], "copy", 5), "topics=5 are no topics"),
-    "a target that is none": (lambda logs: lastword.copy(logs.paths[0], None), "target=None is not a path"),
-}
-
-
-@pytest.mark.parametrize(("call", "message"), OTHERS.values(), ids=list(OTHERS))
-def test_other_calls(tmp_path, monkeypatch, call, message):
-    monkeypatch.chdir(tmp_path)
-    with lastword.open("data", "a", log_cleaner_enable=False) as logs:
-        with pytest.raises(UsageError, match=message) as caught:
-            call(logs)
-        assert caught.value.remedy
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-@pytest.mark.parametrize("path", [None, 5, [None]])
-def test_a_path_that_is_none(path):
-    with pytest.raises(UsageError, match="is not a path"):
-        lastword.open(path)
+def test_an_argument_that_is_no_path(logs, users, path):
+    for call in (
+        lambda: logs.move("users", 0, path),
+        lambda: logs.restore("users", to=path),
+        lambda: logs.state("users", snapshot=5 if path is None else path),
+    ):
+        with pytest.raises(UsageError, match=r" is not a path"):
+            call()
 
 
 @pytest.mark.parametrize("path", ["hdfs://bucket/log", "file:///srv/log"])
@@ -235,21 +248,6 @@ def test_a_file_is_no_directory_and_open_does_not_say_that_it_would_make_one(tmp
     with pytest.raises(UsageError, match="is no directory") as caught:
         lastword.open(tmp_path / "data", "a")
     assert "open(" not in caught.value.remedy
-
-
-def test_a_settings_file_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match="there is no settings file"):
-        lastword.open(tmp_path, config=tmp_path / "other.toml")
-
-
-def test_a_setting_of_the_directory_is_not_one_of_a_topic(users):
-    with pytest.raises(UsageError, match="applies to the whole directory"):
-        users.set_config(log_cleaner_threads=2)
-
-
-def test_a_default_that_is_no_function(tmp_path):
-    with lastword.open(tmp_path / "data", "a") as logs, pytest.raises(UsageError, match="is not a function"):
-        logs.state("totals", default=0)
 
 
 def test_a_record_that_is_too_large_says_by_how_much_and_what_helps(tmp_path):

@@ -18,7 +18,6 @@ import pytest
 import lastword
 from lastword.cli.main import run
 from lastword.errors import (
-    DataError,
     InconsistentTopicIdError,
     LastwordError,
     NotAPartitionError,
@@ -28,41 +27,24 @@ from lastword.errors import (
 from lastword.files import OsFiles
 from lastword.files.failures import translate
 from tests.api.conftest import tree_digest
+from tests.fakes.recording import RecordingFiles
 
 ODD = ("t", 1)
 OTHERS = [("other", 0), ("t", 0), ("t", 2)]
 LOG = f"{0:020d}.log"
 
 
-class Forbidding(OsFiles):
-    """Files that refuse what the system refuses a user without permission: root could read everything."""
+def forbidding(forbidden: Path) -> RecordingFiles:
+    """Return files that refuse what the system refuses a user without permission: root could read it."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = str(path)
-        self.directory = path.is_dir()
+    def fail(call):
+        is_opened = call.name in ("open_read", "open_append", "create", "listdir")
+        is_inside = call.path.startswith(f"{forbidden}/") and (is_opened or call.name == "stat")
+        if is_inside or (is_opened and call.path == str(forbidden)):
+            return translate(PermissionError(errno.EACCES, "Permission denied"), call.path, "open")
+        return None
 
-    def _check(self, path, *, below_only=False):
-        path = os.fspath(path)
-        inside = self.directory and path.startswith(self.path + "/")
-        if inside or (path == self.path and not below_only):
-            raise translate(PermissionError(errno.EACCES, "Permission denied"), path, "open")
-
-    def open_read(self, path):
-        self._check(path)
-        return super().open_read(path)
-
-    def open_append(self, path, *, create=False, exclusive=False):
-        self._check(path)
-        return super().open_append(path, create=create, exclusive=exclusive)
-
-    def listdir(self, path):
-        self._check(path)
-        return super().listdir(path)
-
-    def stat(self, path):
-        self._check(path, below_only=True)
-        return super().stat(path)
+    return RecordingFiles(OsFiles(), fail=fail)
 
 
 def link(root):
@@ -93,12 +75,12 @@ KINDS = {
     "link": link,
     "dangling link": dangling,
     "file": plain_file,
-    "unreadable": lambda root: Forbidding(root / "t-1"),
+    "unreadable": lambda root: forbidding(root / "t-1"),
     "log is a pipe": log_of(os.mkfifo),
     "log is a directory": log_of(Path.mkdir),
     "log is a link": log_of(lambda path: path.symlink_to(path.parent.parent.parent / LOG)),
     "log is a device": log_of(lambda path: os.mknod(path, 0o20644, os.makedev(1, 3))),
-    "log is unreadable": lambda root: Forbidding(root / "t-1" / LOG),
+    "log is unreadable": lambda root: forbidding(root / "t-1" / LOG),
 }
 FORBIDDEN = ("unreadable", "log is unreadable")
 
@@ -369,10 +351,6 @@ def test_a_plain_file_that_no_checkpoint_names_is_no_partition(root):
 def test_a_partition_that_cannot_be_removed_stops_no_other_work(root):
     waits = root / f"gone-0.{'0' * 32}-delete"
     waits.mkdir()
-    with lastword.open(root, "a", files=Forbidding(waits), log_cleaner_enable=False) as logs:
+    with lastword.open(root, "a", files=forbidding(waits), log_cleaner_enable=False) as logs:
         assert logs.topic("other").append(b"k", b"v").offset == 2
     assert waits.exists()
-
-
-def test_errors_of_oddness_are_data_errors():
-    assert issubclass(NotAPartitionError, DataError)

@@ -19,10 +19,9 @@ from lastword.errors import OffsetOutOfRangeError
 from lastword.files import OsFiles
 from lastword.partition import scan
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.records.batch import BatchBuilder
 from tests.fakes.recording import RecordingFiles
 from tests.support.exhaustive import stride
-from tests.transactions import end_transaction
+from tests.transactions import begin_transaction, end_transaction
 
 KEYS = [f"k{n:02d}" for n in range(8)]
 ONCE = [f"{name} of {round_}" for round_ in range(4) for name in ("one", "two", "three")]
@@ -312,9 +311,7 @@ def test_a_tail_behind_an_open_transaction_is_of_one_moment(
         "users", key_serializer="str", value_serializer="json", cleanup_policy="compact"
     )
     log = writer.dirs.log("users", 0)
-    builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
-    builder.append(log.clock.now_ms(), b"a", b"0")
-    log.append_batch(builder.build(0))
+    begin_transaction(log, 7, (b"a", b"0"))
     topic.extend([("k", 1), ("k", 2)])
     log.roll()
     topic.append("k", 3)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -40,53 +41,11 @@ def test_modes(tmp_path):
         logs.topics()
 
 
-def test_one_writer_at_a_time_and_readers_beside_it(tmp_path):
-    with lastword.open(tmp_path / "data", "a") as logs:
-        topic = logs.create_topic("t")
-        topic.append(b"k", b"v")
-        with pytest.raises(errors.LogDirLockedError) as caught:
-            lastword.open(tmp_path / "data", "a")
-        assert str(os.getpid()) in caught.value.message
-        with lastword.open(tmp_path / "data") as beside:
-            assert [record.value for record in beside.topic("t").read()] == [b"v"]
-    lastword.open(tmp_path / "data", "a").close()
-
-
 def test_settings_are_all_checked_before_anything_is_opened(tmp_path):
     with pytest.raises(errors.UnknownSettingError) as caught:
         lastword.open(tmp_path / "data", "a", segment_byte=1, log_cleaner_threads=0)
     assert "segment_bytes" in caught.value.message and "log_cleaner_threads" in caught.value.message
     assert not (tmp_path / "data").exists()
-
-
-def test_arguments_win_over_the_file(tmp_path):
-    with lastword.open(tmp_path / "data", "a") as logs:
-        logs.create_topic("t", segment_bytes="64MiB")
-    with lastword.open(tmp_path / "data", segment_bytes="1MiB") as logs:
-        assert logs.topic("t").config.segment_bytes == 1 << 20
-        assert logs.topic("t").config.source("segment.bytes") == "argument"
-    other = tmp_path / "other.toml"
-    other.write_text('[topics.t]\nsegment.bytes = "2MiB"\n')
-    with lastword.open(tmp_path / "data", config=other) as logs:
-        assert logs.topic("t").config.segment_bytes == 2 << 20
-
-
-def test_topics(logs):
-    users = logs.create_topic(
-        "users", 3, key_serializer="str", value_serializer="json", cleanup_policy="compact"
-    )
-    assert (users.name, users.partitions, users.config.cleanup_policy) == ("users", 3, frozenset({"compact"}))
-    with pytest.raises(errors.TopicExistsError):
-        logs.create_topic("users")
-    assert logs.create_topic("users", exist_ok=True).partitions == 3
-    with pytest.raises(errors.UnknownTopicError, match="nearest: 'users'"):
-        logs.topic("user")
-    logs.create_topic("events")
-    assert [topic.name for topic in logs.topics()] == ["events", "users"]
-    logs.delete_topic("events")
-    assert [topic.name for topic in logs.topics()] == ["users"]
-    with pytest.raises(errors.UnknownTopicError):
-        logs.delete_topic("events")
 
 
 @pytest.mark.parametrize("place", ["directory", "bucket"])
@@ -167,15 +126,6 @@ def test_settings_of_a_new_topic_that_another_file_hides_are_refused(tmp_path, p
         assert dict(logs.state("users")) == {"ada": 1}
 
 
-def test_serializers_are_saved_with_the_topic(tmp_path):
-    with lastword.open(tmp_path / "data", "a") as logs:
-        logs.create_topic("t", key_serializer="int64", value_serializer="json").append(7, {"a": 1})
-    with lastword.open(tmp_path / "data") as logs:
-        assert [(r.key, r.value) for r in logs.topic("t").read()] == [(7, {"a": 1})]
-        raw = logs.topic("t", key_serializer="bytes", value_serializer="bytes")
-        assert [(r.key, r.value) for r in raw.read()] == [(b"\0" * 7 + b"\x07", b'{"a":1}')]
-
-
 def test_callables_are_passed_again(tmp_path):
     reverse = (lambda value: value.encode()[::-1], lambda data: data[::-1].decode())
     with lastword.open(tmp_path / "data", "a") as logs:
@@ -200,29 +150,6 @@ def test_set_config(logs):
         topic.set_config(cleanup_polcy="compact")
     logs.set_config(segment_bytes="32MiB")
     assert logs.topic("t").config.segment_bytes == 32 << 20
-
-
-def test_several_directories_are_seen_as_one(tmp_path):
-    paths = [tmp_path / "d1", tmp_path / "d2"]
-    with lastword.open(paths, "a") as logs:
-        for name in ("a", "b"):
-            logs.create_topic(name).append(b"k", name.encode())
-    assert (tmp_path / "d1" / "a-0").is_dir() and (tmp_path / "d2" / "b-0").is_dir()
-    with lastword.open(paths) as logs:
-        assert [topic.name for topic in logs.topics()] == ["a", "b"]
-        assert [r.value for topic in logs.topics() for r in topic.read()] == [b"a", b"b"]
-        assert logs.verify().ok
-    with lastword.open(paths[1]) as logs:
-        assert [topic.name for topic in logs.topics()] == ["b"]
-    with pytest.raises(errors.UsageError, match="twice"):
-        lastword.open([paths[0], paths[0]])
-
-
-def test_a_directory_that_cannot_be_locked_frees_the_others(tmp_path):
-    paths = [tmp_path / "d1", tmp_path / "d2"]
-    with lastword.open(paths[1], "a"), pytest.raises(errors.LogDirLockedError):
-        lastword.open(paths, "a")
-    lastword.open(paths, "a").close()
 
 
 def test_a_closed_object_is_shown_as_text(tmp_path):
@@ -250,12 +177,19 @@ def test_it_is_a_mapping_of_its_topics(tmp_path):
         assert len(logs) == 0 and list(logs) == [] and logs and "users" not in logs
         logs.create_topic("users", 2, cleanup_policy="compact")
         logs.create_topic("orders")
-        assert list(logs) == ["orders", "users"] and len(logs) == 2
+        assert isinstance(logs, Mapping) and list(logs) == ["orders", "users"] and len(logs) == 2
+        assert {name: topic.name for name, topic in logs.items()} == {"orders": "orders", "users": "users"}
+        assert logs.get("none") is None and logs == logs and logs != dict(logs) and len({logs}) == 1
         assert "users" in logs and "user" not in logs and 5 not in logs
         assert logs["users"].name == "users" and logs["users"].partitions == 2
-        with pytest.raises(KeyError) as caught:
-            logs["user"]
-        assert isinstance(caught.value, errors.UnknownTopicError) and "nearest: 'users'" in str(caught.value)
+        assert logs.create_topic("users", exist_ok=True).partitions == 2
+        with pytest.raises(errors.TopicExistsError):
+            logs.create_topic("users")
+        for unknown in (logs.__getitem__, logs.topic, logs.delete_topic):
+            with pytest.raises(KeyError) as caught:
+                unknown("user")
+            assert isinstance(caught.value, errors.UnknownTopicError)
+            assert "nearest: 'users'" in str(caught.value)
     with pytest.raises(errors.UsageError, match="is closed"):
         assert "users" in logs
 

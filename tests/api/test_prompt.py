@@ -1,14 +1,13 @@
-"""Results at Python's prompt, and a `LogDir` as a mapping."""
+"""Results at Python's prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from lastword.errors import SerializerError, UnknownTopicError
+from lastword.errors import SerializerError
 from lastword.testing import LogBuilder
 from lastword.values import MOST_ROWS
 
@@ -49,17 +48,6 @@ def test_a_long_table_is_cut_and_its_totals_are_of_all(tmp_path: Path) -> None:
         assert lines[-1].startswith("would read")
         html = str(plans._repr_html_())  # type: ignore[attr-defined]  # for notebooks
         assert html.count("<tr>") == 1 + MOST_ROWS and "; 20 more rows</caption>" in html
-
-
-def test_a_log_dir_is_a_mapping_of_names_to_topics(tmp_path: Path) -> None:
-    with LogBuilder(tmp_path / "d").put("a", 1).topic("other").open() as logs:
-        assert isinstance(logs, Mapping)
-        assert list(logs.keys()) == ["other", "users"] and [topic.name for topic in logs.values()] == [*logs]
-        assert {name: list(topic.read())[-1:] for name, topic in logs.items()}["other"] == []
-        assert logs.get("none") is None
-        with pytest.raises(UnknownTopicError):
-            logs["none"]
-        assert logs == logs and logs != dict(logs) and len({logs}) == 1
 
 
 def test_a_remedy_names_what_a_serializer_takes(tmp_path: Path) -> None:

@@ -61,25 +61,11 @@ def test_bounds(topic, start, end, offsets):
     assert seen(topic.read(start, end, partition=0)) == [(0, offset) for offset in offsets]
 
 
-@pytest.mark.parametrize("bound", ["yesterday", 1.5, None, True, datetime(2026, 1, 1)])
-def test_what_is_no_place_in_a_log(topic, bound):
-    with pytest.raises(errors.UsageError):
-        topic.read(bound)
-    with pytest.raises(errors.UsageError):
-        topic.read(end=bound)
-
-
 def test_offsets_outside_the_log(topic):
     with pytest.raises(errors.OffsetOutOfRangeError, match="above log end 6"):
         topic.read(7, partition=0)
     with pytest.raises(errors.OffsetOutOfRangeError, match="above log end 1"):
         topic.read({1: 2})
-    with pytest.raises(errors.OffsetOutOfRangeError, match="below log start"):
-        topic.read(-1)
-    with pytest.raises(errors.UsageError, match="names partition 7"):
-        topic.read({7: 0})
-    with pytest.raises(errors.UsageError):
-        topic.read(partition=2)
 
 
 def test_views(topic):
@@ -90,17 +76,12 @@ def test_views(topic):
     assert view("changes") == [(3, "c", "1"), (4, "b", None), (5, "a", "3")]
     assert view("newest", 0, 4) == [(1, "b", "1"), (2, "a", "2"), (3, "c", "1")]
     assert view("changes", 4) == [(4, "b", None), (5, "a", "3")]
-    with pytest.raises(errors.UsageError, match="nearest: newest"):
-        topic.read(view="newst")
 
 
 def test_keys(topic):
     assert seen(topic.read(keys=["a", "x"])) == [(0, 0), (0, 2), (0, 5), (1, 0)]
     assert seen(topic.read(keys=["a"], view="newest")) == [(0, 5)]
     assert seen(topic.read(keys=["nobody"])) == []
-    for wrong in ("a", {"a": 1}):
-        with pytest.raises(errors.UsageError):
-            topic.read(keys=wrong)
 
 
 def test_position_goes_on_where_it_stopped(topic):

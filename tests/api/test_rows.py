@@ -11,7 +11,6 @@ import pytest
 
 import lastword
 from lastword.api.record import Record
-from lastword.errors import SerializerError
 from lastword.partition import scan
 
 COUNT = 3000
@@ -63,25 +62,3 @@ def test_they_are_records_and_frozen(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(record)) == record
     with pytest.raises(FrozenInstanceError):
         record.offset = 1  # type: ignore[misc]
-
-
-def test_the_position_is_behind_the_record_that_was_given_out(tmp_path: Path) -> None:
-    with filled(tmp_path / "logs") as logs:
-        reader = logs.topic("a").read(10)
-        assert reader.position == {0: 10}
-        for expected in range(10, 20):
-            assert next(reader).offset == expected
-            assert reader.position == {0: expected + 1}
-        assert sum(1 for _ in reader) == COUNT - 20
-        assert reader.position == {0: COUNT}
-
-
-def test_records_before_one_that_cannot_be_decoded_are_given_out(tmp_path: Path) -> None:
-    with lastword.open(tmp_path / "logs", "a", log_cleaner_enable=False) as logs:
-        logs.create_topic("a").extend((b"k", b"\xff" if n == 700 else b"text") for n in range(COUNT))
-        reader = logs.topic("a", value_serializer="str").read()
-        for n in range(700):
-            assert next(reader).value == "text", n
-        with pytest.raises(SerializerError):
-            next(reader)
-        assert reader.position == {0: 700}

@@ -13,15 +13,17 @@ import pytest
 
 import lastword
 from lastword.errors import InvalidSettingError, SerializerError
-from lastword.files import DEFAULT
+from lastword.files import OsFiles
 from lastword.testing.unsynced import UNSYNCED
+from tests.fakes.recording import Call, RecordingFiles
 
 TEXT = {"key_serializer": "str", "value_serializer": "str"}
+Place = Callable[[str], lastword.LogDir]
 _numbers = itertools.count()
 
 
 @pytest.fixture(params=["directory", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], lastword.LogDir]]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Open one log in a mode, as often as wanted."""
     where = f"memory://settings-of-now-{next(_numbers)}/log" if request.param == "bucket" else tmp_path / "d"
     opened: list[lastword.LogDir] = []
@@ -42,9 +44,7 @@ def pairs(topic: lastword.Topic) -> list[tuple]:
     return [(record.key, record.value) for record in topic.read()]
 
 
-def test_a_topic_that_another_process_creates_has_its_serializers(
-    place: Callable[[str], lastword.LogDir],
-) -> None:
+def test_a_topic_that_another_process_creates_has_its_serializers(place: Place) -> None:
     with place("a") as writer:
         writer.create_topic("first")
         reader = place("r")
@@ -64,7 +64,7 @@ def test_a_topic_that_another_process_creates_has_its_serializers(
             assert topic.config.cleanup_policy == {"compact"}
 
 
-def test_changed_serializers_are_seen_or_refused(place: Callable[[str], lastword.LogDir]) -> None:
+def test_changed_serializers_are_seen_or_refused(place: Place) -> None:
     with place("a") as writer:
         writer.create_topic("t", **TEXT).append("a", "1")
         reader = place("r")
@@ -88,9 +88,7 @@ def test_changed_serializers_are_seen_or_refused(place: Callable[[str], lastword
             next(following)
 
 
-def test_a_topic_that_is_created_again_has_its_new_serializers(
-    place: Callable[[str], lastword.LogDir],
-) -> None:
+def test_a_topic_that_is_created_again_has_its_new_serializers(place: Place) -> None:
     with place("a") as writer:
         writer.create_topic("t", **TEXT).append("a", "1")
         reader = place("r")
@@ -102,11 +100,10 @@ def test_a_topic_that_is_created_again_has_its_new_serializers(
         assert topic.partitions == 2
 
 
-def test_a_writer_of_a_bucket_takes_the_serializers_of_its_commit() -> None:
+@pytest.mark.parametrize("place", ["bucket"], indirect=True)
+def test_a_writer_of_a_bucket_takes_the_serializers_of_its_commit(place: Place) -> None:
     """They are those of the version that the commit changes, and not of the last one that was read."""
-    url = f"memory://settings-of-now-{next(_numbers)}/log"
-    given = {"lastword_commit_linger_ms": 0, "log_cleaner_enable": False}
-    with lastword.open(url, "a", **given) as one, lastword.open(url, "a", **given) as two:  # type: ignore[arg-type]
+    with place("a") as one, place("a") as two:
         one.create_topic("t", **TEXT).append("a", "1")
         topic, named = two["t"], two.topic("t", **TEXT)
         one.delete_topic("t")
@@ -119,9 +116,7 @@ def test_a_writer_of_a_bucket_takes_the_serializers_of_its_commit() -> None:
         assert pairs(one["t"]) == [(7, {"n": 1})]
 
 
-def test_a_state_is_refused_after_its_serializers_were_changed(
-    place: Callable[[str], lastword.LogDir],
-) -> None:
+def test_a_state_is_refused_after_its_serializers_were_changed(place: Place) -> None:
     with place("a") as writer:
         writer.create_topic("t", cleanup_policy="compact", **TEXT).append("a", "1")
         reader = place("r")
@@ -137,10 +132,9 @@ def test_a_state_is_refused_after_its_serializers_were_changed(
         assert dict(reader.state("t")) == {"a": [1]}
 
 
-def test_a_state_of_a_bucket_writes_nothing_under_other_serializers() -> None:
-    url = f"memory://settings-of-now-{next(_numbers)}/log"
-    given = {"lastword_commit_linger_ms": 0, "log_cleaner_enable": False}
-    with lastword.open(url, "a", **given) as one, lastword.open(url, "a", **given) as two:  # type: ignore[arg-type]
+@pytest.mark.parametrize("place", ["bucket"], indirect=True)
+def test_a_state_of_a_bucket_writes_nothing_under_other_serializers(place: Place) -> None:
+    with place("a") as one, place("a") as two:
         one.create_topic("t", cleanup_policy="compact", **TEXT)
         state = two.state("t")
         state["a"] = "1"
@@ -154,26 +148,6 @@ def test_a_state_of_a_bucket_writes_nothing_under_other_serializers() -> None:
         state.close()
 
 
-class Interrupted:
-    """Files of a reader between whose calls another process takes its steps."""
-
-    def __init__(self, step: Callable[[int], None]) -> None:
-        self.step = step
-        self.calls = 0
-
-    def __getattr__(self, name: str) -> object:
-        value = getattr(DEFAULT, name)
-        if name not in ("listdir", "stat", "read_bytes", "dir_version", "exists"):
-            return value
-
-        def call(*args: object, **kwargs: object) -> object:
-            self.step(self.calls)
-            self.calls += 1
-            return value(*args, **kwargs)
-
-        return call
-
-
 def test_a_creation_at_each_step_of_a_reader(tmp_path: Path) -> None:
     """Whatever the reader does when the topic comes: it has the topic with its serializers, or not at all."""
     seen = 0
@@ -181,21 +155,19 @@ def test_a_creation_at_each_step_of_a_reader(tmp_path: Path) -> None:
         writer.create_topic("first")
         for at in range(30):
             name = f"cities-{at}"
-            made: list[int] = []
+            files, calls = RecordingFiles(OsFiles()), itertools.count()
 
-            def step(number: int, name: str = name, at: int = at, made: list[int] = made) -> None:
-                if number == at:
-                    made.append(number)
+            def step(call: Call, name: str = name, at: int = at, calls: Iterator[int] = calls) -> None:
+                if next(calls) == at:
                     writer.create_topic(name, **TEXT).append("k", "v")
 
-            files = Interrupted(lambda number: None)
-            with lastword.open(tmp_path / "d", files=files) as reader:  # type: ignore[arg-type]
-                files.calls, files.step = 0, step
+            with lastword.open(tmp_path / "d", files=files) as reader:
+                files.fail = step
                 if name in reader:
                     seen += 1
-                    assert pairs(reader[name]) == [("k", "v")], (at, made)
+                    assert pairs(reader[name]) == [("k", "v")], at
                 for topic in reader.topics():
                     if topic.name == name:
                         seen += 1
-                        assert pairs(topic) == [("k", "v")], (at, made)
+                        assert pairs(topic) == [("k", "v")], at
     assert seen > 5

@@ -25,14 +25,23 @@ from lastword.errors import (
 from lastword.files import DEFAULT
 from lastword.logdir.identity import TRANSACTION
 from lastword.partition.log import PartitionLog
-from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from tests.fakes.recording import RecordingFiles
 from tests.support.threads import together
+from tests.transactions import begin_transaction
 
 JSON: dict[str, Any] = {"cleanup_policy": "compact", "key_serializer": "str", "value_serializer": "json"}
 QUIET: dict[str, Any] = {"lastword_commit_linger_ms": 0, "log_cleaner_enable": False}
+KEYS = [f"k{number}" for number in range(9)]
+"""Keys of all three partitions of `events`."""
 _numbers = count()
+
+
+def commit(logs, value, keys=KEYS):
+    """Append the value to keys of `events` in one transaction."""
+    with logs.transaction() as tx:
+        for key in keys:
+            tx.append("events", key, value)
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -56,8 +65,9 @@ def opened(place):
         yield logs
 
 
-def ends(logs):
-    return {name: sum(end for _, end in logs[name].bounds().values()) for name in ("events", "log")}
+def ends(logs, *names_):
+    names_ = names_ or ("events", "log")
+    return {name: sum(end for _, end in logs[name].bounds().values()) for name in names_}
 
 
 def test_changes_of_several_topics(opened, place, memory):
@@ -73,6 +83,7 @@ def test_changes_of_several_topics(opened, place, memory):
         tx.delete("events", "k4")
         tx.append("log", None, b"plain")
         tx.position("job", {0: 7, 2: 9})
+        tx.position("batch", 4)
         assert dict(totals) == {"a": 2} and "old" not in totals and len(totals) == 1
         assert tx.get("events", "k3") == 3 and tx.get("events", "k4", "gone") == "gone"
         assert totals.get("nothing") is None and totals["nothing"] == 0
@@ -83,7 +94,8 @@ def test_changes_of_several_topics(opened, place, memory):
         assert logs["events"].get_record("k3").headers == (("h", b"v"),)
         assert logs["events"].get_record("k3").timestamp == 1_700_000_000_000
         assert [record.value for record in logs["log"].read()] == [b"plain"]
-        assert logs.position("job") == {0: 7, 2: 9} and logs.position("other") is None
+        assert logs.position("job") == {0: 7, 2: 9} and logs.position("batch") == 4
+        assert logs.position("other") is None and POSITIONS_TOPIC in logs
         assert dict(logs.state("totals")) == {"a": 2}
     assert len(list(opened["totals"].read(view="changes"))) == 2  # two values of a key are one record
     assert not opened.transactions()
@@ -256,9 +268,7 @@ class Counted:
 
     def syncs_of(self, keys):
         self.files.calls.clear()
-        with self.logs.transaction() as tx:
-            for key in keys:
-                tx.append("events", key, 1)
+        commit(self.logs, 1, keys)
         return [call.path.split("/")[-2] for call in self.files.calls if call.name == "fsync"]
 
 
@@ -270,14 +280,15 @@ def test_one_wait_for_one_partition_and_two_for_several(tmp_path):
         assert names.TRANSACTION not in {path.name for path in tmp_path.iterdir()}
         header = next(logs["events"]._view(logs["events"].get_record("k1").partition).segments[0].headers(0))
         assert (header.producer_id, header.transactional) == (-1, False)
-        keys = [f"k{n}" for n in range(9)]
-        counted.syncs_of(keys)  # makes the topic of the decisions
+        counted.syncs_of(KEYS)  # makes the topic of the decisions
         for _ in range(2):
-            syncs = counted.syncs_of(keys)
+            syncs = counted.syncs_of(KEYS)
             assert sorted(syncs) == ["__transaction_state-0", "events-0", "events-1", "events-2"]
             assert syncs[-1] == "__transaction_state-0"
-        one = next(key for key in keys if logs["events"].get_record(key).partition == 0)
-        two = next(key for key in keys if logs["events"].get_record(key).partition == 1)
+        one, two = (
+            next(key for key in KEYS if logs["events"].get_record(key).partition == number)
+            for number in (0, 1)
+        )
         assert "events-2" in counted.syncs_of([one, two])  # the marker of the one before
         assert "events-2" not in counted.syncs_of([one, two])
         assert (tmp_path / names.TRANSACTION).exists()
@@ -297,9 +308,7 @@ def test_many_records_of_one_partition_are_one_transaction(logs):
 def test_a_failure_before_the_decision_leaves_nothing(logs, monkeypatch, name):
     """The third call fails: in the second partition, or for the decision."""
     topic = logs.create_topic("events", 3, **JSON)
-    with logs.transaction() as tx:
-        tx.append("events", "k1", 0)
-        tx.append("events", "k2", 0)
+    commit(logs, 0, ["k1", "k2"])
     call, calls = getattr(PartitionLog, name), []
 
     def failing(log, *arguments, **options):
@@ -308,23 +317,18 @@ def test_a_failure_before_the_decision_leaves_nothing(logs, monkeypatch, name):
             raise DiskFullError("full")
         return call(log, *arguments, **options)
 
-    keys = [f"k{n}" for n in range(9)]
     monkeypatch.setattr(PartitionLog, name, failing)
     if name == "append_batch":  # two appends of batches come before: the first one is the decision
         calls.append("")
-    with pytest.raises(DiskFullError), logs.transaction() as tx:
-        for key in keys:
-            tx.append("events", key, 1)
+    with pytest.raises(DiskFullError):
+        commit(logs, 1)
     monkeypatch.undo()
-    assert topic.get_many(keys) == {"k1": 0, "k2": 0} and not logs.transactions()
-    with logs.transaction() as tx:
-        for key in keys:
-            tx.append("events", key, 2)
-    assert set(topic.get_many(keys).values()) == {2}
+    assert topic.get_many(KEYS) == {"k1": 0, "k2": 0} and not logs.transactions()
+    commit(logs, 2)
+    assert set(topic.get_many(KEYS).values()) == {2}
 
 
 def test_a_failure_after_the_decision_is_completed_by_the_next_opening(tmp_path, monkeypatch):
-    keys = [f"k{n}" for n in range(9)]
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         logs.create_topic("events", 3, **JSON)
         marker = Committer._marker
@@ -335,27 +339,22 @@ def test_a_failure_after_the_decision_is_completed_by_the_next_opening(tmp_path,
             return marker(self, log, commit=commit)
 
         monkeypatch.setattr(Committer, "_marker", failing)
-        with pytest.raises(DiskFullError, match="is committed"), logs.transaction() as tx:
-            for key in keys:
-                tx.append("events", key, 1)
+        with pytest.raises(DiskFullError, match="is committed"):
+            commit(logs, 1)
         monkeypatch.undo()
-        with pytest.raises(BusyError, match="interrupted"), logs.transaction() as tx:
-            for key in keys:
-                tx.append("events", key, 2)
+        with pytest.raises(BusyError, match="interrupted"):
+            commit(logs, 2)
         assert {transaction.transactional_id for transaction in logs.transactions()} == {
             "lastword.transaction"
         }
     with lastword.open(tmp_path, "a", **QUIET) as logs:
-        assert set(logs["events"].get_many(keys).values()) == {1} and not logs.transactions()
-        with logs.transaction() as tx:
-            for key in keys:
-                tx.append("events", key, 3)
-        assert set(logs["events"].get_many(keys).values()) == {3}
+        assert set(logs["events"].get_many(KEYS).values()) == {1} and not logs.transactions()
+        commit(logs, 3)
+        assert set(logs["events"].get_many(KEYS).values()) == {3}
 
 
 def test_a_decision_that_is_written_but_not_synced_is_left_to_the_next_opening(tmp_path, monkeypatch):
     """With `flush.messages=1` the append of the decision syncs it, and the drive may be full then."""
-    keys = [f"k{n}" for n in range(9)]
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         logs.create_topic("events", 3, **JSON)
         append = PartitionLog.append_batch
@@ -365,38 +364,32 @@ def test_a_decision_that_is_written_but_not_synced_is_left_to_the_next_opening(t
             raise DiskFullError("full")
 
         monkeypatch.setattr(PartitionLog, "append_batch", failing)
-        with pytest.raises(DiskFullError, match="an opening to write will show"), logs.transaction() as tx:
-            for key in keys:
-                tx.append("events", key, 1)
+        with pytest.raises(DiskFullError, match="an opening to write will show"):
+            commit(logs, 1)
         monkeypatch.undo()
-        assert not logs["events"].get_many(keys)
+        assert not logs["events"].get_many(KEYS)
     with lastword.open(tmp_path, "a", **QUIET) as logs:
-        assert set(logs["events"].get_many(keys).values()) == {1} and not logs.transactions()
+        assert set(logs["events"].get_many(KEYS).values()) == {1} and not logs.transactions()
 
 
 def test_a_damaged_partition_keeps_its_transaction(tmp_path, monkeypatch, caplog):
     """The outcome of what cannot be opened now is not lost: further transactions wait for it."""
-    keys = [f"k{n}" for n in range(9)]
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         logs.create_topic("events", 3, **JSON)
         monkeypatch.setattr(Committer, "_marker", lambda self, log, commit: 1 / 0)
-        with pytest.raises(ZeroDivisionError), logs.transaction() as tx:
-            for key in keys:
-                tx.append("events", key, 1)
+        with pytest.raises(ZeroDivisionError):
+            commit(logs, 1)
         monkeypatch.undo()
     log = tmp_path / "events-2" / "00000000000000000000.log"
     data = log.read_bytes()
     log.write_bytes(data[:-9])
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         assert "events-2" in caplog.text
-        with pytest.raises(lastword.errors.DataError), logs.transaction() as tx:
-            tx.append("events", "k1", 2)
-            tx.append("events", "k2", 2)
-            tx.append("events", "k3", 2)
-            tx.append("events", "k4", 2)
+        with pytest.raises(lastword.errors.DataError):
+            commit(logs, 2, ["k1", "k2", "k3", "k4"])
     log.write_bytes(data)
     with lastword.open(tmp_path, "a", **QUIET) as logs:
-        assert set(logs["events"].get_many(keys).values()) == {1}
+        assert set(logs["events"].get_many(KEYS).values()) == {1}
 
 
 def test_epochs_that_are_used_up(logs, monkeypatch):
@@ -404,12 +397,9 @@ def test_epochs_that_are_used_up(logs, monkeypatch):
 
     monkeypatch.setattr(transaction, "LAST_EPOCH", 2)
     topic = logs.create_topic("events", 3, **JSON)
-    keys = [f"k{n}" for n in range(9)]
     for number in range(8):
-        with logs.transaction() as tx:
-            for key in keys:
-                tx.append("events", key, number)
-        assert set(topic.get_many(keys).values()) == {number}
+        commit(logs, number)
+        assert set(topic.get_many(KEYS).values()) == {number}
     assert len(logs.dirs.log("events", 0).producers) == 3
 
 
@@ -423,9 +413,8 @@ def test_without_its_note_no_transaction_begins(tmp_path):
     with lastword.open(tmp_path, "a", files=files, **QUIET) as logs:
         logs.create_topic("events", 3, **JSON)
         for result in (pytest.raises(DiskFullError), nullcontext()):
-            with result, logs.transaction() as tx:
-                for number in range(9):
-                    tx.append("events", f"k{number}", 1)
+            with result:
+                commit(logs, 1)
             full.clear()
         note = TRANSACTION.load(DEFAULT, str(tmp_path / names.TRANSACTION))
         assert note and {p.producer_id for p in logs.dirs.log("events", 0).producers} == {note["producer_id"]}
@@ -437,32 +426,20 @@ def test_a_topic_that_takes_no_records_refuses_the_block(logs, monkeypatch):
     with pytest.raises(lastword.errors.LastwordError), logs.transaction() as tx:
         tx.append("events", "a", 1)
         tx.append("copied", "a", 1)
-    assert ends_of(logs, "events") == ends_of(logs, "copied") == 0 and not logs.transactions()
+    assert ends(logs, "events", "copied") == {"events": 0, "copied": 0} and not logs.transactions()
     assert copied.get("a") is None
-
-
-def ends_of(logs, name):
-    return sum(end for _, end in logs[name].bounds().values())
 
 
 def test_a_foreign_open_transaction_stays(tmp_path):
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         logs.create_topic("events", 2, **JSON)
-        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
-        builder.append(0, b"a", b"1")
-        logs.dirs.log("events", 1).append_batch(builder.build())
+        begin_transaction(logs.dirs.log("events", 1), 7, (b"a", b"1"))
         with logs.transaction() as tx:
             tx.append("events", "a", 1, partition=0)
             tx.append("events", "a", 1, partition=1)
         assert [transaction.producer_id for transaction in logs.transactions()] == [7]
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         assert [transaction.producer_id for transaction in logs.transactions()] == [7]
-
-
-def test_positions_have_a_topic(opened):
-    with opened.transaction() as tx:
-        tx.position("job", 4)
-    assert opened.position("job") == 4 and POSITIONS_TOPIC in opened
 
 
 @pytest.mark.parametrize("failure", [ValueError("closed"), KeyboardInterrupt()])
@@ -477,14 +454,12 @@ def test_what_cannot_be_taken_back_is_not_committed_by_the_next_one(tmp_path, mo
 
         monkeypatch.setattr(Committer, "_sync", failing)
         monkeypatch.setattr(Committer, "_marker", failing)
-        with pytest.raises(type(failure)), logs.transaction() as tx:
-            for number in range(9):
-                tx.append("events", f"k{number}", "taken back")
+        with pytest.raises(type(failure)):
+            commit(logs, "taken back")
         monkeypatch.undo()
-        for number in (9, 1):  # also one that is a plain batch: readers stay before the open transaction
-            with pytest.raises(BusyError, match="interrupted"), logs.transaction() as tx:
-                for key in range(number):
-                    tx.append("events", f"k{key}", "later")
+        for keys in (KEYS, KEYS[:1]):  # also one that is a plain batch: readers stay before the open one
+            with pytest.raises(BusyError, match="interrupted"):
+                commit(logs, "later", keys)
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         assert not list(logs["events"].read()) and not logs.transactions()
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +16,18 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import InvalidSettingError, LeaseRefusedError, OffsetOutOfRangeError, UsageError
 from lastword.partition import leases
-from lastword.records.batch import BatchBuilder
 from lastword.testing.unsynced import UNSYNCED
-from tests.transactions import end_transaction
+from tests.api.conftest import Busy
+from tests.transactions import begin_transaction, end_transaction
 
 NOW = 1_700_000_000_000
 HOUR_MS = 3_600_000
 TOPIC = "users"
 
 
-class Busy(ManualClock):
-    """A clock that runs one action in each sleep."""
-
-    def __init__(self) -> None:
-        super().__init__(NOW)
-        self.todo: list[Callable[[], object]] = []
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        if self.todo:
-            self.todo.pop(0)()
-
-
 @pytest.fixture
 def clock() -> Busy:
-    return Busy()
+    return Busy(NOW)
 
 
 @pytest.fixture
@@ -80,6 +67,13 @@ def apply(held: dict[Any, Any], records: Any) -> None:
 def fill(logs: lastword.LogDir, values: range, partition: int = 0) -> None:
     for value in values:
         logs[TOPIC].append(b"fill", b"%d" % value, partition=partition)
+
+
+def delete_for_good(logs: lastword.LogDir, clock: ManualClock, key: bytes) -> None:
+    """Delete a key, and clean until its tombstone is gone, unless a lease holds it."""
+    logs[TOPIC].delete(key, partition=0)
+    fill(logs, range(20))
+    clean(logs, clock)
 
 
 def test_present_values_then_each_change(logs, writer, clock):
@@ -126,9 +120,7 @@ def test_a_deletion_between_both_parts_is_shown(logs, writer, clock, leased, mon
     with logs[TOPIC].watch(start="newest", timeout=0) as changes:
         held: dict[bytes, bytes] = {}
         apply(held, [next(changes)])
-        topic.delete(b"a", partition=0)
-        fill(writer, range(20))
-        clean(writer, clock)
+        delete_for_good(writer, clock, b"a")
         apply(held, changes)
         assert (b"a" in held) is not leased
         assert held[b"b"] == b"2" and held[b"fill"] == b"19"
@@ -154,19 +146,12 @@ def test_a_key_filter_sees_its_keys_alone(logs, writer, clock):
         assert changes.position == {0: 0, 1: 6}
 
 
-def transaction(logs: lastword.LogDir, producer: int, *pairs: tuple[bytes, bytes | None]) -> None:
-    builder = BatchBuilder(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
-    for key, value in pairs:
-        builder.append(NOW, key, value)
-    logs.dirs.log(TOPIC, 0).append_batch(builder.build(0))
-
-
 def test_an_open_transaction_holds_it_up_and_an_aborted_one_is_not_shown(logs, writer, clock):
     topic, log = writer[TOPIC], writer.dirs.log(TOPIC, 0)
     topic.append(b"a", b"1", partition=0)
-    transaction(writer, 1, (b"a", None), (b"b", b"2"))
+    begin_transaction(log, 1, (b"a", None), (b"b", b"2"))
     topic.append(b"c", b"3", partition=0)
-    transaction(writer, 2, (b"c", None))
+    begin_transaction(log, 2, (b"c", None))
     with logs[TOPIC].watch(start="newest", timeout=0) as changes:
         assert [record.value for record in changes] == [b"1"]
     clock.todo = [
@@ -189,9 +174,7 @@ def test_after_an_age_without_a_read_it_is_refused_if_a_deletion_is_gone(logs, w
         apply(held, changes.take(10))
         assert held == {b"a": b"1", b"b": b"3"}, "it had lapsed, and nothing was lost"
         clock.advance(2 * HOUR_MS)
-        topic.delete(b"a", partition=0)
-        fill(writer, range(20))
-        clean(writer, clock)
+        delete_for_good(writer, clock, b"a")
         position = changes.position
         for _ in range(2):
             with pytest.raises(LeaseRefusedError, match=r"it lapsed .* ago, and tombstones") as refused:
@@ -209,9 +192,7 @@ def test_a_record_is_not_returned_after_a_pause_in_which_the_lease_lapsed(logs, 
     with logs[TOPIC].watch(start="earliest", max_age="1h", timeout=0) as changes:
         assert next(changes).offset == 0
         clock.advance(2 * HOUR_MS)
-        topic.delete(b"k0", partition=0)
-        fill(writer, range(20))
-        clean(writer, clock)
+        delete_for_good(writer, clock, b"k0")
         for _ in range(2):
             with pytest.raises(LeaseRefusedError):
                 next(changes)
@@ -236,9 +217,7 @@ def test_a_lease_with_a_name_stays_and_the_next_watch_continues(logs, writer, cl
         apply(held, changes)
         assert changes.lease.position == {0: 0, 1: 0}, "its caller moves it"
         changes.lease.advance(changes.position)
-    topic.delete(b"a", partition=0)
-    fill(writer, range(20))
-    clean(writer, clock)
+    delete_for_good(writer, clock, b"a")
     with logs[TOPIC].watch(start="newest", lease="replica", timeout=0) as changes:
         first = next(changes)
         assert (first.key, first.is_tombstone) == (b"a", True)
@@ -477,11 +456,12 @@ def test_what_a_watch_holds_is_the_newest_values(writer, clock, seed):
             case 3:
                 producer += 1
                 key = next(key for key in names if writer[TOPIC]._partition_of(key) == 0)
-                transaction(writer, producer, (key, None if rng.random() < 0.5 else b"t%d" % step))
+                log = writer.dirs.log(TOPIC, 0)
+                begin_transaction(log, producer, (key, None if rng.random() < 0.5 else b"t%d" % step))
                 if rng.random() < 0.5:
                     watch, held = watches[chosen, None]
                     apply(held, watch.take(rng.randrange(5)))
-                end_transaction(writer.dirs.log(TOPIC, 0), producer, 0, commit=rng.random() < 0.6)
+                end_transaction(log, producer, 0, commit=rng.random() < 0.6)
             case 4:
                 clean(writer, clock)
             case 5:

@@ -40,28 +40,38 @@ from tests.fakes.recording import Call, RecordingFiles
 from tests.retention.support import expire_partition, raise_log_start
 from tests.support.exhaustive import stride
 from tests.support.linux import open_paths
+from tests.support.threads import meanwhile
 
 NOW_MS = 1_795_168_800_000
 HOUR_MS = 3600 * 1000
-WAYS = pytest.mark.parametrize("way", ["copied", "adopted", "shared", "together"])
+WAYS = pytest.mark.parametrize("way", ["copied", "adopted", "shared", "together"], indirect=True)
 """How staged batches enter the log: copied, as segments, or copied from a file of many partitions; together:
 the logs are opened and closed as if they were many, but with one thread for the syncs."""
 SHARED = False
 
 
-def staged_as(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+@pytest.fixture
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let `stage` make files for this way."""
-    if way == "adopted":  # no file is too small
+    if request.param == "adopted":  # no file is too small
         monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", 0.0)
-    if way == "together":
+    if request.param == "together":
         monkeypatch.setattr(interface, "OVERLAP_FROM", 1)
         monkeypatch.setattr(interface, "OVERLAP_THREADS", 1)
-    monkeypatch.setattr(sys.modules[__name__], "SHARED", way in ("shared", "together"))
+    monkeypatch.setattr(sys.modules[__name__], "SHARED", request.param in ("shared", "together"))
+    return str(request.param)
 
 
 def make(root: Path, partitions: int = 2, files: Files = DEFAULT) -> None:
     with LogDirectory.open(str(root), "a", files, ManualClock(NOW_MS)) as directory:
         directory.create_topic("t", partitions, {"cleanup.policy": "compact"})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a directory with the topic t of two partitions."""
+    make(tmp_path)
+    return tmp_path
 
 
 def batch(*values: str) -> bytes:
@@ -104,6 +114,12 @@ def commit(root: Path, manifest: CommitManifest, files: Files = DEFAULT, patienc
     )
 
 
+def leave(root: Path, manifest: CommitManifest) -> None:
+    """Leave a commit to be ingested, as a driver that died right after it."""
+    number = next_number(DEFAULT, str(root), NOW_MS)
+    DEFAULT.write_atomic(root / f"lastword.inbox-{number:020d}-{manifest.commit_id}", manifest.encoded())
+
+
 def values(root: Path) -> dict[int, list[str]]:
     with lastword.open(root) as logs:
         contents: dict[int, list[str]] = {0: [], 1: []}
@@ -124,137 +140,91 @@ def leftovers(root: Path) -> list[str]:
     )
 
 
-def test_a_commit_while_the_lock_is_free(tmp_path: Path) -> None:
-    make(tmp_path)
-    commit(tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True))
-    assert values(tmp_path) == {0: ["a", "b"], 1: ["c"]} and leftovers(tmp_path) == []
-
-
-def test_who_holds_the_lock_takes_in_while_others_append(tmp_path: Path) -> None:
-    make(tmp_path)
-    with lastword.open(tmp_path, "a") as logs:
-        done = threading.Event()
-
-        def appends() -> None:
-            while not done.is_set():
-                logs.topic("t").append(b"mine", b"mine", partition=0)
-
-        thread = threading.Thread(target=appends)
-        thread.start()
-        try:
+def test_who_holds_the_lock_takes_in_while_others_append(root: Path) -> None:
+    with lastword.open(root, "a") as logs:
+        topic = logs.topic("t")
+        with meanwhile(lambda: topic.append(b"mine", b"mine", partition=0)):
             for n in range(5):
-                files = stage(tmp_path, f"j{n}", {0: [f"{n}a", f"{n}b"], 1: [f"{n}c"]})
-                commit(tmp_path, CommitManifest(f"j{n}", files, sync=False))
-        finally:
-            done.set()
-            thread.join()
-    contents = values(tmp_path)
-    assert [v for v in contents[0] if v != "mine"] == [f"{n}{x}" for n in range(5) for x in "ab"]
-    assert contents[1] == [f"{n}c" for n in range(5)] and leftovers(tmp_path) == []
-
-
-def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
-    """No other record is between those of one commit: the log is locked while they are appended."""
-    make(tmp_path)
-    with lastword.open(tmp_path, "a") as logs:
-        mine = threading.Thread(
-            target=lambda: [logs.topic("t").append(b"m", b"m", partition=0) for _ in range(200)]
-        )
-        mine.start()
-        commit(
-            tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: [str(n) for n in range(50)]}), sync=False)
-        )
-        mine.join()
-    contents = values(tmp_path)[0]
-    first = contents.index("0")
-    assert contents[first : first + 50] == [str(n) for n in range(50)]
-
-
-def test_commits_come_in_in_their_order(tmp_path: Path) -> None:
-    make(tmp_path)
-    with open_to_append(str(tmp_path)):  # holds the lock and does not ingest
-        for n in range(3):
-            manifest = CommitManifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
-            number = next_number(DEFAULT, str(tmp_path), NOW_MS)
-            DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j{n}", manifest.encoded())
-    with open_to_append(str(tmp_path)):
-        pass
-    assert values(tmp_path)[0] == ["0", "1", "2"]
+                files = stage(root, f"j{n}", {0: [f"{n}-{m}" for m in range(20)], 1: [f"{n}c"]})
+                commit(root, CommitManifest(f"j{n}", files, sync=False))
+    contents = values(root)
+    assert [v for v in contents[0] if v != "mine"] == [f"{n}-{m}" for n in range(5) for m in range(20)]
+    for n in range(5):  # the log is locked while the batches of a commit are appended
+        first = contents[0].index(f"{n}-0")
+        assert contents[0][first + 19] == f"{n}-19"
+    assert contents[1] == [f"{n}c" for n in range(5)] and leftovers(root) == []
 
 
 @pytest.mark.parametrize("patience", [0, 0.1])
 def test_a_broker_that_does_not_look_makes_it_fail_and_nothing_is_written(
-    tmp_path: Path, patience: float
+    root: Path, patience: float
 ) -> None:
     """Without patience, or after a pause of this process, the manifest stayed to be ingested later."""
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
-    with open_to_append(str(tmp_path)), pytest.raises(BusyError, match="nothing was written"):
-        commit(tmp_path, manifest, patience=patience)
-    assert values(tmp_path) == {0: [], 1: []}
-    assert not pending(DEFAULT, str(tmp_path))
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"]}), sync=True)
+    with open_to_append(str(root)), pytest.raises(BusyError, match="nothing was written"):
+        commit(root, manifest, patience=patience)
+    assert values(root) == {0: [], 1: []}
+    assert not pending(DEFAULT, str(root))
 
 
-def test_the_same_batch_of_the_same_writer_comes_in_once(tmp_path: Path) -> None:
-    make(tmp_path)
+def test_the_same_batch_of_the_same_writer_comes_in_once(root: Path) -> None:
     for job, sequence in (("a", 0), ("b", 0), ("c", 1), ("d", 0), ("e", 2)):
-        files = stage(tmp_path, job, {0: [job], 1: [job]})
-        commit(tmp_path, CommitManifest(job, files, sync=False, writer="q", sequence=sequence))
-    assert values(tmp_path) == {0: ["a", "c", "e"], 1: ["a", "c", "e"]} and leftovers(tmp_path) == []
+        files = stage(root, job, {0: [job], 1: [job]})
+        commit(root, CommitManifest(job, files, sync=False, writer="q", sequence=sequence))
+    assert values(root) == {0: ["a", "c", "e"], 1: ["a", "c", "e"]} and leftovers(root) == []
 
 
-def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(tmp_path: Path) -> None:
-    make(tmp_path)
-    bad = CommitManifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y"]}), sync=True)
-    next((tmp_path / "t-1").rglob("*.batches")).write_bytes(b"short")
+def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(root: Path) -> None:
+    bad = CommitManifest("bad", stage(root, "bad", {0: ["x"], 1: ["y"]}), sync=True)
+    next((root / "t-1").rglob("*.batches")).write_bytes(b"short")
     with pytest.raises(DataError, match="not as its writer left it"):
-        commit(tmp_path, bad)
-    commit(tmp_path, CommitManifest("good", stage(tmp_path, "good", {0: ["a"]}), sync=True))
-    assert values(tmp_path) == {0: ["a"], 1: []}  # all files are checked before the first is ingested
+        commit(root, bad)
+    commit(root, CommitManifest("good", stage(root, "good", {0: ["a"]}), sync=True))
+    assert values(root) == {0: ["a"], 1: []}  # all files are checked before the first is ingested
 
 
 @WAYS
-def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    staged_as(monkeypatch, way)
-    make(tmp_path)
-    first = CommitManifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
-    commit(tmp_path, first)
-    bad = CommitManifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
+def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(root: Path, way: str) -> None:
+    first = CommitManifest("first", stage(root, "first", {0: ["a"], 1: ["b"]}), sync=True)
+    commit(root, first)
+    bad = CommitManifest("bad", stage(root, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
     pattern = "lastword.staged-bad-*" if SHARED else "t-1/lastword/*/*.batches"
-    file = next(tmp_path.glob(pattern))
+    file = next(root.glob(pattern))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match="CRC"):
-        commit(tmp_path, bad)
-    assert values(tmp_path) == {0: ["a"], 1: ["b"]}
+        commit(root, bad)
+    assert values(root) == {0: ["a"], 1: ["b"]}
 
 
-def test_a_topic_that_is_gone_is_refused(tmp_path: Path) -> None:
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
-    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+def test_a_topic_that_is_gone_is_refused(root: Path) -> None:
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"]}), sync=True)
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         logs.delete_topic("t")
         with pytest.raises(DataError, match="t-0 does not exist any more"):
-            commit(tmp_path, manifest)
+            commit(root, manifest)
 
 
 @WAYS
-@pytest.mark.parametrize("limit", ["max_message_bytes", "segment_bytes"])
-def test_a_commit_with_a_batch_above_a_limit_appends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, limit: str
+@pytest.mark.parametrize(
+    ("setting", "value", "why"),
+    [
+        ("max_message_bytes", 1500, r"t-1: a batch of 20\d\d bytes is larger than .* = 1500"),
+        ("segment_bytes", 1500, r"t-1: a batch of 20\d\d bytes is larger than .* = 1500"),
+        ("lastword_pulled_from", "a cluster", "t-0 .*a copy that is pulled from the cluster a cluster"),
+    ],
+)
+def test_settings_that_were_changed_since_the_staging_refuse_the_whole_commit(
+    root: Path, way: str, setting: str, value: Any, why: str
 ) -> None:
-    """The limit was lowered after staging. Partition 0 got its batches, then partition 1 refused them."""
-    staged_as(monkeypatch, way)
-    make(tmp_path)
-    commit(tmp_path, CommitManifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True))
-    runs = stage(tmp_path, "j", {0: ["c"], 1: ["d", "e" * 1000, "f"]})
-    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
-        logs.set_config("t", **{limit: 1500})
-    with pytest.raises(DataError, match=r"t-1: a batch of 20\d\d bytes is larger than .* = 1500"):
-        commit(tmp_path, CommitManifest("j", runs, sync=True))
-    assert values(tmp_path) == {0: ["a"], 1: ["b"]} and leftovers(tmp_path) == []
-    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+    """Partition 0 got its batches, then partition 1 refused those above the limit."""
+    commit(root, CommitManifest("first", stage(root, "first", {0: ["a"], 1: ["b"]}), sync=True))
+    runs = stage(root, "j", {0: ["c"], 1: ["d", "e" * 1000, "f"]})
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.set_config("t", **{setting: value})
+    with pytest.raises(DataError, match=why):
+        commit(root, CommitManifest("j", runs, sync=True))
+    assert values(root) == {0: ["a"], 1: ["b"]} and leftovers(root) == []
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         logs.topic("t").trim(1)  # the refused commit holds nothing back
 
 
@@ -275,52 +245,33 @@ def test_a_commit_looks_the_settings_of_a_topic_up_once_for_all_its_partitions(
     assert lookups(2) == lookups(20) == 1
 
 
-def test_a_commit_into_a_copy_of_a_cluster_appends_nothing(tmp_path: Path) -> None:
-    make(tmp_path)
-    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
-        logs.create_topic("zz", lastword_pulled_from="a cluster")
-    writer = staging.StagedWriter(DEFAULT, str(tmp_path), "zz", 0, "j", 0, 0)
-    writer.write(batch("c"), 1)
-    copied = writer.close(sync=True)
-    assert copied is not None
-    runs = (*stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), copied)
-    with pytest.raises(DataError, match=r"zz-0 .*a copy that is pulled from the cluster a cluster"):
-        commit(tmp_path, CommitManifest("j", runs, sync=True))
-    assert values(tmp_path) == {0: [], 1: []} and leftovers(tmp_path) == []
-
-
-def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
-    make(tmp_path)
-    (tmp_path / "lastword.inbox-00000000000000000001-j").write_bytes(b"00000000 {}")
-    with open_to_append(str(tmp_path)):
+def test_a_manifest_that_is_none_is_refused(root: Path) -> None:
+    (root / "lastword.inbox-00000000000000000001-j").write_bytes(b"00000000 {}")
+    with open_to_append(str(root)):
         pass
-    assert "no commit" in (tmp_path / "lastword.refused-00000000000000000001-j").read_text()
+    assert "no commit" in (root / "lastword.refused-00000000000000000001-j").read_text()
     with pytest.raises(CorruptFileError):
         CommitManifest.decoded(b"zz", "f")
 
 
-def test_a_damaged_memory_of_writers_stops_commits_with_names(tmp_path: Path) -> None:
-    make(tmp_path)
-    commit(tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
-    (tmp_path / "lastword.writers").write_text("{")
+def test_a_damaged_memory_of_writers_stops_commits_with_names(root: Path) -> None:
+    commit(root, CommitManifest("j", stage(root, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
+    (root / "lastword.writers").write_text("{")
     with pytest.raises(DataError, match="which batches were written is not known"):
-        commit(
-            tmp_path, CommitManifest("k", stage(tmp_path, "k", {0: ["b"]}), sync=True, writer="q", sequence=1)
-        )
-    assert values(tmp_path)[0] == ["a"]
+        commit(root, CommitManifest("k", stage(root, "k", {0: ["b"]}), sync=True, writer="q", sequence=1))
+    assert values(root)[0] == ["a"]
 
 
-def test_a_commit_into_an_existing_partition_does_each_thing_once(tmp_path: Path) -> None:
+def test_a_commit_into_an_existing_partition_does_each_thing_once(root: Path) -> None:
     """The calls of each partition are the costs of a commit into thousands of them."""
-    make(tmp_path)
     for job in ("h", "i", "j"):  # `i` and `j` rename the producer snapshot of the commit before
-        shared = [staging.SharedWriter(DEFAULT, str(tmp_path), job, order, 0) for order in range(3)]
+        shared = [staging.SharedWriter(DEFAULT, str(root), job, order, 0) for order in range(3)]
         for order, writer in enumerate(shared):
             writer.write("t", 0, batch(f"{job}{order}"), 1)
         runs = tuple(run for writer in shared for run in writer.close(sync=True))
         files = RecordingFiles(OsFiles())
-        commit(tmp_path, CommitManifest(job, runs, sync=True), files)
-    assert values(tmp_path)[0] == [f"{job}{order}" for job in "hij" for order in range(3)]
+        commit(root, CommitManifest(job, runs, sync=True), files)
+    assert values(root)[0] == [f"{job}{order}" for job in "hij" for order in range(3)]
     calls = Counter((call.name, Path(call.path).name) for call in files.calls if "/t-0" in call.path)
     log = f"{0:020d}.log"
     assert [calls[name, log] for name in ("open_append", "append", "fsync")] == [1, 1, 1]
@@ -331,13 +282,12 @@ def test_a_commit_into_an_existing_partition_does_each_thing_once(tmp_path: Path
 
 
 @pytest.mark.parametrize("commits", [1, 2])
-def test_a_snapshot_gets_its_name_when_its_log_is_durable(tmp_path: Path, commits: int) -> None:
+def test_a_snapshot_gets_its_name_when_its_log_is_durable(root: Path, commits: int) -> None:
     """The first commit writes a snapshot at its log end, the second one renames it."""
-    make(tmp_path)
     for number in range(commits):
         job = f"j{number}"
         files = RecordingFiles(OsFiles())
-        commit(tmp_path, CommitManifest(job, stage(tmp_path, job, {0: ["a"]}), sync=True), files)
+        commit(root, CommitManifest(job, stage(root, job, {0: ["a"]}), sync=True), files)
     steps = [(call.name, Path(call.path).name) for call in files.changes if "/t-0" in call.path]
     named = steps.index(("rename", f"{1:020d}.snapshot" + (".tmp" if commits == 1 else "")))
     for extension in ("log", "index", "timeindex"):
@@ -350,9 +300,8 @@ ON_THREADS = pytest.mark.parametrize("much_bytes", [0, 16 << 20], ids=["on threa
 
 @ON_THREADS
 def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, much_bytes: int
+    root: Path, monkeypatch: pytest.MonkeyPatch, much_bytes: int
 ) -> None:
-    make(tmp_path)
     monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
     monkeypatch.setattr(apply, "PARALLEL_PARTITION_BYTES", 0)
 
@@ -362,14 +311,13 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
 
     full.on = True  # type: ignore[attr-defined]
     files = RecordingFiles(OsFiles(), fail=full)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
-    number = next_number(DEFAULT, str(tmp_path), NOW_MS)
-    DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j", manifest.encoded())
-    open_to_append(str(tmp_path), files, ManualClock(NOW_MS)).close()
-    assert pending(DEFAULT, str(tmp_path))
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    leave(root, manifest)
+    open_to_append(str(root), files, ManualClock(NOW_MS)).close()
+    assert pending(DEFAULT, str(root))
     full.on = False  # type: ignore[attr-defined]
-    open_to_append(str(tmp_path), files, ManualClock(NOW_MS)).close()
-    assert values(tmp_path) == {0: ["a"], 1: ["b"]}
+    open_to_append(str(root), files, ManualClock(NOW_MS)).close()
+    assert values(root) == {0: ["a"], 1: ["b"]}
 
 
 def large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +383,6 @@ def test_a_kill_or_a_power_cut_at_every_step(
     """A commit that returned survives; every commit that survives is whole, and comes in once if it is made
     again under its name.
     """
-    staged_as(monkeypatch, way)
     monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
     monkeypatch.setattr(apply, "PARALLEL_PARTITION_BYTES", 0)
     root = tmp_path / "data"
@@ -473,42 +420,39 @@ def test_a_kill_or_a_power_cut_at_every_step(
 
 
 def test_the_lock_is_free_again_after_a_take_in_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(tmp_path)
-    (tmp_path / "lastword.inbox-00000000000000000001-j").write_bytes(b"x")
+    (root / "lastword.inbox-00000000000000000001-j").write_bytes(b"x")
     monkeypatch.setattr(apply, "ingest_pending", lambda directory: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        open_to_append(str(tmp_path))
+        open_to_append(str(root))
     monkeypatch.undo()
-    open_to_append(str(tmp_path)).close()
+    open_to_append(str(root)).close()
 
 
-def test_staged_files_of_a_dead_commit_go_after_an_hour(tmp_path: Path) -> None:
+def test_staged_files_of_a_dead_commit_go_after_an_hour(root: Path) -> None:
     """Its sign of life may be in any partition; a completed commit is not a dead one."""
-    make(tmp_path)
     jobs = ("dead", "alive", "late", "made")
-    files = {job: stage(tmp_path, job, {0: ["x"], 1: ["y"]}) for job in jobs}
-    for path in tmp_path.rglob("staging-*"):
+    files = {job: stage(root, job, {0: ["x"], 1: ["y"]}) for job in jobs}
+    for path in root.rglob("staging-*"):
         DEFAULT.set_mtime(path, NOW_MS - HOUR_MS)
-    staging.keep_alive(DEFAULT, str(tmp_path), "alive", NOW_MS)  # in one partition, for both
-    DEFAULT.set_mtime(tmp_path / "t-1/lastword/staging-late", NOW_MS - HOUR_MS + 1)
+    staging.keep_alive(DEFAULT, str(root), "alive", NOW_MS)  # in one partition, for both
+    DEFAULT.set_mtime(root / "t-1/lastword/staging-late", NOW_MS - HOUR_MS + 1)
     manifest = CommitManifest("made", files["made"], sync=True)
-    (tmp_path / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
+    (root / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
     for number in range(2):
         staging.remove_old(
             DEFAULT,
-            str(tmp_path / f"t-{number}"),
+            str(root / f"t-{number}"),
             NOW_MS,
-            lambda job: staging.is_abandoned(DEFAULT, str(tmp_path), job, NOW_MS),
+            lambda job: staging.is_abandoned(DEFAULT, str(root), job, NOW_MS),
         )
-    left = sorted(path.name.removeprefix("staging-") for path in tmp_path.rglob("staging-*"))
+    left = sorted(path.name.removeprefix("staging-") for path in root.rglob("staging-*"))
     assert left == ["alive", "alive", "late", "late", "made", "made"]
 
 
-def test_a_directory_that_was_let_go_ends_its_watch(tmp_path: Path) -> None:
-    make(tmp_path)
-    directory = open_to_append(str(tmp_path))
+def test_a_directory_that_was_let_go_ends_its_watch(root: Path) -> None:
+    directory = open_to_append(str(root))
     watch = apply.Watch(directory, every_seconds=0.01)
     directory.close()
     del directory
@@ -517,21 +461,18 @@ def test_a_directory_that_was_let_go_ends_its_watch(tmp_path: Path) -> None:
     assert not watch._thread.is_alive()
 
 
-def test_commits_that_waited_for_long_all_come_in(tmp_path: Path) -> None:
-    """Two drivers died right after their commits, and the directory was not opened for a month."""
-    make(tmp_path)
-    for n in range(2):
-        manifest = CommitManifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
-        DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{n:020d}-j{n}", manifest.encoded())
+def test_commits_that_waited_for_long_all_come_in(root: Path) -> None:
+    """Three drivers died right after their commits, and the directory was not opened for a month."""
+    for n in range(3):
+        leave(root, CommitManifest(f"j{n}", stage(root, f"j{n}", {0: [str(n)]}), sync=True))
     later = ManualClock(time.time_ns() // 1_000_000 + 30 * 86_400_000)  # files have the real time
-    open_to_append(str(tmp_path), DEFAULT, later).close()
-    assert values(tmp_path)[0] == ["0", "1"] and leftovers(tmp_path) == []
+    open_to_append(str(root), DEFAULT, later).close()
+    assert values(root)[0] == ["0", "1", "2"] and leftovers(root) == []
 
 
-def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
+def test_a_driver_is_told_that_the_drive_is_full(root: Path) -> None:
     """The driver stops trying; the error says that the begun commit is completed when there is room."""
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"]}), sync=True)
 
     tries = itertools.count()
 
@@ -542,61 +483,56 @@ def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
         return DiskFullError("no room")
 
     with pytest.raises(DiskFullError, match="no room; commit j was begun, and is completed when"):
-        commit(tmp_path, manifest, RecordingFiles(OsFiles(), fail=full))
-    with open_to_append(str(tmp_path)):
+        commit(root, manifest, RecordingFiles(OsFiles(), fail=full))
+    with open_to_append(str(root)):
         pass
-    assert values(tmp_path)[0] == ["a"]
+    assert values(root)[0] == ["a"]
 
 
-def test_a_log_that_cannot_be_closed_has_its_batches_only_once(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_closed_has_its_batches_only_once(root: Path) -> None:
     """The batches of partition 1 are appended when its snapshot fails; partition 0 is closed already."""
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b", "c"]}), sync=True)
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b", "c"]}), sync=True)
 
     def full(call: Any) -> LastwordError | None:
         is_snapshot = call.name == "create" and call.path.endswith("t-1/00000000000000000002.snapshot.tmp")
         return DiskFullError("no room") if is_snapshot else None
 
     with pytest.raises(DiskFullError, match="no room; commit j was begun, and is completed when"):
-        commit(tmp_path, manifest, RecordingFiles(OsFiles(), fail=full))
-    assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
-    with open_to_append(str(tmp_path)):
+        commit(root, manifest, RecordingFiles(OsFiles(), fail=full))
+    assert not (root / names.CLEAN_SHUTDOWN).exists()
+    with open_to_append(str(root)):
         pass
-    assert values(tmp_path) == {0: ["a"], 1: ["b", "c"]} and leftovers(tmp_path) == []
+    assert values(root) == {0: ["a"], 1: ["b", "c"]} and leftovers(root) == []
 
 
-def test_a_log_that_a_commit_closed_is_opened_again_by_the_next(tmp_path: Path) -> None:
+def test_a_log_that_a_commit_closed_is_opened_again_by_the_next(root: Path) -> None:
     """Two commits wait; the process that makes the second ingests both, and stops cleanly."""
-    make(tmp_path)
-    first = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
-    number = next_number(DEFAULT, str(tmp_path), NOW_MS)
-    DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j", first.encoded())
-    commit(tmp_path, CommitManifest("k", stage(tmp_path, "k", {0: ["c"]}), sync=True))
-    assert values(tmp_path) == {0: ["a", "c"], 1: ["b"]}
-    with LogDirectory.open(str(tmp_path), "a", DEFAULT, ManualClock(NOW_MS)) as directory:
+    first = CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    leave(root, first)
+    commit(root, CommitManifest("k", stage(root, "k", {0: ["c"]}), sync=True))
+    assert values(root) == {0: ["a", "c"], 1: ["b"]}
+    with LogDirectory.open(str(root), "a", DEFAULT, ManualClock(NOW_MS)) as directory:
         assert directory.checkpoints.recovery_points.read() == {("t", 0): 2, ("t", 1): 1}
         assert [directory.log("t", number).log_end for number in range(2)] == [2, 1]
         assert directory.recovery.clean and directory.recovery.repaired == ()
 
 
-def test_a_commit_that_was_not_begun_is_taken_back(tmp_path: Path) -> None:
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+def test_a_commit_that_was_not_begun_is_taken_back(root: Path) -> None:
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"]}), sync=True)
 
     def opens() -> LogDirectory:
         raise DiskFullError("no room")
 
     with pytest.raises(DiskFullError, match="no room; commit j was taken back"):
-        apply.commit(str(tmp_path), manifest, DEFAULT, opens, patience_seconds=1)
-    assert not pending(DEFAULT, str(tmp_path))
+        apply.commit(str(root), manifest, DEFAULT, opens, patience_seconds=1)
+    assert not pending(DEFAULT, str(root))
 
 
 def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch is refused as a whole: a repeat would append it twice to the partitions that had it."""
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
     real = LogDirectory._opening_log
 
     def opening_log(self: LogDirectory, tp: TopicPartition, *more: Any) -> Any:
@@ -607,37 +543,33 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
     with monkeypatch.context() as patched:
         patched.setattr(LogDirectory, "_opening_log", opening_log)
         with pytest.raises(DataError, match="t-1 is damaged"):
-            commit(tmp_path, manifest)
-    assert values(tmp_path) == {0: [], 1: []}
+            commit(root, manifest)
+    assert values(root) == {0: [], 1: []}
 
 
-def test_shared_files_of_a_dead_commit_go_after_an_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("way", ["shared"], indirect=True)
+def test_shared_files_of_a_dead_commit_go_after_an_hour(root: Path, way: str) -> None:
     """A sign of life of a writer counts for its commit only; a commit that was made keeps its file."""
-    staged_as(monkeypatch, "shared")
-    make(tmp_path)
     jobs = ("dead", "dead-1", "alive", "alive-1", "made")
-    runs = {job: stage(tmp_path, job, {0: ["x"], 1: ["y"]}) for job in jobs}
-    for path in tmp_path.glob("lastword.staged-*"):
+    runs = {job: stage(root, job, {0: ["x"], 1: ["y"]}) for job in jobs}
+    for path in root.glob("lastword.staged-*"):
         DEFAULT.set_mtime(path, NOW_MS - HOUR_MS)
     for job in ("alive", "alive-1"):
-        staging.keep_alive(DEFAULT, str(tmp_path), job, NOW_MS)
+        staging.keep_alive(DEFAULT, str(root), job, NOW_MS)
     manifest = CommitManifest("made", runs["made"], sync=True)
-    (tmp_path / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
-    staging.remove_old_shared(DEFAULT, str(tmp_path), NOW_MS)
-    left = sorted(path.name for path in tmp_path.glob("lastword.staged-*"))
+    (root / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
+    staging.remove_old_shared(DEFAULT, str(root), NOW_MS)
+    left = sorted(path.name for path in root.glob("lastword.staged-*"))
     assert left == sorted(f"lastword.staged-{job}-00000-0" for job in ("alive", "alive-1", "made"))
 
 
-def test_only_the_files_of_the_commit_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    staged_as(monkeypatch, "shared")
-    make(tmp_path)
-    runs = {job: stage(tmp_path, job, {0: [job], 1: [job]}) for job in ("j", "j-1")}
-    commit(tmp_path, CommitManifest("j", runs["j"], sync=True))
-    assert [path.name for path in tmp_path.glob("lastword.staged-*")] == ["lastword.staged-j-1-00000-0"]
-    commit(tmp_path, CommitManifest("j-1", runs["j-1"], sync=True))
-    assert values(tmp_path) == {0: ["j", "j-1"], 1: ["j", "j-1"]} and leftovers(tmp_path) == []
+@pytest.mark.parametrize("way", ["shared"], indirect=True)
+def test_only_the_files_of_the_commit_are_removed(root: Path, way: str) -> None:
+    runs = {job: stage(root, job, {0: [job], 1: [job]}) for job in ("j", "j-1")}
+    commit(root, CommitManifest("j", runs["j"], sync=True))
+    assert [path.name for path in root.glob("lastword.staged-*")] == ["lastword.staged-j-1-00000-0"]
+    commit(root, CommitManifest("j-1", runs["j-1"], sync=True))
+    assert values(root) == {0: ["j", "j-1"], 1: ["j", "j-1"]} and leftovers(root) == []
 
 
 def test_batches_of_both_kinds_of_files_keep_the_order_of_their_writers(tmp_path: Path) -> None:
@@ -657,72 +589,63 @@ def test_batches_of_both_kinds_of_files_keep_the_order_of_their_writers(tmp_path
     assert values(tmp_path)[0] == [f"{order}{letter}" for order in (0, 1) for letter in "abcd"]
 
 
-def test_marks_of_commits_without_a_name_go_after_an_hour(tmp_path: Path) -> None:
+def test_marks_of_commits_without_a_name_go_after_an_hour(root: Path) -> None:
     """They stayed for a week, and each commit looked at all of them."""
-    make(tmp_path)
     for job, age_ms in (("old", HOUR_MS + 1), ("young", HOUR_MS - 1), ("new", 0)):
-        commit(tmp_path, CommitManifest(job, stage(tmp_path, job, {0: [job]}), sync=True))
-        DEFAULT.set_mtime(tmp_path / f"lastword.committed-{job}", NOW_MS - age_ms)
-    commit(tmp_path, CommitManifest("last", stage(tmp_path, "last", {0: ["last"]}), sync=True))
-    marks = sorted(path.name for path in tmp_path.glob("lastword.committed-*"))
+        commit(root, CommitManifest(job, stage(root, job, {0: [job]}), sync=True))
+        DEFAULT.set_mtime(root / f"lastword.committed-{job}", NOW_MS - age_ms)
+    commit(root, CommitManifest("last", stage(root, "last", {0: ["last"]}), sync=True))
+    marks = sorted(path.name for path in root.glob("lastword.committed-*"))
     assert marks == [f"lastword.committed-{job}" for job in ("last", "new", "young")]
 
 
-def test_an_old_mark_counts_while_its_manifest_is_there(tmp_path: Path) -> None:
+def test_an_old_mark_counts_while_its_manifest_is_there(root: Path) -> None:
     """Killed after the mark was written; the directory is opened a month later."""
-    make(tmp_path)
-    runs = stage(tmp_path, "j", {0: ["a"]})
-    commit(tmp_path, CommitManifest("j", runs, sync=True))
-    DEFAULT.set_mtime(tmp_path / "lastword.committed-j", NOW_MS - 720 * HOUR_MS)
-    stage(tmp_path, "j", {0: ["a"]})
-    (tmp_path / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(CommitManifest("j", runs, True).encoded())
-    open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()
-    assert values(tmp_path)[0] == ["a"] and leftovers(tmp_path) == []
-    assert not list(tmp_path.glob("lastword.committed-*"))
+    runs = stage(root, "j", {0: ["a"]})
+    commit(root, CommitManifest("j", runs, sync=True))
+    DEFAULT.set_mtime(root / "lastword.committed-j", NOW_MS - 720 * HOUR_MS)
+    stage(root, "j", {0: ["a"]})
+    (root / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(CommitManifest("j", runs, True).encoded())
+    open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
+    assert values(root)[0] == ["a"] and leftovers(root) == []
+    assert not list(root.glob("lastword.committed-*"))
 
 
 @pytest.mark.parametrize("version", [2, 4])
-def test_a_manifest_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
-    make(tmp_path)
+def test_a_manifest_of_another_version_is_refused(root: Path, version: int) -> None:
     body = b'{"format":%d,"job":"j","files":[]}' % version
     manifest = b"%08x %s\n" % (zlib.crc32(body), body)
-    (tmp_path / f"lastword.inbox-{NOW_MS:020d}-j").write_bytes(manifest)
-    open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()
-    (refused,) = tmp_path.glob("lastword.refused-*")
-    assert "another version" in refused.read_text() and values(tmp_path) == {0: [], 1: []}
+    (root / f"lastword.inbox-{NOW_MS:020d}-j").write_bytes(manifest)
+    open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
+    (refused,) = root.glob("lastword.refused-*")
+    assert "another version" in refused.read_text() and values(root) == {0: [], 1: []}
 
 
 @WAYS
-def test_a_note_of_a_complete_commit_holds_nothing_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_a_note_of_a_complete_commit_holds_nothing_back(root: Path, way: str) -> None:
     """Killed after the manifest was removed, before the note: an equal commit afterwards is another one."""
-    staged_as(monkeypatch, way)
-    make(tmp_path)
-    commit(tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True))
-    staged_batches.LogEnds("j", {"t-0": 0, "t-1": 0}).save(DEFAULT, str(tmp_path))
-    with LogDirectory.open(str(tmp_path)) as directory:
+    commit(root, CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b"]}), sync=True))
+    staged_batches.LogEnds("j", {"t-0": 0, "t-1": 0}).save(DEFAULT, str(root))
+    with LogDirectory.open(str(root)) as directory:
         assert directory.view("t", 0).incomplete_commit_offset == 0
-    commit(tmp_path, CommitManifest("k", stage(tmp_path, "k", {0: ["a"], 1: ["b"]}), sync=True))
-    assert values(tmp_path) == {0: ["a", "a"], 1: ["b", "b"]} and leftovers(tmp_path) == []
-    staged_batches.LogEnds("k", {"t-0": 1}).save(DEFAULT, str(tmp_path))
-    with open_to_append(str(tmp_path)) as directory:
-        assert directory.log("t", 0).incomplete_commit_offset is None and leftovers(tmp_path) == []
+    commit(root, CommitManifest("k", stage(root, "k", {0: ["a"], 1: ["b"]}), sync=True))
+    assert values(root) == {0: ["a", "a"], 1: ["b", "b"]} and leftovers(root) == []
+    staged_batches.LogEnds("k", {"t-0": 1}).save(DEFAULT, str(root))
+    with open_to_append(str(root)) as directory:
+        assert directory.log("t", 0).incomplete_commit_offset is None and leftovers(root) == []
 
 
 @WAYS
-def test_a_damaged_note_refuses_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_a_damaged_note_refuses_the_commit(root: Path, way: str) -> None:
     """Batches that are in the log could not be recognized. Until then nothing is cleaned."""
-    staged_as(monkeypatch, way)
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
-    (tmp_path / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(manifest.encoded())
-    (tmp_path / names.BEGUN).write_bytes(b"lastword commit-begun 1 00000000\n{}\n")
-    with LogDirectory.open(str(tmp_path)) as directory:
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    (root / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(manifest.encoded())
+    (root / names.BEGUN).write_bytes(b"lastword commit-begun 1 00000000\n{}\n")
+    with LogDirectory.open(str(root)) as directory:
         assert directory.view("t", 0).incomplete_commit_offset == 0
-    open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()
-    assert values(tmp_path) == {0: [], 1: []} and leftovers(tmp_path) == []
-    assert len(list(tmp_path.glob("lastword.refused-*"))) == 1
+    open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
+    assert values(root) == {0: [], 1: []} and leftovers(root) == []
+    assert len(list(root.glob("lastword.refused-*"))) == 1
 
 
 def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> None:
@@ -794,27 +717,10 @@ def test_a_commit_that_is_refused_half_way_holds_nothing_back(
 
 
 @WAYS
-@pytest.mark.parametrize("setting", [{"max.message.bytes": "100"}, {"lastword.pulled.from": "cluster"}])
-def test_settings_that_were_changed_since_the_staging_refuse_the_whole_commit(
-    setting: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    staged_as(monkeypatch, way)
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c", "d" * 99]}), sync=True)
-    with lastword.open(tmp_path, "a") as logs:
-        logs.set_config("t", **{name.replace(".", "_"): value for name, value in setting.items()})
-    with pytest.raises(DataError, match="refused"):
-        commit(tmp_path, manifest)
-    assert values(tmp_path) == {0: [], 1: []} and leftovers(tmp_path) == []
-
-
-@WAYS
 def test_settings_that_are_changed_while_a_commit_comes_in_refuse_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    staged_as(monkeypatch, way)
-    make(tmp_path)
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c", "d" * 99]}), sync=True)
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a", "b"], 1: ["c", "d" * 99]}), sync=True)
     real = staged_batches.LogEnds.save
 
     def save(self: staged_batches.LogEnds, files: Files, root: str) -> None:
@@ -822,26 +728,25 @@ def test_settings_that_are_changed_while_a_commit_comes_in_refuse_nothing(
         logs.set_config("t", max_message_bytes=100)
 
     monkeypatch.setattr(staged_batches.LogEnds, "save", save)
-    with lastword.open(tmp_path, "a") as logs:
-        commit(tmp_path, manifest)
-    assert values(tmp_path) == {0: ["a", "b"], 1: ["c", "d" * 99]} and leftovers(tmp_path) == []
+    with lastword.open(root, "a") as logs:
+        commit(root, manifest)
+    assert values(root) == {0: ["a", "b"], 1: ["c", "d" * 99]} and leftovers(root) == []
 
 
 @pytest.mark.parametrize("why", ["moved", "failed"])
 def test_a_log_that_takes_no_batch_is_met_before_anything_is_appended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """It was moved to another directory, or a write of another thread failed, since it was opened."""
-    make(tmp_path)
-    with LogDirectory.open(str(tmp_path / "other"), "a", DEFAULT, ManualClock(NOW_MS)) as other:
+    with LogDirectory.open(str(root / "other"), "a", DEFAULT, ManualClock(NOW_MS)) as other:
         other.create_topic("others")
-    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    manifest = CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b"]}), sync=True)
     real = LogDirectory.logs
 
     def logs(self: LogDirectory, partitions: Any) -> Any:
         opened = real(self, partitions)
         if why == "moved":
-            with LogDirectory.open(str(tmp_path / "other"), "a", DEFAULT, ManualClock(NOW_MS)) as target:
+            with LogDirectory.open(str(root / "other"), "a", DEFAULT, ManualClock(NOW_MS)) as target:
                 move(self, target, "t", 1)
         else:
             opened["t", 1].retire(DiskFullError("planted"))
@@ -849,15 +754,14 @@ def test_a_log_that_takes_no_batch_is_met_before_anything_is_appended(
 
     with monkeypatch.context() as patch, pytest.raises(LastwordError):
         patch.setattr(LogDirectory, "logs", logs)
-        commit(tmp_path, manifest)
-    assert values(tmp_path)[0] == []
+        commit(root, manifest)
+    assert values(root)[0] == []
 
 
 def test_a_commit_that_fails_is_tried_again_after_longer_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each try reads all staged batches. A try that succeeds ends the pauses."""
-    make(tmp_path)
     pauses: list[float] = []
     tries: list[int] = []
 
@@ -872,7 +776,7 @@ def test_a_commit_that_fails_is_tried_again_after_longer_pauses(
             raise DiskFullError("planted")
 
     monkeypatch.setattr(apply, "ingest_pending", ingest_pending)
-    with LogDirectory.open(str(tmp_path), "a") as directory:
+    with LogDirectory.open(str(root), "a") as directory:
         fake = SimpleNamespace(Event=Stop, Thread=threading.Thread)
         monkeypatch.setattr(apply, "threading", fake)
         apply.Watch(directory)._thread.join()
@@ -881,18 +785,17 @@ def test_a_commit_that_fails_is_tried_again_after_longer_pauses(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_staged_file_that_is_not_synced_is_closed(tmp_path: Path, shared: bool) -> None:
-    make(tmp_path)
+def test_a_staged_file_that_is_not_synced_is_closed(root: Path, shared: bool) -> None:
     files = RecordingFiles(
         OsFiles(), fail=lambda call: SyncFailedError("no") if call.name == "fsync" else None
     )
     writer: Any
     if shared:
-        writer = staging.SharedWriter(files, str(tmp_path), "j", 0, 0)
+        writer = staging.SharedWriter(files, str(root), "j", 0, 0)
         writer.write("t", 0, batch("a"), 1)
     else:
-        writer = staging.StagedWriter(files, str(tmp_path), "t", 0, "j", 0, 0)
+        writer = staging.StagedWriter(files, str(root), "t", 0, "j", 0, 0)
         writer.write(batch("a"), 1)
     with pytest.raises(SyncFailedError):
         writer.close(sync=True)
-    assert not [path for path in open_paths() if str(tmp_path) in path]
+    assert not [path for path in open_paths() if str(root) in path]

@@ -215,6 +215,8 @@ def test_many_log_starts_are_durable_together_before_the_first_file_is_removed(
     durable = [at for at, call in enumerate(calls) if call.name == "fsync_dir" and call.path == str(tmp_path)]
     removed = [at for at, call in enumerate(calls) if str(call.detail).endswith(DELETED)]
     assert len(durable) == 1 and len(removed) >= 6 and durable[0] < removed[0]
+    assert any(call.name == "fsync_dir" and "users-" in call.path for call in calls[removed[-1] :])
+    assert not any(call.name == "unlink" and call.path.endswith(DELETED) for call in calls)
     log.close()
 
 

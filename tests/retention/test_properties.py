@@ -199,23 +199,6 @@ class TestLogStart:
         assert checkpoint.read_text() == "0\n0\n"
         log.close()
 
-    def test_is_durable_before_a_file_loses_its_name(self, tmp_path: Path) -> None:
-        from tests.fakes import RecordingFiles
-
-        files = RecordingFiles(UNSYNCED)
-        log = Log(tmp_path, files=files, **DELETE).fill(15)
-        begin = len(files.calls)
-        log.trim(12)
-        calls = files.calls[begin:]
-        checkpointed = next(
-            i for i, c in enumerate(calls) if c.name == "fsync_dir" and c.path == str(tmp_path)
-        )
-        renamed = [i for i, c in enumerate(calls) if str(c.detail).endswith(DELETED)]
-        assert renamed and checkpointed < renamed[0]
-        assert any(c.name == "fsync_dir" and c.path == str(log.path) for c in calls[renamed[-1] :])
-        assert not any(c.name == "unlink" and c.path.endswith(DELETED) for c in calls)
-        log.close()
-
     def test_cannot_be_above_the_end_and_never_falls(self, tmp_path: Path) -> None:
         log = Log(tmp_path, **DELETE).fill(15)
         with pytest.raises(OffsetOutOfRangeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,19 @@ from tests.retention.support import Log
 SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "file.delete.delay.ms": "1m"}
 
 
-def test_who_was_not_there_yet_is_told(tmp_path: Path) -> None:
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
     log = Log(tmp_path, **SETTINGS).fill(20)
-    view = PartitionView.load(DirectorySegments(UNSYNCED, str(log.path)))
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def view(log: Log) -> PartitionView:
+    return PartitionView.load(DirectorySegments(UNSYNCED, str(log.path)))
+
+
+def test_who_was_not_there_yet_is_told(log: Log, view: PartitionView) -> None:
     reading = view.batches(0)
     seen = [next(reading)[1].base_offset for _ in range(3)]
     log.trim(12)
@@ -26,26 +37,19 @@ def test_who_was_not_there_yet_is_told(tmp_path: Path) -> None:
             seen.append(header.base_offset)
     assert seen == [0, 1, 2, 3, 4]  # the rest of the segment that it was reading
     assert caught.value.offset == 5
-    log.close()
 
 
-def test_who_is_past_it_goes_on(tmp_path: Path) -> None:
-    log = Log(tmp_path, **SETTINGS).fill(20)
-    view = PartitionView.load(DirectorySegments(UNSYNCED, str(log.path)))
+def test_who_is_past_it_goes_on(log: Log, view: PartitionView) -> None:
     reading = view.batches(8)
     seen = [next(reading)[1].base_offset for _ in range(4)]
     log.trim(10)
     seen += [header.base_offset for _, header, _ in reading]
     assert seen == list(range(8, 20))
-    log.close()
 
 
-def test_chunks_too(tmp_path: Path) -> None:
-    log = Log(tmp_path, **SETTINGS).fill(20)
-    view = PartitionView.load(DirectorySegments(UNSYNCED, str(log.path)))
+def test_chunks_too(log: Log, view: PartitionView) -> None:
     reading = view.chunks(0, chunk_bytes=200)
     next(reading)
     log.trim(15)
     with pytest.raises(OffsetOutOfRangeError):
         list(reading)
-    log.close()

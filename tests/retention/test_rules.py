@@ -33,11 +33,6 @@ def test_age_without_timestamps_is_that_of_the_file() -> None:
     assert decided([old, new], config).segments == 1
 
 
-def test_only_a_beginning_of_the_log() -> None:
-    deletion = decided(fakes((100, 3 * HOUR), (100, 0), (100, 3 * HOUR)), policy("delete", retention_ms=HOUR))
-    assert deletion.segments == 1
-
-
 def test_size_leaves_at_least_the_limit() -> None:
     segments = fakes((100, 0), (100, 0), (100, 0))
     for limit, goes in ((300, 0), (201, 0), (200, 1), (101, 1), (100, 2), (1, 2), (0, 3)):

@@ -55,11 +55,6 @@ segment.bytes = "64MiB"
 """
 
 
-def load(text: str = FILE, **options: object) -> Settings:
-    """Return the settings of a file's text, with only the given variables."""
-    return Settings.from_text(text)
-
-
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "lastword.toml").write_text(FILE)
@@ -103,7 +98,7 @@ class TestValues:
                     assert setting.read(shown) == value, setting.name
 
     def test_a_config_ships_to_spark(self) -> None:
-        config = load().topic("users")
+        config = Settings.from_text(FILE).topic("users")
         again = pickle.loads(pickle.dumps(config))
         assert again == config
         assert again.sources == config.sources
@@ -195,10 +190,6 @@ class TestSources:
         assert settings.topic("users").lastword_ack == "disk"
         assert settings.instance.log_cleaner_threads == 4
 
-    def test_drives_are_paths(self, directory: Path) -> None:
-        settings = Settings.load(directory, env={})
-        assert settings.instance.drives == {"/srv/d2": 20 << 20, "/srv/d3": 30 << 20}
-
     def test_rows_show_all(self, directory: Path) -> None:
         rows = {
             name: (value, source) for name, value, source in Settings.load(directory, env={}).rows("users")
@@ -264,7 +255,7 @@ class TestMistakes:
     def test_contradictions_are_found_with_their_source(self) -> None:
         text = '[defaults]\nmax.compaction.lag.ms = "1h"\n[topics.t]\nmin.compaction.lag.ms = "2h"\n'
         with pytest.raises(InvalidSettingError) as caught:
-            load(text)
+            Settings.from_text(text)
         assert caught.value.problems == [
             "lastword.toml:4 [topics.t]: topic t: "
             "min.compaction.lag.ms 7200000 is above max.compaction.lag.ms 3600000"
@@ -300,7 +291,7 @@ class TestMistakes:
     )
     def test_tables_of_the_wrong_shape(self, text: str) -> None:
         with pytest.raises(InvalidSettingError, match=r"lastword\.toml:\d: "):
-            load(text)
+            Settings.from_text(text)
 
 
 class TestLines:
@@ -343,17 +334,6 @@ class TestChanging:
         assert (directory / "lastword.topic-users.toml").read_text() == f'{USERS}segment.ms = "2d"\n'
         assert settings.topic("users").source("segment.ms") == "lastword.topic-users.toml:4"
         assert settings.topic("orders.v2").cleanup_policy == {"compact", "delete"}
-
-    def test_a_new_topic_and_a_new_file(self, tmp_path: Path) -> None:
-        path = tmp_path / "lastword.toml"
-        write_topic_settings(
-            OsFiles(), path, "a.b", {"cleanup_policy": frozenset({"compact"}), "segment.bytes": 2048}
-        )
-        write_topic_settings(OsFiles(), path, "a", {"lastword_key_serializer": "str"})
-        settings = Settings.load(tmp_path, env={})
-        assert settings.topic("a.b").cleanup_policy == {"compact"}
-        assert settings.topic("a.b").segment_bytes == 2048
-        assert settings.topic("a").lastword_key_serializer == "str"
 
     def test_names_that_begin_alike_and_stand_apart(self, tmp_path: Path) -> None:
         """The order is that of `create_topic`: lastword.*, another name, lastword.* again."""

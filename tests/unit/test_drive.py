@@ -169,6 +169,10 @@ def test_many_items_are_synced_with_one_call_in_each_round(
     assert kernel.calls["syncfs"] == 4 and kernel.calls["fdatasync"] == (2 * count if fails else 0)
 
 
+def sync_names(files: OsFiles, root: Path) -> Steps[None]:
+    yield (partial(files.fsync_dir, root),)
+
+
 def test_few_items_and_a_directory_without_a_lock_use_no_sync_of_the_drive(
     kernel: Kernel, files: OsFiles, root: Path
 ) -> None:
@@ -177,20 +181,13 @@ def test_few_items_and_a_directory_without_a_lock_use_no_sync_of_the_drive(
     with unlocked.synced_drive(root) as is_synced:
         assert not is_synced
 
-    def work() -> Steps[None]:
-        yield (partial(files.fsync_dir, root),)
-
-    run_together([work() for _ in range(interface.OVERLAP_FROM - 1)], files, root)
+    run_together([sync_names(files, root) for _ in range(interface.OVERLAP_FROM - 1)], files, root)
     assert kernel.calls == {"fsync": interface.OVERLAP_FROM - 1}
 
 
 def test_a_lost_lock_is_reported_by_each_sync(kernel: Kernel, files: OsFiles, root: Path) -> None:
     (root / ".lock").unlink()
-
-    def work() -> Steps[None]:
-        yield (partial(files.fsync_dir, root),)
-
-    results = run_together([work() for _ in range(interface.OVERLAP_FROM)], files, root)
+    results = run_together([sync_names(files, root) for _ in range(interface.OVERLAP_FROM)], files, root)
     assert all(isinstance(result, LockLostError) for result in results) and not kernel.calls
 
 

@@ -127,20 +127,6 @@ def test_a_data_error_names_its_file_and_position() -> None:
     assert DataError("x.log is bad", file="x.log", position=5).message == "x.log is bad"
 
 
-def test_the_sentences_of_the_surface() -> None:
-    texts = [error.message for error in EXAMPLES]
-    assert "no topic 'user' in data; nearest: 'users'" in texts
-    assert "unknown setting 'cleanup_polcy'; nearest: cleanup_policy" in texts
-    assert "users-0: offset 120 is below log start 4000 (retention.ms)" in texts
-    assert "/srv/kafka is in use by process 4711 (java)" in texts
-    assert "users-0 needs 214 MiB on /srv/d1, 96 MiB free; log unchanged" in texts
-    assert "fsync of users-0/x.log: EIO; /srv/d1 is offline" in texts
-    crc = EXAMPLES[6].message
-    assert crc == (
-        "users-0/00000000000000004000.log position 81920: offset 4210 has CRC 9f3a11c0, computed 1b20aa07"
-    )
-
-
 def test_nearest_finds_typing_errors_and_nothing_else() -> None:
     assert nearest("cleanup.polcy", ["cleanup.policy", "segment.ms"]) == "cleanup.policy"
     assert nearest("zzz", ["cleanup.policy", "segment.ms"]) is None

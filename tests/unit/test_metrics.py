@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -56,13 +54,3 @@ def test_a_drive_that_cannot_be_asked_blanks_no_other_figure() -> None:
     metrics.register(registry)
     assert 'partition="0",topic="beside"' in generate_latest(registry).decode()
     metrics.unwatch(failed)
-
-
-def test_the_ground_floor_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, lastword.config, lastword.files, lastword.metrics, lastword.records; "
-        "heavy = 'numba numpy pyarrow pyspark prometheus_client tomlkit cramjam'.split(); "
-        "print([m for m in heavy if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

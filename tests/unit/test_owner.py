@@ -168,18 +168,21 @@ def test_an_append_makes_no_further_system_call(root: Path, monkeypatch: pytest.
         monkeypatch.undo()
 
 
+@pytest.fixture
+def squashed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse changes of owners, as network drives do."""
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+
+
 @as_root
-def test_root_of_a_file_system_that_refuses_changes_of_owner(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_of_a_file_system_that_refuses_changes_of_owner(root: Path, squashed: None) -> None:
     """Root has no special rights on a network drive or in a container: refused before anything is changed."""
     give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o755, file=0o644)
     before = entries(root)
-
-    def squashed(*arguments: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "fchown", squashed)
     with pytest.raises(WrongUserError, match=r"belongs to nobody"):
         lastword.open(root, "a")
     assert entries(root) == before
@@ -187,7 +190,7 @@ def test_root_of_a_file_system_that_refuses_changes_of_owner(
 
 @as_root
 def test_root_that_may_not_give_a_file_to_a_neighbours_user(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, squashed: None
 ) -> None:
     """In a directory of root's, a new file belongs to the user of the files there."""
     from lastword.files import owner
@@ -196,11 +199,7 @@ def test_root_that_may_not_give_a_file_to_a_neighbours_user(
     os.chown(root / "users-0" / "partition.metadata", OTHER, OTHER)
     before = entries(root / "users-0")
 
-    def squashed(*arguments: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
     monkeypatch.setattr(owner, "_root_gives_on", set())
-    monkeypatch.setattr(os, "fchown", squashed)
     refused = pytest.raises(WrongUserError, match=f"belongs to #{OTHER}")
     with lastword.open(root, "a", log_cleaner_enable=False) as logs, refused:
         logs["users"].append(b"a", b"b", partition=0)

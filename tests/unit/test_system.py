@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,31 +53,22 @@ def test_the_content_is_synced_without_its_times_where_the_system_can(
     assert calls == ["fdatasync", "fsync", "fsync"]
 
 
+@pytest.mark.parametrize(
+    ("code", "made"), [(0, ["full"]), (errno.ENOTSUP, ["full", "fsync"]), (errno.EIO, ["full"])]
+)
 def test_the_cache_of_the_drive_is_written_where_fsync_does_not_do_it(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, code: int, made: list[str]
 ) -> None:
-    offer_full_sync(monkeypatch, calls)
-    system.sync_content(0)
-    system.sync(0)
-    assert calls == ["full", "full"]
+    """Where it is refused, an ordinary sync follows; not where it failed.
 
-
-def test_a_file_system_that_refuses_it_gets_an_ordinary_sync(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offer_full_sync(monkeypatch, calls, errno.ENOTSUP)
-    system.sync(0)
-    assert calls == ["full", "fsync"]
-
-
-def test_a_full_sync_that_fails_is_not_tried_in_another_way(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second call would return success for pages that the first could not write."""
-    offer_full_sync(monkeypatch, calls, errno.EIO)
-    with pytest.raises(OSError, match="Input/output error"):
-        system.sync(0)
-    assert calls == ["full"]
+    The second call would return success for pages that the first could not write.
+    """
+    offer_full_sync(monkeypatch, calls, code)
+    for sync in (system.sync, system.sync_content):
+        calls.clear()
+        with pytest.raises(OSError, match="Input/output error") if code == errno.EIO else nullcontext():
+            sync(0)
+        assert [call.replace("fdatasync", "fsync") for call in calls] == made
 
 
 def test_room_is_allocated_by_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

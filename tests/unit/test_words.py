@@ -201,54 +201,43 @@ def _timeout_of_open(path: Path, one: Any) -> float:
         return clock.monotonic() - before
 
 
-def _timeout_of_a_read(path: Path, one: Any) -> float:
-    clock = Clock()
-    with LogBuilder(path, clock).topic().open() as logs:
-        before = clock.monotonic()
-        assert list(logs.topic("users").read(follow=True, timeout=one)) == []
-        return clock.monotonic() - before
+def _timeout(call: str, **options: Any) -> Callable[[Path, Any], float]:
+    """Return a function that reads until nothing has come for a time, and returns how long it took."""
+
+    def probe(path: Path, one: Any) -> float:
+        clock = Clock()
+        with LogBuilder(path, clock).topic().open() as logs:
+            before = clock.monotonic()
+            with getattr(logs.topic("users"), call)(timeout=one, **options) as records:
+                assert list(records) == []
+            return clock.monotonic() - before
+
+    return probe
 
 
-def _timeout_of_a_watch(path: Path, one: Any) -> float:
-    clock = Clock()
-    with LogBuilder(path, clock).topic().open() as logs, logs.topic("users").watch(timeout=one) as changes:
-        before = clock.monotonic()
-        assert list(changes) == []
-        return clock.monotonic() - before
+def _timeout_of_an_asynchronous(call: str, **options: Any) -> Callable[[Path, Any], float]:
+    def probe(path: Path, one: Any) -> float:
+        LogBuilder(path).topic().open().close()
+
+        async def timeout() -> Any:
+            async with lastword.aopen(path, "a") as logs:
+                return getattr(await logs.topic("users"), call)(timeout=one, **options)._timeout
+
+        return float(asyncio.run(timeout()))
+
+    return probe
 
 
-def _age_of_a_watch(path: Path, one: Any) -> float:
-    with LogBuilder(path).topic().open() as logs, logs.topic("users").watch(max_age=one):
-        (lease,) = logs.topic("users").leases()
-        return (lease.lapses_ms - lease.advanced_ms) / 1000
+def _age_of_the_lease(call: str, *positional: Any) -> Callable[[Path, Any], float]:
+    def probe(path: Path, one: Any) -> float:
+        with LogBuilder(path).topic().open() as logs:
+            leasing = getattr(logs.topic("users"), call)(*positional, max_age=one)
+            (lease,) = logs.topic("users").leases()
+            if call == "watch":
+                leasing.close()
+            return (lease.lapses_ms - lease.advanced_ms) / 1000
 
-
-def _timeout_of_an_asynchronous_watch(path: Path, one: Any) -> float:
-    LogBuilder(path).topic().open().close()
-
-    async def timeout() -> Any:
-        async with lastword.aopen(path, "a") as logs:
-            return (await logs.topic("users")).watch(timeout=one)._timeout
-
-    return float(asyncio.run(timeout()))
-
-
-def _timeout_of_an_asynchronous_read(path: Path, one: Any) -> float:
-    LogBuilder(path).topic().open().close()
-
-    async def timeout() -> Any:
-        async with lastword.aopen(path) as logs:
-            return (await logs.topic("users")).read(follow=True, timeout=one)._timeout
-
-    return float(asyncio.run(timeout()))
-
-
-def _age_of_a_lease(path: Path, one: Any) -> float:
-    with LogBuilder(path).topic().open() as logs:
-        users = logs.topic("users")
-        users.lease("reader", max_age=one)
-        (lease,) = users.leases()
-        return (lease.lapses_ms - lease.advanced_ms) / 1000
+    return probe
 
 
 def _in_a_bucket(call: str, name: str) -> Callable[[Path, Any], float]:
@@ -274,7 +263,7 @@ def _remaining(call: str) -> Callable[[Path, Any], float]:
     def probe(path: Path, one: Any) -> float:
         with lastword.open(path, "a", clock=Clock(1_000_000)) as logs:
             state = logs.state("s", **({"ttl": one} if call == "state" else {"lastword_ttl_ms": 0}))
-            state["a"] = 1
+            state.set("a", 1, **({"ttl": one} if call == "set" else {}))
             if call == "touch":
                 state.touch("a", ttl=one)
             return state.remaining("a") or 0
@@ -292,16 +281,6 @@ def _remaining_of_an_asynchronous_state(call: str) -> Callable[[Path, Any], floa
             return state.state.remaining("a") or 0
 
     return lambda path, one: asyncio.run(remaining(path, one))
-
-
-def _time_to_live(path: Path, one: Any) -> float:
-    clock = Clock(1_000_000)
-    with lastword.open(path, "a", clock=clock) as logs:
-        state = logs.state("s", lastword_ttl_ms=0)
-        state.set("a", 1, ttl=one)
-        while "a" in state:
-            clock.advance(0.25)
-    return (clock.now_ms() - 1_000_000) / 1000
 
 
 def _timeout_of_the_cleaner(call: str, *positional: Any) -> Callable[[Path, Any], float]:
@@ -354,15 +333,15 @@ def _time_of_a_builder(path: Path, one: Any) -> float:
 
 TIMES: dict[str, Callable[[Path, Any], float]] = {
     "open timeout": _timeout_of_open,
-    "Topic.read timeout": _timeout_of_a_read,
-    "AsyncTopic.read timeout": _timeout_of_an_asynchronous_read,
-    "Topic.lease max_age": _age_of_a_lease,
-    "Topic.watch max_age": _age_of_a_watch,
-    "Topic.watch timeout": _timeout_of_a_watch,
-    "AsyncTopic.watch timeout": _timeout_of_an_asynchronous_watch,
+    "Topic.read timeout": _timeout("read", follow=True),
+    "AsyncTopic.read timeout": _timeout_of_an_asynchronous("read", follow=True),
+    "Topic.lease max_age": _age_of_the_lease("lease", "reader"),
+    "Topic.watch max_age": _age_of_the_lease("watch"),
+    "Topic.watch timeout": _timeout("watch"),
+    "AsyncTopic.watch timeout": _timeout_of_an_asynchronous("watch"),
     "LogDir.collect retention": _in_a_bucket("collect", "retention"),
     "LogDir.pin max_age": _in_a_bucket("pin", "max_age"),
-    "State.set ttl": _time_to_live,
+    "State.set ttl": _remaining("set"),
     "State.touch ttl": _remaining("touch"),
     "LogDir.state ttl": _remaining("state"),
     "AsyncState.set ttl": _remaining_of_an_asynchronous_state("set"),
