@@ -33,14 +33,8 @@ def make(path: Path, *, large: bool = True) -> None:
     """Write the directory; `large`: also the hostile records of 1 and 20 MiB."""
     with lastword.open(path, "a", log_cleaner_enable=False) as logs:
         text = {"key_serializer": "str", "value_serializer": "str"}
-        users = logs.create_topic(
-            USERS,
-            2,
-            cleanup_policy="compact",
-            segment_bytes="16KiB",
-            key_serializer="str",
-            value_serializer="json",
-        )
+        typed = {**text, "value_serializer": "json"}
+        users = logs.create_topic(USERS, 2, cleanup_policy="compact", segment_bytes="16KiB", **typed)
         for turn in range(40):
             users.extend(
                 (f"user-{i:03d}", {"turn": turn, "city": "London" if i % 3 else "Turin", "note": "x" * 60})

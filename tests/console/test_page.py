@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import lastword
+from lastword.api.logs import LogDir
 from lastword.api.topics import create_topics
 from lastword.cleaner.engine.cleaning import Steps
 from lastword.clock import ManualClock
@@ -55,6 +56,19 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("console") / "data"
     samples.make(path)
     return path
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[LogDir]:
+    """Yield an empty directory, open to append, without a background cleaner."""
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as opened:
+        yield opened
+
+
+def created(logs: LogDir, name: str, partitions: int = 1, **settings: Any) -> Any:
+    """Make a topic of texts, compacted unless the settings say otherwise."""
+    text = {"key_serializer": "str", "value_serializer": "str", "cleanup_policy": "compact"}
+    return logs.create_topic(name, partitions, **{**text, **settings})
 
 
 # ---------------------------------------------------------------- numbers
@@ -94,39 +108,32 @@ def same_as_json(viewer: Viewer, path: Path | str, capsys: Any, *, is_server: bo
                 assert shown == sizes
 
 
-def test_every_number_is_that_of_json_beside_a_writer_and_a_cleaner(tmp_path: Path, capsys: Any) -> None:
+def test_every_number_is_that_of_json_beside_a_writer_and_a_cleaner(
+    logs: LogDir, tmp_path: Path, capsys: Any
+) -> None:
     draw, path = random.Random(1), tmp_path / "data"
-    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
-        for name, policy in (("users", "compact"), ("events", "delete")):
-            logs.create_topic(
-                name,
-                2,
-                cleanup_policy=policy,
-                segment_bytes="4KiB",
-                key_serializer="str",
-                value_serializer="str",
-            )
-        with viewing(path) as viewer:
-            for step in range(12):
-                for name in ("users", "events"):
-                    logs[name].extend(
-                        (f"k{draw.randrange(30)}", "v" * draw.randrange(90))
-                        for _ in range(draw.randrange(60))
-                    )
-                if step % 4 == 2:
-                    logs.clean("users")
-                if step % 4 == 3:
-                    viewer.get("/api/t/users/count")
-                same_as_json(viewer, path, capsys)
-            viewer.get("/api/t/users/count")
-            assert all(part["exact"] for part in viewer.get("/api/t/users")["partitions"])
+    for name, policy in (("users", "compact"), ("events", "delete")):
+        created(logs, name, 2, cleanup_policy=policy, segment_bytes="4KiB")
+    with viewing(path) as viewer:
+        for step in range(12):
+            for name in ("users", "events"):
+                logs[name].extend(
+                    (f"k{draw.randrange(30)}", "v" * draw.randrange(90)) for _ in range(draw.randrange(60))
+                )
+            if step % 4 == 2:
+                logs.clean("users")
+            if step % 4 == 3:
+                viewer.get("/api/t/users/count")
             same_as_json(viewer, path, capsys)
-            (row,) = [row for row in viewer.get("/api/overview")["topics"] if row["topic"] == "users"]
-            (shown,) = rows(capsys, "ls", str(path), "users", "--by", "topic", kind="topic")
-            assert {name: row[name] for name in shown} == shown
-            logs["users"].append("k1", "newer")
-            stale = viewer.get("/api/t/users")["row"]
-            assert not stale["exact"] and stale["counted_ms"] <= stale["counted_ms"]
+        viewer.get("/api/t/users/count")
+        assert all(part["exact"] for part in viewer.get("/api/t/users")["partitions"])
+        same_as_json(viewer, path, capsys)
+        (row,) = [row for row in viewer.get("/api/overview")["topics"] if row["topic"] == "users"]
+        (shown,) = rows(capsys, "ls", str(path), "users", "--by", "topic", kind="topic")
+        assert {name: row[name] for name in shown} == shown
+        logs["users"].append("k1", "newer")
+        stale = viewer.get("/api/t/users")["row"]
+        assert not stale["exact"] and stale["counted_ms"] <= stale["counted_ms"]
 
 
 def test_reports_are_the_rows_of_the_commands(sample: Path, capsys: Any) -> None:
@@ -241,65 +248,49 @@ def test_every_number_is_that_of_json_beside_a_server_under_load(tmp_path: Path,
             assert all(work.result(60) > 3 for work in works)
 
 
-def test_the_server_cleans_and_the_page_shows_its_history(tmp_path: Path, capsys: Any) -> None:
-    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
-        topic = logs.create_topic(
-            "users",
-            cleanup_policy="compact",
-            segment_bytes="4KiB",
-            lastword_strategy="kafka",
-            key_serializer="str",
-            value_serializer="str",
-        )
-        topic.extend((f"k{i % 9}", "v" * 50) for i in range(600))
-        with viewing(logs) as viewer:
-            assert viewer.get("/api/t/users")["cleanings"] == []
-            assert viewer.get("/api/overview")["mode"] == "a"
-            logs.cleaner.background.scheduler.turn()
-            (done,) = viewer.get("/api/t/users")["cleanings"]
-            assert done["result"] == "ok" and done["round"]["freed_bytes"] > 0
-            assert done == {**logs.cleaner.history()[0].to_dict()}
-            assert len(viewer.get("/api/t/users")["samples"]) >= 2
-            topic.extend((f"k{i % 9}", "newer") for i in range(50))
-            (part,) = viewer.get("/api/t/users")["partitions"]
-            (exact,) = rows(capsys, "ls", str(tmp_path / "data"), kind="partition")
-            assert not part["exact"] and part["size_bytes"] == exact["size_bytes"]
-            viewer.get("/api/t/users/count")
-            (part,) = viewer.get("/api/t/users")["partitions"]
-            assert {name: part[name] for name in exact} == exact
+def test_the_server_cleans_and_the_page_shows_its_history(logs: LogDir, tmp_path: Path, capsys: Any) -> None:
+    topic = created(logs, "users", segment_bytes="4KiB", lastword_strategy="kafka")
+    topic.extend((f"k{i % 9}", "v" * 50) for i in range(600))
+    with viewing(logs) as viewer:
+        assert viewer.get("/api/t/users")["cleanings"] == []
+        assert viewer.get("/api/overview")["mode"] == "a"
+        logs.cleaner.background.scheduler.turn()
+        (done,) = viewer.get("/api/t/users")["cleanings"]
+        assert done["result"] == "ok" and done["round"]["freed_bytes"] > 0
+        assert done == {**logs.cleaner.history()[0].to_dict()}
+        assert len(viewer.get("/api/t/users")["samples"]) >= 2
+        topic.extend((f"k{i % 9}", "newer") for i in range(50))
+        (part,) = viewer.get("/api/t/users")["partitions"]
+        (exact,) = rows(capsys, "ls", str(tmp_path / "data"), kind="partition")
+        assert not part["exact"] and part["size_bytes"] == exact["size_bytes"]
+        viewer.get("/api/t/users/count")
+        (part,) = viewer.get("/api/t/users")["partitions"]
+        assert {name: part[name] for name in exact} == exact
 
 
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_a_cleaning_that_runs_is_shown_with_its_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+    logs: LogDir, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
-        topic = logs.create_topic(
-            "users",
-            cleanup_policy="compact",
-            segment_bytes="4KiB",
-            lastword_strategy=strategy,
-            key_serializer="str",
-            value_serializer="str",
-        )
-        topic.extend((f"k{i % 9}", "v" * 50) for i in range(600))
-        with viewing(logs) as viewer:
-            seen: list[dict[str, Any]] = []
-            step = Steps._step
+    topic = created(logs, "users", segment_bytes="4KiB", lastword_strategy=strategy)
+    topic.extend((f"k{i % 9}", "v" * 50) for i in range(600))
+    with viewing(logs) as viewer:
+        seen: list[dict[str, Any]] = []
+        step = Steps._step
 
-            def stepped(steps: Steps, chunk_bytes: int) -> None:
-                step(steps, chunk_bytes)
-                [drive] = viewer.get("/api/overview")["drives"]
-                assert drive["running"] == viewer.get("/api/t/users")["running"]
-                seen.extend(drive["running"])
+        def stepped(steps: Steps, chunk_bytes: int) -> None:
+            step(steps, chunk_bytes)
+            [drive] = viewer.get("/api/overview")["drives"]
+            assert drive["running"] == viewer.get("/api/t/users")["running"]
+            seen.extend(drive["running"])
 
-            monkeypatch.setattr(Steps, "_step", stepped)
-            while logs.cleaner.background.scheduler.turn():
-                pass
-            assert viewer.get("/api/t/users")["running"] == []
-            assert {(row["topic"], row["partition"]) for row in seen} == {("users", 0)}
-            counted = [row for row in seen if row["total_bytes"]]
-            assert counted and all(0 < row["done_bytes"] <= row["total_bytes"] for row in counted)
+        monkeypatch.setattr(Steps, "_step", stepped)
+        while logs.cleaner.background.scheduler.turn():
+            pass
+        assert viewer.get("/api/t/users")["running"] == []
+        assert {(row["topic"], row["partition"]) for row in seen} == {("users", 0)}
+        counted = [row for row in seen if row["total_bytes"]]
+        assert counted and all(0 < row["done_bytes"] <= row["total_bytes"] for row in counted)
 
 
 def test_a_generational_topic_is_due_if_a_drive_of_its_own_is_above(
@@ -308,11 +299,10 @@ def test_a_generational_topic_is_due_if_a_drive_of_its_own_is_above(
     """Each of two directories is on a drive of its own; garbage is on the first."""
     monkeypatch.setattr(OsFiles, "device", lambda files, path: "second" in str(path))
     paths = [tmp_path / "first", tmp_path / "second"]
-    text = {"key_serializer": "str", "value_serializer": "str", "segment_bytes": "4KiB"}
     with lastword.open(paths, "a", log_cleaner_enable=False, lastword_space_target=1.5) as logs:
-        garbage = logs.create_topic("garbage", cleanup_policy="compact", **text)
-        live = logs.create_topic("live", cleanup_policy="compact", **text)
-        plain = logs.create_topic("plain", cleanup_policy="compact", lastword_strategy="kafka", **text)
+        garbage = created(logs, "garbage", segment_bytes="4KiB")
+        live = created(logs, "live", segment_bytes="4KiB")
+        plain = created(logs, "plain", segment_bytes="4KiB", lastword_strategy="kafka")
         for topic, keys in ((garbage, 9), (live, 600), (plain, 9)):
             topic.extend((f"k{i % keys}", "v" * 50) for i in range(600))
         with viewing(logs) as viewer:
@@ -385,9 +375,7 @@ def test_only_what_changed_is_sent(sample: Path, tmp_path: Path) -> None:
 def test_a_log_in_a_bucket(capsys: Any) -> None:
     url = "memory://console/log"
     with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-        topic = logs.create_topic(
-            "users", 2, cleanup_policy="compact", key_serializer="str", value_serializer="str"
-        )
+        topic = created(logs, "users", 2)
         topic.extend((f"k{i % 9}", "v") for i in range(100))
         with lastword.open(url) as reading, viewing(reading) as viewer:
             assert viewer.page._seconds == BUCKET_POLL_SECONDS
@@ -447,14 +435,7 @@ class ReadFiles(OsFiles):
 def test_looking_reads_no_records(tmp_path: Path) -> None:
     path = tmp_path / "data"
     with lastword.open(path, "a", log_cleaner_enable=False) as logs:
-        topic = logs.create_topic(
-            "users",
-            cleanup_policy="compact",
-            segment_bytes="256KiB",
-            key_serializer="str",
-            value_serializer="str",
-        )
-        topic.extend((f"k{i}", "v" * 1000) for i in range(3000))
+        created(logs, "users", segment_bytes="256KiB").extend((f"k{i}", "v" * 1000) for i in range(3000))
     files = ReadFiles()
     with lastword.open(path, files=files) as logs, viewing(logs) as viewer:
         for _ in range(3):
@@ -466,25 +447,6 @@ def test_looking_reads_no_records(tmp_path: Path) -> None:
         viewer.get("/api/t/users/count")
         assert files.read_bytes_of_logs - looked > 2 << 20
         assert viewer.get("/api/t/users")["row"]["exact"]
-
-
-def test_an_idle_poll_costs_a_few_stats_for_each_partition(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
-        for name in range(10):
-            logs.create_topic(
-                f"t{name}", 10, cleanup_policy="compact", key_serializer="str", value_serializer="str"
-            )
-            logs[f"t{name}"].extend((f"k{i}", "v") for i in range(50))
-    files = RecordingFiles(OsFiles())
-    with lastword.open(path, files=files) as logs, viewing(logs) as viewer:
-        viewer.page.watch.poll()
-        viewer.page.watch.poll()
-        version, files.calls = viewer.page.watch.version, []
-        viewer.page.watch.poll()
-        assert viewer.page.watch.version == version
-        assert files.count("listdir") == 0 and files.count("pread") == 0 and files.count("open_read") == 0
-        assert len(files.calls) <= 6 * 100 + 20
 
 
 @pytest.mark.slow
@@ -810,37 +772,6 @@ def test_wrong_requests(sample: Path, path: str, status: int) -> None:
         answer = viewer.client.get(path)
         assert answer.status_code == status, answer.text
         assert "Traceback" not in answer.text
-
-
-def test_garbage_on_the_socket_is_survived(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = random.Random(5)
-    with lastword.open(sample) as logs, running(logs, 0.2, monkeypatch) as console:
-        host = f"Host: 127.0.0.1:{console._port}"
-        good = f"GET /api/quarantine HTTP/1.1\r\n{host}\r\nAuthorization: Bearer secret\r\n"
-        frames = [
-            *(bytes(draw.randrange(256) for _ in range(draw.randrange(1, 300))) for _ in range(30)),
-            *(good.replace("GET", "GET" * n).encode() + b"\r\n" for n in (2, 9000)),
-            good.encode() + b"X: " + b"y" * (1 << 20),
-            good.encode() + b"Content-Length: 99999999999999\r\n\r\n",
-            good.encode() + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
-            good.encode() + b"Host: evil.example\r\n\r\n",
-            good.replace("1.1", "9.9").encode() + b"\r\n",
-        ]
-        for frame in frames:
-            with socket.create_connection(("127.0.0.1", console._port), timeout=20) as connection:
-                try:
-                    connection.sendall(frame)
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(65536):
-                        pass
-                except OSError:
-                    pass
-        with socket.create_connection(("127.0.0.1", console._port), timeout=20) as connection:
-            connection.sendall(good.encode() + b"Connection: close\r\n\r\n")
-            answer = b""
-            while data := connection.recv(65536):
-                answer += data
-        assert answer.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.slow

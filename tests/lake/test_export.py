@@ -171,18 +171,6 @@ def test_the_layout_merge_has_no_vectors(topic: Any, to: str, place: Path) -> No
         topic.export(to)
 
 
-def test_a_vector_replaces_the_one_before(topic: Any, to: str, place: Path) -> None:
-    fill(topic, 0, 100)
-    topic.export(to)
-    for number in (7, 9):
-        topic.delete(f"k{number}")
-        topic.export(to)
-    (add,) = actions_of(place, 2, "add")
-    (remove,) = actions_of(place, 2, "remove")
-    assert deleted_rows(place, add["deletionVector"]) == [7, 9]
-    assert deleted_rows(place, remove["deletionVector"]) == [7]
-
-
 def test_many_small_files_are_joined(topic: Any, to: str, place: Path) -> None:
     for number in range(export.MOST_SMALL + 2):
         topic.append(f"k{number}", "v")
@@ -253,22 +241,6 @@ def test_an_empty_topic_makes_an_empty_table(topic: Any, to: str, place: Path) -
     assert rows_of(str(place)) == {}
 
 
-def test_records_of_open_transactions_are_left_out(logs: Any, topic: Any, to: str, place: Path) -> None:
-    from lastword.records.batch import BatchBuilder
-    from tests.transactions import end_transaction
-
-    fill(topic, 0, 2)
-    builder = BatchBuilder(producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
-    builder.append(NOW_MS, b"k0", b"later")
-    log = logs.dirs.log("t", 0)
-    log.append_batch(builder.build())
-    assert topic.export(to).end_offsets == {0: 2}
-    assert values_of(place)["k0"] == "v0"
-    end_transaction(log, 1, 0, True)
-    topic.export(to)
-    assert values_of(place)["k0"] == "later"
-
-
 def test_checkpoints_keep_vectors_and_positions(topic: Any, to: str, place: Path) -> None:
     fill(topic, 0, 100)
     topic.export(to)
@@ -300,8 +272,6 @@ def test_offsets_above_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 5000])
 def test_a_vector_is_read_by_both_readers(tmp_path: Path, count: int) -> None:
-    import numpy as np
-
     store = DirectoryStore(DEFAULT, str(tmp_path))
     rows = np.unique(np.random.default_rng(count).integers(0, 500_000, count))
     runs = np.concatenate([rows, np.arange(900_000, 900_000 + count)])
@@ -572,18 +542,6 @@ def test_a_missing_commit_is_refused(exported: Any, to: str, place: Path) -> Non
 # ---------------------------------------------------------------- the log
 
 
-def test_a_topic_that_was_made_again_replaces_its_rows(
-    logs: Any, exported: Any, to: str, place: Path
-) -> None:
-    logs.delete_topic("t")
-    topic = created(logs)
-    topic.append("only", "row")
-    result = topic.export(to)
-    assert (result.added_rows, result.removed_rows) == (1, 100)
-    assert values_of(place) == {"only": "row"}
-    assert len(rows_of(str(place), 1)) == 100
-
-
 def test_a_topic_that_comes_back_replaces_its_rows(tmp_path: Path, to: str, place: Path) -> None:
     """A log of another id was exported between: the position of the first one holds no longer."""
     for name in "ab":
@@ -596,23 +554,6 @@ def test_a_topic_that_comes_back_replaces_its_rows(tmp_path: Path, to: str, plac
     assert [values["key"] for values in (dict(rows_of(str(place), n).values()) for n in range(4))] == [
         *"abab"
     ]
-
-
-def test_a_log_that_was_cut_replaces_its_rows(logs: Any, exported: Any, to: str, place: Path) -> None:
-    """The record that was superseded by one that was cut off is live again."""
-    exported.export(to)
-    logs.dirs.log("t", 0).truncate_to(100)
-    exported.append("k5", "after the cut")
-    exported.export(to)
-    assert values_of(place) == {record.key: record.value for record in exported.newest()}
-    assert values_of(place)["k0"] == "v0"
-
-
-def test_a_trim_removes_rows(exported: Any, to: str, place: Path) -> None:
-    exported.export(to)
-    exported.trim(50)
-    assert exported.export(to).removed_rows == 48
-    assert values_of(place) == {record.key: record.value for record in exported.newest()}
 
 
 def test_a_log_start_that_is_lower_than_before_replaces_the_rows(
@@ -736,23 +677,22 @@ def test_an_answer_that_is_lost(topic: Any) -> None:
 # ---------------------------------------------------------------- bad calls
 
 
-@pytest.mark.parametrize("to", ["lake/users", "iceberg:lake", "delta:"])
-def test_a_target_that_is_no_table(topic: Any, to: str) -> None:
-    with pytest.raises(UsageError, match="names no table"):
-        topic.export(to)
-
-
-def test_options_of_a_store_for_a_directory(topic: Any, to: str) -> None:
-    with pytest.raises(UsageError, match="in a bucket"):
-        topic.export(to, storage_options={"region": "x"})
-
-
-@pytest.mark.parametrize("name", ["log", "log/lake", "log/t-0", "link/lake"])
-def test_a_table_in_the_log_directory(tmp_path: Path, topic: Any, name: str) -> None:
-    """A broker does not start beside a directory that is no partition."""
+@pytest.mark.parametrize(
+    ("to", "options", "text"),
+    [
+        *((name, {}, "names no table") for name in ("lake/users", "iceberg:lake", "delta:")),
+        ("delta:{}/table", {"storage_options": {"region": "x"}}, "in a bucket"),
+        # A broker does not start beside a directory that is no partition.
+        *((f"delta:{{}}/{name}", {}, "is in the log directory") for name in ("log", "log/lake", "log/t-0")),
+        ("delta:{}/link/lake", {}, "is in the log directory"),
+    ],
+)
+def test_calls_that_are_refused(
+    tmp_path: Path, topic: Any, to: str, options: dict[str, Any], text: str
+) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "log")
-    with pytest.raises(UsageError, match="is in the log directory"):
-        topic.export(f"delta:{tmp_path / name}")
+    with pytest.raises(UsageError, match=text):
+        topic.export(to.format(tmp_path), **options)
 
 
 def test_a_path_that_readers_decode(tmp_path: Path, topic: Any) -> None:

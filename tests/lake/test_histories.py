@@ -14,7 +14,7 @@ from lastword.lake import rows as table_rows
 from lastword.lake import table
 from lastword.lake.export import LivePartition, _Attempt
 from lastword.lake.table import Table
-from lastword.lake.vectors import Offsets, bitmap_of, numbers_of
+from lastword.lake.vectors import Offsets
 from tests.lake.histories import History, Violation
 from tests.support.exhaustive import stride
 
@@ -152,10 +152,3 @@ def test_rows_that_a_cleaning_has_removed_without_a_dead_bit(
 
     monkeypatch.setattr(Offsets, "count", lambda self, first, end: Enough())
     assert found(tmp_path)
-
-
-def test_numbers_of_a_bitmap_are_in_order() -> None:
-    import numpy as np
-
-    rows = np.array([70_000, 3, 65_536, 9], np.int64)
-    assert numbers_of(bitmap_of(rows)).tolist() == sorted(rows.tolist())

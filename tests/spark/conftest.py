@@ -106,9 +106,9 @@ def read_directly(root: Path | str, **options: str) -> list[dict[str, Any]]:
     if "assign" in options:
         del given["subscribe"]
     chosen = parse_read({**given, **{name.lower(): value for name, value in options.items()}})
-    reader = LogReader(chosen, full_schema(chosen.include_headers))
-    rows: list[dict[str, Any]] = []
-    for task in reader.partitions():
-        for batch in reader.read(task):
-            rows += batch.to_pylist()
-    return rows
+    return rows_of(LogReader(chosen, full_schema(chosen.include_headers)))
+
+
+def rows_of(reader: LogReader) -> list[dict[str, Any]]:
+    """Return the rows of a reader, task after task."""
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]

@@ -41,7 +41,7 @@ from lastword.spark.source import LogReader
 from lastword.spark.splits import choose, plan
 from lastword.spark.stream import LogStreamReader
 from lastword.spark.write import BucketJob, LogWriter, StagedMessage, WriteJob, prepare
-from tests.spark.conftest import append, create, descriptions, numbered
+from tests.spark.conftest import append, create, descriptions, numbered, rows_of
 from tests.spark.test_stream_write import undone
 from tests.support.stores import Server
 
@@ -70,8 +70,7 @@ def rows(url: str, **options: str) -> list[dict[str, Any]]:
     """Return the rows of the source, task after task, without Spark."""
     options = {"path": url, "subscribe": "t", **options}
     chosen = parse_read({name.lower(): value for name, value in options.items()})
-    reader = LogReader(chosen, full_schema(chosen.include_headers))
-    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+    return rows_of(LogReader(chosen, full_schema(chosen.include_headers)))
 
 
 def job(url: str, **options: str) -> BucketJob:
@@ -99,17 +98,6 @@ def frame(first: int, count: int) -> pa.RecordBatch:
 
 
 # ---------------------------------------------------------------- in one process
-
-
-def test_a_read_shows_the_newest_version(url: str) -> None:
-    made(url, 2, 50)
-    assert len(rows(url)) == 50
-    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-        logs["t"].append(b"k3", b"last")
-        logs.clean("t")
-    newest_view = {row["key"]: row["value"] for row in rows(url, view="newest")}
-    assert newest_view[b"k3"] == b"last"
-    assert len(newest_view) == 10
 
 
 @pytest.mark.parametrize("view", ["log", "newest"])
@@ -499,19 +487,6 @@ def named(options: dict[str, str]) -> dict[str, str]:
 def load(spark: Any, s3: tuple[str, dict[str, str]], **options: str) -> Any:
     reader = spark.read.format("lastword").options(subscribe="t", **named(s3[1]))
     return reader.options(**options).load(s3[0])
-
-
-@spark_test
-@pytest.mark.xdist_group("spark")
-def test_spark_writes_and_reads(spark: Any, s3: tuple[str, dict[str, str]]) -> None:
-    url, options = s3
-    frame = spark.range(2000).selectExpr("concat('k', id % 100) AS key", "concat('v', id) AS value")
-    writer = frame.repartition(2).write.format("lastword").mode("append").options(**named(options))
-    writer.options(topic="t", partitions=2).save(url)
-    assert load(spark, s3).count() == 2000
-    assert load(spark, s3, view="newest").count() == 100
-    with lastword.open(url, storage_options=options) as logs:
-        assert not logs.verify().problems
 
 
 @spark_test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -51,23 +52,7 @@ def test_duplication(spark: Any, root: Path) -> None:
         assert segments == [duplication.to_dict() for duplication in logs.duplication("u", by="segment")]
 
 
-def test_audit_of_one_partition_by_a_frame_that_does_not_say_partitions(spark: Any, tmp_path: Path) -> None:
-    """A key of another partition is no phantom; a key that was never logged is one in its own partition."""
-    with lastword.open(tmp_path / "data", "a") as logs:
-        topic = logs.create_topic("t", 3, cleanup_policy="compact")
-        placed = {b"%d" % n: topic.append(b"%d" % n, b"x").offset for n in range(30)} | {b"eve": 7}
-        frame = spark.createDataFrame([*placed.items()], "key binary, offset long")
-        for partition in range(3):
-            here = [row.to_dict() for row in logs.audit("t", partition, delivered=placed).rows]
-            there = plain(
-                lastword.spark.audit(spark, str(tmp_path / "data"), None, partition, delivered=frame)
-            )
-            assert there == here
-
-
 def test_verify(spark: Any, root: Path, tmp_path: Path) -> None:
-    import shutil
-
     assert plain(lastword.spark.verify(spark, str(root))) == []
     broken = Path(shutil.copytree(root, tmp_path / "broken"))
     file = sorted((broken / "t-1").glob("*.log"))[0]
@@ -135,8 +120,6 @@ def test_audit(spark: Any, root: Path) -> None:
 
 def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> None:
     """The partition may be null in some rows, or not exist in the topic; the key may not be null."""
-    import shutil
-
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
         logs.clean("t")
@@ -163,7 +146,10 @@ def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> N
 
 
 def test_audit_of_keys_delivered_with_and_without_a_partition(spark: Any, tmp_path: Path) -> None:
-    """Every combination of a key logged twice and delivered twice: one logic, two engines."""
+    """Every combination of a key logged twice and delivered twice: one logic, two engines.
+
+    A key of another partition is no phantom; a key that was never logged is one in its own partition.
+    """
     import itertools
 
     import pyarrow as pa
@@ -197,8 +183,6 @@ def test_audit_of_keys_delivered_with_and_without_a_partition(spark: Any, tmp_pa
 
 
 def test_restore_is_the_state_and_starts_one(spark: Any, root: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     with lastword.open(copy) as logs:
         state = dict(logs.state("t", key_serializer="bytes", value_serializer="bytes"))
@@ -336,11 +320,3 @@ def test_keys_of_an_erasure_are_computed_once(spark: Any, tmp_path: Path, as_byt
         spark.conf.unset("spark.sql.execution.pyspark.binaryAsBytes")
     assert (len(done.keys), done.complete) == (1, True)
     assert [(part.records, len(part.kept)) for part in done.partitions] == [(1, 1)]
-
-
-def test_expire(spark: Any, tmp_path: Path) -> None:
-    create(tmp_path, "old", 1, cleanup_policy="delete", retention_ms="1000", segment_bytes="300")
-    append(tmp_path, "old", 0, [numbered(n * 10, 10, 3) for n in range(4)])
-    rows = plain(lastword.spark.expire(spark, str(tmp_path)))
-    assert [row["topic"] for row in rows] == ["old"] and rows[0]["segments"] >= 3
-    assert plain(lastword.spark.expire(spark, str(tmp_path))) == []

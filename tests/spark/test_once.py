@@ -13,25 +13,10 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 import lastword
 from lastword.spark.options import parse_write
 from lastword.spark.schema import sink_columns
-from lastword.spark.write import BATCH, QUERY, LogStreamWriter, LogWriter, prepare
+from lastword.spark.write import LogStreamWriter, LogWriter, prepare
+from tests.spark.kills import Context
 
 COLUMNS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
-
-
-class Context:
-    """The task context of a batch of a streaming query."""
-
-    def __init__(self, query: str, batch: int) -> None:
-        self._properties = {QUERY: query, BATCH: str(batch)}
-
-    def partitionId(self) -> int:
-        return 0
-
-    def taskAttemptId(self) -> int:
-        return 0
-
-    def getLocalProperty(self, name: str) -> str | None:
-        return self._properties.get(name)
 
 
 def frame(*keys: str) -> Any:
@@ -92,7 +77,7 @@ def test_a_batch_that_adds_nothing_is_told(tmp_path: Path, caplog: pytest.LogCap
 def test_a_copied_checkpoint_is_the_same_query_in_another_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pyspark.TaskContext, "get", classmethod(lambda cls: Context("q", 3)))
+    monkeypatch.setattr(pyspark.TaskContext, "get", classmethod(lambda cls: Context(3, 0, 0)))
     for _ in range(2):
         for topic in ("a", "b"):
             write(tmp_path, topic, topic, batch=3)
@@ -103,7 +88,7 @@ def test_a_batch_write_within_a_stream_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In `foreachBatch` a task has the stream's properties, but its write is a batch write."""
-    monkeypatch.setattr(pyspark.TaskContext, "get", classmethod(lambda cls: Context("q", 3)))
+    monkeypatch.setattr(pyspark.TaskContext, "get", classmethod(lambda cls: Context(3, 0, 0)))
     write(tmp_path, "a", "a")
     assert keys(tmp_path, "a") == [b"a"]
     assert not [

@@ -41,7 +41,7 @@ from lastword.spark.stream import LogStreamReader
 from tests.fakes.recording import RecordingFiles
 from tests.golden.loader import case, names, value_matches
 from tests.naive.pack import seal
-from tests.spark.conftest import append, create, numbered, read_directly
+from tests.spark.conftest import append, create, numbered, read_directly, rows_of
 from tests.support.exhaustive import stride
 from tests.transactions import end_transaction
 
@@ -340,8 +340,6 @@ def test_a_start_above_its_end(root: Path) -> None:
 
 
 def test_a_range_of_which_all_is_gone(root: Path) -> None:
-    import lastword
-
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         logs.topic("t").trim(200, partition=0)
     ends = {"assign": '{"t":[0]}', "endingOffsets": '{"t":{"0":50}}'}
@@ -361,8 +359,6 @@ def test_what_happens_to_a_topic_after_its_read_was_planned(root: Path, view: st
 
     Records of a recreated topic are never returned.
     """
-    import lastword
-
     options = {"path": str(root), "assign": '{"t":[0]}', "view": view}
     strict = LogReader(parse_read(options), full_schema(False))
     lenient = LogReader(parse_read({**options, "failondataloss": "false"}), full_schema(False))
@@ -424,8 +420,8 @@ def test_a_pattern_means_no_topic_of_a_brokers_own(root: Path) -> None:
 
 
 def _by_pattern(root: Path, pattern: str) -> list[dict[str, object]]:
-    reader = LogReader(parse_read({"path": str(root), "subscribepattern": pattern}), full_schema(False))
-    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+    options = parse_read({"path": str(root), "subscribepattern": pattern})
+    return rows_of(LogReader(options, full_schema(False)))
 
 
 def test_projection_in_any_order(root: Path) -> None:
@@ -443,15 +439,11 @@ def test_each_column_is_read_alone(root: Path, view: str) -> None:
     schema = full_schema(True)
     if view == "changes":
         schema = schema.add("change", "string")
-    whole = _rows_of(LogReader(given, schema))
+    whole = rows_of(LogReader(given, schema))
     assert len(whole) > 20
     for field in schema.fields:
-        alone = _rows_of(LogReader(given, StructType([field])))
+        alone = rows_of(LogReader(given, StructType([field])))
         assert alone == [{field.name: row[field.name]} for row in whole], field.name
-
-
-def _rows_of(reader: LogReader) -> list[dict[str, Any]]:
-    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -482,9 +474,7 @@ def test_keys_select(root: Path) -> None:
     assert rows and {row["key"] for row in rows} == {b"key-3"}
     schema = columns(offset="long")
     options = parse_read({"path": str(root), "assign": '{"t":[0]}', "keys": '["key-3"]'})
-    reader = LogReader(options, schema)
-    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
-    assert [row["offset"] for batch in batches for row in batch.to_pylist()] == list(range(3, 300, 20))
+    assert [row["offset"] for row in rows_of(LogReader(options, schema))] == list(range(3, 300, 20))
 
 
 def newest_by_hand(rows: list[dict[str, object]]) -> dict[object, int]:
@@ -512,7 +502,6 @@ def test_more_keys_than_memory_take_a_scratch_file(
 ) -> None:
     """The rows are the same, in the order of offsets."""
     from lastword.resolve import whole
-    from lastword.spark import read
 
     create(tmp_path, "t", segment_bytes="32KiB")
     append(tmp_path, "t", 0, [numbered(20 * n, 20, 301) for n in range(50)])
@@ -547,26 +536,6 @@ def test_newest_of_a_past_that_was_cleaned_away_is_refused(root: Path, view: str
     with pytest.raises(OffsetOutOfRangeError, match="end at 300 or later"):
         read_directly(root, **past)
     assert read_directly(root, **past | {"endingOffsets": '{"t":{"0":300}}'})
-
-
-@pytest.mark.parametrize("view", ["newest", "changes"])
-def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -> None:
-    """The second collect of a DataFrame, after a cleaning, returned no rows."""
-    options = parse_read({"path": str(root), "subscribe": "t", "view": view})
-    reader = LogReader(options, full_schema(False))
-    tasks = reader.partitions()
-
-    def rows(task: Any) -> int:
-        return sum(batch.num_rows for batch in reader.read(task))
-
-    first = [rows(task) for task in tasks]
-    assert all(first)
-    append(root, "t", 0, [numbered(n, 10, 20) for n in range(300, 340, 10)])
-    cleaned(root)
-    with pytest.raises(ReadOvertakenError, match="load it again"):
-        rows(tasks[0])
-    assert rows(tasks[1]) == first[1]  # nothing was appended there: the plan's end is the log end
-    assert all(rows(task) for task in reader.partitions())
 
 
 @pytest.mark.parametrize("view", ["newest", "changes"])
@@ -668,24 +637,8 @@ def test_a_stream_of_changes_loses_no_key_to_a_cleaning(root: Path) -> None:
     assert counts == [0, 0, 20] and len(keys) == 20
 
 
-def test_every_golden_compaction_gives_the_newest_values(tmp_path: Path) -> None:
-    golden = (
-        case("compact-lz4-dr0") if "compact-lz4-dr0" in names("compact-*") else case(names("compact-lz4*")[0])
-    )
-    root = golden.unpack(tmp_path)
-    for stage in golden.stages:
-        topic = next(path.name.rpartition("-")[0] for path in (root / stage).iterdir() if path.is_dir())
-        log = read_directly(root / stage, subscribe=topic)
-        newest_view = read_directly(root / stage, subscribe=topic, view="newest")
-        keyed = [row for row in log if row["key"] is not None]
-        assert {(row["partition"], row["key"]): row["offset"] for row in newest_view} == newest_by_hand(keyed)
-
-
 def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments with exact accounts are not resolved again, and later records are included."""
-    import lastword
-    from lastword.spark import read
-
     create(tmp_path, "t", segment_bytes="2KiB")
     append(tmp_path, "t", 0, [numbered(20 * n, 20, 11) for n in range(20)])
     with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
@@ -712,9 +665,6 @@ def test_latest_uses_no_accounts_of_a_file_that_replaced_the_one_it_reads(
 
     The new file of the first segment ends with the same bytes as the old one.
     """
-    import lastword
-    from lastword.spark import read
-
     create(tmp_path, "t", segment_bytes="64KiB")
     keys = [b"k", *(b"u%d" % number for number in range(9)), b"k"]
     append(tmp_path, "t", 0, [[(1_700_000_000_000, key, b"." * 20_000, ())] for key in keys])
@@ -738,8 +688,6 @@ def test_files_that_a_cleaning_swapped_are_found_again(root: Path, view: str, be
 
     Only superseded records may be missing, and no record is returned twice.
     """
-    import lastword
-
     newest = newest_by_hand(read_directly(root))
     options = {"path": str(root), "assign": '{"t":[0]}', "view": view, "maxbytesperpartition": "1GiB"}
     reader = LogReader(parse_read(options), full_schema(False))

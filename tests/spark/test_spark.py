@@ -55,11 +55,6 @@ def test_the_format_is_known_by_itself(spark: SparkSession, root: Path) -> None:
     assert frame.count() == 500
 
 
-def test_it_can_be_registered_by_hand(spark: SparkSession, root: Path) -> None:
-    lastword.spark.register(spark)
-    assert load(spark, root, assign='{"t":[1]}', subscribe="").count() == 100
-
-
 def test_several_threads_write(spark: SparkSession, tmp_path: Path) -> None:
     """The topic does not exist, so the threads also create it."""
     frame = spark.createDataFrame([("a", "b")], "key string, value string").coalesce(1)
@@ -95,17 +90,6 @@ def test_a_round_trip_keeps_every_value(spark: SparkSession, tmp_path: Path) -> 
         assert [row.offset for row in own] == list(range(9))
 
 
-def test_a_schema_is_the_projection(spark: SparkSession, root: Path) -> None:
-    frame = (
-        spark.read.format("lastword")
-        .option("subscribe", "t")
-        .schema("offset long, key binary")
-        .load(str(root))
-    )
-    assert frame.columns == ["offset", "key"]
-    assert frame.where("offset = 3").select("key").distinct().count() == 2
-
-
 def test_options_select_in_sql_too(spark: SparkSession, root: Path) -> None:
     spark.sql(
         f"""create or replace temporary view log using lastword
@@ -117,17 +101,6 @@ def test_options_select_in_sql_too(spark: SparkSession, root: Path) -> None:
     spark.sql(f"create or replace temporary view sink using lastword options (path '{root}', topic 't')")
     spark.sql("insert into sink select binary('new'), binary('row')")
     assert load(spark, root, keys='["new"]').count() == 1
-
-
-def test_latest_is_what_a_group_by_finds(spark: SparkSession, root: Path) -> None:
-    newest = (
-        load(spark, root)
-        .groupBy("partition", "key")
-        .agg(F.max_by("value", "offset").alias("value"), F.max("offset").alias("offset"))
-        .where("value is not null")
-    )
-    newest_view = load(spark, root, view="newest").select(newest.columns)
-    assert sorted(map(tuple, newest_view.collect())) == sorted(map(tuple, newest.collect()))
 
 
 def test_a_key_index_leads_past_batches_without_the_keys(spark: SparkSession, tmp_path: Path) -> None:
@@ -175,21 +148,6 @@ def test_a_failed_job_leaves_the_log_as_it_was(spark: SparkSession, root: Path) 
     assert not list(root.rglob("*stag*-*"))
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        (("id",), "no column 'value'"),
-        (("id as key", "'v' as value"), "'key' must be binary or string, not bigint"),
-    ],
-)
-def test_a_frame_that_is_no_records(
-    spark: SparkSession, root: Path, columns: tuple[str, ...], said: str
-) -> None:
-    with pytest.raises(AnalysisException, match="SparkOptionError") as caught:
-        save(spark.range(3).selectExpr(*columns), root)
-    assert said in str(caught.value)
-
-
 def test_refusals_reach_the_user(spark: SparkSession, root: Path) -> None:
     with pytest.raises(AnalysisException, match="nearest: endingOffsets"):
         load(spark, root, endingOffset="latest")
@@ -197,6 +155,8 @@ def test_refusals_reach_the_user(spark: SparkSession, root: Path) -> None:
         load(spark, root, **{"kafka.bootstrap.servers": "localhost:9092"})
     with pytest.raises(AnalysisException, match="no topic 'tt'"):
         load(spark, root, subscribe="tt").count()
+    with pytest.raises(AnalysisException, match="no column 'value'"):
+        save(spark.range(3).toDF("id"), root)
     with pytest.raises(AnalysisException, match="mode overwrite is refused"):
         load(spark, root).write.format("lastword").mode("overwrite").option("topic", "t").save(str(root))
 

@@ -1,4 +1,4 @@
-"""The streaming source: offsets and limits without a JVM, then queries on Spark."""
+"""The streaming source: offsets and limits, without a JVM. `test_stream_write.py` has queries on Spark."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ def rows(reader: LogStreamReader, start: dict[str, Any], end: dict[str, Any]) ->
         for batch in reader.read(task):
             records += batch.to_pylist()
     return records
+
+
+def leased(root: Path, topic: str = "t") -> Any:
+    """Return the position of the query's lease: of each partition, or of the only one."""
+    with lastword.open(root) as logs:
+        return logs.topic(topic).lease("query").position
 
 
 @pytest.fixture
@@ -373,8 +379,7 @@ def test_a_lease_moves_with_the_commits(root: Path) -> None:
         lease = logs.topic("t").lease("query")
         assert lease.position == {0: 0, 1: 0}
     reader.commit(end)
-    with lastword.open(root) as logs:
-        assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
+    assert leased(root) == {0: 10, 1: 5}
     with pytest.raises(SparkOptionError):
         make_reader(root, lease="")
 
@@ -398,19 +403,7 @@ def test_a_new_query_holds_nothing_that_a_dropped_tombstone_could_have_ended(roo
         removal_log.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
     reader = make_reader(root, startingOffsets="earliest", lease="query")
     reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    with lastword.open(root) as logs:
-        assert logs.topic("t").lease("query").position == {0: 0, 1: 0}
-
-
-def test_a_restart_takes_its_lease_up_again(root: Path) -> None:
-    reader = make_reader(root, startingOffsets="earliest", lease="query")
-    start = reader.initialOffset()
-    again = make_reader(root, startingOffsets="earliest", lease="query")
-    end = again.latestOffset(start, ALL)
-    assert len(rows(again, start, end)) == 15
-    again.commit(end)
-    with lastword.open(root) as logs:
-        assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
+    assert leased(root) == {0: 0, 1: 0}
 
 
 def test_a_lease_waits_for_a_first_batch_that_comes_again(root: Path) -> None:
@@ -419,8 +412,7 @@ def test_a_lease_waits_for_a_first_batch_that_comes_again(root: Path) -> None:
     append(root, "t", 0, [numbered(10, 3, 4)])
     again = make_reader(root, lease="query")
     again.partitions(again.initialOffset(), end)
-    with lastword.open(root) as logs:
-        assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
+    assert leased(root) == {0: 10, 1: 5}
 
 
 def test_a_partition_that_is_new_to_a_query_is_leased_before_it_is_read(tmp_path: Path) -> None:
@@ -430,8 +422,7 @@ def test_a_partition_that_is_new_to_a_query_is_leased_before_it_is_read(tmp_path
     create(tmp_path, "tb")
     append(tmp_path, "tb", 0, [numbered(0, 4, 2)])
     reader.latestOffset(start, ALL)
-    with lastword.open(tmp_path) as logs:
-        assert logs.topic("tb").lease("query").position == 0
+    assert leased(tmp_path, "tb") == 0
 
 
 def dropped(root: Path, partition: str, offset: int = 3) -> None:
@@ -449,11 +440,9 @@ def test_a_restart_takes_a_lease_in_a_topic_that_is_new_and_was_cleaned(root: Pa
     again = make_reader(root, subscribePattern="t.*", startingOffsets="earliest", lease="query")
     again.partitions(start, end)
     following = again.latestOffset(end, ALL)
-    with lastword.open(root) as logs:
-        assert logs.topic("t-new").lease("query").position == 0
+    assert leased(root, "t-new") == 0
     again.commit(following)
-    with lastword.open(root) as logs:
-        assert logs.topic("t-new").lease("query").position == 4
+    assert leased(root, "t-new") == 4
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -472,8 +461,7 @@ def test_a_lease_is_taken_in_a_topic_that_was_recreated_and_cleaned(root: Path, 
         reader.partitions(start, end)
     following = reader.latestOffset(end, ALL)
     assert len(rows(reader, end, following)) == 20
-    with lastword.open(root) as logs:
-        assert logs.topic("t").lease("query").position == {0: 0, 1: 0}
+    assert leased(root) == {0: 0, 1: 0}
 
 
 def test_a_new_query_whose_lease_was_released_is_refused_for_what_it_may_have_missed(root: Path) -> None:
@@ -495,8 +483,7 @@ def test_a_lease_of_a_query_that_passes_over_loss(root: Path) -> None:
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         logs.topic("t").trim(12, partition=0)
     reader.commit(end)
-    with lastword.open(root) as logs:
-        assert logs.topic("t").lease("query").position == {0: 12, 1: 5}
+    assert leased(root) == {0: 12, 1: 5}
 
 
 def test_undecided_records_that_were_read_are_not_read_again(root: Path) -> None:
@@ -525,70 +512,3 @@ def test_options_of_a_stream(root: Path) -> None:
     ):
         with pytest.raises(SparkOptionError, match=words):
             make_reader(root, **options)
-
-
-# ---------------------------------------------------------------- on Spark
-
-
-def run(spark: Any, root: Path, out: str, checkpoint: Path, **options: str) -> None:
-    stream = spark.readStream.format("lastword").option("subscribe", "t").options(**options).load(str(root))
-    query = (
-        stream.writeStream.foreachBatch(
-            lambda frame, batch: frame.selectExpr("*", f"{batch} AS batch").write.mode("append").parquet(out)
-        )
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination(120)
-    assert query.exception() is None
-
-
-@pytest.mark.spark
-def test_a_query_reads_everything_once_over_restarts_and_a_cleaning(spark: Any, tmp_path: Path) -> None:
-    root, out = tmp_path / "data", str(tmp_path / "out")
-    root.mkdir()
-    create(root, "t", 2)
-    append(root, "t", 0, [numbered(0, 100, 10)])
-    append(root, "t", 1, [numbered(500, 40, 10)])
-    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "60"}
-    run(spark, root, out, tmp_path / "checkpoint", **options)
-    seen = spark.read.parquet(out)
-    assert seen.count() == 140 and seen.select("batch").distinct().count() >= 3
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.clean("t")
-    append(root, "t", 0, [numbered(100, 25, 10)])
-    run(spark, root, out, tmp_path / "checkpoint", **options)
-    seen = spark.read.parquet(out)
-    assert seen.count() == 165 == seen.select("partition", "offset").distinct().count()
-
-
-@pytest.mark.spark
-def test_a_projection_and_the_view_changes_on_spark(spark: Any, tmp_path: Path) -> None:
-    root, out = tmp_path / "data", str(tmp_path / "out")
-    root.mkdir()
-    create(root, "t")
-    append(root, "t", 0, [numbered(0, 21, 5)])
-    stream = (
-        spark.readStream.format("lastword")
-        .schema("change string, key binary, offset long")
-        .option("subscribe", "t")
-        .option("startingOffsets", "earliest")
-        .option("view", "changes")
-        .load(str(root))
-    )
-    query = (
-        stream.writeStream.format("parquet")
-        .option("path", out)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination(120)
-    changes = {bytes(row.key): (row.change, row.offset) for row in spark.read.parquet(out).collect()}
-    assert changes == {
-        b"key-%d" % k: ("delete" if n % 7 == 3 else "upsert", n)
-        for k, n in ((0, 20), (1, 16), (2, 17), (3, 18), (4, 19))
-    }
-    batch = spark.read.format("lastword").option("subscribe", "t").option("view", "changes").load(str(root))
-    assert batch.columns[-1] == "change" and batch.count() == 5

@@ -19,13 +19,13 @@ from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 import lastword
 import lastword.spark
-from lastword.errors import MissingError, SerializerError, SparkOptionError, UsageError, ValueFormatError
+from lastword.errors import MissingError, SparkOptionError, UsageError, ValueFormatError
 from lastword.spark.bootstrap import typed
 from lastword.spark.options import parse_read, parse_write
 from lastword.spark.schema import check_projection, sink_columns
 from lastword.spark.source import LastwordDataSource, LogReader
 from lastword.spark.write import normal_rows, with_deletions
-from tests.spark.conftest import append, create
+from tests.spark.conftest import append, create, rows_of
 from tests.spark.test_stream_write import update
 from tests.value_formats.registries import serving
 
@@ -40,8 +40,7 @@ def records(root: Path, *values: bytes | None, key: bytes = b"k") -> None:
 
 def read(root: Path, schema: StructType, **options: str) -> list[dict[str, Any]]:
     chosen = parse_read({"path": str(root), "subscribe": "t", "value_format": "json", **options})
-    reader = LogReader(chosen, schema)
-    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+    return rows_of(LogReader(chosen, schema))
 
 
 def source(**options: str) -> LastwordDataSource:
@@ -175,17 +174,6 @@ def test_a_type_without_an_exact_form_is_refused(name: str, within: str) -> None
         sink_columns(schema, formats)
     with pytest.raises(SparkOptionError, match="has no exact form here"):
         check_projection(schema, "log", formats)
-
-
-def test_a_value_that_cannot_be_written_is_an_error() -> None:
-    import pyarrow as pa
-
-    options = parse_write({"path": "/d", "value_format": "json"})
-    schema = StructType().add("value", StructType().add("day", "date"))
-    kind = pa.struct([("day", pa.date32())])
-    batch = pa.RecordBatch.from_arrays([pa.array([{"day": 3_000_000}], kind)], names=["value"])
-    with pytest.raises(SerializerError, match="a value cannot be written as json"):
-        normal_rows(batch, sink_columns(schema, options.formats), options, NOW)
 
 
 AVRO = (
@@ -371,37 +359,6 @@ def test_a_registry_gives_the_type_by_the_topics_subject(tmp_path: Path) -> None
             read(tmp_path, wanted, **given)
         with pytest.raises(SparkOptionError, match="no subject of the registry is given"):
             sink_columns(wanted, parse_write({"path": "/d", **given}).formats)
-
-
-def test_protobuf_of_a_registry(tmp_path: Path) -> None:
-    pytest.importorskip("google.protobuf")
-    from tests.value_formats.test_registry_protobuf import add, place_file
-
-    wanted = StructType().add("city", "string", False).add("population", "long")
-    with serving() as registry:
-        add(registry, "t-value", place_file())
-        given = {"schema.registry.url": registry.url, "value_format": "confluent"}
-        schema = source(**given).schema()
-        assert isinstance(schema, StructType) and schema["value"].dataType == wanted
-        other = source(**given, messageName="p.Other").schema()
-        assert (
-            isinstance(other, StructType) and other["value"].dataType.simpleString() == "struct<city:string>"
-        )
-        with pytest.raises(SparkOptionError, match=r"option messageName p\.No is not in the latest schema"):
-            source(**given, messageName="p.No").schema()
-        head = b"\0\0\0\0\x01"
-        records(tmp_path, head + b"\0\x0a\x04Rome", None, head + b"\x02\x02\x0a\x04Bern")
-        value = StructType().add("value", wanted)
-        rows = read(tmp_path, value, **given, mode="permissive")
-        assert rows == [{"value": {"city": "Rome", "population": None}}, {"value": None}, {"value": None}]
-        with pytest.raises(ValueFormatError, match=r"offset 2: .* as confluent: it is a p\.Other") as caught:
-            read(tmp_path, value, **given)
-        assert caught.value.offset == 2
-        formats = parse_write({"path": "/d", "topic": "t", **given}).formats
-        assert sink_columns(value, formats).value_serializer == "bytes"
-        town = StructType().add("value", StructType().add("town", "string"))
-        with pytest.raises(SparkOptionError, match=r"field town: message p\.Place has the fields city"):
-            sink_columns(town, formats)
 
 
 def test_a_union_of_several_types_is_named(tmp_path: Path) -> None:

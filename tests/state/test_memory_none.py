@@ -75,21 +75,6 @@ def begin(logs, producer, key, value):
     logs.dirs.log("users", 0).append_batch(builder.build())
 
 
-def test_changes_behind_an_open_transaction_are_shown(logs, users):
-    users.update(a=1, b=2, c=3)
-    begin(logs, 7, b"x", b"0")
-    assert users["a"] == 1
-    del users["a"]
-    users["b"] = 3
-    assert dict(users) == {"b": 3, "c": 3} and len(users) == 2 and "a" not in users
-    begin(logs, 8, b"c", b"50")
-    assert users["c"] == 3 and "x" not in users
-    end_transaction(logs.dirs.log("users", 0), 8, 0, True)
-    assert users["c"] == 50 and dict(users) == {"b": 3, "c": 50}  # the first transaction is open still
-    end_transaction(logs.dirs.log("users", 0), 7, 0, False)
-    assert dict(users) == {"b": 3, "c": 50} and users["c"] == 50 and "x" not in users
-
-
 @pytest.mark.parametrize("is_open", [False, True])
 def test_an_own_change_hides_no_record_before_it(logs, users, is_open):
     if is_open:
@@ -170,14 +155,6 @@ def test_a_change_is_tried_again_if_its_key_changed_and_only_then(logs, users):
     calls.clear()
     assert users.change("n", lambda value: change(value, "n", 1)) == 21
     assert calls == [2, 20]
-
-
-def test_an_edit_is_refused_if_its_key_changed(logs, users):
-    users["list"] = [1]
-    with pytest.raises(errors.BusyError), users.edit("list") as value:
-        value.append(2)
-        logs.topic("users").append("list", [3])
-    assert users["list"] == [3]
 
 
 def test_a_change_is_tried_again_if_a_transaction_of_its_key_was_committed(logs, users):

@@ -121,12 +121,3 @@ def test_what_was_replaced_does_not_count_against_the_limit(logs, monkeypatch):
     assert logs.state("users", memory=10_000)[b"000"] == b"w" * 97
     with pytest.raises(errors.StateTooLargeError):
         logs.state("users", memory=9_999)
-
-
-def test_a_key_in_two_partitions_is_held_once(logs):
-    logs.create_topic("users", 2, cleanup_policy="compact")
-    topic = logs.topic("users")
-    topic.append(b"k", b"older, longer", partition=0)
-    topic.append(b"k", b"newer", partition=1)
-    state = logs.state("users")
-    assert dict(state) == {b"k": b"newer"} and sum(entry.bytes for entry in state.restored) == len(b"knewer")

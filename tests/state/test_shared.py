@@ -95,8 +95,9 @@ def test_a_state_loses_what_is_trimmed_or_cut(logs: Any) -> None:
     assert dict(state) == {"k4": 4, "new": 1}
 
 
-def test_a_change_runs_again_if_the_log_has_another_value(logs: Any) -> None:
-    state = logs.state("t")
+@pytest.mark.parametrize("memory", ["values", "none"])
+def test_a_change_runs_again_if_the_log_has_another_value(logs: Any, memory: str) -> None:
+    state = logs.state("t", memory=memory)
     state["n"] = 1
     runs = []
 
@@ -195,17 +196,6 @@ def test_a_state_over_an_open_transaction_keeps_its_own_changes(tmp_path: Path) 
             end_transaction(logs.dirs.log("t", 0), 7, 0, True)
             assert dict(state) == {"n": 8, "m": 1, "other": 1}, "a newer record of n stays the newest"
             assert reading.refresh() and dict(reading) == dict(state) and state.position == {0: 8}
-
-
-def test_an_aborted_transaction_leaves_no_value(logs: Any) -> None:
-    state = logs.state("t")
-    transactional(logs, (b"m", b"1"))
-    transactional(logs, (b"m", b"2"), producer=8)
-    state["after"] = 1
-    end_transaction(logs.dirs.log("t", 0), 7, 0, False)
-    assert dict(state) == {"after": 1} and state.position == {0: 1}
-    end_transaction(logs.dirs.log("t", 0), 8, 0, True)
-    assert dict(state) == {"after": 1, "m": 2} and state.position == {0: 5}
 
 
 def test_commands_name_the_transaction_that_holds_values_back(

@@ -1,4 +1,7 @@
-"""A mapping whose changes are a log: the values that it keeps and restores, and the calls that it refuses."""
+"""A mapping whose changes are a log: the values that it keeps and restores, and the calls that it refuses.
+
+`tests/model/test_memory_model.py` compares states with a dict, in random sequences of changes.
+"""
 
 import copy
 import pickle
@@ -6,14 +9,10 @@ import time
 from decimal import Decimal
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import lastword
 from lastword import errors
 from lastword.partition import scan
-from tests.support.exhaustive import few
 from tests.support.threads import together
 
 
@@ -160,11 +159,13 @@ def test_sync_of_all_partitions_although_one_fails(logs, monkeypatch):
     assert [log.synced_to for log in others] == [log.log_end for log in others]
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_restore(logs, monkeypatch, plain):
-    limit = 1 << 40 if plain else -1
-    monkeypatch.setattr(scan, "PLAIN_BYTES", limit)
-    monkeypatch.setattr(scan, "PLAIN_BYTES_LOADED", limit)
+@pytest.fixture(params=[True, False], ids=["plain", "kernels"])
+def both_ways(request, monkeypatch):
+    """Read every range in plain Python, or with kernels."""
+    monkeypatch.setattr(scan, "is_short", lambda *given: request.param)
+
+
+def test_restore(logs, both_ways):
     users = logs.state("users", partitions=2)
     users.update({f"key {n}": {"n": n} for n in range(300)})
     users.update({f"key {n}": {"n": -n} for n in range(100)})
@@ -182,11 +183,7 @@ def test_restore(logs, monkeypatch, plain):
         assert dict(beside.state("users")) == dict(users)
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_as_of_an_earlier_end(logs, monkeypatch, plain):
-    limit = 1 << 40 if plain else -1
-    monkeypatch.setattr(scan, "PLAIN_BYTES", limit)
-    monkeypatch.setattr(scan, "PLAIN_BYTES_LOADED", limit)
+def test_as_of_an_earlier_end(logs, both_ways):
     users = logs.state("users")
     users.update({"a": 1, "b": 1})  # offsets 0 and 1 are one batch
     users["a"] = 2
@@ -202,20 +199,6 @@ def test_as_of_an_earlier_end(logs, monkeypatch, plain):
     assert dict(users) == {"a": 2, "b": 1}
 
 
-def test_refresh_takes_in_what_others_appended(logs):
-    users = logs.state("users")
-    users.update({"a": 1, "b": 1})
-    with lastword.open(logs.paths[0]) as beside:
-        seen = beside.state("users")
-        assert seen.refresh() == 0
-        users["a"] = 2
-        del users["b"]
-        users["c"] = 3
-        assert dict(seen) == {"a": 1, "b": 1}
-        assert seen.refresh() == 3
-        assert dict(seen) == {"a": 2, "c": 3} and seen.position == {0: 5}
-
-
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_refresh_reads_a_topic_that_was_created_again(logs, new):
     """The new log is shorter than the position, as long, and longer."""
@@ -229,17 +212,6 @@ def test_refresh_reads_a_topic_that_was_created_again(logs, new):
         assert dict(seen) == dict(users) and seen.position == {0: new}
         users["a"] = 2
         assert seen.refresh() == 1
-
-
-def test_own_changes_do_not_hide_those_of_others(logs):
-    users = logs.state("users")
-    logs.topic("users").append("other", 1)
-    users["own"] = 2
-    assert dict(users) == {"other": 1, "own": 2} and users.position == {0: 2}
-    logs.topic("users").append("other", 2)
-    users.update(own=3)
-    assert users.refresh() == 0
-    assert dict(users) == {"other": 2, "own": 3} and users.position == {0: 4}
 
 
 def test_what_is_held_is_counted_where_two_partitions_have_one_key(logs):
@@ -451,14 +423,6 @@ def test_a_key_that_the_serializer_refuses_is_not_in_it(logs):
     assert dict(users) == {"1": "x"}
 
 
-def test_a_block_closes_the_state_and_not_its_log(logs):
-    with logs.state("users") as users:
-        users["ada"] = 1
-    with pytest.raises(errors.UsageError, match="closed"):
-        users["ada"]
-    assert dict(logs.state("users")) == {"ada": 1}
-
-
 CONTRADICTIONS = {
     "another value serializer": ({"value_serializer": "msgpack"}, "its values are json"),
     "another key serializer": ({"key_serializer": "int64"}, "its keys are str"),
@@ -570,89 +534,3 @@ def test_a_topic_that_was_made_with_its_default_serializers(logs):
     users.close()
     logs.state("users", key_serializer="str", value_serializer="json")["ada"] = {"city": "Turin"}
     assert dict(logs.state("users")) == {b"ada": b'{"city":"Turin"}'}  # no reader fails
-
-
-class StateIsADict(RuleBasedStateMachine):
-    """After any sequence of changes and openings, the state holds the entries that a dict would hold."""
-
-    keys = st.sampled_from(["a", "b", "c", "", "é"])
-    values = st.none() | st.integers() | st.text(max_size=3)
-
-    @initialize()
-    def start(self):
-        import tempfile
-
-        self.directory = tempfile.TemporaryDirectory()
-        self.model = {}
-        self.open()
-
-    def open(self):
-        self.logs = lastword.open(self.directory.name, "a", segment_bytes=300)
-        self.state = self.logs.state("users", partitions=2)
-
-    def teardown(self):
-        self.logs.close()
-        self.directory.cleanup()
-
-    @rule(key=keys, value=values)
-    def put(self, key, value):
-        self.state[key] = self.model[key] = value
-
-    @rule(key=keys)
-    def remove(self, key):
-        assert self.state.pop(key, "absent") == self.model.pop(key, "absent")
-
-    @rule(key=keys, value=values)
-    def change(self, key, value):
-        def function(old):
-            return self.state.DELETE if old == value else value
-
-        self.state.change(key, function, default=0)
-        if self.model.get(key, 0) == value:
-            self.model.pop(key, None)
-        else:
-            self.model[key] = value
-
-    @rule(key=keys, by=st.integers(-3, 3))
-    def incr(self, key, by):
-        if isinstance(self.model.get(key, 0), int):
-            assert self.state.incr(key, by) == self.model.get(key, 0) + by
-            self.model[key] = self.model.get(key, 0) + by
-
-    @rule(changes=st.dictionaries(keys, values))
-    def join(self, changes):
-        self.state |= changes
-        self.model |= changes
-
-    @rule(changes=st.dictionaries(keys, values))
-    def update(self, changes):
-        self.state.update(changes)
-        self.model.update(changes)
-
-    @rule()
-    def clear(self):
-        self.state.clear()
-        self.model.clear()
-
-    @rule()
-    def clean(self):
-        self.logs.clean("users")
-
-    @rule()
-    def open_again(self):
-        self.logs.close()
-        self.open()
-
-    @rule()
-    def refresh(self):
-        self.state.refresh()
-
-    @invariant()
-    def is_the_dict(self):
-        assert dict(self.state) == self.model and len(self.state) == len(self.model)
-
-
-TestStateIsADict = pytest.mark.slow(StateIsADict.TestCase)
-TestStateIsADict.settings = settings(
-    max_examples=few(30), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)

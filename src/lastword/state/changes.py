@@ -145,51 +145,41 @@ def newer_parts(
     if range_.start >= range_.end:
         known.keep(0, since, _NONE)
     report = progress or (lambda done, total: None)
-    return at_one_moment(
-        range_,
-        lambda view, start, end: _newer_parts(view, start, end, since, known, map_bytes, kept, report),
-    )
 
+    def records_of(view: PartitionView, start: int, end: int) -> Iterator[NewestRecords]:
+        if scan.is_short(view, start, end):
+            short = scan.newest_records(view, start, end, tombstones=False, committed=True)
+            yield _kept(known, 0, since, list(short))
+            return
+        parts, cut = slices_of(view, start, end)
+        total = 2 * sum(part.size for part in parts)
+        outcomes = Outcomes(view, end)
+        resolution = kept.resolution(view, start, end, outcomes, map_bytes)
+        if resolution is None:
+            resolution = resolution_of(
+                view, parts, outcomes, map_bytes, lambda done, _: report(min(done, total // 2), total)
+            )
+        tail = {
+            record.key: record for record in replayed(view, cut, end, True, None) if record.key is not None
+        }
+        live = _LiveRecords(resolution, start, tail)
+        known.keep(0, start, _NONE)
+        first, done = start, total // 2
+        part_ends = [*(part.base_offset for part in parts[1:]), cut]
+        for part, part_end in zip(parts, part_ends, strict=True):
+            newer, read = 0, 0
+            if part_end > since:
+                for chunk, records in live.read(part, max(since, start)):
+                    newer += len(records)
+                    yield records
+                    read += chunk.size_bytes
+                    report(min(done + read, total), total)
+            live.keep(known, part, first, min(part_end, since), newer)
+            first, done = max(first, part_end), done + part.size
+            report(done, total)
+        yield _kept(known, first, since, [record for record in tail.values() if record.value is not None])
 
-def _newer_parts(
-    view: PartitionView,
-    start: int,
-    end: int,
-    since: int,
-    known: KnownOffsets,
-    map_bytes: int,
-    kept: KeptScan,
-    progress: BytesDone,
-) -> Iterator[NewestRecords]:
-    if scan.is_short(view, start, end):
-        short = scan.newest_records(view, start, end, tombstones=False, committed=True)
-        yield _kept(known, 0, since, list(short))
-        return
-    parts, cut = slices_of(view, start, end)
-    total = 2 * sum(part.size for part in parts)
-    outcomes = Outcomes(view, end)
-    resolution = kept.resolution(view, start, end, outcomes, map_bytes)
-    if resolution is None:
-        resolution = resolution_of(
-            view, parts, outcomes, map_bytes, lambda done, _: progress(min(done, total // 2), total)
-        )
-    tail = {record.key: record for record in replayed(view, cut, end, True, None) if record.key is not None}
-    live = _LiveRecords(resolution, start, tail)
-    known.keep(0, start, _NONE)
-    first, done = start, total // 2
-    part_ends = [*(part.base_offset for part in parts[1:]), cut]
-    for part, part_end in zip(parts, part_ends, strict=True):
-        newer, read = 0, 0
-        if part_end > since:
-            for chunk, records in live.read(part, max(since, start)):
-                newer += len(records)
-                yield records
-                read += chunk.size_bytes
-                progress(min(done + read, total), total)
-        live.keep(known, part, first, min(part_end, since), newer)
-        first, done = max(first, part_end), done + part.size
-        progress(done, total)
-    yield _kept(known, first, since, [record for record in tail.values() if record.value is not None])
+    return at_one_moment(range_, records_of)
 
 
 def _kept(known: KnownOffsets, first: int, since: int, records: list[RawRecord]) -> NewestRecords:

@@ -178,6 +178,14 @@ class NewestRecords:
     def __len__(self) -> int:
         return len(self.records if self.columns is None else self.columns)
 
+    def raw(self) -> list[RawRecord]:
+        """Return an object for each record."""
+        if self.columns is None or self.chunk is None:
+            return self.records
+        from lastword.records.columns import raw_records
+
+        return raw_records(self.columns, self.chunk)
+
 
 def newest(
     range_: Range,
@@ -229,11 +237,8 @@ def _newest(
     if keys is not None and plain is not False:
         yield from replayed(view, start, end, tombstones, keys, committed)
         return
-    for part in _resolved(view, start, end, tombstones, map_bytes, progress, _records, committed):
-        if keys is None:
-            yield from part
-        else:
-            yield from (record for record in part if record.key in keys)
+    for part in _resolved(view, start, end, tombstones, map_bytes, progress, committed):
+        yield from (record for record in part.raw() if keys is None or record.key in keys)
 
 
 def newest_pairs(
@@ -258,41 +263,27 @@ def newest_pairs(
         plain: As in `newest`.
         progress: As in `newest`.
     """
-    return at_one_moment(
-        range_,
-        lambda view, start, end: _newest_pairs(
-            view, start, end, tombstones, map_bytes, first_dirty, plain, progress
-        ),
-    )
 
+    def pairs(view: PartitionView, start: int, end: int) -> Generator[Pairs]:
+        if scan.is_short(view, start, end) if plain is None else plain:
+            values = scan.newest_values(view, start, end)
+            keys = [key for key, value in values.items() if tombstones or value is not None]
+            yield Pairs.of(keys, [values[key] for key in keys])
+            return
+        in_order = first_dirty is not None and _is_mostly_clean(view, start, end, first_dirty)
+        size = sum(segment.size for segment in view.segment_set.between(start, end))
+        convert = _binaries if has_arrow() and (arrow_loaded() or size >= _ARROW_BYTES) else _sliced
 
-def _newest_pairs(
-    view: PartitionView,
-    start: int,
-    end: int,
-    tombstones: bool,
-    map_bytes: int,
-    first_dirty: int | None,
-    plain: bool | None,
-    progress: BytesDone | None,
-) -> Generator[Pairs]:
-    if scan.is_short(view, start, end) if plain is None else plain:
-        values = scan.newest_values(view, start, end)
-        keys = [key for key, value in values.items() if tombstones or value is not None]
-        yield Pairs.of(keys, [values[key] for key in keys])
-        return
-    in_order = first_dirty is not None and _is_mostly_clean(view, start, end, first_dirty)
-    size = sum(segment.size for segment in view.segment_set.between(start, end))
-    convert = _binaries if has_arrow() and (arrow_loaded() or size >= _ARROW_BYTES) else _sliced
+        def work(report: BytesDone) -> Iterator[_Binaries | Pairs]:
+            if in_order:
+                return map(convert, _every_pair(view, start, end, report))
+            return map(convert, _resolved(view, start, end, tombstones, map_bytes, report, threads=2))
 
-    def work(report: BytesDone) -> Iterator[_Binaries | Pairs]:
-        if in_order:
-            return _every_pair(view, start, end, report, convert)
-        return _resolved(view, start, end, tombstones, map_bytes, report, convert, threads=2)
+        with closing(prefetch(work, progress, _PREFETCHED_PARTS)) as parts:
+            for part in parts:
+                yield part.pairs() if isinstance(part, _Binaries) else part
 
-    with closing(prefetch(work, progress, _PREFETCHED_PARTS)) as parts:
-        for part in parts:
-            yield part.pairs() if isinstance(part, _Binaries) else part
+    return at_one_moment(range_, pairs)
 
 
 def _is_mostly_clean(view: PartitionView, start: int, end: int, first_dirty: int) -> bool:
@@ -302,15 +293,13 @@ def _is_mostly_clean(view: PartitionView, start: int, end: int, first_dirty: int
     return dirty * _MOSTLY_CLEAN <= sum(segment.size for segment in segments)
 
 
-def _every_pair(
-    view: PartitionView, start: int, end: int, report: BytesDone, convert: Convert[_Binaries | Pairs]
-) -> Iterator[_Binaries | Pairs]:
-    """Yield keys and values of every record with a key, in order."""
+def _every_pair(view: PartitionView, start: int, end: int, report: BytesDone) -> Iterator[NewestRecords]:
+    """Yield every record with a key, in order."""
     total = sum(segment.size for segment in view.segment_set.between(start, end))
     done = 0
     for chunk, columns in scan.columns(view, start, end):
         keyed = columns.key_length >= 0
-        yield convert(columns if keyed.all() else columns.select(keyed), chunk, [])
+        yield NewestRecords([], columns if keyed.all() else columns.select(keyed), chunk)
         done += chunk.size_bytes
         report(min(done, total), total)
 
@@ -328,39 +317,20 @@ def newest_parts(
     Each item holds the columns of a chunk, which are valid until the next item, or a list of records. The
     arguments are those of `newest`.
     """
-    return at_one_moment(
-        range_,
-        lambda view, start, end: _newest_parts(view, start, end, tombstones, map_bytes, committed, progress),
-    )
 
+    def parts(view: PartitionView, start: int, end: int) -> Iterator[NewestRecords]:
+        if scan.is_short(view, start, end):
+            short = scan.newest_records(view, start, end, tombstones=tombstones, committed=committed)
+            yield NewestRecords(list(short))
+            return
+        from lastword.records.chunk import SCAN_BYTES
 
-def _newest_parts(
-    view: PartitionView,
-    start: int,
-    end: int,
-    tombstones: bool,
-    map_bytes: int,
-    committed: bool,
-    progress: BytesDone | None,
-) -> Iterator[NewestRecords]:
-    if scan.is_short(view, start, end):
-        short = scan.newest_records(view, start, end, tombstones=tombstones, committed=committed)
-        yield NewestRecords(list(short))
-        return
-    from lastword.records.chunk import SCAN_BYTES
+        # A batch of Arrow for each chunk: larger chunks have fewer.
+        yield from _resolved(
+            view, start, end, tombstones, map_bytes, progress, committed, chunk_bytes=SCAN_BYTES
+        )
 
-    # A batch of Arrow for each chunk: larger chunks have fewer.
-    yield from _resolved(
-        view,
-        start,
-        end,
-        tombstones,
-        map_bytes,
-        progress,
-        lambda columns, chunk, records: NewestRecords(records, columns, chunk),
-        committed,
-        chunk_bytes=SCAN_BYTES,
-    )
+    return at_one_moment(range_, parts)
 
 
 def replayed(
@@ -431,9 +401,6 @@ class SegmentSlice:
         )
 
 
-Convert = Callable[["RecordColumns | None", "Chunk | None", list[RawRecord]], T]
-
-
 def _resolved(
     view: PartitionView,
     start: int,
@@ -441,11 +408,10 @@ def _resolved(
     tombstones: bool,
     map_bytes: int,
     progress: BytesDone | None,
-    convert: Convert[T],
     committed: bool = True,
     threads: int = 1,
     chunk_bytes: int = 1 << 20,
-) -> Iterator[T]:
+) -> Iterator[NewestRecords]:
     """Resolve a range, then read its live records, `chunk_bytes` at a time. The files are held open."""
     from lastword.records.columns import decode_live, raw_records
 
@@ -465,13 +431,13 @@ def _resolved(
         for chunk in part.chunk_reader(chunk_bytes=chunk_bytes, skip_rows=dead.wholly_dead):
             columns = decode_live(chunk, dead.arrays, start, tombstones=tombstones)
             if tail:
-                yield convert(None, None, [r for r in raw_records(columns, chunk) if r.key not in tail])
+                yield NewestRecords([r for r in raw_records(columns, chunk) if r.key not in tail])
             else:
-                yield convert(columns, chunk, [])
+                yield NewestRecords([], columns, chunk)
             done += chunk.size_bytes
             if progress is not None:
                 progress(min(done, total), total)
-    yield convert(None, None, [record for record in tail.values() if tombstones or record.value is not None])
+    yield NewestRecords([record for record in tail.values() if tombstones or record.value is not None])
 
 
 def resolution_of(
@@ -528,12 +494,6 @@ def slices_of(view: PartitionView, start: int, end: int) -> tuple[list[SegmentSl
     return parts, cut
 
 
-def _records(columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]) -> list[RawRecord]:
-    from lastword.records.columns import raw_records
-
-    return records if columns is None or chunk is None else raw_records(columns, chunk)
-
-
 class _Binaries(NamedTuple):
     """Keys and values as Arrow arrays that own their memory."""
 
@@ -548,12 +508,11 @@ class _Binaries(NamedTuple):
         return Pairs(keys, values, self.size_bytes, self.values.null_count > 0)
 
 
-def _binaries(
-    columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]
-) -> _Binaries | Pairs:
+def _binaries(part: NewestRecords) -> _Binaries | Pairs:
     """Convert with Arrow, a column after the other."""
+    columns, chunk = part.columns, part.chunk
     if columns is None or chunk is None:
-        return _pairs_of(records)
+        return _pairs_of(part.records)
     from lastword.records.columns import binary_array
 
     return _Binaries(
@@ -563,12 +522,11 @@ def _binaries(
     )
 
 
-def _sliced(
-    columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]
-) -> _Binaries | Pairs:
+def _sliced(part: NewestRecords) -> _Binaries | Pairs:
     """Convert without Arrow, a slice after the other."""
+    columns, chunk = part.columns, part.chunk
     if columns is None or chunk is None:
-        return _pairs_of(records)
+        return _pairs_of(part.records)
     from lastword.records.columns import byte_strings
 
     keys: list[Any] = byte_strings(chunk.uncompressed, columns.key_position, columns.key_length)
