@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from lastword.clock import Clock, ManualClock
+from lastword.clock import Clock
 from lastword.config import Settings
 from lastword.errors import DataError, LastwordError
 from lastword.files import Files
@@ -51,15 +51,6 @@ class Violation(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.invariant}: {self.text}"
-
-
-class Violated(AssertionError):
-    """The violations of a check. `names`: the names of the violated invariants."""
-
-    def __init__(self, violations: list[Violation], label: str = "") -> None:
-        super().__init__(label + "\n" + "\n".join(map(str, violations)))
-        self.violations = violations
-        self.names = {violation.invariant for violation in violations}
 
 
 class Subject(NamedTuple):
@@ -505,10 +496,10 @@ def _again(
 def _clean_twice(log: PartitionLog) -> Iterator[Violation]:
     from tests.support.cleaning import clean
 
-    before = _state(log)
     first_dirty: list[int] = []
-    for _ in range(3):
-        done = clean(
+
+    def clean_on() -> object:
+        return clean(
             log,
             log.config,
             first_dirty=first_dirty[-1] if first_dirty else None,
@@ -516,19 +507,15 @@ def _clean_twice(log: PartitionLog) -> Iterator[Violation]:
             salt=b"0123456789abcdef",
             map_bytes=MAP_BYTES,
         )
-        if done is None:
+
+    before = _state(log)
+    for _ in range(3):
+        if clean_on() is None:
             break
     if _state(log) != before:
         yield Violation("I4", f"{log.name}: a cleaning after the crash changed the state")
     logs = {s.file: log.files.read_bytes(s.file) for s in log.segments[:-1]}
-    clean(
-        log,
-        log.config,
-        first_dirty=first_dirty[-1] if first_dirty else None,
-        record_first_dirty=first_dirty.append,
-        salt=b"0123456789abcdef",
-        map_bytes=MAP_BYTES,
-    )
+    clean_on()
     for file, data in logs.items():
         if not log.files.exists(file) or log.files.read_bytes(file) != data:
             yield Violation("I8", f"{file} changed when it was cleaned once more")
@@ -543,9 +530,3 @@ def _state(log: PartitionLog) -> dict[bytes | None, bytes]:
         else:
             state[record.key] = record.value
     return state
-
-
-def subject(
-    settings: Settings | None, *, kill: bool = False, thorough: bool = False, now: int = NOW
-) -> Subject:
-    return Subject(settings, ManualClock(now), kill, thorough)

@@ -151,17 +151,9 @@ class Process:
 
     # ---- appending
 
-    def put(
-        self,
-        pairs: Pairs,
-        *,
-        ack: str = "os",
-        name: str | None = None,
-        codec: int = 0,
-        headers: bool = True,
-        timestamp: int | None = None,
-    ) -> Process:
-        return self.put_many([pairs], ack=ack, name=name, codec=codec, headers=headers, timestamp=timestamp)
+    def put(self, pairs: Pairs, **how: Any) -> Process:
+        """Append a batch, as `put_many` does."""
+        return self.put_many([pairs], **how)
 
     def put_many(
         self,
@@ -416,24 +408,22 @@ def checkpoints(p: Process) -> None:
 
 def closes(p: Process) -> None:
     """Stop cleanly: the marker, the checkpoints and the snapshot are written at the end."""
-    p.open().create()
-    for life in range(3):
-        if p.logs is None:
-            p.open()
-        for number in range(5):
-            p.put([keyed(number + life)], ack="disk" if number == 2 else "os")
-        p.close()
+    _lives(p, p.close, synced=2)
 
 
 def killed_between(p: Process) -> None:
+    _lives(p, p.abandon, synced=3)
+    p.open()
+
+
+def _lives(p: Process, stop: Callable[[], object], *, synced: int) -> None:
     p.open().create()
     for life in range(3):
         if p.logs is None:
             p.open()
         for number in range(5):
-            p.put([keyed(number + life)], ack="disk" if number == 3 else "os")
-        p.abandon()
-    p.open()
+            p.put([keyed(number + life)], ack="disk" if number == synced else "os")
+        stop()
 
 
 def topics(p: Process) -> None:
@@ -704,20 +694,18 @@ def life(p: Process, rng: random.Random, steps: int) -> None:
 
 def second_life(p: Process) -> None:
     """Continue after a crash: recover, append, stop cleanly."""
-    p.open()
-    assert p.logs
-    if not p.logs.topics():
-        return
-    names = [str(tp) for tp in p.logs.topic_partitions()]
-    if "users-0" not in names:
-        return
-    p.put([(b"a", b"again")]).put([(b"k1", b"again")], ack="disk")
-    p.put([(b"b", b"again")]).close()
+    if _is_there(p):
+        p.put([(b"a", b"again")]).put([(b"k1", b"again")], ack="disk")
+        p.put([(b"b", b"again")]).close()
 
 
 def second_life_cleaning(p: Process) -> None:
-    p.open()
-    assert p.logs
-    if "users-0" not in [str(tp) for tp in p.logs.topic_partitions()]:
-        return
-    p.put([(b"a", b"again")]).clean()
+    if _is_there(p):
+        p.put([(b"a", b"again")]).clean()
+
+
+def _is_there(p: Process) -> bool:
+    """Open the directory; return whether the crash has left the partition."""
+    logs = p.open().logs
+    assert logs
+    return "users-0" in map(str, logs.topic_partitions())

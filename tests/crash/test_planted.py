@@ -52,6 +52,16 @@ def named(scenario_run: Run, invariant: str, doomed: Any = ()) -> None:
     raise AssertionError(f"{invariant} should have named it; violated: {sorted(invariants)}")
 
 
+def changing(change: Callable[[Process], object]) -> Scenario:
+    """Return a scenario with one change of a topic's settings."""
+    return Scenario("a change", lambda p: change(p.open().create(retention_ms=1)), None)  # type: ignore[arg-type, return-value]
+
+
+def caught_briefly(change: Callable[[Process], object]) -> None:
+    """As `caught`, in a scenario with one change of a topic's settings."""
+    named(run(changing(change)), "I13")
+
+
 def nothing(*_: Any, **__: Any) -> None:
     return None
 
@@ -67,12 +77,58 @@ class Instead:
         return getattr(self._files, name)
 
 
+REPLACED: dict[str, tuple[list[tuple[Any, str, Any]], str, str]] = {
+    "a log that is not synced": ([(append_module.SegmentAppender, "sync_log", nothing)], "append", "I1"),
+    # Recovery skips records below the recovery point, so their indexes must be on the drive.
+    "a recovery point ahead of the indexes": (
+        [(append_module.SegmentAppender, "sync_indexes", nothing)],
+        "checkpoints",
+        "I7",
+    ),
+    "leftovers that are never removed": (
+        [
+            (open_module, "remove_leftovers", lambda files, directory, listing, *others: listing),
+            (directory_segments.DirectorySegments, "discard_outputs", nothing),
+        ],
+        "cleans_small",
+        "I10",
+    ),
+    "a time that is not the maker's": ([(Tail, "_append_time", lambda self: 123)], "append", "I9"),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_function_that_is_replaced(monkeypatch: Patch, name: str) -> None:
+    functions, scenario, invariant = REPLACED[name]
+    for owner, attribute, instead in functions:
+        monkeypatch.setattr(owner, attribute, instead)
+    caught(scenario, invariant)
+
+
 # ---------------------------------------------------------------- a missing sync
 
 
-def test_a_log_that_is_not_synced(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(append_module.SegmentAppender, "sync_log", nothing)
-    caught("append", "I1")
+@pytest.mark.parametrize(
+    ("unsynced", "scenario", "invariant"),
+    [
+        ("rewrite-", SCENARIOS["cleans_small"], "I1"),
+        (".tmp", SCENARIOS["trims"], "I5"),
+        ("lastword.topic-", changing(lambda p: p.set_config("users", retention_ms=2)), "I13"),
+    ],
+    ids=["an output", "a checkpoint: the log start is lost, and deleted records return", "settings"],
+)
+def test_a_file_that_is_renamed_before_it_is_synced(
+    monkeypatch: Patch, unsynced: str, scenario: Scenario, invariant: str
+) -> None:
+    """The name is on the drive, the bytes are not."""
+    real = ForgetfulHandle.fsync
+
+    def fsync(self: Any) -> None:
+        if unsynced not in self.path:
+            real(self)
+
+    monkeypatch.setattr(ForgetfulHandle, "fsync", fsync)
+    named(run(scenario), invariant)
 
 
 def test_a_new_segment_whose_name_is_not_synced(monkeypatch: Patch) -> None:
@@ -95,23 +151,6 @@ def test_a_segment_that_is_not_synced_before_its_successor(monkeypatch: Patch) -
 
     monkeypatch.setattr(Durability, "syncing", skip)
     caught("append", "I1")
-
-
-def test_a_recovery_point_ahead_of_the_indexes(monkeypatch: Patch) -> None:
-    """Recovery skips records below the recovery point, so their indexes must be on the drive."""
-    monkeypatch.setattr(append_module.SegmentAppender, "sync_indexes", nothing)
-    caught("checkpoints", "I7")
-
-
-def test_an_output_that_is_not_synced(monkeypatch: Patch) -> None:
-    real = ForgetfulHandle.fsync
-
-    def fsync(self: Any) -> None:
-        if "rewrite-" not in self.path:
-            real(self)
-
-    monkeypatch.setattr(ForgetfulHandle, "fsync", fsync)
-    caught("cleans_small", "I1")
 
 
 def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
@@ -142,29 +181,24 @@ def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
 # ---------------------------------------------------------------- a wrong order
 
 
-def _publish_without(monkeypatch: Patch, skip: set[int]) -> None:
-    """Run `swap.publish` without some of its directory syncs, by number."""
+@pytest.mark.parametrize(
+    "skipped",
+    [{0, 1}, {2}],
+    ids=["sources deleted before the swap is durable", "a final name before its sources are gone"],
+)
+def test_a_swap_without_some_syncs_of_the_directory(monkeypatch: Patch, skipped: set[int]) -> None:
     real = swap.publish
 
     def publish(files: Files, directory: str, sources: Any, output: Any) -> Any:
         count = iter(range(100))
 
         def fsync_dir(path: str) -> None:
-            if next(count) not in skip:
+            if next(count) not in skipped:
                 files.fsync_dir(path)
 
         return real(Instead(files, fsync_dir=fsync_dir), directory, sources, output)  # type: ignore[arg-type]
 
     monkeypatch.setattr(swap, "publish", publish)
-
-
-def test_sources_deleted_before_the_swap_is_durable(monkeypatch: Patch) -> None:
-    _publish_without(monkeypatch, {0, 1})
-    caught("cleans_small", "I1")
-
-
-def test_a_final_name_before_its_sources_are_gone(monkeypatch: Patch) -> None:
-    _publish_without(monkeypatch, {2})
     caught("cleans_small", "I1")
 
 
@@ -192,39 +226,7 @@ def test_a_marker_of_a_clean_stop_before_what_it_promises(monkeypatch: Patch) ->
     caught("closes", "I1")
 
 
-def test_a_checkpoint_renamed_before_it_is_synced(monkeypatch: Patch) -> None:
-    """The name is on the drive, the bytes are not: the log start is lost, and deleted records return."""
-    real = ForgetfulHandle.fsync
-
-    def fsync(self: Any) -> None:
-        if not self.path.endswith(".tmp"):
-            real(self)
-
-    monkeypatch.setattr(ForgetfulHandle, "fsync", fsync)
-    caught("trims", "I5")
-
-
 # ---------------------------------------------------------------- settings of topics
-
-
-def caught_briefly(change: Callable[[Process], object]) -> None:
-    """As `caught`, in a scenario with one change of a topic's settings."""
-
-    def work(p: Process) -> None:
-        change(p.open().create(retention_ms=1))
-
-    named(run(Scenario("a change", work, None)), "I13")
-
-
-def test_settings_that_are_renamed_before_they_are_synced(monkeypatch: Patch) -> None:
-    real = ForgetfulHandle.fsync
-
-    def fsync(self: Any) -> None:
-        if "lastword.topic-" not in self.path:
-            real(self)
-
-    monkeypatch.setattr(ForgetfulHandle, "fsync", fsync)
-    caught_briefly(lambda p: p.set_config("users", retention_ms=2))
 
 
 def _write_with(monkeypatch: Patch, instead: Callable[[Files], Instead]) -> None:
@@ -388,12 +390,6 @@ def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
     caught("append", "I8")
 
 
-def test_leftovers_that_are_never_removed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(open_module, "remove_leftovers", lambda files, directory, listing, *others: listing)
-    monkeypatch.setattr(directory_segments.DirectorySegments, "discard_outputs", nothing)
-    caught("cleans_small", "I10")
-
-
 def test_handles_that_stay_open(monkeypatch: Patch) -> None:
     kept: list[Any] = []
     real = append_module.SegmentAppender.close
@@ -438,11 +434,6 @@ def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Resolver, "run", run_wrong)
     monkeypatch.setattr(certificate.Certified, "__eq__", lambda self, other: True)
     caught("cleans", "I4")
-
-
-def test_a_time_that_is_not_the_makers(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Tail, "_append_time", lambda self: 123)
-    caught("append", "I9")
 
 
 def test_a_record_that_was_never_appended(monkeypatch: Patch) -> None:

@@ -544,21 +544,3 @@ def test_a_bucket_that_is_missing(moto: Server) -> None:
         if name != "facts":  # HEAD has no body: a missing bucket looks like a missing object
             assert type(failure(lambda request=request: request(store))) is BucketMissingError, name
     assert type(failure(lambda: probe(store))) is BucketMissingError
-
-
-def test_a_server_that_ignores_conditions_is_refused(moto: Server) -> None:
-    store = open_store("s3://ignorant/p", moto.options)
-    with pytest.raises(
-        UnconditionalStoreError, match=r"s3://ignorant/p: .*If-None-Match is accepted"
-    ) as raised:
-        probe(store)
-    assert raised.value.remedy
-    assert list(store.list()) == []
-
-
-def test_an_object_that_was_cut(moto: Server) -> None:
-    store = moto.open("cut")
-    store.put("k", b"12345")
-    with pytest.raises(TruncatedObjectError, match="before byte 10") as raised:
-        store.get_range("k", 2, 8)
-    assert raised.value.exit_code == 3

@@ -60,15 +60,22 @@ def test_a_sound_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int)
     assert inspection.offset_entries and inspection.producers and inspection.epochs
 
 
-def test_nothing_and_a_batch_larger_than_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert inspected(tmp_path, b"", monkeypatch).batches == 0
-    builder = BatchBuilder()
-    builder.append(T, b"k", bytes(3 << 20))
-    data, _ = log_of(1)
-    last = inspected(tmp_path, bytes(data), monkeypatch).next_offset
-    after = batch(random.Random(1), last + 1)
-    inspection = inspected(tmp_path, bytes(data) + builder.build(last) + after, monkeypatch)
-    assert (inspection.batches, inspection.damage) == (302, None)
+@pytest.mark.parametrize(
+    "sizes", [(), (3 << 20, 10), (10, 3 << 20, 10), ((1 << 20) - 70, 1 << 20, 5), (3 << 20,)]
+)
+def test_batches_larger_than_what_is_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    """Recovery treated such a batch as a torn tail, and would have cut it off."""
+    data = b""
+    for number, size in enumerate(sizes):
+        builder = BatchBuilder()
+        builder.append(T, b"k", bytes(size))
+        data += builder.build(BASE + number)
+    whole = inspected(tmp_path, data, monkeypatch)
+    assert (whole.batches, whole.damage) == (len(sizes), None)
+    cut = inspected(tmp_path, data[:-1], monkeypatch)
+    assert (cut.batches, cut.damage is None) == (max(len(sizes) - 1, 0), not sizes)
 
 
 @pytest.mark.parametrize("seed", range(40))

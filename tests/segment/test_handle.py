@@ -19,8 +19,6 @@ NAME = "00000000000000000000.log"
 class Growing(UnsyncedFiles):
     """Files to which another process appends while they are inspected."""
 
-    segment: Segment
-
     def open_read(self, path: Any) -> Handle:
         handle = super().open_read(path)
         inner = handle.stat
@@ -36,9 +34,8 @@ class Growing(UnsyncedFiles):
 
 def test_an_active_segment_that_grows_while_it_is_opened_was_not_replaced(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"some")
-    files = Growing()
-    files.segment = Segment.load(SegmentFiles(files, str(tmp_path), 0), active=True)
-    assert files.segment.handle.pread(100, 0) == b"somemore" and files.segment.size == 4
+    segment = Segment.load(SegmentFiles(Growing(), str(tmp_path), 0), active=True)
+    assert segment.handle.pread(100, 0) == b"somemore" and segment.size == 4
 
 
 @pytest.mark.parametrize("how", ["shorter", "another file"])

@@ -18,6 +18,7 @@ from lastword.tools import explain as tool
 from tests.api.conftest import BEGIN_MS, tree_digest
 from tests.build import LogBuilder as PartitionBuilder
 from tests.cleaner.transactional import Producer
+from tests.support.cleaning import plan as plan_of
 from tests.support.damage import flip
 from tests.support.exhaustive import few
 
@@ -167,7 +168,8 @@ def test_aborted_and_undecided_transactions(tmp_path):
     log.log.roll()
     producer.put(("a", "open"))
     view = PartitionView.load(DirectorySegments(log.files, log.directory))
-    plan = _plan(view, log.config)
+    clock = ManualClock(BEGIN_MS)
+    plan = plan_of(view, log.config, files=DEFAULT, clock=clock, first_dirty=None, due=True)
     explanation = tool.explain(view, log.config, plan, key=b"a", now_ms=plan.now_ms)
     assert rules(explanation) == [
         (0, True, "newest"),
@@ -176,13 +178,6 @@ def test_aborted_and_undecided_transactions(tmp_path):
     ]
     assert explanation.versions[1].text.startswith("aborted-transaction")
     log.log.close()
-
-
-def _plan(view, config):
-    from lastword.files import DEFAULT
-    from tests.support.cleaning import plan
-
-    return plan(view, config, files=DEFAULT, clock=ManualClock(BEGIN_MS), first_dirty=None, due=True)
 
 
 def test_a_key_that_lies_in_another_partition_than_its_own_is_found(logs):

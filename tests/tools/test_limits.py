@@ -20,8 +20,10 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Callable[[str], list[str]]:
-    """Return a function that makes a repository with this table, and returns the arguments that name it."""
+def run(
+    limits: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, list[str]]]:
+    """Return a function that checks a repository with this table; it returns exit code and printed lines."""
     source = tmp_path / "src" / "lastword"
     for name, text in {
         "errors.py": "A = 1\n",
@@ -32,26 +34,22 @@ def repository(tmp_path: Path) -> Callable[[str], list[str]]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text, encoding="utf-8")
 
-    def made(table: str) -> list[str]:
+    def checked(table: str, *options: str) -> tuple[int, list[str]]:
         (tmp_path / "pyproject.toml").write_text(f"[tool.lastword.limits]\n{table}", encoding="utf-8")
-        return ["--root", str(tmp_path)]
+        code = limits.main(["--root", str(tmp_path), *options])
+        return code, capsys.readouterr().out.splitlines()
 
-    return made
-
-
-def test_limits_that_hold(
-    limits: ModuleType, repository: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert limits.main(repository("api = 4\nlastword = 1\nserver = 2\n")) == 0
-    assert capsys.readouterr().out == ""
+    return checked
 
 
-def test_limits_that_do_not_hold(
-    limits: ModuleType, repository: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+FITTING = "api = 4\nlastword = 1\nserver = 2\n"
+
+
+def test_limits_that_do_not_hold(run: Callable[..., tuple[int, list[str]]]) -> None:
     """A package above its limit, a package without a limit, and a limit of no package."""
-    assert limits.main(repository("api = 3\nlastword = 1\nspark = 9\n")) == 1
-    above, without, absent = capsys.readouterr().out.splitlines()
+    assert run(FITTING) == (0, [])
+    code, (above, without, absent) = run("api = 3\nlastword = 1\nspark = 9\n")
+    assert code == 1
     assert above == (
         "api has 4 code lines, and its limit is 3: make the package smaller, or raise the limit in "
         "[tool.lastword.limits] of pyproject.toml and give the reason in the commit"
@@ -61,28 +59,23 @@ def test_limits_that_do_not_hold(
 
 
 def test_a_module_that_is_too_long(
-    limits: ModuleType,
-    repository: Callable[[str], list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    limits: ModuleType, run: Callable[..., tuple[int, list[str]]], tmp_path: Path
 ) -> None:
-    arguments = repository("api = 4\nlastword = 1\nserver = 2\n")
     topic = tmp_path / "src" / "lastword" / "api" / "topic.py"
     text = topic.read_text(encoding="utf-8")
     topic.write_text(text + "\n" * (limits.MODULE_LINES - text.count("\n")), encoding="utf-8")
-    assert limits.main(arguments) == 0
+    assert run(FITTING) == (0, [])
     topic.write_text(topic.read_text(encoding="utf-8") + "# one line more\n", encoding="utf-8")
-    assert limits.main(arguments) == 1
-    assert capsys.readouterr().out.startswith("api/topic.py has 901 lines, and a module has at most 900")
+    code, (line,) = run(FITTING)
+    assert code == 1 and line.startswith("api/topic.py has 901 lines, and a module has at most 900")
 
 
 def test_the_suggested_table_is_a_tenth_larger(
-    limits: ModuleType, repository: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]
+    limits: ModuleType, run: Callable[..., tuple[int, list[str]]]
 ) -> None:
     assert list(limits.suggested({"api": 7672, "state": 100})) == ["api = 8440", "state = 110"]
-    arguments = repository("")
-    assert limits.main([*arguments, "--suggest"]) == 0
-    assert limits.main(repository(capsys.readouterr().out)) == 0
+    code, lines = run("", "--suggest")
+    assert code == 0 and run("\n".join(lines)) == (0, [])
 
 
 def test_each_package_has_a_limit() -> None:

@@ -19,7 +19,7 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchBuilder
-from lastword.tools.overwrites import OverwriteTrace, _Sampler, trace_log, trace_of_keys
+from lastword.tools.overwrites import _Sampler, trace_log, trace_of_keys
 from lastword.tools.simulate import SimulatedLog, TracedPartition, closings, picture, simulate
 from lastword.units import NEVER
 from tests.api.conftest import tree_digest
@@ -304,20 +304,6 @@ def test_the_same_twice():
         cost("zipf", "levelled", keys=100, updates=1)
 
 
-def test_every_byte_is_accounted_for():
-    """Appended minus freed bytes are on the disk, under every strategy."""
-    for strategy in ("generational", "kafka", "broker"):
-        trace = traffic("deletes", 1000, 2500, seed=3).trace()
-        trace = replace(trace, loaded=0)
-        simulation = simulate([TracedPartition("t", 0, trace, settings_of(1000))], strategy=strategy).drive
-        last = simulation.curve[-1]
-        scanned = (
-            simulation.read_bytes - (simulation.appended_bytes - last.size_bytes) - simulation.written_bytes
-        )
-        assert scanned > 0 and last.size_bytes >= last.live_bytes
-        assert simulation.space_amplification_end == last.size_bytes / last.live_bytes
-
-
 def test_a_drive_shares_its_target():
     still = traffic("insert-only", 2000, 2000, seed=1).trace(per_ms=1)
     hot = traffic("uniform", 500, 4000, seed=2).trace(per_ms=2)
@@ -411,15 +397,6 @@ def test_uniform_updates_cost_what_theory_says():
 
 
 @pytest.mark.slow
-def test_at_the_peak_of_kafkas_rule_much_less_is_written():
-    """At a target of Kafka's peak space, 2.02."""
-    for kind, written in (("zipf", 0.31), ("hot-cold", 0.16)):
-        simulation = cost(kind, space_target=2.0, min_cleanable_dirty_ratio=0.9)
-        assert 0.75 * written < simulation.write_amplification < 1.1 * written
-        assert simulation.space_amplification_peak <= 2.05
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "hot-cold"])
 def test_kafkas_rule_writes_the_log_once_more(kind):
     simulation = cost(kind, "broker")
@@ -480,7 +457,3 @@ def test_the_picture_is_well_formed():
             x, y = map(float, point.split(","))
             assert 0 <= x <= 800 and 0 <= y <= 520
     ElementTree.fromstring(picture([], []))
-
-
-def test_deaths_is_a_plain_value():
-    assert len(OverwriteTrace(*(np.zeros(0, np.int64),) * 4, np.zeros(0, bool))) == 0

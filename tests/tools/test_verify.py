@@ -93,10 +93,29 @@ def test_the_remedy_says_if_an_opening_would_cut_the_log(data, left, segment, po
         assert left == (Path(file).stat().st_size if Path(file).exists() else None)
 
 
-def test_a_cut_file_after_a_clean_stop_is_no_torn_tail(data):
-    path = files(data, ".log")[-1]
-    path.write_bytes(path.read_bytes()[:-10])
-    assert (path.name, "wrong-log-end", False) in problems(data)
+@pytest.mark.parametrize(
+    ("extension", "place", "damage", "code", "repairable"),
+    [
+        (".log", -1, lambda path: path.write_bytes(path.read_bytes()[:-10]), "wrong-log-end", False),
+        (".log", 0, lambda path: path.write_bytes(path.read_bytes()[:-10]), "incomplete-batch", False),
+        (".log", 1, lambda path: change(path, 0, struct.pack(">q", 3)), "offsets-fall", False),
+        (".log", 0, lambda path: path.write_bytes(path.read_bytes() * 2), "offsets-fall", False),
+        *((".log", place, Path.unlink, "missing-log", False) for place in (0, 1, -1)),
+        (".snapshot", 0, lambda path: change(path, 3, b"\xff"), "bad-snapshot", True),
+    ],
+    ids=[
+        "the end of a log that was stopped cleanly is no torn tail",
+        "the end of a closed segment",
+        "an offset outside the checksum",
+        "a segment twice",
+        *("a log whose index is there, first", "second", "last"),
+        "a snapshot",
+    ],
+)
+def test_damage_of_a_segment(data, extension, place, damage, code, repairable):
+    path = files(data, extension)[place]
+    damage(path)
+    assert (path.name, code, repairable) in problems(data)
 
 
 def test_a_torn_tail_is_repaired_by_opening(data):
@@ -115,12 +134,6 @@ def test_a_torn_tail_is_repaired_by_opening(data):
     assert problems(data) == []
 
 
-def test_a_closed_segment_cut_short_is_not_repairable(data):
-    path = files(data, ".log")[0]
-    path.write_bytes(path.read_bytes()[:-10])
-    assert (path.name, "incomplete-batch", False) in problems(data)
-
-
 def test_wrong_indexes(data):
     index, times = files(data, ".index")[0], files(data, ".timeindex")[0]
     offset, position = struct.unpack(">ii", index.read_bytes()[:8])
@@ -136,18 +149,6 @@ def test_wrong_indexes(data):
     index.unlink()
     times.unlink()
     assert problems(data) == [(index.name, "missing-index", True), (times.name, "missing-index", True)]
-
-
-def test_offsets_that_fall(data):
-    path = files(data, ".log")[1]
-    change(path, 0, struct.pack(">q", 3))  # outside the checksum
-    assert (path.name, "offsets-fall", False) in problems(data)
-
-
-def test_offsets_of_the_next_segment(data):
-    first, second = files(data, ".log")[:2]
-    first.write_bytes(first.read_bytes() + second.read_bytes())
-    assert (first.name, "offsets-fall", False) in problems(data)
 
 
 @pytest.mark.parametrize("kernel_bytes", [-1, 1 << 40])
@@ -172,12 +173,6 @@ def test_checkpoints(data, name):
     assert problems(data) == [(name, "bad-checkpoint", True)]
     (data / name).write_text("0\n1\nelsewhere 0 999\n")
     assert problems(data) == []
-
-
-def test_a_damaged_snapshot(data):
-    path = files(data, ".snapshot")[0]
-    change(path, 3, b"\xff")
-    assert problems(data) == [(path.name, "bad-snapshot", True)]
 
 
 def repair(root):
@@ -393,13 +388,6 @@ def test_partitions_of_a_topic_with_different_ids(tmp_path):
     with lastword.open(tmp_path / "d") as logs:
         problems = logs.verify().problems
     assert {p.file for p in problems if p.code == "topic-id"} == {str(path)}
-
-
-@pytest.mark.parametrize("place", [0, 1, -1])
-def test_a_log_that_is_gone_while_its_index_is_there(data, place):
-    path = files(data, ".log")[place]
-    path.unlink()
-    assert (path.name, "missing-log", False) in problems(data)
 
 
 def test_a_leader_epoch_that_the_log_contradicts(data):
