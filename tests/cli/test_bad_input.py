@@ -1,4 +1,4 @@
-"""Check every refusal: its class, its exit code, and that the directory is unchanged byte for byte."""
+"""Check refusals that no golden script has: class, exit code, and that the directory is unchanged."""
 
 import io
 import json
@@ -11,8 +11,6 @@ import pytest
 
 import lastword
 from lastword.cli import main
-from lastword.cli.command import CONTEXT
-from lastword.errors import LastwordError
 from tests.api.conftest import tree_digest
 
 
@@ -37,20 +35,20 @@ def refused(capsys, arguments):
 
 
 USERS = ["data", "users"]
+CHANGES = (
+    ["append", "users", "a", "1"],
+    ["create", "new"],
+    ["clean"],
+    ["config", "--set", "segment.ms=1d"],
+)
 CASES = [
     ("not a log directory", ["append", "text", "users", "a", "1"], "NotALogDirError", 2, "text"),
     ("not a log directory, create", ["create", "text", "users"], "NotALogDirError", 2, "text"),
     ("a file", ["read", "text/notes.txt", "users"], "NotALogDirError", 2, "notes.txt"),
     ("absent", ["append", "absent", "users", "a", "1"], "NotALogDirError", 2, "absent"),
     ("absent, clean", ["clean", "absent"], "NotALogDirError", 2, "absent"),
-    ("slash", ["create", "data", "a/b"], "InvalidTopicError", 2, "a/b"),
-    ("dots", ["create", "data", ".."], "InvalidTopicError", 2, "'..'"),
     ("slash, append", ["append", "data", "../users", "a", "1"], "InvalidTopicError", 2, "../users"),
     ("dots, read", ["read", "data", ".."], "InvalidTopicError", 2, "'..'"),
-    ("unknown topic", ["append", "data", "user", "a", "1"], "UnknownTopicError", 2, "nearest: 'users'"),
-    ("unknown option", ["read", *USERS, "--limt", "1"], "UsageError", 2, "nearest: --limit"),
-    ("unknown command", ["raed", "data"], "UsageError", 2, "did you mean `read`?"),
-    ("unknown setting", ["config", *USERS, "--set", "cleanup.polcy=x"], "UnknownSettingError", 2, "policy"),
     ("an argument", ["create", "data", "x", "--set", "partitions=3"], "UnknownSettingError", 2, "partitions"),
     ("exist_ok", ["create", *USERS, "--set", "exist_ok=yes"], "UnknownSettingError", 2, "exist_ok"),
     ("topic", ["config", "data", "--set", "topic=users"], "UnknownSettingError", 2, "'topic'"),
@@ -62,13 +60,7 @@ CASES = [
         2,
         "--unset of segment.ms",
     ),
-    ("bad value", ["config", *USERS, "--set", "segment.ms=much"], "InvalidSettingError", 2, "segment.ms"),
-    ("large value", ["append", *USERS, "a", "v" * 1000], "RecordTooLargeError", 2, "max.message.bytes"),
     ("large key", ["append", *USERS, "k" * 1000, "1"], "RecordTooLargeError", 2, "max.message.bytes"),
-    ("offset above", ["read", *USERS, "--start", "2"], "OffsetOutOfRangeError", 2, "log end 1"),
-    ("no such lease", ["lease", *USERS, "replica"], "LeaseRefusedError", 2, "has no lease 'replica'"),
-    ("no policy", ["clean", "data", "plain"], "NoPolicyError", 2, "cleanup.policy=compact"),
-    ("no topic, partition", ["clean", "data", "-p", "1"], "UsageError", 2, "topic"),
     ("no such partition", ["clean", "data", "users", "-p", "4"], "UsageError", 2, "partition 4"),
 ]  # fmt: skip
 
@@ -169,12 +161,7 @@ def test_a_locked_directory(data, capsys):
     try:
         assert holder.stdout.readline() == "locked\n"
         before = tree_digest(data)
-        for arguments in (
-            ["append", "users", "a", "1"],
-            ["create", "new"],
-            ["clean"],
-            ["config", "--set", "segment.ms=1d"],
-        ):
+        for arguments in CHANGES:
             kind, code, says = refused(capsys, [arguments[0], str(data / "data"), *arguments[1:]])
             assert (kind, code) == ("LogDirLockedError", 4) and str(holder.pid) in says
         assert main.run(["read", str(data / "data"), "users", "-q"]) == 0
@@ -202,7 +189,17 @@ def test_an_offset_below_the_log_start(data, capsys):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_may_not_be_written(data, capsys):
-    _read_only(data, capsys)
+    for path in [data / "data", *(data / "data").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        before = tree_digest(data)
+        kind, code, _ = refused(capsys, ["append", str(data / "data"), "users", "a", "1"])
+        assert (kind, code) == ("NotPermittedError", 6)
+        assert main.run(["read", str(data / "data"), "users"]) == 0
+        assert tree_digest(data) == before
+    finally:
+        for path in [data / "data", *(data / "data").rglob("*")]:
+            path.chmod(0o755)
 
 
 def test_a_read_only_drive(data, capsys, monkeypatch):
@@ -221,30 +218,11 @@ def test_a_read_only_drive(data, capsys, monkeypatch):
     )
     monkeypatch.setattr(files, "DEFAULT", refusing)
     before = tree_digest(data)
-    for arguments in (
-        ["append", "users", "a", "1"],
-        ["create", "new"],
-        ["clean"],
-        ["config", "--set", "segment.ms=1d"],
-    ):
+    for arguments in CHANGES:
         kind, code, _ = refused(capsys, [arguments[0], str(data / "data"), *arguments[1:]])
         assert (kind, code) == ("NotPermittedError", 6)
     assert main.run(["read", str(data / "data"), "users"]) == 0
     assert tree_digest(data) == before
-
-
-def _read_only(data, capsys):
-    for path in [data / "data", *(data / "data").rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        before = tree_digest(data)
-        kind, code, _ = refused(capsys, ["append", str(data / "data"), "users", "a", "1"])
-        assert (kind, code) == ("NotPermittedError", 6)
-        assert main.run(["read", str(data / "data"), "users"]) == 0
-        assert tree_digest(data) == before
-    finally:
-        for path in [data / "data", *(data / "data").rglob("*")]:
-            path.chmod(0o755)
 
 
 def test_a_full_drive(data, capsys, monkeypatch):
@@ -266,18 +244,6 @@ def test_a_full_drive(data, capsys, monkeypatch):
     assert {path: path.read_bytes() for path in logs} == before
     monkeypatch.undo()
     assert main.run(["verify", str(data / "data"), "-q"]) == 0
-
-
-def test_errors_have_a_class_with_its_code_in_the_contract():
-    """The exit codes of the command line are exactly those of the error classes."""
-
-    def leaves(kind):
-        yield kind
-        for subclass in kind.__subclasses__():
-            yield from leaves(subclass)
-
-    assert {kind.exit_code for kind in leaves(LastwordError)} == {2, 3, 4, 5, 6, 7, 70}
-    assert CONTEXT.clock is None
 
 
 def test_duplication_tells_what_it_counted_before_what_is_damaged(tmp_path, capsys):

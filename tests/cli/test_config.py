@@ -38,5 +38,8 @@ def test_a_duration_may_have_a_space_before_its_unit(data, capsys):
     assert main.run(["config", data, "users", "--json"]) == 0
     rows = map(json.loads, capsys.readouterr().out.splitlines())
     assert [row["value"] for row in rows if row.get("name") == "retention.ms"] == [3_600_000]
+    assert main.run(["config", data, "users"]) == 0
+    header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header == ["SETTING", "VALUE", "SOURCE"] and ["segment.bytes", "1GiB", "default"] in lines
     assert main.run(["config", data, "users", "--set", "retention.ms=60 minutes"]) == 2
     assert "'60 minutes' is not a duration" in capsys.readouterr().err

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -68,28 +67,6 @@ def test_read_into_append(data, tmp_path):
         assert [(r.timestamp, r.key, r.value) for r in source.topic("users", **raw).read()] == [
             (r.timestamp, r.key, r.value) for r in copy.topic("users").read()
         ]
-
-
-def test_ctrl_c_ends_with_130_and_keeps_what_is_there(data):
-    process = subprocess.Popen(
-        [*COMMAND, "append", str(data), "users"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    process.stdin.write('{"key": "late", "value": "x"}\n')
-    process.stdin.flush()
-    marker = data / ".kafka_cleanshutdown"
-    for _ in range(1000):  # the writer removes the marker when it has the lock
-        if not marker.exists():
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in stderr
-    with lastword.open(data) as logs:
-        assert logs.verify().ok and logs.topic("users").bounds() == {0: (0, 5000)}
 
 
 def test_ctrl_c_while_cleaning_stops_at_a_safe_point(data, monkeypatch, capsys):

@@ -1,4 +1,7 @@
-"""Check that every script in scripts/ prints its expected output. `make golden` rewrites them."""
+"""Check that every script in scripts/ prints its expected output. `make golden` rewrites them.
+
+A call that is refused with exit code 2 changes no file of a directory that exists.
+"""
 
 import os
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lastword.clock import ManualClock
+from tests.api.conftest import tree_digest
 from tests.cli.golden_runner import BEGIN_MS, empty_stores, execute, parse, render
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
@@ -20,7 +24,13 @@ def test_script(script, tmp_path, monkeypatch):
     clock = ManualClock(BEGIN_MS)
     blocks, rest = parse(script.read_text())
     assert blocks
-    printed = [execute(block, clock) for block in blocks]
+    printed = []
+    for block in blocks:
+        before, was_there = tree_digest(tmp_path), any(tmp_path.iterdir())
+        printed.append(execute(block, clock))
+        is_refused = printed[-1][-1:] == ["[exit 2]"] and printed[-1][0].startswith("! error: ")
+        if is_refused and was_there:
+            assert tree_digest(tmp_path) == before, f"$ {block.command}"
     if os.environ.get("LASTWORD_REWRITE"):
         for block, lines in zip(blocks, printed, strict=True):
             block.expected = [line for line in lines if line]

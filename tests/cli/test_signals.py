@@ -135,19 +135,8 @@ def test_append_keeps_what_it_took_in(data, number):
         time.sleep(0.3)
         running.send_signal(number)
         ended_well(running, number, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT][:: stride(2)], ids=lambda number: number.name
-)
-def test_clean_every_ends_cleanly(data, number):
-    with process("-m", "lastword", "clean", data, "--every", "50ms") as running:
-        assert running.stdout.readline()  # a round, or the removals by retention
-        running.send_signal(number)
-        _, stderr = running.communicate(timeout=60)
-        assert running.returncode == (0 if number == signal.SIGTERM else 128 + number), stderr
-        assert (data / MARKER).exists() and "Traceback" not in stderr
+    with lastword.open(data) as logs:
+        assert logs.topic("users").bounds() == {0: (0, 60)}
 
 
 @pytest.mark.slow

@@ -15,18 +15,13 @@ from lastword.files import DEFAULT
 from lastword.partition import snapshots
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.segment import indexes
-from lastword.segment.indexes import AbortedTransaction, TransactionIndex
-from lastword.segment.stored import SegmentFiles
+from lastword.segment.indexes import AbortedTransaction
 from tests.formats import logs
 from tests.golden import loader
+from tests.golden.test_directories import WITH_PRODUCERS
 
 NEVER_CLEANED = [("tx-delete", "data")] + [(name, "round1-before") for name in loader.names("tx-compact*")]
 NEVER_CLEANED += [("tx-rolled-by-time", "round1-before"), ("compact-idempotent-dr0", "round1-before")]
-ALL = [
-    (name, stage)
-    for name in (*loader.names("tx-*"), "compact-idempotent-dr0")
-    for stage in loader.case(name).stages
-]
 
 
 def unpacked(name: str, stage: str, target: Path) -> Path:
@@ -68,21 +63,6 @@ def comparable(line: dict[str, Any]) -> dict[str, Any]:
     return kept | {"batches": [{k: v for k, v in b.items() if k != "timestamp"} for b in line["batches"]]}
 
 
-@pytest.mark.parametrize(("name", "stage"), ALL)
-def test_snapshot_files(name: str, stage: str, tmp_path: Path) -> None:
-    """A snapshot file has the expected producers; writing it again changes only the order of its entries."""
-    directory = unpacked(name, stage, tmp_path)
-    listed = listed_snapshots(name, stage)
-    assert sorted(listed) == sorted(path.name for path in directory.glob("*.snapshot"))
-    for path in directory.glob("*.snapshot"):
-        data = path.read_bytes()
-        producers = snapshots.decode(data, path.name)
-        assert [as_listed(p) for p in producers] == [comparable(line) for line in listed[path.name]]
-        again = snapshots.encode(producers)
-        assert sorted(snapshots.decode(again, path.name), key=str) == sorted(producers, key=str)
-        assert len(again) == len(data)
-
-
 @pytest.mark.parametrize(("name", "stage"), NEVER_CLEANED)
 def test_replay_gives_every_snapshot_and_index_entry(name: str, stage: str, tmp_path: Path) -> None:
     directory = unpacked(name, stage, tmp_path)
@@ -116,7 +96,7 @@ def test_replay_gives_every_snapshot_and_index_entry(name: str, stage: str, tmp_
         assert indexes.encode_aborted(entries) == (directory / file).read_bytes()
 
 
-@pytest.mark.parametrize(("name", "stage"), ALL)
+@pytest.mark.parametrize(("name", "stage"), WITH_PRODUCERS)
 def test_replay_from_any_snapshot_leads_to_the_last_one(name: str, stage: str, tmp_path: Path) -> None:
     """A start-up loads a snapshot and replays later batches, also in cleaned logs without old batches."""
     directory = unpacked(name, stage, tmp_path)
@@ -136,22 +116,3 @@ def test_replay_from_any_snapshot_leads_to_the_last_one(name: str, stage: str, t
         idle = {p.producer_id for p in state.producers if p.is_expired(now_ms, 86_400_000)}
         producers = {p.producer_id: as_listed(p) for p in state.producers}
         assert {k: v for k, v in producers.items() if k in expected or k not in idle} == expected
-
-
-@pytest.mark.parametrize(("name", "stage"), ALL)
-def test_index_files(name: str, stage: str, tmp_path: Path) -> None:
-    directory = unpacked(name, stage, tmp_path)
-    listed = [
-        line
-        for line in loader.case(name).indexes(stage)
-        if line["file"].endswith(".txnindex") and "producerId" in line
-    ]
-    entries = []
-    for path in sorted(directory.glob("*.txnindex")):
-        index = TransactionIndex(SegmentFiles(DEFAULT, str(path.parent), int(path.stem)))
-        index.check()
-        entries += [(path.name, *entry) for entry in index.entries]
-    assert entries == [
-        (line["file"], line["producerId"], line["firstOffset"], line["lastOffset"], line["lastStableOffset"])
-        for line in listed
-    ]

@@ -18,8 +18,7 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.partition import scan
-from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry
+from lastword.tools.dump import CheckpointEntry, IndexEntry, ProducerEntry
 from lastword.tools.findings import Problem
 from tests.golden import loader
 
@@ -30,6 +29,11 @@ LOOKED_AT = [
     ("dir-killed", "recovered"),
     ("dir-torn", "died"),
     ("dir-torn", "recovered"),
+]
+WITH_PRODUCERS = [
+    (name, stage)
+    for name in (*loader.names("tx-*"), "compact-idempotent-dr0")
+    for stage in loader.case(name).stages
 ]
 STOPPED = [("dir-clean", "data"), ("dir-clean-kafka28", "data"), ("dir-killed", "recovered")]
 STOPPED += [("dir-torn", "recovered")]
@@ -165,20 +169,6 @@ def dumped(directory: Path, suffix: str) -> dict[str, list[Any]]:
     return entries_by_file
 
 
-def batch_facts(batch: Batch) -> tuple[Any, ...]:
-    place = batch.position, batch.size_bytes, batch.base_offset, batch.last_offset
-    bytes_ = batch.magic, batch.crc, batch.codec, batch.max_timestamp
-    producer = batch.producer_id, batch.producer_epoch, batch.base_sequence
-    return place, bytes_, producer, batch.transactional, batch.control
-
-
-def listed_batch(line: dict[str, Any]) -> tuple[Any, ...]:
-    place = tuple(line[k] for k in ("position", "size", "baseOffset", "lastOffset"))
-    bytes_ = tuple(line[k] for k in ("magic", "crc", "codec", "maxTimestamp"))
-    producer = tuple(line.get(k, -1) for k in ("producerId", "producerEpoch", "baseSequence"))
-    return place, bytes_, producer, line.get("isTransactional", False), line.get("isControl", False)
-
-
 def producer_facts(entry: ProducerEntry) -> tuple[Any, ...]:
     who = entry.producer_id, entry.producer_epoch, entry.coordinator_epoch, entry.timestamp
     if entry.last_offset < 0:
@@ -272,68 +262,10 @@ def epochs_below(path: Path, offset: int) -> list[str]:
 # ---------------------------------------------------------------- reading
 
 
-@pytest.mark.parametrize("plain_bytes", [0, 1 << 30], ids=["kernels", "plain"])
-@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-@pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
-def test_records(
-    name: str,
-    stage: str,
-    isolation: str,
-    plain_bytes: int,
-    unpacked: Callable[[str, str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(scan, "PLAIN_BYTES", plain_bytes)
-    monkeypatch.setattr(scan, "PLAIN_BYTES_LOADED", plain_bytes)
-    directory = unpacked(name, stage)
-    expected = served(name, stage, directory, committed=isolation == "read_committed")
-    with lastword.open(directory) as logs:
-        records_by_partition = read(logs, isolation)
-    assert records_by_partition == {partition: records for partition, records in expected.items() if records}
-    assert sum(map(len, records_by_partition.values())) > 150
-
-
-def test_transactions_make_a_difference(unpacked: Callable[[str, str], Path]) -> None:
-    """Some of these directories hold aborted records, so the two reads above differ."""
-    directory = unpacked("dir-killed", "killed")
-    with lastword.open(directory) as logs:
-        committed, everything = (
-            sum(map(len, read(logs, isolation).values()))
-            for isolation in ("read_committed", "read_uncommitted")
-        )
-    assert committed < everything
-
-
-@pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
-def test_batches_and_control_records(name: str, stage: str, unpacked: Callable[[str, str], Path]) -> None:
-    by_file = listed(loader.case(name).batches(stage))
-    controls = {
-        (f"{line['partition']}/{line['file']}", line["offset"]): line
-        for line in loader.case(name).expected(stage)
-        if line["isControl"] and line["partition"] != "__cluster_metadata-0"
-    }
-    for file, entries in dumped(unpacked(name, stage), ".log").items():
-        lines = by_file.get(file, [])
-        tails = [line["validBytes"] for line in lines if "tail" in line]
-        assert [e.position for e in entries if isinstance(e, Problem)] == tails, file
-        batches = [e for e in entries if isinstance(e, Batch)]
-        assert all(batch.crc_ok for batch in batches)
-        expected = [listed_batch(line) for line in lines if "tail" not in line]
-        assert [batch_facts(batch) for batch in batches] == expected, file
-        for batch in (batch for batch in batches if batch.control):
-            (record,) = batch.records
-            line = controls.pop((file, record.offset))
-            assert record.control == line["controlType"].lower()
-            assert record.coordinator_epoch == line["coordinatorEpoch"]
-    assert controls == {}
-
-
-@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex", ".snapshot"])
-@pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
-def test_index_entries_and_snapshots(
-    name: str, stage: str, suffix: str, unpacked: Callable[[str, str], Path]
-) -> None:
-    assert our_entries(unpacked(name, stage), suffix) == listed_entries(name, stage, suffix)
+@pytest.mark.parametrize(("name", "stage"), LOOKED_AT + WITH_PRODUCERS)
+def test_index_entries_and_snapshots(name: str, stage: str, unpacked: Callable[[str, str], Path]) -> None:
+    for suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
+        assert our_entries(unpacked(name, stage), suffix) == listed_entries(name, stage, suffix)
 
 
 @pytest.mark.parametrize(("name", "stage"), LOOKED_AT)

@@ -107,7 +107,11 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
             story.broker_refused = f"{error}\n{broker.log_text}"
         for seed, (name, codec) in enumerate(zip(OURS, traffic.CODECS, strict=True)):
             topic = logs.topic(name)
-            topic.set_config(**SETTINGS, compression_type="uncompressed" if codec == "none" else codec)
+            topic.set_config(
+                **SETTINGS,
+                compression_type="uncompressed" if codec == "none" else codec,
+                message_timestamp_type="LogAppendTime" if codec == "lz4" else "CreateTime",
+            )
             traffic.append_all(topic, traffic.updates(OUR_UPDATES, OUR_KEYS, 100 + seed))
         logs.topic("theirs").set_config(**SETTINGS)
         story.appended = read(logs, *OURS)
@@ -216,6 +220,9 @@ def test_what_our_clean_shutdown_promises_holds(story: Story, tools: Tools) -> N
         kafka_wrote = partition.startswith(
             "theirs"
         )  # with producer ids, whose last batches stay, if only emptied
-        printed = tools.dump_log([*logs, *indexes])
+        printed = tools.dump_log([*logs, *indexes], "--deep-iteration")
+        for check in ("--index-sanity-check", "--verify-index-only"):
+            printed += tools.dump_log(indexes, check)
+        printed += tools.dump_log(partition_files(directory, ".snapshot"))
         assert complaints(printed, emptied=kafka_wrote) == [], partition
         assert (directory / f"{story.served[partition].end:020d}.snapshot").exists(), partition

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ import lastword
 from lastword.protocol import encode_stored, java_hash, messages
 from lastword.testing.unsynced import UNSYNCED
 from tests.kafka import server_script
+from tests.kafka.conftest import client_of
 from tests.kafka.server_script import Difference, Side, Step, compare
-from tests.server.client import Client
 from tests.server.mutated_records import (
     FOUND,
     GROUPS,
@@ -193,13 +192,11 @@ def test_mutated_records_are_answered_as_by_kafka(topic: str, tools: Tools, tmp_
         broker.create_topic("t")
         broker.create_topic(topic, len(cases), cleanup_policy="compact")
     write(tmp_path / "kafka", topic, [case.records for case in cases])
-    with broker:
-        host, _, port = broker.bootstrap.partition(":")
-        with Client(SimpleNamespace(host=host, port=int(port))) as client:
-            answers, before = asked(client, cases), {}
-            while answers != before or FOUND not in answers.values():  # it leads its partitions step by step
-                time.sleep(0.5)
-                answers, before = asked(client, cases), answers
+    with broker, client_of(broker) as client:
+        answers, before = asked(client, cases), {}
+        while answers != before or FOUND not in answers.values():  # it leads its partitions step by step
+            time.sleep(0.5)
+            answers, before = asked(client, cases), answers
     for case in cases:
         stricter = REFUSED if topic == GROUPS and case.name.startswith("superseded") else UNKNOWN
         looser = topic == TRANSACTIONS and case.right == REFUSED

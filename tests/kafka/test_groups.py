@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lastword
 from lastword.protocol import codes
 from lastword.protocol.messages import FindCoordinatorRequest, OffsetFetchRequest
+from tests.kafka.conftest import client_of
 from tests.server.client import Client
 from tests.server.test_consumer_groups import Member, described, numbers, rounds, state
 from tests.server.test_offsets import commit, committed
@@ -20,12 +20,6 @@ SETTINGS = {
     "group.consumer.assignment.interval.ms": "0",
     "group.coordinator.rebalance.protocols": "classic,consumer",
 }
-
-
-def client_of(broker: Broker) -> Client:
-    host, port = broker.bootstrap.split(":")
-    server: Any = SimpleNamespace(host=host, port=int(port))
-    return Client(server)
 
 
 def is_loaded(client: Client, group: str) -> bool:

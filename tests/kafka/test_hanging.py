@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-
-import pytest
 
 import lastword
 from lastword.clock import SystemClock
 from lastword.testing.unsynced import UNSYNCED
+from tests.kafka.conftest import client_of
+from tests.kafka.test_transactions import connected, insist
 from tests.server.client import Client, batch
 from tests.server.writer import Writer
 from tests.support.kafka import Broker, Clients, Tools
@@ -39,46 +38,21 @@ def test_kafkas_tool_aborts_a_hanging_transaction(tools: Tools, tmp_path: Path) 
             assert values(logs) == [b"5", b"6"]
 
 
-def test_kafkas_tools_for_administrators_get_their_answers(tools: Tools, tmp_path: Path) -> None:
-    with lastword.open(tmp_path, "a", **OPTIONS) as logs:  # type: ignore[arg-type]
-        logs.create_topic("t", cleanup_policy="compact")
-        with lastword.serve(logs, "127.0.0.1:0") as server:
-            java = Clients(tools, server.bootstrap_servers)
-            assert "No partition reassignments found" in java.run(
-                "reassign.ReassignPartitionsCommand", "--list"
-            )
-            assert "LeaderId:" in java.run("MetadataQuorumCommand", "describe", "--status").replace("\t", "")
-            java.run("LeaderElectionCommand", "--election-type", "preferred", "--all-topic-partitions")
-            with pytest.raises(RuntimeError, match="No Authorizer is configured"):
-                java.run("AclCommand", "--list")
-
-
 def test_a_broker_takes_over_a_transaction_that_was_aborted(tools: Tools, tmp_path: Path) -> None:
     broker = Broker(tools, tmp_path / "logs")
     writer = Writer(Client, SystemClock(), "x1")  # type: ignore[arg-type]
 
-    def connected() -> Client:
-        host, _, port = broker.bootstrap.partition(":")
-        return Client(SimpleNamespace(host=host, port=int(port)), timeout=30)
-
-    def insist(call: object) -> None:
-        for _ in range(200):
-            if not call():  # type: ignore[operator]
-                return
-        raise AssertionError
-
     with broker:
         broker.create_topic("t")
         broker.create_topic("__transaction_state", cleanup_policy="compact")
-        with connected() as client:
-            writer.client = client
+        with connected(broker, writer):
             insist(lambda: writer.init().error_code)
             insist(lambda: writer.send(b"lost", "t"))
     with lastword.open(broker.directory, "a", **OPTIONS) as logs:  # type: ignore[arg-type]
         (aborted,) = logs.abort("x1")
         assert (aborted.state, aborted.producer_id) == ("Ongoing", writer.producer_id)
     with broker:
-        with connected() as client:
+        with client_of(broker) as client:
             again = Writer(client, SystemClock(), "x1")
             insist(lambda: again.init().error_code)
             assert (again.producer_id, again.epoch) == (writer.producer_id, writer.epoch + 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from lastword.config import TOPIC_SETTINGS
 from lastword.records.internal import METADATA
 from lastword.tools.dump import dump
 from tests.golden.loader import case, partition_files
+from tests.kafka.conftest import generator
 from tests.support.jars import KafkaJars
 from tests.support.kafka import Broker, KafkaRecord, Tools
 from tests.support.waiting import until
@@ -26,12 +26,8 @@ DECODERS = {
 
 
 def test_the_schemas_are_those_of_the_jars(kafka_jars: KafkaJars) -> None:
-    script = Path(__file__).parents[2] / "scripts" / "make_internal_schemas.py"
-    spec = importlib.util.spec_from_file_location("make_internal_schemas", script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.text_of(kafka_jars.directory) == module.TARGET.read_text(encoding="utf-8")
+    script = generator("make_internal_schemas.py")
+    assert script["text_of"](kafka_jars.directory) == script["TARGET"].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("topic", DECODERS)

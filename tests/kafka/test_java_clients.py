@@ -66,27 +66,6 @@ def compaction_tester(
             process.kill()
 
 
-# ------------------------------------------------------------------ clients
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_the_producer_and_the_consumer(java: Clients, logs: lastword.LogDir, codec: str) -> None:
-    java.create_topic(codec, retention_ms="-1")  # the records are of 1970
-    sent = [
-        KafkaRecord(b"k%d" % n, b"v" * n if n % 5 else None, 1000 + n, (("h", b"x"), ("none", None)))
-        for n in range(50)
-    ]
-    offsets = java.produce(codec, [sent[:30], sent[30:]], compression_type=codec)
-    assert offsets == list(range(50))
-    for isolation in ("read_committed", "read_uncommitted"):
-        found = java.consume(codec, isolation=isolation)[f"{codec}-0"]
-        assert (found.start, found.end) == (0, 50)
-        assert [(r.key, r.value, r.timestamp, r.headers) for r in found.records] == [
-            (r.key, r.value, r.timestamp, r.headers) for r in sent
-        ]
-    assert [record.key for record in logs[codec].read()] == [record.key for record in sent]
-
-
 # ------------------------------------------------------------------ tools
 
 
@@ -279,6 +258,8 @@ def test_a_node_without_an_authorizer_is_administered(java: Clients) -> None:
     assert java.run(*elect, "--all-topic-partitions") == ""
     printed = java.run(*elect, "--topic", "elected", "--partition", "0")
     assert printed == "Valid replica already elected for partitions elected-0\n"
+    assert "No partition reassignments found" in java.run("reassign.ReassignPartitionsCommand", "--list")
+    assert "LeaderId:" in java.run("MetadataQuorumCommand", "describe", "--status").replace("\t", "")
     with pytest.raises(RuntimeError, match="UnknownTopicOrPartitionException: No such topic as missing"):
         java.run(*elect, "--topic", "missing", "--partition", "0")
 

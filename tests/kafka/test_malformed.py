@@ -13,9 +13,9 @@ from pathlib import Path
 
 import lastword
 from lastword.testing.unsynced import UNSYNCED
+from tests.kafka.conftest import client_of
 from tests.server import malformed
 from tests.server.client import Client
-from tests.server.hostile import Address
 from tests.support.jars import KafkaJars
 from tests.support.kafka import Broker, Tools
 from tests.support.waiting import until
@@ -27,8 +27,7 @@ def create_topics(broker: Broker) -> Client:
     """Create the topics; return a client when they have leaders."""
     for topic, config in malformed.TOPICS.items():
         broker.create_topic(topic, **{name.replace(".", "_"): value for name, value in config.items()})
-    host, _, port = broker.bootstrap.rpartition(":")
-    client = Client(Address(host, int(port)), timeout=30)
+    client = client_of(broker)
     until(lambda: not any(client.offset(topic, -1).error_code for topic in malformed.TOPICS), 30)
     return client
 

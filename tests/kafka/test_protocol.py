@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import random
 import re
 import struct
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,11 +18,11 @@ from lastword.protocol import Request, codec
 from lastword.protocol.codes import APIS, REQUEST_TIMED_OUT
 from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Field, schema_of, within
+from tests.kafka.conftest import generator
 from tests.protocol.random_messages import EVERY, random_message
 from tests.support.jars import KafkaJars
 
 JAVA = Path(__file__).parents[1] / "protocol" / "java"
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_protocol.py"
 EACH = 6
 PLANTED = (
     ("SaslHandshakeRequest", 0, b"\0\x05PLAI", {"mechanism": "PLAIN"}),  # a byte is missing
@@ -151,21 +148,10 @@ def test_the_comparison_finds_planted_faults(answers: Answers) -> None:
     assert same == exchanged.hex() != from_fields
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_protocol", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_tables_are_those_of_the_jars(
-    script: ModuleType, kafka_jars: KafkaJars, answers: Answers
-) -> None:
-    parsed: Callable[[str], Any] = script.parsed_errors
-    for name, text in script.texts(kafka_jars.directory, parsed(answers.codes)).items():
-        assert (script.TARGET / name).read_text(encoding="utf-8") == text, f"run {SCRIPT.name}"
+def test_the_tables_are_those_of_the_jars(kafka_jars: KafkaJars, answers: Answers) -> None:
+    script = generator("make_protocol.py")
+    for name, text in script["texts"](kafka_jars.directory, script["parsed_errors"](answers.codes)).items():
+        assert (script["TARGET"] / name).read_text(encoding="utf-8") == text, "run make_protocol.py"
 
 
 def test_a_request_is_refused_as_kafka_refuses_it(answers: Answers) -> None:

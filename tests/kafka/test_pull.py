@@ -24,9 +24,10 @@ from lastword.errors import AuthenticationFailedError, BrokerUnreachableError, U
 from lastword.files import DEFAULT
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.pulling import PullResult
+from tests.kafka.conftest import LOGIN, secured_broker
 from tests.kafka.traffic import CODECS, batches, updates
 from tests.server.certificates import made_pem
-from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, _free_ports, adopt, complaints
+from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, adopt, complaints
 
 TOPICS = {
     "codecs": {"partitions": 3, "retention_ms": 123456789, "min_insync_replicas": 1},
@@ -74,38 +75,13 @@ def certificates(directory: Path) -> None:
     (directory / "both.pem").write_text(Path(pem.key).read_text() + Path(pem.cert).read_text())
 
 
-def secured_broker(tools: Tools, root: Path) -> tuple[Broker, str]:
-    """Return a broker with a second listener, for TLS and SASL, and that listener's address."""
-    plain, controller, secured = _free_ports(3)
-    login = "org.apache.kafka.common.security"
-    listener = "listener.name.sasl_ssl"
-    settings = {
-        "listeners": f"PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},"
-        f"SASL_SSL://127.0.0.1:{secured}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},SASL_SSL://127.0.0.1:{secured}",
-        "inter.broker.listener.name": "PLAINTEXT",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
-        f"{listener}.ssl.keystore.type": "PEM",
-        f"{listener}.ssl.keystore.location": str(root / "both.pem"),
-        f"{listener}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
-        f"{listener}.plain.sasl.jaas.config": f"{login}.plain.PlainLoginModule required "
-        f'user_backup="{PASSWORD}";',
-        f"{listener}.scram-sha-512.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
-        "log.cleaner.enable": "true",
-        "log.cleaner.backoff.ms": "200",
-    }
-    broker = Broker(tools, root / "logs", settings, keeps_port=True)
-    broker.bootstrap, broker._controller = f"127.0.0.1:{plain}", controller
-    return broker, f"127.0.0.1:{secured}"
-
-
 def properties(root: Path, mechanism: str, password: str = PASSWORD) -> Path:
     """Write a file of properties for Java's clients."""
     module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
     path = root / f"{mechanism}.properties"
     path.write_text(
         f"security.protocol=SASL_SSL\nsasl.mechanism={mechanism}\n"
-        f"sasl.jaas.config=org.apache.kafka.common.security.{module} required "
+        f"sasl.jaas.config={LOGIN}.{module} required "
         f'username="backup" password="{password}";\n'
         f"ssl.truststore.type=PEM\nssl.truststore.location={root / 'ca.pem'}\n"
     )
@@ -165,7 +141,18 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     root = tmp_path_factory.mktemp("pull")
     story = Story(root / "copy")
     certificates(root)
-    broker, secured = secured_broker(tools, root)
+    listener = "listener.name.sasl"
+    settings = {
+        f"{listener}.ssl.keystore.type": "PEM",
+        f"{listener}.ssl.keystore.location": str(root / "both.pem"),
+        f"{listener}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+        f"{listener}.plain.sasl.jaas.config": f"{LOGIN}.plain.PlainLoginModule required "
+        f'user_backup="{PASSWORD}";',
+        f"{listener}.scram-sha-512.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
+        "log.cleaner.enable": "true",
+        "log.cleaner.backoff.ms": "200",
+    }
+    broker, secured = secured_broker(tools, root / "logs", "SASL_SSL", settings)
     with broker:
         broker.create_topics(TOPICS)
         traffic(broker, 1)

@@ -6,7 +6,6 @@ does a listed one that no longer occurs. `make differential-server` sends every 
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from contextlib import closing
 from pathlib import Path
@@ -20,13 +19,13 @@ from lastword.protocol.codes import APIS
 from lastword.protocol.messages import ApiVersionsRequest
 from lastword.server import security
 from lastword.testing.unsynced import UNSYNCED
+from tests.kafka.conftest import LOGIN, generator, secured_broker
 from tests.kafka.sasl_script import HASHES, SASL_SCRIPT, USERS, WITHOUT_PASSWORDS
 from tests.kafka.server_script import SCRIPT, Difference, Side, compare
 from tests.server.client import Client
 from tests.support.exhaustive import stride
-from tests.support.kafka import Broker, Tools, _free_ports
+from tests.support.kafka import Broker, Tools
 
-MAKE_CONFIGS = Path(__file__).parents[2] / "scripts" / "make_configs.py"
 EVERY = stride(100)
 """In the test command: the first and the last version of each API."""
 
@@ -192,32 +191,6 @@ SLOW_DIFFERENCES = [
 """Those of the requests that `make differential-server` sends."""
 
 
-def secured_broker(tools: Tools, directory: Path) -> tuple[Broker, str]:
-    """Return a broker with a second listener, for SASL, and that listener's address."""
-    plain, controller, secured = _free_ports(3)
-    login = "org.apache.kafka.common.security"
-    users = " ".join(f'user_{name}="{password}"' for name, password in USERS.items() if name.isalpha())
-    settings = {
-        "auto.create.topics.enable": "true",
-        "group.initial.rebalance.delay.ms": "0",
-        "group.consumer.assignment.interval.ms": "0",
-        "connection.failed.authentication.delay.ms": "10",
-        "listeners": f"PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},"
-        f"SASL://127.0.0.1:{secured}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{secured}",
-        "inter.broker.listener.name": "PLAINTEXT",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
-        "listener.name.sasl.sasl.enabled.mechanisms": ",".join(("PLAIN", *HASHES)),
-        "listener.name.sasl.plain.sasl.jaas.config": f"{login}.plain.PlainLoginModule required {users};",
-    } | {
-        f"listener.name.sasl.{name.lower()}.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;"
-        for name in HASHES
-    }
-    broker = Broker(tools, directory, settings, keeps_port=True)
-    broker.bootstrap, broker._controller = f"127.0.0.1:{plain}", controller
-    return broker, f"127.0.0.1:{secured}"
-
-
 def add_users(broker: Broker) -> None:
     """Add the users to the broker, with both hashes of SCRAM."""
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": broker.bootstrap})
@@ -237,7 +210,19 @@ def differences(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> list[
         "[defaults]\nretention.ms = -1\n"
     )  # as the broker has it
     ours = {"files": UNSYNCED, "log_cleaner_enable": False}
-    broker, secured = secured_broker(tools, root / "kafka")
+    users = " ".join(f'user_{name}="{password}"' for name, password in USERS.items() if name.isalpha())
+    settings = {
+        "auto.create.topics.enable": "true",
+        "group.initial.rebalance.delay.ms": "0",
+        "group.consumer.assignment.interval.ms": "0",
+        "connection.failed.authentication.delay.ms": "10",
+        "listener.name.sasl.sasl.enabled.mechanisms": ",".join(("PLAIN", *HASHES)),
+        "listener.name.sasl.plain.sasl.jaas.config": f"{LOGIN}.plain.PlainLoginModule required {users};",
+    } | {
+        f"listener.name.sasl.{name.lower()}.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;"
+        for name in HASHES
+    }
+    broker, secured = secured_broker(tools, root / "kafka", "SASL_PLAINTEXT", settings)
     with (
         pytest.MonkeyPatch.context() as patch,
         broker,
@@ -293,8 +278,5 @@ def test_every_listed_difference_occurs(differences: list[Difference]) -> None:
 
 
 def test_the_table_of_settings_is_that_of_the_jars(tools: Tools) -> None:
-    spec = importlib.util.spec_from_file_location("make_configs", MAKE_CONFIGS)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.TARGET.read_text(encoding="utf-8") == script.text(tools.ask("configs"))
+    script = generator("make_configs.py")
+    assert script["TARGET"].read_text(encoding="utf-8") == script["text"](tools.ask("configs"))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from lastword.protocol import codes
 from lastword.protocol.messages import FindCoordinatorRequest
 from lastword.server.transactions import TransactionCoordinator
 from lastword.testing.unsynced import UNSYNCED
+from tests.kafka.conftest import client_of
 from tests.server.client import Client
 from tests.server.writer import Writer, described, offset_of
 from tests.support.kafka import Broker, Clients, KafkaRecord, Tools, errors_of
@@ -160,8 +160,7 @@ def served(broker: Broker) -> Iterator[Clients]:
 
 @contextmanager
 def connected(cluster: Clients, writer: Writer) -> Iterator[Client]:
-    host, _, port = cluster.bootstrap.partition(":")
-    with Client(SimpleNamespace(host=host, port=int(port)), timeout=30) as client:
+    with client_of(cluster) as client:
         writer.client = client
         yield client
 
