@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,23 +39,6 @@ def round_of(
             clock.sleep(size / disk)
             left -= size
         clock.sleep(think_seconds)
-
-
-def test_two_drives_side_by_side_use_their_budgets_and_no_more() -> None:
-    """Budgets of 20 and 60 MB/s, four threads, chunks of 1 MiB."""
-    clock = SimulatedClock()
-    rates = {"slow": 20 * MB, "fast": 60 * MB}
-    budgets = {drive: DriveBudget(rate, clock, drive) for drive, rate in rates.items()}
-    used = {drive: Usage() for drive in rates}
-    works: list[Callable[[], object]] = [
-        lambda drive=drive: round_of(clock, budgets[drive], used[drive], seconds=6, think_seconds=0.005)
-        for drive in rates
-        for _ in range(2)
-    ]
-    clock.run(*works)
-    for drive, rate in rates.items():
-        assert used[drive].per_second() >= 0.9 * rate, drive
-        assert used[drive].most_in_a_window() <= 1.05 * rate * WINDOW_SECONDS, drive
 
 
 @settings(max_examples=12, deadline=None)
