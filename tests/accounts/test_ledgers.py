@@ -348,7 +348,7 @@ def test_a_sample_and_the_exact_count_of_a_segment_share_one_reading(
         return real(self, *arguments, **options)
 
     monkeypatch.setattr(Segment, "chunk_reader", counted)
-    taken = sample.take(closed, 0, None, None, 65536, threads, more=())
+    taken = sample.take(closed, 0, None, None, threads, more=())
     assert taken.reset_because == "" and [entry.own_dead_bytes for entry in sample.entries] == exact
     larger, smaller = closed
     assert taken.read_bytes == larger.size * (1 if fits else 2) + smaller.size
