@@ -35,20 +35,6 @@ def clock():
     return ManualClock(NOW)
 
 
-def test_kept_over_a_restart_a_segment_is_scanned_once_in_its_life(tmp_path, clock):
-    rng = random.Random(1)
-    with opened(tmp_path, clock) as logs:
-        topic = logs.create_topic("t", cleanup_policy="compact")
-        fill(topic, 800, 40, rng)
-        logs.clean()
-        assert logs.dirs.log_dir("t", 0).ledgers.held(T).limit > 0
-    assert (tmp_path / "t-0" / "lastword" / "accounts").exists()
-    with opened(tmp_path, clock) as logs:
-        (done,) = logs.clean()
-        assert done.read_bytes == 0
-        assert logs.dirs.log_dir("t", 0).ledgers.held(T).rebuilt_because == ""
-
-
 def test_the_drives_time_is_what_was_appended_also_over_a_restart(tmp_path, clock):
     rng = random.Random(2)
     with opened(tmp_path, clock) as logs:
@@ -122,39 +108,6 @@ def test_one_json_line_for_each_round(tmp_path, clock, caplog):
     assert event["event"] == "round"
     assert event["dir"] == str(tmp_path.resolve())
     assert {name: event[name] for name in done.to_dict()} == json.loads(json.dumps(done.to_dict()))
-
-
-def test_metrics_tell_live_and_garbage_bytes(tmp_path, clock):
-    rng = random.Random(6)
-    with opened(tmp_path, clock, max_compaction_lag_ms=HOUR, lastword_space_target=10) as logs:
-        settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 1.0}
-        fill(logs.create_topic("figures", **settings), 400, 100, rng)
-        assert logs.clean(due=True) == []
-        size = sum(segment.size for segment in logs.dirs.log("figures", 0).segments)
-        live = metrics.LOG_LIVE_BYTES.value("figures", "0", "true")
-        garbage = metrics.LOG_GARBAGE_BYTES.value("figures", "0", "true")
-        assert live + garbage == size
-        assert garbage > size / 2
-        assert metrics.LOG_DIRTY_RATIO.value("figures", "0") == pytest.approx(garbage / size)
-        assert metrics.CLEANER_OVERDUE_SECONDS.value("figures", "0") == 0
-    assert metrics.LOG_GARBAGE_BYTES.value("figures", "0", "true") in (0, garbage)
-
-
-def test_a_lease_holds_a_tombstone_back_and_lets_it_go(tmp_path, clock):
-    with opened(tmp_path, clock, delete_retention_ms=HOUR) as logs:
-        topic = logs.create_topic("t", cleanup_policy="compact")
-        topic.append(b"a", b"1", partition=0)
-        lease = topic.lease("replica")
-        topic.append(b"a", None, partition=0)
-        topic.append(b"b", b"1", partition=0)
-        logs.clean()
-        clock.advance(2 * HOUR)
-        logs.clean()
-        assert [record.key for record in topic.read()] == [b"a", b"b"]
-        lease.advance({0: 3})
-        (done,) = logs.clean()
-        assert done.removed.tombstone == 1
-        assert [record.key for record in topic.read()] == [b"b"]
 
 
 @pytest.mark.parametrize("map_bytes", [1 << 20, 65536])
@@ -395,7 +348,7 @@ def test_a_sample_and_the_exact_count_of_a_segment_share_one_reading(
         return real(self, *arguments, **options)
 
     monkeypatch.setattr(Segment, "chunk_reader", counted)
-    taken = sample.take(closed, 0, None, None, 65536, threads, more=())
+    taken = sample.take(closed, 0, None, None, threads, more=())
     assert taken.reset_because == "" and [entry.own_dead_bytes for entry in sample.entries] == exact
     larger, smaller = closed
     assert taken.read_bytes == larger.size * (1 if fits else 2) + smaller.size

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from lastword.cleaner.engine.build import built_group
 from lastword.cleaner.engine.certificate import certify
@@ -13,13 +17,15 @@ from lastword.cleaner.engine.rewrite import rewrite
 from lastword.cleaner.policy import groups
 from lastword.cleaner.policy.groups import OutputLimits
 from lastword.cleaner.policy.plan import Plan
-from lastword.files import DEFAULT, Files
+from lastword.errors import DiskFullError, LastwordError, StorageError
+from lastword.files import DEFAULT, Files, OsFiles
 from lastword.records.batch import BatchBuilder, BatchHeader, read_records
 from lastword.records.record import RawRecord
 from lastword.resolve import Resolution, resolve
 from lastword.segment import names
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
+from tests.fakes.recording import Call
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -81,8 +87,6 @@ def contents(segment: Segment) -> list[tuple[BatchHeader, list[RawRecord]]]:
 
 
 def header_at_zero(header: BatchHeader) -> BatchHeader:
-    from dataclasses import replace
-
     return replace(header, position=0)
 
 
@@ -116,3 +120,52 @@ def rewrite_all(
         facts = built_group(segments, group, str(directory), rewritten, certified, resolution, 0.0)
         outputs.append((facts, Segment.load(stored)))
     return outputs
+
+
+def is_scratch(call: Call) -> bool:
+    """Return whether a call appends to a scratch file."""
+    return call.name == "append" and call.path.endswith(".data")
+
+
+def failing_scratch(
+    error: Callable[[str], LastwordError], after: int = 0
+) -> Callable[[Call], LastwordError | None]:
+    """Return a `fail` for `RecordingFiles`: appends to a scratch file fail with the error of its path.
+
+    `after`: the number of appends that do not fail.
+    """
+    appends = 0
+
+    def fail(call: Call) -> LastwordError | None:
+        nonlocal appends
+        appends += is_scratch(call)
+        return error(call.path) if is_scratch(call) and appends > after else None
+
+    return fail
+
+
+def full_drive(path: str) -> DiskFullError:
+    return DiskFullError.of("users-0", "/drive", 100, 1, path)
+
+
+def broken_drive(path: str) -> StorageError:
+    return StorageError("cannot write", file=path)
+
+
+def change_scratch(patch: pytest.MonkeyPatch, change: Callable[[int, Any, int], int]) -> None:
+    """Let `change` (bytes read, buffer, position) change what is read from scratch files, and its size."""
+    real = OsFiles.open_append
+
+    def open_append(self: OsFiles, path: Any, **how: Any) -> Any:
+        handle = real(self, path, **how)
+        if str(path).endswith(".data"):
+            read = handle.pread_into
+            patch.setattr(
+                handle,
+                "pread_into",
+                lambda buffer, at: change(int(read(buffer, at)), buffer, at),
+                raising=False,
+            )
+        return handle
+
+    patch.setattr(OsFiles, "open_append", open_append)

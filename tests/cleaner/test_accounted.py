@@ -137,17 +137,6 @@ def test_an_insert_only_log_is_read_once_and_never_written(log):
     assert third.read_bytes == log.log.segments[-2].size
 
 
-def test_many_rounds_against_a_dict(log):
-    rng = random.Random(7)
-    for _ in range(20):
-        for _ in range(rng.randrange(1, 60)):
-            key = b"k%d" % rng.randrange(20)
-            log.put((key, None if rng.random() < 0.3 else b"v%d" % rng.randrange(1000)))
-        log.clean()
-        assert log.live() == {k: v for k, v in log.newest.items() if v is not None}
-        log.clock.advance(rng.choice([0, 1000, 2 * HOUR]))
-
-
 def test_survivors_that_compress_worse_than_the_dead_leave_room_in_the_index(tmp_path):
     """Estimated by their share of the uncompressed bytes, survivors take a fortieth of their real size."""
     config = dataclasses.replace(

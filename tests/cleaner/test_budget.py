@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastword.cleaner.engine.throttle import CREDIT_SECONDS, DriveBudget, Drives, PacedFiles, Stopped
+from lastword.cleaner.engine.cleaning import CleanContext
+from lastword.cleaner.engine.throttle import CREDIT_SECONDS, DriveBudget, Drives, PacedHandle, Stopped
 from lastword.clock import ManualClock
 from lastword.errors import UsageError
 from lastword.segment.segment import Segment
@@ -40,23 +40,6 @@ def round_of(
             clock.sleep(size / disk)
             left -= size
         clock.sleep(think_seconds)
-
-
-def test_two_drives_side_by_side_use_their_budgets_and_no_more() -> None:
-    """Budgets of 20 and 60 MB/s, four threads, chunks of 1 MiB."""
-    clock = SimulatedClock()
-    rates = {"slow": 20 * MB, "fast": 60 * MB}
-    budgets = {drive: DriveBudget(rate, clock, drive) for drive, rate in rates.items()}
-    used = {drive: Usage() for drive in rates}
-    works: list[Callable[[], object]] = [
-        lambda drive=drive: round_of(clock, budgets[drive], used[drive], seconds=6, think_seconds=0.005)
-        for drive in rates
-        for _ in range(2)
-    ]
-    clock.run(*works)
-    for drive, rate in rates.items():
-        assert used[drive].per_second() >= 0.9 * rate, drive
-        assert used[drive].most_in_a_window() <= 1.05 * rate * WINDOW_SECONDS, drive
 
 
 @settings(max_examples=12, deadline=None)
@@ -195,8 +178,9 @@ def test_directories_of_one_device_are_one_drive(tmp_path: Path) -> None:
 def test_reads_and_writes_pay_in_pieces(tmp_path: Path) -> None:
     clock = ManualClock()
     budget = DriveBudget(MIB, clock)
-    files = PacedFiles(UNSYNCED, budget)
-    with files.open_append(tmp_path / "x", create=True, exclusive=True) as handle:
+    with PacedHandle(
+        UNSYNCED.open_append(tmp_path / "x", create=True, exclusive=True), budget, None
+    ) as handle:
         assert handle.append(b"a" * MIB) == 0
         assert handle.append(b"b" * 10) == MIB
         assert budget.used_bytes == MIB + 10
@@ -213,7 +197,7 @@ def test_segments_read_through_a_budget_are_the_same(tmp_path: Path) -> None:
 
     segment = write_segment(tmp_path, 5, [batch(5, [(5, b"k", b"v" * 5000)]), batch(6, [(6, b"k", b"w")])])
     budget = DriveBudget(None, ManualClock())
-    (paced,) = PacedFiles(UNSYNCED, budget).segments([segment])
+    (paced,) = CleanContext(UNSYNCED, ManualClock(), budget=budget).throttled([segment])
     assert isinstance(paced, Segment) and paced.next_offset == segment.next_offset == 7
     before = budget.used_bytes
     assert sum(chunk.size_bytes for chunk in paced.chunk_reader()) == segment.size
@@ -239,7 +223,8 @@ def test_a_paced_segment_is_opened_by_its_first_read_and_takes_hints(
     def opened() -> int:
         return sum(call.name == "open_read" and call.path.endswith(".log") for call in files.calls)
 
-    first, second = PacedFiles(files, DriveBudget(None, ManualClock())).segments(loaded)
+    context = CleanContext(files, ManualClock(), budget=DriveBudget(None, ManualClock()))
+    first, second = context.throttled(loaded)
     assert opened() == 0
     assert first.next_offset == 6 and opened() == 1
     first.handle.will_read(1, 2)
@@ -250,7 +235,7 @@ def test_a_paced_segment_is_opened_by_its_first_read_and_takes_hints(
     calls = ("will_read_back", "will_read_pieces", "ends_scan")
     assert hints == [("will_read", 1, 2), *((name,) for name in calls), ("may_shrink_to", first.size)]
     assert loaded[1].handle and opened() == 2
-    (shared,) = PacedFiles(files, DriveBudget(None, ManualClock())).segments(loaded[1:])
+    (shared,) = context.throttled(loaded[1:])
     assert shared.next_offset == 7 and opened() == 2
     assert second.next_offset == 7 and opened() == 3
 

@@ -43,13 +43,6 @@ def values(log: LogBuilder) -> dict[bytes | None, bytes | None]:
     return {record.key: record.value for record in log.records()}
 
 
-def test_hashes_decide(log: LogBuilder, warnings: Callable[[], list[str]]) -> None:
-    log.put("a", "1").put("b", "1").roll().put("a", "2").roll().put("c", "1").roll()
-    done = log.clean()
-    assert done.complete and done.removed.superseded == 1 and not warnings()
-    assert log.offsets() == [1, 2, 3]
-
-
 @pytest.mark.parametrize("order", [(ONE, OTHER), (OTHER, ONE)])
 @pytest.mark.parametrize("where", ["in one segment", "in two segments", "after another group"])
 def test_a_pair_of_one_hash(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner.policy.choose import LogState, choose, corrected_first_dirty, overdue_ms
+from lastword.cleaner.policy.choose import LogState, choose, overdue_ms
 from lastword.cleaner.policy.plan import CleanRequest, Plan
 from lastword.config import TopicConfig
 from lastword.errors import UsageError
@@ -38,7 +38,12 @@ def make_segments(*sizes: int) -> list[FakeSegment]:
 
 
 def compact(**changes: Any) -> TopicConfig:
-    return replace(TopicConfig(), cleanup_policy=frozenset({"compact"}), **changes)
+    return replace(TopicConfig(), **({"cleanup_policy": frozenset({"compact"})} | changes))
+
+
+def aged(age_ms: int) -> FakeSegment:
+    """Return the second of three segments, with its newest record of this age."""
+    return FakeSegment(100, 200, 1000, largest_timestamp=NOW - age_ms)
 
 
 def decide(segments: list[FakeSegment], config: TopicConfig | None = None, **more: Any) -> Plan:
@@ -53,10 +58,47 @@ def codes(plan: Plan) -> list[str]:
     return [reason.code for reason in plan.reasons]
 
 
-def test_due_leaves_the_active_segment_and_says_so() -> None:
-    plan = decide(make_segments(1000, 1000, 500), due=True)
-    assert (plan.action, plan.start, plan.limit, plan.rolls_active) == ("clean", 0, 200, False)
-    assert codes(plan) == ["active-segment"]
+CLOSED = make_segments(1000, 1000, 500)
+HALF_DIRTY = make_segments(1000, 1000, 10)
+LITTLE_DIRT = make_segments(9000, 100, 10)
+DUE: dict[str, Any] = {"due": True, "first_dirty": 100}
+LAG = {"config": compact(min_compaction_lag_ms=HOUR)}
+OVERDUE = DUE | {"config": compact(max_compaction_lag_ms=HOUR)}
+SMALLER_RATIO = DUE | {"config": compact(min_cleanable_dirty_ratio=0.49)}
+BOTH = {"config": compact(cleanup_policy=frozenset({"compact", "delete"}))}
+UNDATED, EMPTY = replace(CLOSED[0], largest_timestamp=-1), FakeSegment(100, 100, 0)
+NEW_DIRT = replace(LITTLE_DIRT[1], first_timestamp=NOW - HOUR)
+WAITS = ["below-ratio", "active-segment"]
+# The segments, the request, the limit of the round (None: nothing is cleaned) and the reasons.
+CASES: dict[str, tuple[list[FakeSegment], dict[str, Any], int | None, list[str]]] = {
+    "now, the active segment too": (CLOSED, {}, 300, []),
+    "an empty active segment stays open": ([CLOSED[0], EMPTY], {}, 100, []),
+    "due, without the active segment": (CLOSED, {"due": True}, 200, ["active-segment"]),
+    "nothing closed": (CLOSED[:1], {"due": True}, None, ["active-segment"]),
+    "an empty log": ([FakeSegment(0, 0, 0)], {}, None, ["newest"]),
+    "compact and delete": (CLOSED, BOTH, 300, []),
+    "due needs strictly more than the ratio": (HALF_DIRTY, DUE, None, WAITS),
+    "more than the ratio": (HALF_DIRTY, SMALLER_RATIO, 200, ["active-segment"]),
+    "now, whatever the ratio": (HALF_DIRTY, {"first_dirty": 100}, 300, []),
+    "a lag ends the round": ([CLOSED[0], aged(HOUR - 1), CLOSED[2]], LAG, 100, ["compaction-lag"]),
+    "a lag has passed": ([CLOSED[0], aged(HOUR), CLOSED[2]], LAG, 300, []),
+    "a lag by the time of the file": ([UNDATED, CLOSED[1]], LAG, None, ["compaction-lag"]),
+    "a lag of a clean segment": ([CLOSED[0], aged(0), CLOSED[2]], LAG | {"first_dirty": 200}, 300, []),
+    "overdue, below the ratio": (LITTLE_DIRT, OVERDUE, 200, ["active-segment"]),
+    "not yet overdue": ([LITTLE_DIRT[0], NEW_DIRT, LITTLE_DIRT[2]], OVERDUE, None, WAITS),
+    "nothing dirty is overdue": (LITTLE_DIRT[:2], OVERDUE, None, WAITS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_round_takes(case: str) -> None:
+    """A round closes the active segment if its limit is above the segment's base offset."""
+    segments, asked, limit, reasons = CASES[case]
+    plan = decide(segments, **asked)
+    assert (plan.action, codes(plan)) == ("keep" if limit is None else "clean", reasons)
+    if limit is not None:
+        assert (plan.start, plan.limit) == (asked.get("first_dirty", 0), limit)
+        assert plan.rolls_active == (limit > segments[-1].base_offset)
 
 
 def test_a_due_round_is_foretold_with_the_active_segment_that_it_closes_first() -> None:
@@ -71,86 +113,15 @@ def test_a_due_round_is_foretold_with_the_active_segment_that_it_closes_first() 
     assert decide(segments, compact(max_compaction_lag_ms=47 * HOUR), due=True, may_roll=True).limit == 300
 
 
-def test_now_takes_the_active_segment_too() -> None:
-    plan = decide(make_segments(1000, 1000, 500))
-    assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 300, True)
-    assert codes(plan) == []
-
-
-def test_now_does_not_roll_an_empty_active_segment() -> None:
-    segments = [*make_segments(1000), FakeSegment(100, 100, 0)]
-    plan = decide(segments)
-    assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 100, False)
-
-
-def test_an_unknown_policy_keeps_everything() -> None:
-    plan = decide(make_segments(10, 10), TopicConfig())
-    assert (plan.action, codes(plan)) == ("keep", ["no-policy"])
-
-
-def test_delete_alone_is_never_compacted() -> None:
-    plan = decide(make_segments(10, 10), replace(TopicConfig(), cleanup_policy=frozenset({"delete"})))
-    assert (plan.action, codes(plan)) == ("keep", ["no-policy"])
-
-
-def test_compact_and_delete_is_compacted() -> None:
-    both = replace(TopicConfig(), cleanup_policy=frozenset({"compact", "delete"}))
-    assert decide(make_segments(10, 10), both).action == "clean"
-
-
 def test_quarantine_keeps_with_its_reason() -> None:
     plan = decide(make_segments(10, 10), quarantine="bad CRC at 7")
     assert (plan.action, codes(plan)) == ("keep", ["quarantined"])
     assert "bad CRC at 7" in str(plan)
 
 
-def test_due_needs_strictly_more_than_the_ratio() -> None:
-    segments = make_segments(1000, 1000, 10)
-    assert codes(decide(segments, due=True, first_dirty=100)) == ["below-ratio", "active-segment"]
-    assert (
-        decide(segments, compact(min_cleanable_dirty_ratio=0.49), due=True, first_dirty=100).action == "clean"
-    )
-    assert decide(segments, due=False, first_dirty=100).action == "clean"
-
-
 def test_the_ratio_counts_no_byte_twice() -> None:
     plan = decide(make_segments(710, 10), due=True, first_dirty=50)
     assert (plan.dirty_bytes, plan.dirty_ratio) == (355, 0.5)
-
-
-def test_min_compaction_lag_ends_the_round_at_a_segment() -> None:
-    segments = make_segments(1000, 1000, 1000)
-    segments[1] = replace(segments[1], largest_timestamp=NOW - HOUR + 1)
-    plan = decide(segments, compact(min_compaction_lag_ms=HOUR))
-    assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 100, False)
-    assert codes(plan) == ["compaction-lag"]
-    segments[1] = replace(segments[1], largest_timestamp=NOW - HOUR)
-    assert decide(segments, compact(min_compaction_lag_ms=HOUR)).limit == 300
-
-
-def test_min_lag_falls_back_to_the_file_time() -> None:
-    segments = make_segments(1000, 1000)
-    segments[0] = replace(segments[0], largest_timestamp=-1, mtime_ms=NOW)
-    plan = decide(segments, compact(min_compaction_lag_ms=HOUR))
-    assert (plan.action, codes(plan)) == ("keep", ["compaction-lag"])
-
-
-def test_min_lag_does_not_look_at_clean_segments() -> None:
-    segments = make_segments(1000, 1000, 1000)
-    segments[0] = replace(segments[0], largest_timestamp=NOW)
-    assert decide(segments, compact(min_compaction_lag_ms=HOUR), first_dirty=100).limit == 300
-
-
-def test_max_compaction_lag_makes_a_log_due_below_its_ratio() -> None:
-    segments = make_segments(9000, 100, 10)
-    assert decide(segments, compact(max_compaction_lag_ms=HOUR), due=True, first_dirty=100).action == "clean"
-    segments[1] = replace(segments[1], first_timestamp=NOW - HOUR)
-    assert decide(segments, compact(max_compaction_lag_ms=HOUR), due=True, first_dirty=100).action == "keep"
-
-
-def test_max_lag_needs_something_dirty() -> None:
-    plan = decide(make_segments(9000, 10), compact(max_compaction_lag_ms=1), due=True, first_dirty=100)
-    assert (plan.action, codes(plan)) == ("keep", ["below-ratio", "active-segment"])
 
 
 def test_a_round_ends_below_the_last_stable_offset() -> None:
@@ -166,45 +137,9 @@ def test_a_round_ends_below_the_last_stable_offset() -> None:
     assert codes(decide(segments, stable_offset=250, due=True)) == ["active-segment"]
 
 
-def test_nothing_closed() -> None:
-    plan = decide(make_segments(500), due=True)
-    assert (plan.action, codes(plan)) == ("keep", ["active-segment"])
-
-
-def test_an_empty_log() -> None:
-    plan = decide([FakeSegment(0, 0, 0)])
-    assert (plan.action, codes(plan)) == ("keep", ["newest"])
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "expected"), [(None, 50), (10, 50), (50, 50), (90, 90), (100, 100), (101, 50)]
-)
-def test_a_checkpoint_outside_the_log_is_ignored(checkpoint: int | None, expected: int) -> None:
-    assert corrected_first_dirty(checkpoint, 50, 100) == expected
-
-
 def test_unknown_strategy() -> None:
     with pytest.raises(UsageError, match="kafka"):
         decide(make_segments(10, 10), strategy="newest-first")
-
-
-def test_a_plan_is_a_value_with_its_fields() -> None:
-    fields = decide(make_segments(1000, 500), due=True).to_dict()
-    wanted = [
-        "topic",
-        "partition",
-        "action",
-        "due",
-        "strategy",
-        "segments",
-        "read_bytes",
-        "write_bytes",
-        "free_bytes",
-        "exact",
-        "reasons",
-    ]
-    assert set(wanted) <= set(fields)
-    assert fields["reasons"][0]["code"] == "active-segment"
 
 
 def test_a_lag_that_cannot_pass_is_known_without_reading() -> None:

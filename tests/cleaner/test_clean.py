@@ -50,34 +50,11 @@ def test_cold_segments_are_not_copied_because_hot_ones_changed(users: LogBuilder
     assert users.offsets() == [0, 1, 2, 3, 4, 6]
 
 
-def test_a_plan_tells_what_the_round_then_does(users: LogBuilder) -> None:
-    users.codec_of(3)
-    for i in range(40):
-        users.batch([(f"k{(i * j) % 7}", "v" * 50) for j in range(1, 9)])
-        if i % 9 == 8:
-            users.roll()
-    plan = users.plan()
-    round_ = users.clean()
-    assert plan.exact
-    assert (plan.read_bytes, plan.write_bytes, plan.free_bytes) == (
-        round_.read_bytes,
-        round_.written_bytes,
-        round_.freed_bytes,
-    )
-    assert round_.freed_bytes > 0
-
-
 def test_looking_changes_nothing(users: LogBuilder) -> None:
     users.put("a", 1).put("a", 2).roll().put("a", 3)
     before = users.tree()
     assert users.plan().action == "clean"
     assert users.tree() == before
-
-
-def test_due_leaves_the_active_segment(users: LogBuilder) -> None:
-    users.put("a", 1).put("a", 2).roll().put("a", 3).put("b", 1)
-    round_ = users.clean(due=True)
-    assert (round_.end, users.offsets()) == (2, [1, 2, 3])
 
 
 def test_a_clean_log_is_not_due(users: LogBuilder) -> None:
@@ -94,15 +71,6 @@ def test_nothing_is_removed_without_the_policy_for_it(tmp_path: Path, policy: fr
     assert log.clean() is None
     assert log.plan().reasons[0].code == "no-policy"
     assert log.tree() == before
-
-
-def test_min_compaction_lag_holds_for_clean_now(tmp_path: Path) -> None:
-    log = (
-        LogBuilder(tmp_path, min_compaction_lag_ms=HOUR).put("a", 1).put("a", 2).roll().wait(HOUR).put("a", 3)
-    )
-    round_ = log.clean()
-    assert (round_.end, log.offsets()) == (2, [1, 2])
-    assert len(log.log.segments) == 2, "a segment under its lag is not closed for nothing"
 
 
 class TestTombstones:
@@ -208,35 +176,6 @@ def test_progress_ends_at_its_total(users: LogBuilder) -> None:
     users.clean(progress=heard.append)
     assert heard[-1].done_bytes == heard[-1].total_bytes > 0
     assert heard[0].verb == "clean"
-
-
-def test_a_round_is_a_value_with_its_fields(users: LogBuilder) -> None:
-    users.put("a", 1).put("a", 2)
-    fields = users.clean().to_dict()
-    wanted = {
-        "topic",
-        "partition",
-        "strategy",
-        "start",
-        "end",
-        "complete",
-        "records_read",
-        "records_kept",
-        "removed",
-    }
-    wanted |= {
-        "read_bytes",
-        "written_bytes",
-        "freed_bytes",
-        "seconds",
-        "phases",
-        "map_used_ratio",
-        "survivorship",
-    }
-    assert wanted | {"certificate"} <= set(fields)
-    assert set(fields["removed"]) == {"superseded", "tombstone", "marker", "aborted", "keyless"}
-    assert set(fields["phases"]) == {"map", "rewrite", "swap"}
-    assert "<table>" in users.put("a", 3).clean()._repr_html_()
 
 
 def test_a_due_round_closes_what_segment_ms_has_closed(tmp_path: Path) -> None:

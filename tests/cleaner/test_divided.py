@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from lastword.cleaner.engine.throttle import DriveBudget
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.plan import KEYS_IN_PASSES, KEYS_IN_SHARDS
 from lastword.clock import ManualClock
-from lastword.errors import CorruptBatchError, DiskFullError, StorageError
+from lastword.errors import CertificateError, CorruptBatchError, StorageError
 from lastword.files import OsFiles
 from lastword.kernels import key_batch
 from lastword.resolve import MapLoad
 from lastword.resolve.whole import MapPlan
 from tests.build import HOUR, LogBuilder
+from tests.cleaner.support import broken_drive, change_scratch, failing_scratch, full_drive
 from tests.cli.golden_runner import BEGIN_MS, Block, execute
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
@@ -125,43 +127,31 @@ def test_too_little_room_takes_passes_and_says_so(tmp_path: Path, monkeypatch: p
     assert logs(log) == logs(wide)
 
 
-def test_a_drive_that_fills_up_meanwhile_takes_passes(tmp_path: Path) -> None:
-    def full(call: Any) -> DiskFullError | None:
-        if call.name == "append" and call.path.endswith(".data"):
-            return DiskFullError.of("users-0", "/drive", 100, 1, call.path)
-        return None
-
-    files = RecordingFiles(OsFiles())
-    log = written(tmp_path / "full", files).close()
-    wide = copied(log, tmp_path / "wide")
-    files.fail = full
-    done = log.clean(**TINY)
-    assert done.scratch_bytes == 0 and done.map_passes > 2
-    wide.clean()
-    assert logs(log) == logs(wide) and not scratch(log)
+def filled_drive(log: LogBuilder, patch: pytest.MonkeyPatch) -> None:
+    log.files.fail = failing_scratch(full_drive)  # type: ignore[attr-defined]
 
 
-def test_a_damaged_scratch_file_is_no_damage_of_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def damaged_file(log: LogBuilder, patch: pytest.MonkeyPatch) -> None:
+    def flipped(count: int, buffer: Any, position: int) -> int:
+        buffer[count // 2] ^= 1
+        return count
+
+    change_scratch(patch, flipped)
+
+
+def more_hashes_than_the_map_holds(log: LogBuilder, patch: pytest.MonkeyPatch) -> None:
+    real = MapPlan.of
+    patch.setattr(MapPlan, "of", lambda *given: replace(real(*given), shards=2))
+
+
+@pytest.mark.parametrize("fault", [filled_drive, damaged_file, more_hashes_than_the_map_holds])
+def test_without_the_scratch_file_there_are_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[LogBuilder, pytest.MonkeyPatch], None]
 ) -> None:
-    log = written(tmp_path / "flipped").close()
+    """A damaged scratch file is no damage of the log."""
+    log = written(tmp_path / "log", RecordingFiles(OsFiles())).close()
     wide = copied(log, tmp_path / "wide")
-    real = OsFiles.open_append
-
-    def flipping(self: Any, path: Any, **how: Any) -> Any:
-        handle = real(self, path, **how)
-        if str(path).endswith(".data"):
-            pread_into = handle.pread_into
-
-            def flipped(buffer: Any, position: int) -> int:
-                count = int(pread_into(buffer, position))
-                buffer[count // 2] ^= 1
-                return count
-
-            monkeypatch.setattr(handle, "pread_into", flipped, raising=False)
-        return handle
-
-    monkeypatch.setattr(OsFiles, "open_append", flipping)
+    fault(log, monkeypatch)
     done = log.clean(**TINY)
     assert done.scratch_bytes == 0 and done.map_passes > 2
     assert quarantine.load(log.files, log.directory) is None
@@ -179,15 +169,10 @@ def test_damage_of_the_log_leaves_no_scratch_file(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_drive_is_raised_and_leaves_no_scratch_file(tmp_path: Path) -> None:
-    def broken(call: Any) -> StorageError | None:
-        if call.name == "append" and call.path.endswith(".data"):
-            return StorageError("cannot write", file=call.path)
-        return None
-
     files = RecordingFiles(OsFiles())
     log = written(tmp_path, files)
     before = logs(log)
-    files.fail = broken
+    files.fail = failing_scratch(broken_drive)
     with pytest.raises(StorageError, match="cannot write"):
         log.clean(**TINY)
     assert logs(log) == before and not scratch(log)
@@ -230,8 +215,6 @@ def test_two_keys_taken_for_one_are_not_certified(tmp_path: Path, monkeypatch: p
 
     It is planted into rows of hashes and, for the cleaning by the exact map that follows, into rows of keys.
     """
-    from lastword.errors import CertificateError
-
     real = key_batch.fill_from_rows
 
     def confused(section: Any, end: int, count: int, *more: Any) -> int:
@@ -265,17 +248,6 @@ def test_rows_of_one_hash_are_refused(
     assert (done.records_kept, done.removed) == (other.records_kept, other.removed)
     assert logs(log) == logs(wide) and not scratch(log)
     assert caplog.text.count("is cleaned again by an exact map of its keys") == 1
-
-
-def test_more_hashes_than_the_map_holds_take_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = MapPlan.of
-    monkeypatch.setattr(MapPlan, "of", lambda *given: replace(real(*given), shards=2))
-    log = written(tmp_path / "log").close()
-    wide = copied(log, tmp_path / "wide")
-    done = log.clean(**TINY)
-    assert done.scratch_bytes == 0 and done.map_passes > 2
-    wide.clean()
-    assert logs(log) == logs(wide) and not scratch(log)
 
 
 @pytest.mark.slow

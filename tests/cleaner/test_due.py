@@ -225,22 +225,6 @@ def test_one_target_for_the_drive_partitions_lend_their_room(tmp_path, clock):
         assert {clean_round.topic for clean_round in rounds} == {"hot"}
 
 
-def test_max_compaction_lag_beats_the_target(tmp_path, clock):
-    with opened(tmp_path, clock, max_compaction_lag_ms=HOUR) as logs:
-        topic = logs.create_topic("t", cleanup_policy="compact")
-        topic.append(b"secret", b"old", partition=0)
-        for number in range(200):
-            topic.append(b"k%d" % number, b"v" * 80, partition=0)
-        topic.append(b"secret", None, partition=0)
-        for number in range(200, 400):
-            topic.append(b"k%d" % number, b"v" * 80, partition=0)
-        assert logs.clean(due=True) == []
-        clock.advance(HOUR + 1)
-        (done,) = logs.clean(due=True)
-        assert done.removed.superseded == 1
-        assert b"old" not in [record.value for record in topic.read()]
-
-
 def test_only_the_named_topic_is_cleaned_though_another_pays_more(tmp_path, clock):
     rng = random.Random(6)
     with opened(tmp_path, clock) as logs:
@@ -262,13 +246,6 @@ def test_one_damaged_partition_stops_no_other(tmp_path, clock):
             logs.clean(due=True)
         assert {clean_round.topic for clean_round in caught.value.results} == {"b"}
         assert logs.plan("a", due=True)[0].reasons[0].code == "quarantined"
-
-
-def test_a_log_that_shrinks_while_it_is_small_needs_no_numba(tmp_path, clock):
-    with opened(tmp_path, clock) as logs:
-        logs.create_topic("t", cleanup_policy="compact")
-        assert logs.clean(due=True) == []
-        assert logs.plan(due=True)[0].action == "keep"
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchBuilder, read_header
 from lastword.wire import ATTRIBUTES_AT, CONTROL_BIT, CRC_AT
 from tests.build import LogBuilder
+from tests.cleaner.support import full_drive
 from tests.fakes.recording import RecordingFiles
 from tests.support.damage import flip
 
@@ -452,15 +453,12 @@ def test_a_full_disk_is_seen_before_writing(users: LogBuilder, monkeypatch: pyte
 
 
 def test_a_disk_that_fills_up_while_cleaning(tmp_path: Path) -> None:
-    def full(call: Any) -> DiskFullError | None:
-        if call.name == "append" and "rewrite-" in call.path:
-            return DiskFullError.of("users-0", "/drive", 100, 1, call.path)
-        return None
-
     files = RecordingFiles(OsFiles())
     log = LogBuilder(tmp_path / "data", files=files).put("a", 1).batch([("a", 2), ("b", 1)]).roll()
     before = sources(log)
-    files.fail = full
+    files.fail = lambda call: (
+        full_drive(call.path) if call.name == "append" and "rewrite-" in call.path else None
+    )
     with pytest.raises(DiskFullError):
         log.clean()
     files.fail = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lastword.cleaner.policy.groups import OutputLimits, group, needs_rewrite
+from lastword.cleaner.policy.groups import OutputLimits, group
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 
 LIMITS = OutputLimits(segment_bytes=1000, segment_index_bytes=10 << 20, index_interval_bytes=4096)
@@ -22,9 +22,7 @@ class Facts:
     tombstones_without_horizon: int = 0
 
 
-def run(
-    *segments: tuple[int, int] | tuple[int, int, int], limits: OutputLimits = LIMITS
-) -> list[tuple[int, int]]:
+def run(*segments: tuple[int, ...], limits: OutputLimits = LIMITS) -> list[tuple[int, int]]:
     """Return groups (first, last) of segments (live bytes, dead records[, tombstones without horizon])."""
     facts = []
     for i, (live, dead, *tombs) in enumerate(segments):
@@ -32,20 +30,25 @@ def run(
     return [(g.first, g.last) for g in group(facts, limits)]
 
 
-def test_nothing_dead_nothing_rewritten() -> None:
-    assert run((1000, 0), (1000, 0), (10, 0)) == []
-
-
-def test_an_empty_log_has_no_groups() -> None:
-    assert run() == []
-
-
-def test_only_segments_with_garbage_are_touched() -> None:
-    assert run((900, 0), (500, 3), (900, 0)) == [(1, 1)]
-
-
-def test_a_tombstone_whose_clock_must_start_is_a_reason() -> None:
-    assert run((900, 0), (900, 0, 1), (900, 0)) == [(1, 1)]
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        pytest.param([], [], id="an empty log"),
+        pytest.param([(1000, 0), (1000, 0), (10, 0)], [], id="nothing dead"),
+        pytest.param([(900, 0), (500, 3), (900, 0)], [(1, 1)], id="only garbage is a reason"),
+        pytest.param([(900, 0), (900, 0, 1), (900, 0)], [(1, 1)], id="or a tombstone whose clock must start"),
+        pytest.param([(0, 0), (0, 0), (900, 0)], [], id="but no empty segment by itself"),
+        pytest.param([(400, 1)] * 4, [(0, 1), (2, 3)], id="neighbours whose survivors fit"),
+        pytest.param([(300, 90)] * 3, [(0, 2)], id="live bytes count, not sizes on disk"),
+        pytest.param([(2000, 1), (10, 1)], [(0, 0), (1, 1)], id="a segment above the limit"),
+        pytest.param([(50, 0), (400, 1), (50, 0)], [(0, 2)], id="small clean neighbours come along"),
+        pytest.param([(51, 0), (400, 1), (51, 0)], [(1, 1)], id="larger ones do not"),
+        pytest.param([(10, 0)] * 60, [], id="small clean segments of a log that is not crowded"),
+        pytest.param([(10, 0)] * 80, [(0, 79)], id="a crowded log is merged although nothing is dead"),
+    ],
+)
+def test_groups(segments: list[tuple[int, ...]], expected: list[tuple[int, int]]) -> None:
+    assert run(*segments) == expected
 
 
 def test_a_marker_that_goes_or_gets_its_clock_is_a_reason() -> None:
@@ -55,40 +58,8 @@ def test_a_marker_that_goes_or_gets_its_clock_is_a_reason() -> None:
 
 def test_empty_segments_go_into_a_neighbours_output() -> None:
     empty = [Facts(0, 0, 0, 0, 0), Facts(100, 200, 400, 1, 300), Facts(200, 200, 0, 0, 0)]
-    (segment_group,) = group([*empty, Facts(300, 400, 900, 0, 900)], LIMITS)
-    assert (
-        segment_group.first,
-        segment_group.last,
-        segment_group.base_offset,
-        segment_group.next_offset,
-    ) == (0, 2, 0, 200)
-    assert run((0, 0), (0, 0), (900, 0)) == [], "but they are no reason by themselves"
-
-
-def test_dirty_neighbours_share_an_output_while_their_survivors_fit() -> None:
-    assert run((400, 1), (400, 1), (400, 1), (400, 1)) == [(0, 1), (2, 3)]
-
-
-def test_live_bytes_count_not_sizes_on_disk() -> None:
-    assert run((300, 90), (300, 90), (300, 90)) == [(0, 2)]
-
-
-def test_a_segment_larger_than_the_limit_is_a_group_of_its_own() -> None:
-    assert run((2000, 1), (10, 1)) == [(0, 0), (1, 1)]
-
-
-def test_small_clean_neighbours_come_along_and_big_ones_do_not() -> None:
-    assert run((50, 0), (400, 1), (50, 0)) == [(0, 2)]
-    assert run((51, 0), (400, 1), (51, 0)) == [(1, 1)]
-
-
-def test_small_clean_segments_alone_stay_while_the_log_is_not_crowded() -> None:
-    assert run(*[(10, 0)] * 60) == []
-
-
-def test_a_crowded_log_is_merged_although_nothing_is_dead() -> None:
-    groups = run(*[(10, 0)] * 80)
-    assert groups == [(0, 79)]
+    (merged,) = group([*empty, Facts(300, 400, 900, 0, 900)], LIMITS)
+    assert (merged.first, merged.last, merged.base_offset, merged.next_offset) == (0, 2, 0, 200)
 
 
 def test_a_merged_log_is_not_crowded_any_more() -> None:
@@ -124,8 +95,3 @@ def test_a_group_tells_its_range_and_bytes() -> None:
     (segment_group,) = group(facts, LIMITS)
     assert (segment_group.base_offset, segment_group.next_offset, segment_group.count) == (0, 250, 2)
     assert (segment_group.size_bytes, segment_group.live_bytes) == (1000, 700)
-
-
-@pytest.mark.parametrize(("dead", "tombs", "expected"), [(0, 0, False), (1, 0, True), (0, 1, True)])
-def test_needs_rewrite(dead: int, tombs: int, expected: bool) -> None:
-    assert needs_rewrite(Facts(0, 1, 100, dead, 100, tombs)) is expected

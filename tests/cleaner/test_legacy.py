@@ -427,13 +427,6 @@ def check_crashed(log: LogBuilder, label: str) -> None:
     log.abandon()
 
 
-def test_what_the_crash_tests_clean(tmp_path: Path) -> None:
-    log = crash_log(tmp_path / "data")
-    assert len(log.sizes()) == 6
-    log.clean()
-    assert [record.offset for record in data(log)] == [1, 9, 10]
-
-
 def again(root: Path, log: LogBuilder) -> LogBuilder:
     fresh = LogBuilder(root, files=HastyFiles(), clock=log.clock)
     fresh.config = log.config

@@ -126,20 +126,6 @@ def test_a_tombstone_past_its_horizon_goes(tmp_path: Path) -> None:
     assert facts.removed.tombstone == 1
 
 
-def test_nothing_dead_means_no_group(tmp_path: Path) -> None:
-    segment = write_segment(tmp_path / "s", 0, [batch(0, [(i, b"k%d" % i, b"v") for i in range(20)])])
-    assert rewrite_all([segment], tmp_path / "o") == []
-
-
-def test_records_without_a_key_go(tmp_path: Path) -> None:
-    segment = write_segment(
-        tmp_path / "s", 0, [batch(0, [(0, None, b"1"), (1, b"k", b"2"), (2, None, None)])]
-    )
-    ((facts, new),) = rewrite_all([segment], tmp_path / "o")
-    assert [r.offset for r in records_of(new)] == [1]
-    assert (facts.removed.keyless, facts.removed.superseded) == (2, 0)
-
-
 def test_an_output_takes_the_time_of_its_last_source(tmp_path: Path) -> None:
     first = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"a", b"1")])])
     write_segment(tmp_path / "s", 1, [batch(1, [(1, b"a", b"2")])])

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lastword import metrics
 from lastword.background.scheduler import Done, Scheduler, Stop, Urgency
 from lastword.background.states import IDLE, PartitionState, States
 from lastword.cleaner.engine.report import CleanRound, Removed
 from lastword.clock import ManualClock, SystemClock
-from lastword.errors import BusyError, UsageError
+from lastword.errors import BusyError
 from lastword.logdir import TopicPartition
 from tests.fakes.simulated import SimulatedClock
 from tests.support.exhaustive import few
@@ -129,28 +128,6 @@ def test_the_most_urgent_first_and_the_overdue_before_all() -> None:
     ):
         work.add(number, drive, rank, less)
     assert drain(scheduler_of(work)) == [tp(5), tp(4), tp(2), tp(1), tp(0), tp(3)]
-
-
-def test_never_two_rounds_on_a_drive_while_another_one_has_work() -> None:
-    """Four threads, seen from inside a round: the second round runs on the other drive, though its partition
-    is far less urgent; only the third round shares a drive.
-    """
-    work, seen = FakeWork(), []
-    scheduler = scheduler_of(work, threads=4)
-    for number in range(3):
-        work.add(number, "a", 0)
-    work.add(9, "b", 3)
-
-    def nested(task: FakeTask, stop: Stop) -> Done:
-        seen.append(sorted(running.drive for running in scheduler.running().values()))
-        scheduler.turn()
-        return cleaned(task, stop)
-
-    for number in (0, 1, 2, 9):
-        work.bodies[tp(number)] = nested
-    assert scheduler.turn()
-    assert seen == [["a"], ["a", "b"], ["a", "a", "b"], ["a", "a", "a", "b"]]
-    assert not scheduler.running() and not scheduler.states.all()
 
 
 @settings(max_examples=few(60), deadline=None)
@@ -631,91 +608,9 @@ def test_chores_have_their_own_interval_and_run_within_long_rounds() -> None:
 # ---------------------------------------------------------------- states
 
 
-class Transitions(RuleBasedStateMachine):
-    """Any calls in any order, compared with two numbers and two facts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states = States(ManualClock())
-        self.pauses = 0
-        self.round: str | None = None
-        self.quarantined = False
-
-    def refused(self, event: str) -> bool:
-        before = self.states[tp(0)]
-        with pytest.raises(UsageError, match="cannot"):
-            self.states.apply(tp(0), event)  # type: ignore[arg-type]
-        return self.states[tp(0)] == before
-
-    @rule()
-    def begin(self) -> None:
-        free = self.round is None and not self.pauses and not self.quarantined
-        if not free:
-            assert self.refused("begin")
-        assert self.states.begin(tp(0)) is free
-        if free:
-            self.round = "cleaning"
-
-    @rule(damaged=st.booleans())
-    def end(self, damaged: bool) -> None:
-        event = "damage" if damaged else "end"
-        if self.round is None:
-            assert self.refused(event)
-            return
-        self.states.apply(tp(0), event)  # type: ignore[arg-type]
-        self.round, self.quarantined = None, damaged
-
-    @rule()
-    def abort(self) -> None:
-        assert self.states.abort(tp(0)) is (self.round is not None)
-        if self.round is None:
-            assert self.refused("abort")
-        else:
-            self.round = "aborted"
-
-    @rule()
-    def pause(self) -> None:
-        self.states.apply(tp(0), "pause")
-        self.pauses += 1
-
-    @rule()
-    def resume(self) -> None:
-        if not self.pauses:
-            assert self.refused("resume")
-            return
-        self.states.apply(tp(0), "resume")
-        self.pauses -= 1
-
-    @rule()
-    def find(self) -> None:
-        if self.round is not None or self.quarantined:
-            assert self.refused("find")
-            return
-        self.states.apply(tp(0), "find")
-        self.quarantined = True
-
-    @rule()
-    @precondition(lambda self: True)
-    def retry(self) -> None:
-        if not self.quarantined:
-            assert self.refused("retry")
-            return
-        self.states.apply(tp(0), "retry")
-        self.quarantined = False
-
-    @invariant()
-    def agrees(self) -> None:
-        kind = "quarantined" if self.quarantined else self.round or ("paused" if self.pauses else "idle")
-        assert self.states[tp(0)] == PartitionState(kind, self.pauses)  # type: ignore[arg-type]
-        assert (tp(0) in self.states.all()) is (self.states[tp(0)] != IDLE)
-
-
-TestTransitions = Transitions.TestCase
-TestTransitions.settings = settings(max_examples=few(30), stateful_step_count=25, deadline=None)
-
-
 def test_a_partition_that_is_gone_is_forgotten_but_not_under_a_round() -> None:
     states = States(ManualClock())
+    assert not states.abort(tp(0)), "there is no round"
     states.pause(tp(0))
     states.forget(tp(0))
     assert states[tp(0)] == IDLE

@@ -14,12 +14,13 @@ import pytest
 
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner.policy import quarantine
-from lastword.errors import CertificateError, CorruptBatchError, DiskFullError, StorageError
+from lastword.errors import CertificateError, CorruptBatchError, StorageError
 from lastword.files import OsFiles
 from lastword.kernels import table as fields
 from lastword.resolve import hash_map
 from lastword.resolve.survivors import KeptChunk, Survivors
 from tests.build import HOUR, SALT, LogBuilder
+from tests.cleaner.support import broken_drive, change_scratch, failing_scratch, full_drive, is_scratch
 from tests.fakes.recording import RecordingFiles
 from tests.support.cleaning import by_hash
 from tests.support.damage import flip
@@ -251,23 +252,13 @@ def test_a_damaged_file_is_no_damage_of_the_log(tmp_path: Path, monkeypatch: pyt
     plain = copied(log, tmp_path / "plain")
     plain.clean()
     monkeypatch.setattr(Survivors, "_next_block", in_file)
-    real = OsFiles.open_append
 
-    def flipping(self: Any, path: Any, **how: Any) -> Any:
-        handle = real(self, path, **how)
-        if str(path).endswith(".data"):
-            pread_into = handle.pread_into
+    def flipped_or_short(count: int, buffer: Any, position: int) -> int:
+        if position % 2:
+            buffer[count // 2] ^= 1
+        return count if position % 3 else 0
 
-            def flip(buffer: Any, position: int) -> int:
-                count = int(pread_into(buffer, position))
-                if position % 2:
-                    buffer[count // 2] ^= 1
-                return count if position % 3 else 0
-
-            monkeypatch.setattr(handle, "pread_into", flip, raising=False)
-        return handle
-
-    monkeypatch.setattr(OsFiles, "open_append", flipping)
+    change_scratch(monkeypatch, flipped_or_short)
     log.clean(map_bytes=MIB)
     assert logs(log) == logs(plain) and quarantine.load(log.files, log.directory) is None
 
@@ -282,22 +273,14 @@ def test_without_room_the_log_is_read_again(
     plain.clean(map_bytes=MIB)
     kept.clear()
     monkeypatch.setattr(Survivors, "_next_block", in_file)
-    appended = []
-
-    def full(call: Any) -> DiskFullError | None:
-        if call.name == "append" and call.path.endswith(".data"):
-            appended.append(call)
-            if len(appended) > 2:
-                return DiskFullError.of("users-0", "/drive", 100, 1, call.path)
-        return None
-
     if why == "no room":
         monkeypatch.setattr(Survivors, "_use_file", lambda self: False)
     else:
-        files.fail = full
+        files.fail = failing_scratch(full_drive, after=2)
     done = log.clean(map_bytes=MIB)
     assert done.complete and logs(log) == logs(plain)
-    assert len(kept) == (0 if why == "no room" else 2) and len(appended) <= 3
+    assert len(kept) == (0 if why == "no room" else 2)
+    assert sum(is_scratch(call) for call in files.calls) <= 3, "the file is given up at its first error"
 
 
 def test_an_error_of_the_drive_is_raised_and_leaves_no_file(
@@ -307,13 +290,7 @@ def test_an_error_of_the_drive_is_raised_and_leaves_no_file(
     log = written(tmp_path, files)
     before = log.tree()
     monkeypatch.setattr(Survivors, "_next_block", in_file)
-
-    def broken(call: Any) -> StorageError | None:
-        if call.name == "append" and call.path.endswith(".data"):
-            return StorageError("cannot write", file=call.path)
-        return None
-
-    files.fail = broken
+    files.fail = failing_scratch(broken_drive)
     with pytest.raises(StorageError, match="cannot write"):
         log.clean(map_bytes=MIB)
     assert {name: data for name, data in log.tree().items() if not name.startswith("lastword")} == {

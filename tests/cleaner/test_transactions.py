@@ -51,13 +51,6 @@ def test_6F_44_only_committed_data_survives_and_markers_stay(users: LogBuilder) 
     assert committed(users) == {b"a": b"2", b"b": b"1", b"d": b"1", b"e": b"1"}
 
 
-def test_an_aborted_record_kills_nothing(users: LogBuilder) -> None:
-    users.put("a", "kept")
-    Producer(users).put(("a", "aborted")).abort()
-    users.put("z", 1).roll().clean()
-    assert offsets(users) == [0, 3]
-
-
 def test_an_index_that_lost_its_entries_costs_no_record(users: LogBuilder) -> None:
     """The transaction index is derived data: without it the markers of the log decide."""
     users.put("a", "kept")
@@ -266,14 +259,6 @@ def test_6F_61_undecided_data_is_not_cleaned(users: LogBuilder) -> None:
     users.roll()
     assert users.clean().end == 6
     assert offsets(users) == [4]
-
-
-def test_a_log_that_is_all_undecided_is_kept(users: LogBuilder) -> None:
-    Producer(users).put(("a", 1)).put(("a", 2))
-    before = users.tree()
-    assert users.clean() is None
-    assert users.plan().reasons[0].code == "undecided-transaction"
-    assert users.tree() == before
 
 
 def test_6G_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> None:

@@ -32,7 +32,7 @@ from tests.naive import digest as naive_digest
 from tests.naive.batches import walk
 from tests.naive.columns import decode
 from tests.naive.pack import Record, encode_batch, seal
-from tests.naive.repack import repack, repack_all
+from tests.naive.repack import repack_all
 from tests.naive.strategies import T, batches
 
 
@@ -113,24 +113,6 @@ def repacked(
 logs = batches(time=st.integers(T - 100, T + 100), most=4)
 
 
-@pytest.mark.slow
-@given(logs, st.data())
-def test_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
-    joined = b"".join(log)
-    headers = walk(joined)[0]
-    offsets = [record.offset for header in headers for record in decode(joined, header)]
-    dead = data.draw(st.sets(st.sampled_from(offsets))) if offsets else set()
-    retain = [
-        data.draw(st.sampled_from([0, 2, 3] if header.attributes & 0x20 else [0, 1])) for header in headers
-    ]
-    horizon_ms = data.draw(st.sampled_from([-1, T + 1500]))
-    expected = b"".join(
-        repack(joined, header, dead, retain=keep, horizon_ms=horizon_ms) or b""
-        for header, keep in zip(headers, retain, strict=True)
-    )
-    assert kernel_repack(joined, dead, retain, horizon_ms) == expected
-
-
 mixed_logs = batches(
     time=st.integers(T - 100, T + 100),
     most=7,
@@ -142,12 +124,14 @@ mixed_logs = batches(
 
 @pytest.mark.slow
 @given(mixed_logs, st.data())
-def test_neighbours_are_joined_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
+def test_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
     joined = b"".join(log)
     headers = walk(joined)[0]
     offsets = [record.offset for header in headers for record in decode(joined, header)]
     dead = data.draw(st.sets(st.sampled_from(offsets))) if offsets else set()
-    retain = [0 if header.attributes & 0x20 else data.draw(st.sampled_from([0, 0, 1])) for header in headers]
+    retain = [
+        data.draw(st.sampled_from([0, 2, 3] if header.attributes & 0x20 else [0, 0, 1])) for header in headers
+    ]
     horizon_ms = data.draw(st.sampled_from([-1, T, T + 1500]))
     target = data.draw(st.sampled_from([0, 100, 150, 300, 1000, 4000]))
     most = data.draw(st.sampled_from([250, 700, 1 << 20]))

@@ -157,19 +157,6 @@ def test_a_key_written_again_after_its_due_tombstone_lives() -> None:
     assert sum(facts.due_tombstones for facts in resolution.segments) == 0
 
 
-def test_two_keys_taken_for_one_leave_the_digest_wrong() -> None:
-    """The sum of the certificate uses the key of the newer record, so a false kill does not cancel out."""
-    log = [encode_batch([Record(0, T, b"one", b"1"), Record(1, T, b"two", b"2")])]
-    resolution = check(segments(log, []), BIG, None)
-    seed0, seed1 = (int(seed) for seed in digest_seeds(resolution.digest_seed))
-    from tests.naive.hashing import MASK, pair_digest
-
-    survivor = pair_digest(b"two", 1, seed0, seed1)
-    met = resolution.segments[0].live_digest
-    false_kill = (met - pair_digest(b"two", 0, seed0, seed1)) & MASK
-    assert false_kill != survivor
-
-
 def test_transactions_are_refused_by_name() -> None:
     log = [encode_batch([Record(7, T, b"a", b"1")], attributes=0x10, producer=(5, 0, 0))]
     with pytest.raises(UnsupportedBatchError, match=r"00000000000000000007.log position 0.*transactional"):
@@ -221,21 +208,6 @@ def test_keys_longer_and_shorter_than_the_first_ones() -> None:
         room = 200 * (sum(sizes) + 2 * (15 + 10))
         resolution = check(segments(log, [200], chunk_bytes=1000), int(room * 1.15), None)
         assert resolution.passes == 1
-
-
-def test_progress_reaches_the_end() -> None:
-    sources = synthetic(3, 500, 50, 100)
-    heard: list[tuple[int, int]] = []
-    resolve(
-        sources,
-        map_bytes=BIG,
-        salt=b"",
-        now_ms=None,
-        progress=lambda done, total: heard.append((done, total)),
-    )
-    total = sum(source.size for source in sources)
-    assert heard[-1] == (total, total)
-    assert [done for done, _ in heard] == sorted(done for done, _ in heard)
 
 
 def dense(keys: np.ndarray) -> list[MemorySegment]:

@@ -127,14 +127,7 @@ def compare(
     )
     counts = merge_counts(parts, resolutions)
     merged = merge_resolutions(counts.facts(), bits, resolutions, map_bytes=map_bytes, salt=SALT, seconds=0.0)
-    assert merged.segments == whole.segments
-    assert bits.offsets().tolist() == whole.dead.offsets().tolist()
-    assert (merged.distinct_keys, merged.records, merged.keyless, merged.digest_seed) == (
-        whole.distinct_keys,
-        whole.records,
-        whole.keyless,
-        whole.digest_seed,
-    )
+    assert result_of(merged) == result_of(whole)
     for by_hash in (False, True):
         with scratch(root) as out:
             alone = resolve_divided(
@@ -147,14 +140,7 @@ def compare(
                 outcomes=how.get("outcomes", NO_TRANSACTIONS),  # type: ignore[arg-type]
                 by_hash=by_hash,
             )
-        assert alone.segments == whole.segments
-        assert alone.dead.offsets().tolist() == whole.dead.offsets().tolist()
-        assert (alone.distinct_keys, alone.records, alone.keyless, alone.digest_seed) == (
-            whole.distinct_keys,
-            whole.records,
-            whole.keyless,
-            whole.digest_seed,
-        )
+        assert result_of(alone) == result_of(whole)
         assert alone.passes >= sum(filled)
     for source in sources:
         window = union(part.window(source.base_offset, source.next_offset) for part in marked)
@@ -164,6 +150,11 @@ def compare(
         )
         assert got == wanted
     return [resolution.passes for resolution in resolutions]
+
+
+def result_of(resolution: Resolution) -> tuple[Any, ...]:
+    counts = (resolution.distinct_keys, resolution.records, resolution.keyless, resolution.digest_seed)
+    return resolution.segments, resolution.dead.offsets().tolist(), counts
 
 
 def marked_by(unit: Handle, number: int, shards: Sequence[ShardResult]) -> Iterator[np.ndarray]:

@@ -83,9 +83,9 @@ def test_sources_without_slots() -> None:
 def test_a_running_resolution_with_two_threads() -> None:
     resolutions = []
     for threads in (1, 2):
-        running = RunningResolution(map_bytes=BIG, salt=b"s", threads=threads)
+        running = RunningResolution(map_bytes=BIG, salt=b"s")
         for source in packed(4):
-            running.add_segments([source])
+            running.add_segments([source], threads=threads)
         resolutions.append(running.resolution())
     assert same(*resolutions)
 

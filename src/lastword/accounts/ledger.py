@@ -41,7 +41,7 @@ from lastword.accounts.tracking import (
 from lastword.errors import CorruptFileError
 from lastword.files import Files
 from lastword.partition.leases import NO_FLOOR
-from lastword.records.chunk import SCAN_BYTES, Chunk, ChunkReader
+from lastword.records.chunk import Chunk, ChunkReader
 from lastword.segment import names
 from lastword.segment.segment import Segment
 
@@ -267,7 +267,6 @@ class Ledger:
         outcomes: TransactionOutcomes | None = None,
         progress: Callable[[int, int], None] | None = None,
         bytes_above: int = 0,
-        chunk_bytes: int = SCAN_BYTES,
         threads: int = 1,
         sample: bool = True,
         place: ScratchPlace | None = None,
@@ -284,7 +283,6 @@ class Ledger:
             outcomes: Outcomes of transactions.
             progress: Called with (done, total) bytes.
             bytes_above: Bytes of the log above `limit`, from which the ages of segments are computed.
-            chunk_bytes: Bytes to read per chunk.
             threads: As for `resolve`.
             sample: False: keys that do not fit the memory leave empty accounts, not accounts of a sample.
             place: Where survivors are kept, if a rewrite of all garbage follows. Then a map of hashes may
@@ -323,7 +321,6 @@ class Ledger:
                 self.write_clock,
                 outcomes,
                 report_progress,
-                chunk_bytes,
                 threads,
                 more=[segment for later in portions for segment in later],
                 place=place,

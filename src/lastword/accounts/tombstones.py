@@ -36,15 +36,9 @@ if TYPE_CHECKING:
 class TombstoneClocks:
     """(offset, since) of tombstones that are not blocked, ascending by offset; at most `most` of them."""
 
-    def __init__(
-        self,
-        offset: NDArray[np.int64] | None = None,
-        since_ms: NDArray[np.int64] | None = None,
-        *,
-        most: int = 1 << 20,
-    ) -> None:
-        self.offset = np.empty(0, np.int64) if offset is None else offset
-        self.since_ms = np.empty(0, np.int64) if since_ms is None else since_ms
+    def __init__(self, most: int = 1 << 20) -> None:
+        self.offset = np.empty(0, np.int64)
+        self.since_ms = np.empty(0, np.int64)
         self._most = most
 
     def __len__(self) -> int:
@@ -64,20 +58,6 @@ class TombstoneClocks:
             known = self.offset[at] == free
             since_ms[known] = self.since_ms[at[known]]
         self.offset, self.since_ms = free, since_ms
-
-    def due(
-        self,
-        live: Tombstones,
-        now_ms: int,
-        delete_retention_ms: int,
-        *,
-        floor: int = NO_FLOOR,
-        keep: int = -1,
-    ) -> NDArray[np.int64]:
-        """Return the offsets of the tombstones that may go now."""
-        reasons = self.held_by(live, now_ms, delete_retention_ms, floor=floor, keep=keep)
-        due: NDArray[np.int64] = self.offset[reasons == MAY_GO]
-        return due
 
     def held_by(
         self,
@@ -103,14 +83,6 @@ class TombstoneClocks:
         facts = TombstoneFacts(self.offset, due_ms, has_older=has_older, ends_file=ends_file)
         reasons: NDArray[np.int64] = held_by(facts, now_ms, floor)
         return reasons
-
-    def first_due(self, live: Tombstones, delete_retention_ms: int) -> tuple[int, int]:
-        """Return (offset, ms) of the tombstone that is due first; (-1, -1) if no clock runs."""
-        if not self.offset.size:
-            return -1, -1
-        due_ms = self.due_ms(live, delete_retention_ms)
-        first = int(np.argmin(due_ms))
-        return int(self.offset[first]), int(due_ms[first])
 
     def due_ms(self, live: Tombstones, delete_retention_ms: int) -> NDArray[np.int64]:
         """Return when each tombstone is due, in milliseconds since 1970."""
@@ -243,7 +215,8 @@ class Deletes:
         """Return the offsets of tombstones in the log, below `floor`, whose clocks have ended."""
         keep = self.tracking.running.limit - 1 if self.ends_old else -1
         live = self.live()
-        over = self.clocks.due(live, now_ms, delete_retention_ms, floor=floor, keep=keep)
+        held = self.clocks.held_by(live, now_ms, delete_retention_ms, floor=floor, keep=keep)
+        over: NDArray[np.int64] = self.clocks.offset[held == MAY_GO]
         return over[over >= self.tracking.first_offset]
 
     def standing(self, now_ms: int, delete_retention_ms: int) -> Standing:
@@ -295,8 +268,11 @@ class Deletes:
 
     def next_due(self, delete_retention_ms: int) -> tuple[int, int]:
         """Return (offset, ms) of the tombstone that is due next; (-1, -1) while no clock runs."""
-        live = self.live()
-        return self.clocks.first_due(live, delete_retention_ms)
+        due_ms = self.clocks.due_ms(self.live(), delete_retention_ms)
+        if not due_ms.size:
+            return -1, -1
+        first = int(np.argmin(due_ms))
+        return int(self.clocks.offset[first]), int(due_ms[first])
 
     def due_between(self, first_offset: int, next_offset: int) -> int:
         """Return the highest offset of a tombstone that a rewrite of this range drops; -1: none."""

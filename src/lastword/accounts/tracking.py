@@ -374,7 +374,6 @@ class Tracking:
         write_clock: int,
         outcomes: TransactionOutcomes | None,
         progress: Callable[[int, int], None] | None,
-        chunk_bytes: int,
         threads: int,
         *,
         more: Sequence[Segment],
@@ -390,13 +389,12 @@ class Tracking:
             write_clock: The drive's time.
             outcomes: Outcomes of transactions.
             progress: Called with (done, total) bytes.
-            chunk_bytes: Bytes to read per chunk.
             threads: As for `resolve`.
             more: Segments that will be added next.
             place: `new` is a whole log: let a map of hashes decide, with this place for survivors.
         """
         noted = NotedOutcomes(outcomes) if outcomes is not None else None
-        read, why = self._scan(new, write_clock, noted, progress, chunk_bytes, threads, more, place), ""
+        read, why = self._scan(new, write_clock, noted, progress, threads, more, place), ""
         if len(self.entries) == 0:
             why = KEYS_DO_NOT_FIT if place is None else HASHES_UNSURE
         elif self._meets_first_tombstone() and self.uncounted:
@@ -422,7 +420,6 @@ class Tracking:
         write_clock: int,
         outcomes: TransactionOutcomes | None,
         progress: Callable[[int, int], None] | None,
-        chunk_bytes: int,
         threads: int,
         more: Sequence[Segment],
         place: ScratchPlace | None,
@@ -443,7 +440,6 @@ class Tracking:
                 segments,
                 outcomes=outcomes,
                 progress=report_progress,
-                chunk_bytes=chunk_bytes,
                 threads=threads,
                 forget=not self.counts_copies,
                 more=more,

@@ -308,7 +308,7 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
         Stopped: `context.stop` returned true. The result of the scan so far is kept.
     """
     log, plan = scan_plan(partition, now_ms)
-    context, segments = context.throttled(log.segments)
+    segments = context.throttled(log.segments)
 
     def check_stop(done_bytes: int, total_bytes: int) -> None:
         if context.stop is not None and context.stop():

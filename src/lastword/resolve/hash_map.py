@@ -36,7 +36,6 @@ from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.kernels.batches import rows_that_fit, walk_batches
-from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.kernels.key_batch import KeyBatch
 from lastword.kernels.pages import PAGE_WORDS
 from lastword.records.chunk import Chunk, RecordBuffer
@@ -44,7 +43,6 @@ from lastword.records.compression import limit_of
 from lastword.records.pipeline import prepared, second_thread
 from lastword.resolve.bitmaps import DeadBitmaps, union
 from lastword.resolve.facts import (
-    LAST_HASH,
     Resolution,
     Rules,
     SegmentCounts,
@@ -55,7 +53,7 @@ from lastword.resolve.facts import (
     horizons_of,
     outcomes_of,
 )
-from lastword.resolve.offset_map import MAX_LOAD
+from lastword.resolve.offset_map import MAX_LOAD, words_of
 from lastword.resolve.resolver import KeyBatchFiller, max_records_of
 from lastword.resolve.survivors import Survivors
 from lastword.wire import CODEC_MASK, CONTROL_BIT, INT64_MAX, TRANSACTIONAL_BIT
@@ -227,10 +225,7 @@ class HashResolver:
         self.digest_seed = digest_seed_of(salt)
         self.counts = SegmentCounts()
         self.counts.add(sources)
-        self._words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
-        self._words[key_batch.SEED0], self._words[key_batch.SEED1] = seeds(salt, b"lastword map")
-        self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
-        self._words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
+        self._words = words_of(salt, self.digest_seed)
         self.state = np.zeros(loops.STATE_FIELDS, np.int64)
         self.state[loops.ARENA_END] = loops.ARENA_START if lists_keys else hash_loops.NO_ARENA
         self.arena = np.empty(map_bytes & ~7, np.uint8) if lists_keys else _NO_ARENA

@@ -73,6 +73,15 @@ class NewestRecords(NamedTuple):
     key_length: NDArray[np.int32]
 
 
+def words_of(salt: bytes, digest_seed: int) -> NDArray[np.uint64]:
+    """Return the words of key batches (`kernels.key_batch`): the seeds, and the range of all hashes."""
+    words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
+    words[key_batch.SEED0], words[key_batch.SEED1] = seeds(salt, b"lastword map")
+    words[key_batch.DIGEST0], words[key_batch.DIGEST1] = digest_seeds(digest_seed)
+    words[key_batch.RANGE_LAST] = np.uint64(_LAST_HASH)
+    return words
+
+
 class OffsetMap:
     """The offset map: bounded and exact.
 
@@ -105,9 +114,7 @@ class OffsetMap:
         self.arena = np.empty(self.map_bytes, np.uint8) if spill is None else spill(1 << 20)
         self.slots = np.empty(0, np.uint64)
         self.state = np.zeros(loops.STATE_FIELDS, np.int64) if state is None else state
-        self.words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
-        self.words[key_batch.SEED0], self.words[key_batch.SEED1] = seeds(salt, b"lastword map")
-        self.words[key_batch.DIGEST0], self.words[key_batch.DIGEST1] = digest_seeds(digest_seed)
+        self.words = words_of(salt, digest_seed)
         self.passes = 0
         self._unplaced = 0  # slots to make and fill before their first use
         self.peak_used = 0

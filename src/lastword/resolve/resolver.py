@@ -151,7 +151,6 @@ class KeyScan:
         first_segment: int = 0,
         first_pass: bool = True,
         old_due: Sequence[bool] = (),
-        chunk_bytes: int = SCAN_BYTES,
         threads: int = 1,
     ) -> Generator[Chunk]:
         """Insert all chunks of some segments; yield each when it was inserted.
@@ -162,7 +161,7 @@ class KeyScan:
         def read(slots: int) -> Iterator[PreparedChunk]:
             fillers = cycle([KeyBatchFiller(self.batch_records) for _ in range(slots)])
             for segment, source in enumerate(sources, first_segment):
-                reader = source.chunk_reader(chunk_bytes=chunk_bytes, verify=True)
+                reader = source.chunk_reader(chunk_bytes=SCAN_BYTES, verify=True)
                 for chunk in in_slots(reader, slots):
                     yield begun(segment, chunk, next(fillers))
 

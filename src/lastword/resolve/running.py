@@ -17,7 +17,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.key_batch import TOMBSTONE
 from lastword.kernels.offset_map import COPIES_AT, NO_OFFSET, CountArrays
 from lastword.kernels.pages import PAGE_BITS
-from lastword.records.chunk import SCAN_BYTES, Chunk
+from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
 from lastword.resolve.facts import (
     LAST_HASH,
@@ -129,11 +129,10 @@ class RunningResolution:
             record.
         scratch: A directory for the keys, in a mapped file without a name; then `map_bytes` bounds the slots
             alone, and a full drive is a DiskFullError.
-        threads: As for `resolve`.
     """
 
     def __init__(
-        self, *, map_bytes: int, salt: bytes, share: float = 1.0, scratch: str | None = None, threads: int = 1
+        self, *, map_bytes: int, salt: bytes, share: float = 1.0, scratch: str | None = None
     ) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"a share is in (0, 1], unlike {share}")
@@ -143,7 +142,6 @@ class RunningResolution:
         """The last batch that was added is a message of magic 0 or 1."""
         self.seconds = 0.0
         self._share = share
-        self._threads = threads
         last_hash = LAST_HASH if share == 1 else int(LAST_HASH * share)
         rules = Rules(decided=True, drop_keyless=True, keep_copies=True, last_hash=last_hash)
         self._scan = KeyScan(map_bytes, salt, digest_seed_of(salt), rules)
@@ -169,8 +167,7 @@ class RunningResolution:
         *,
         outcomes: TransactionOutcomes | None = None,
         progress: Callable[[int, int], None] | None = None,
-        chunk_bytes: int = SCAN_BYTES,
-        threads: int = 0,
+        threads: int = 1,
         forget: bool = False,
         more: Sequence[SegmentSource] = (),
     ) -> None:
@@ -180,8 +177,7 @@ class RunningResolution:
             sources: The segments.
             outcomes: As for `resolve`.
             progress: Called with (bytes done, bytes in all) after every chunk; may raise to stop.
-            chunk_bytes: Bytes to read at a time.
-            threads: For this call; 0: as for the object.
+            threads: As for `resolve`.
             forget: Before the map is full, remove keys without a record, though the log has aborted copies
                 of them.
             more: Segments that will be added next, so that the map need not shrink and grow in between.
@@ -209,8 +205,7 @@ class RunningResolution:
             most,
             partial(self._make_room, forget=forget),
             first_segment=first,
-            chunk_bytes=chunk_bytes,
-            threads=threads or self._threads,
+            threads=threads,
         )
         with closing(chunks):
             for chunk in chunks:
@@ -549,7 +544,6 @@ class RunningResolution:
         *,
         map_bytes: int,
         scratch: str | None = None,
-        threads: int = 1,
         take_over: bool = False,
     ) -> RunningResolution:
         """Return the resolution from the parts of `to_parts`, with another budget.
@@ -562,7 +556,6 @@ class RunningResolution:
             salt=np.asarray(parts["salt"], np.uint8).tobytes(),
             share=float(parts["share"]),
             scratch=scratch,
-            threads=threads,
         )
         scan = resolution._scan
         scan.counts = SegmentCounts.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})

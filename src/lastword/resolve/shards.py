@@ -33,7 +33,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from google_crc32c import value as crc32c
@@ -41,17 +41,14 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.errors import CorruptFileError
-from lastword.files.interface import Buffer
 from lastword.kernels import hashing, key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
-from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.kernels.key_batch import ROW_BYTES
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
 from lastword.resolve.facts import (
-    LAST_HASH,
     Resolution,
     Rules,
     SegmentCounts,
@@ -61,7 +58,9 @@ from lastword.resolve.facts import (
     digest_seed_of,
 )
 from lastword.resolve.hash_map import HashResolver
+from lastword.resolve.offset_map import words_of
 from lastword.resolve.resolver import KeyBatchFiller, KeyScan, Resolver
+from lastword.resolve.survivors import ScratchFile
 from lastword.wire import INT64_MAX
 
 _VERSION = 2
@@ -84,36 +83,10 @@ _RECORDS_OF_A_KEY = 4
 _FEW_RECORDS = 1024
 
 
-class SectionFile(Protocol):
-    """A file of sections: of a task, or of one scan. `files.Handle` has the methods and their errors."""
-
-    path: str
-
-    def append(self, data: Buffer) -> int:
-        """Write all of `data` at the end of the file; return its position."""
-        ...
-
-    def pread(self, n: int, position: int) -> bytes:
-        """Read `n` bytes; fewer only at the end of the file."""
-        ...
-
-    def pread_into(self, buffer: Buffer, position: int) -> int:
-        """Fill a buffer; return the bytes read."""
-        ...
-
-    def size(self) -> int:
-        """Return the size."""
-        ...
-
-    def will_read(self, start: int, end: int) -> None:
-        """Note that a scan of these bytes follows."""
-        ...
-
-
 class SectionWriter:
     """Collects rows in a bin for each shard, and writes a bin as a section when it is full."""
 
-    def __init__(self, out: SectionFile, shards: int, block_bytes: int, *, by_hash: bool = False) -> None:
+    def __init__(self, out: ScratchFile, shards: int, block_bytes: int, *, by_hash: bool = False) -> None:
         bin_bytes = min(max(block_bytes // shards, 1), SECTION_BYTES)
         bin_stride = bin_bytes + key_batch.BIN_SLACK
         self._out = out
@@ -170,7 +143,7 @@ class SectionWriter:
         _write_index(self._out, [entries.tobytes() for entries in self._index])
 
 
-def gather(unit: SectionFile, out: SectionFile, shards: int) -> None:
+def gather(unit: ScratchFile, out: ScratchFile, shards: int) -> None:
     """Copy a unit's file with the sections of each shard side by side, for storage that is read by ranges.
 
     `out` is an empty file. Raises CorruptFileError for a file that was changed.
@@ -189,14 +162,14 @@ def gather(unit: SectionFile, out: SectionFile, shards: int) -> None:
     _write_index(out, indexes)
 
 
-def _write_index(out: SectionFile, indexes: Sequence[bytes]) -> None:
+def _write_index(out: ScratchFile, indexes: Sequence[bytes]) -> None:
     counts = [(len(entries) // ENTRY_BYTES, crc32c(entries)) for entries in indexes]
     tail = np.array([*counts, (_VERSION, len(counts))], np.int64).tobytes()
     checksum = np.array([crc32c(tail)], np.int64).tobytes()
     out.append(b"".join(indexes) + tail + checksum)
 
 
-def read_index(unit: SectionFile, shard: int, shards: int) -> NDArray[np.int64]:
+def read_index(unit: ScratchFile, shard: int, shards: int) -> NDArray[np.int64]:
     """Return the entries of a shard's sections, a row for each.
 
     Raises CorruptFileError for a file that was changed.
@@ -220,7 +193,7 @@ def _crc_of(data: NDArray[np.uint8]) -> int:
     return int(hashing.crc32c(data, 0, data.size))
 
 
-def damaged(unit: SectionFile, position: int) -> CorruptFileError:
+def damaged(unit: ScratchFile, position: int) -> CorruptFileError:
     """Return the error of a scratch file whose bytes changed."""
     return CorruptFileError(
         "a scratch file of a cleaning is not as it was written",
@@ -239,7 +212,7 @@ def hash_range(shard: int, shards: int) -> tuple[int, int]:
 def extract(
     sources: Sequence[SegmentSource],
     following: int | None,
-    out: SectionFile,
+    out: ScratchFile,
     *,
     shards: int,
     salt: bytes,
@@ -275,7 +248,7 @@ class _Extraction(KeyScan):
 
     def __init__(
         self,
-        out: SectionFile,
+        out: ScratchFile,
         shards: int,
         salt: bytes,
         rules: Rules,
@@ -285,10 +258,7 @@ class _Extraction(KeyScan):
     ) -> None:
         super().__init__(0, salt, digest_seed_of(salt), rules)
         self._writer = SectionWriter(out, shards, block_bytes, by_hash=by_hash)
-        self._words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
-        self._words[key_batch.SEED0], self._words[key_batch.SEED1] = seeds(salt, b"lastword map")
-        self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
-        self._words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
+        self._words = words_of(salt, self.digest_seed)
 
     def run(
         self,
@@ -366,7 +336,7 @@ class ShardResult:
 
 def resolve_shard(
     extents: Sequence[Extent],
-    units: Sequence[SectionFile],
+    units: Sequence[ScratchFile],
     shard: int,
     shards: int,
     *,
@@ -403,7 +373,7 @@ def resolve_shard(
 
 def resolve_divided(
     sources: Sequence[SegmentSource],
-    out: SectionFile,
+    out: ScratchFile,
     shards: int,
     *,
     map_bytes: int,
@@ -465,7 +435,7 @@ class _SectionReader:
 
     def read(
         self,
-        unit: SectionFile,
+        unit: ScratchFile,
         entry: list[int],
         words: NDArray[np.uint64] | None,
         *,
@@ -497,7 +467,7 @@ class _SectionReader:
 
 
 def live_keys(
-    unit: SectionFile, shards: int, dead: DeadBitmaps
+    unit: ScratchFile, shards: int, dead: DeadBitmaps
 ) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.int64]]]:
     """Yield the keys of the committed live records in a file that `resolve_divided` has resolved.
 
@@ -514,7 +484,7 @@ def live_keys(
 
 
 def dead_offsets(
-    unit: SectionFile, shard: int, shards: int, dead_rows: NDArray[np.uint8]
+    unit: ScratchFile, shard: int, shards: int, dead_rows: NDArray[np.uint8]
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the dead offsets of a shard in a unit, by the bits of its rows, section by section.
 
@@ -564,7 +534,7 @@ class _ShardResolver(Resolver):
         self._registered = extracted is not None
         self._sections = _SectionReader()
 
-    def start(self, units: Sequence[SectionFile], shard: int, shards: int) -> None:
+    def start(self, units: Sequence[ScratchFile], shard: int, shards: int) -> None:
         """Set the shard that `run_passes` resolves, from the files of all units, in order."""
         self.hashes = hash_range(shard, shards)
         self._entries = []
@@ -575,7 +545,7 @@ class _ShardResolver(Resolver):
             self._entries += [(unit, entry) for entry in entries.tolist()]
         self.total_bytes = sum(entry[SIZE] for _, entry in self._entries)
 
-    def resolve(self, unit: SectionFile, shard: int, shards: int) -> tuple[int, int]:
+    def resolve(self, unit: ScratchFile, shard: int, shards: int) -> tuple[int, int]:
         """Resolve a shard of one unit; return its passes and its keys."""
         self.start([unit], shard, shards)
         return self.run_passes() if self.total_bytes else (0, 0)
@@ -601,7 +571,7 @@ class _ShardResolver(Resolver):
             assert self.scan.map is not None
             self.recent.append((self.done_bytes, self.scan.map.distinct_keys))
 
-    def _take(self, unit: SectionFile, entry: list[int], *, first_pass: bool) -> None:
+    def _take(self, unit: ScratchFile, entry: list[int], *, first_pass: bool) -> None:
         offset_map = self.scan.map
         assert offset_map is not None
         # Records without a key were counted in the first pass.
@@ -639,7 +609,7 @@ class _HashShards:
         self._dead = DeadBitmaps(pages, np.arange(pages.size, dtype=np.int32), bits)
         self._sections = _SectionReader()
 
-    def resolve(self, unit: SectionFile, shard: int, shards: int) -> tuple[int, int]:
+    def resolve(self, unit: ScratchFile, shard: int, shards: int) -> tuple[int, int]:
         """Resolve a shard; return the number of its passes, 0 or 1, and of its keys."""
         index, bases = read_index(unit, shard, shards), self._map.counts.bases
         if not len(index):

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.errors import DiskFullError
+from lastword.files import Handle
+from lastword.files.scratch import Scratch
 from lastword.kernels import table as fields
 from lastword.kernels.hashing import crc32c
 from lastword.kernels.key_batch import KeyBatch
@@ -32,14 +34,8 @@ _NOTHING = np.empty(0, np.uint8)
 _BLOCK_BYTES = 16 << 20
 
 
-class ScratchFile(Protocol):
-    """A file to append to and to read: a `files.Handle` is one."""
-
-    def append(self, data: memoryview) -> int:
-        """Write all of `data` at the end."""
-
-    def pread_into(self, buffer: memoryview, position: int) -> int:
-        """Read from `position` into `buffer`; return the number of bytes."""
+ScratchFile = Handle | Scratch
+"""A file to append to and to read, for one scan or for the tasks of a job."""
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, Tr
 from lastword.resolve.hash_map import LEAST_MAP_BYTES, HashesUnsure, HashResolver, PartSource
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import Resolver
-from lastword.resolve.shards import SectionFile, live_keys, resolve_divided
-from lastword.resolve.survivors import Survivors
+from lastword.resolve.shards import live_keys, resolve_divided
+from lastword.resolve.survivors import ScratchFile, Survivors
 from lastword.units import NEVER, format_bytes
 from lastword.values import Value
 
@@ -113,7 +113,7 @@ class ScratchPlace:
         divide_from: Bytes of records from which on there may be a file.
     """
 
-    open: Callable[[], AbstractContextManager[SectionFile]]
+    open: Callable[[], AbstractContextManager[ScratchFile]]
     free_bytes: Callable[[], int]
     dry: bool = False
     optional: bool = False

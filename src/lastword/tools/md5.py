@@ -37,7 +37,8 @@ from lastword.partition.view import PartitionView
 from lastword.records.columns import decode_columns
 from lastword.resolve import DeadBitmaps, Resolution, ScratchPlace, outcomes_of
 from lastword.resolve.facts import Rules
-from lastword.resolve.shards import SectionFile, damaged
+from lastword.resolve.shards import damaged
+from lastword.resolve.survivors import ScratchFile
 from lastword.resolve.whole import LogResolver, StoredKeys
 from lastword.values import Value
 
@@ -264,7 +265,7 @@ def _shared(parts: list[NDArray[np.uint64]]) -> set[int]:
     return set(prefixes[1:][prefixes[1:] == prefixes[:-1]].tolist())
 
 
-def _shared_in_runs(keys: Keys, edges: list[int], run_keys: int, out: SectionFile) -> set[int]:
+def _shared_in_runs(keys: Keys, edges: list[int], run_keys: int, out: ScratchFile) -> set[int]:
     """Write all prefixes to `out` in sorted runs, and compare them range by range.
 
     Args:

@@ -17,7 +17,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from lastword.cleaner.engine import report
 from lastword.cleaner.engine.certificate import Certified, Rewritten, certify
@@ -89,7 +89,10 @@ def built_group(
 
 
 class _Building:
-    """The state that all groups of a cleaning share, and the two steps of building one."""
+    """The state that all groups of a cleaning share, and the two steps of building one.
+
+    A step that fails leaves nothing behind. `second`: a thread that helps.
+    """
 
     def __init__(self, rewrite: RewriteInput, staged_in: str | None) -> None:
         self._rewrite = rewrite
@@ -174,8 +177,6 @@ class _Building:
             raise DiskFullError.of(name, os.path.dirname(directory), needed, free, directory)
 
 
-Written = TypeVar("Written")
-
 LARGE_BYTES = 32 << 20
 """A second thread is started from here on: a smaller cleaning takes a fraction of a second. Compressed bytes
 take several times as long as uncompressed ones."""
@@ -189,27 +190,8 @@ def threads_for(source_bytes: int, threads: int) -> int:
     return min(threads, 2) if source_bytes >= LARGE_BYTES else 1
 
 
-class Building(Protocol[Written]):
-    """How a group is built, in two steps; a step that fails leaves nothing behind.
-
-    `second`: a thread that helps.
-    """
-
-    def write(self, group: SegmentGroup, second: Executor | None) -> Written:
-        """Write the output of a group."""
-
-    def complete(self, written: Written) -> BuiltGroup:
-        """Certify an output and complete it."""
-
-    def discard(self, unwanted: Written) -> None:
-        """Remove what was written, complete or not."""
-
-    def give_up(self) -> None:
-        """End running steps soon."""
-
-
 def built_in_order(
-    building: Building[Written],
+    building: _Building,
     groups: Sequence[SegmentGroup],
     second: Executor | None,
     *,
@@ -220,7 +202,7 @@ def built_in_order(
     With a second thread and `overlap` the next output is written before a group is yielded, so the drive
     holds one more.
     """
-    waiting: deque[tuple[Written, Future[BuiltGroup] | None]] = deque()
+    waiting: deque[tuple[_Written, Future[BuiltGroup] | None]] = deque()
 
     def oldest() -> BuiltGroup:
         written, completed = waiting.popleft()

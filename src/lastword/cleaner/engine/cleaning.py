@@ -15,18 +15,18 @@ docstring of `lastword.cleaner` lists the cases.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
-from lastword.cleaner.engine.throttle import PacedFiles, PacedStored, Stopped
+from lastword.cleaner.engine.throttle import PacedHandle, PacedStored, Stopped
 from lastword.cleaner.engine.transactions import TransactionFacts
 from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup
 from lastword.cleaner.policy.plan import Plan, Reason
 from lastword.clock import Clock
 from lastword.errors import LastwordError
-from lastword.files import Files
+from lastword.files import Files, Handle
 from lastword.partition.leases import Leases
 from lastword.partition.segment_store import SegmentStore
 from lastword.segment.segment import Segment
@@ -108,20 +108,19 @@ class CleanContext:
     dry: bool = False
     divide_from: int | None = None
 
-    def throttled(self, segments: Sequence[Segment]) -> tuple[CleanContext, Sequence[Segment]]:
-        """Return this context and these segments with all their I/O taken from the budget."""
+    def throttled(self, segments: Sequence[Segment]) -> Sequence[Segment]:
+        """Return the segments with their I/O taken from the budget; closed ones are opened when read."""
         if self.budget is None:
-            return self, segments
-        files = PacedFiles(self.files, self.budget, self.stop)
-        return replace(self, files=files), files.segments(segments)
+            return segments
+        return [segment.read_through(self.paced(segment.stored), self.paced_file) for segment in segments]
+
+    def paced_file(self, handle: Handle) -> Handle:
+        """Return a file with its I/O taken from the budget."""
+        return handle if self.budget is None else PacedHandle(handle, self.budget, self.stop)
 
     def paced(self, stored: StoredSegment) -> StoredSegment:
-        """Return a segment that is built, with its I/O taken from the budget."""
+        """Return a stored segment with its I/O taken from the budget."""
         return stored if self.budget is None else PacedStored(stored, self.budget, self.stop)
-
-    def steps(self, verb: str, source_bytes: int) -> Steps:
-        """Return the progress of a cleaning that reads this many source bytes."""
-        return Steps(verb, source_bytes, self.clock, self.progress, self.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +232,9 @@ class Sink(Protocol[T_co]):
 
 def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], context: CleanContext) -> T:
     """Clean the log below `plan.limit`, or count what that would do; the sink decides which."""
-    context, segments = context.throttled(log.segments)
-    steps = context.steps(sink.verb, liveness.unread_bytes(segments, plan))
+    segments = context.throttled(log.segments)
+    unread_bytes = liveness.unread_bytes(segments, plan)
+    steps = Steps(sink.verb, unread_bytes, context.clock, context.progress, context.stop)
     with liveness:
         try:
             scan = liveness.scan(log, segments, plan, context, steps)

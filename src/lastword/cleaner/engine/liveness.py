@@ -35,7 +35,7 @@ from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup, cut, grou
 from lastword.cleaner.policy.plan import KEYS_IN_PASSES, KEYS_IN_SHARDS, NOT_WORTH_IT, Plan, Reason
 from lastword.config.tables import DEFAULT_SURVIVORSHIP_ALPHA
 from lastword.errors import CertificateError, FileVanishedError, LastwordError
-from lastword.files import Files, Handle
+from lastword.files import Handle
 from lastword.partition import leases
 from lastword.partition.leases import MAY_GO, Leases, TombstoneFacts, held_by
 from lastword.partition.removal_log import make_private
@@ -363,7 +363,7 @@ def scratch_place(directory: str, context: CleanContext, *, by_hash: bool) -> Sc
 
     files = context.files
     return ScratchPlace(
-        lambda: _scratch_file(files, directory),
+        lambda: _scratch_file(context, directory),
         lambda: files.free_bytes(directory),
         dry=context.dry,
         by_hash=by_hash,
@@ -376,18 +376,20 @@ def _reason_of(chosen: MapPlan) -> Reason:
 
 
 @contextmanager
-def _scratch_file(files: Files, directory: str) -> Iterator[Handle]:
+def _scratch_file(context: CleanContext, directory: str) -> Iterator[Handle]:
     """Make an empty file beside the log for one scan, and remove it.
 
     It is in a private directory of the kind that opening the log and the next cleaning remove, so nothing
     remains of a process that was killed.
     """
+    files = context.files
     make_private(files, directory)
     location = f"{directory}/{names.PRIVATE}/{names.SHARDS_PREFIX}{os.urandom(8).hex()}"
     try:
         files.mkdir(location)
-        with files.open_append(f"{location}/keys.data", create=True, exclusive=True) as out:
-            yield out
+        out = files.open_append(f"{location}/keys.data", create=True, exclusive=True)
+        with context.paced_file(out) as paced:
+            yield paced
     finally:
         with suppress(LastwordError):  # the first error is the one to report; opening removes the rest
             if files.exists(location):

@@ -337,7 +337,8 @@ def accounted_stats(
     )
 
 
-def report(
+def close(
+    directory: str,
     plan: Plan,
     stats: ScanStats,
     done: Sequence[BuiltGroup],
@@ -345,7 +346,10 @@ def report(
     stopped_by: StoppedBy,
     swap_seconds: float,
 ) -> CleanRound:
-    """Return the report of a cleaning whose groups `done` were published. `stopped_by`: empty, it ended."""
+    """Return the report of a cleaning whose groups `done` were published; add it to the metrics and the log.
+
+    `directory`: that of the partition. `stopped_by`: empty, it ended.
+    """
     removed = Removed(
         superseded=sum(group.removed.superseded for group in done),
         tombstone=sum(group.removed.tombstone for group in done),
@@ -356,7 +360,7 @@ def report(
     source_bytes = sum(group.read_bytes for group in done)
     written_bytes = sum(group.output.size_bytes for group in done)
     rewrite_seconds = sum(group.seconds for group in done)
-    return CleanRound(
+    round_ = CleanRound(
         topic=plan.topic,
         partition=plan.partition,
         strategy=plan.strategy,
@@ -382,19 +386,6 @@ def report(
         stopped_by=stopped_by,
         scratch_bytes=stats.scratch_bytes,
     )
-
-
-def close(
-    directory: str,
-    plan: Plan,
-    stats: ScanStats,
-    done: Sequence[BuiltGroup],
-    *,
-    stopped_by: StoppedBy,
-    swap_seconds: float,
-) -> CleanRound:
-    """Return the report, and add its figures to the metrics of the log directory."""
-    round_ = report(plan, stats, done, stopped_by=stopped_by, swap_seconds=swap_seconds)
     root = real_path(os.path.dirname(directory))
     metrics.CLEANER_ROUNDS.add(1, root, "ok" if round_.complete else "partial" if done else "aborted")
     metrics.CLEANER_READ_BYTES.add(round_.read_bytes, root)

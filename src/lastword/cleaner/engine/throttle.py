@@ -7,8 +7,9 @@ is used before it is earned, except for one piece. The earned bytes exceed the b
 `rate * (T + CREDIT_SECONDS)` and one piece are used: with pieces of `PIECE_SECONDS`, 3 % above the rate for
 T = 2.
 
-`PacedFiles` takes every byte that a cleaning reads or writes out of the budget, piece by piece. So the budget
-holds for any chunk size, for scan, rewrite and certificate, and a cleaning that sleeps can be stopped.
+A `PacedHandle` takes every byte that a cleaning reads from segments, or writes to outputs and scratch files,
+out of the budget, piece by piece. So the budget holds for any chunk size, for scan, rewrite and certificate,
+and a cleaning that sleeps can be stopped.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from typing import Any
 from lastword import metrics
 from lastword.clock import Clock
 from lastword.errors import LastwordError, UsageError
-from lastword.files import DirVersion, FileFacts, FileLock, Files, Handle, real_path
-from lastword.segment.segment import Segment
+from lastword.files import FileFacts, Files, Handle, real_path
 from lastword.segment.stored import StoredFacts, StoredSegment
 
 CREDIT_SECONDS = 0.04
@@ -191,104 +191,6 @@ class Drives:
             return self._by_device.get(self._files.device(path))
         except LastwordError:  # the path does not exist
             return None
-
-
-class PacedFiles(Files):
-    """`files`, with reads and writes taken from `budget`. `stop` is called while it sleeps: `Stopped`."""
-
-    def __init__(self, files: Files, budget: DriveBudget, stop: Callable[[], bool] | None = None) -> None:
-        self._files = files
-        self._budget = budget
-        self._stop = stop
-
-    def segments(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the segments, read through these files. Those that are not open are opened when read."""
-        return [
-            segment.read_through(PacedStored(segment.stored, self._budget, self._stop), self.paced)
-            for segment in segments
-        ]
-
-    def paced(self, handle: Handle) -> Handle:
-        """Return a handle whose reads and writes are taken from the budget."""
-        return PacedHandle(handle, self._budget, self._stop)
-
-    def open_read(self, path: Any) -> Handle:
-        """Open a file to read within the budget."""
-        return self.paced(self._files.open_read(path))
-
-    def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
-        """Open a file to append within the budget."""
-        return self.paced(self._files.open_append(path, create=create, exclusive=exclusive))
-
-    # ---- the rest moves no bytes
-
-    def listdir(self, path: Any) -> list[str]:
-        """List a directory."""
-        return self._files.listdir(path)
-
-    def dir_version(self, path: Any) -> DirVersion | None:
-        """Return the state of the names in a directory, or None."""
-        return self._files.dir_version(path)
-
-    def stat(self, path: Any) -> FileFacts | None:
-        """Return the facts of a path, or None."""
-        return self._files.stat(path)
-
-    def is_dir(self, path: Any) -> bool:
-        """Return whether a path is a directory."""
-        return self._files.is_dir(path)
-
-    def mkdir(self, path: Any) -> None:
-        """Make a directory."""
-        self._files.mkdir(path)
-
-    def rmdir(self, path: Any) -> None:
-        """Remove an empty directory."""
-        self._files.rmdir(path)
-
-    def rename(self, source: Any, target: Any) -> None:
-        """Rename a file."""
-        self._files.rename(source, target)
-
-    def unlink(self, path: Any, missing_ok: bool = False) -> None:
-        """Remove a file."""
-        self._files.unlink(path, missing_ok=missing_ok)
-
-    def fsync_dir(self, path: Any) -> None:
-        """Make the names in a directory durable."""
-        self._files.fsync_dir(path)
-
-    def truncate(self, path: Any, size: int) -> None:
-        """Cut a file to a size."""
-        self._files.truncate(path, size)
-
-    def set_mtime(self, path: Any, ms: int) -> None:
-        """Set the modification time of a file."""
-        self._files.set_mtime(path, ms)
-
-    def lock(self, path: Any) -> FileLock:
-        """Lock a file."""
-        return self._files.lock(path)
-
-    def free_bytes(self, path: Any) -> int:
-        """Return the free bytes of a path's drive."""
-        return self._files.free_bytes(path)
-
-    def guard(self, root: Any) -> None:
-        """Take a directory offline when it fails."""
-        self._files.guard(root)
-
-    def offline(self, path: Any) -> LastwordError | None:
-        """Return why a path is offline, or None."""
-        return self._files.offline(path)
-
-    def check_owner(self, directory: Any) -> None:
-        """Check the owner of a directory."""
-        self._files.check_owner(directory)
-
-    def device(self, path: Any) -> int:
-        """Return the number of a path's device."""
-        return self._files.device(path)
 
 
 class PacedStored:
