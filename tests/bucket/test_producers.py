@@ -130,6 +130,7 @@ class History:
         self.next: dict[int, tuple[int, int]] = {}  # epoch and sequence by producer
         self.open: set[int] = set()  # producers with an open transaction
         self.coordinator_epoch = 0
+        self.is_cut = False
         self.logs = self.opened()
         self.logs.create_topic("t", cleanup_policy=self.policy, min_cleanable_dirty_ratio=0)
         self.reader, self.looks = self.opened("r"), random.Random(seed)
@@ -156,7 +157,11 @@ class History:
             dirs = self.reader.dirs
             dirs.refresh()
             assert dirs.served_log(dirs.log_dir("t", 0), "t", 0).stable_offset == stable
-        return log.log_end, stable, [fields(producer, self.expires) for producer in log.producers]
+        if log.log_start < stable < log.log_end:
+            assert any(stable == h.base_offset for s in log.segments for h in s.headers(0) if h.transactional)
+        forgets = self.is_cut and self.policy == "compact"  # cleaning leaves of a producer its last batch
+        producers = [] if forgets else log.producers
+        return log.log_end, stable, [fields(producer, self.expires) for producer in producers]
 
     def step(self) -> None:
         rng, kind = self.rng, self.rng.random()
@@ -219,22 +224,24 @@ class History:
             self.logs.dirs.transaction(lambda dirs: cleaning.join(dirs, "t", 0))
 
     def truncate(self) -> None:
-        """Cut the end, in a log that was never cleaned, and only what is of no transaction or producer."""
+        """Cut the end. In a log that was cleaned each producer goes on with a new epoch."""
 
         def work(dirs: OpenDirs) -> None:
             log = dirs.log("t", 0)
-            if self.policy == "delete":
-                offset = max(log.log_start, log.log_end - self.rng.randrange(self.rng.choice((4, 25))))
-                dirs.log_dir("t", 0).truncate("t", 0, offset)
+            offset = max(log.log_start, log.log_end - self.rng.randrange(self.rng.choice((4, 25))))
+            dirs.log_dir("t", 0).truncate("t", 0, offset)
             for producer in [*self.next]:
                 known = log.producer(producer)
-                if known is None or known.is_expired(self.now_ms, PRODUCER_EXPIRATION_MS):
+                if self.policy == "compact":
+                    self.next[producer] = self.next[producer][0] + 1, 0
+                elif known is None or known.is_expired(self.now_ms, PRODUCER_EXPIRATION_MS):
                     self.next[producer] = 99, 0
                 else:
                     self.next[producer] = known.epoch, known.last_sequence + 1
             self.open = {known.producer_id for known in log.producers if known.transaction_start is not None}
 
         self.logs.dirs.transaction(work)
+        self.is_cut = True
 
 
 def states(seed: int, patch: pytest.MonkeyPatch, replayed_bytes: int) -> list[object]:
