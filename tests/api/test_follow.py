@@ -13,6 +13,7 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.partition import PartitionLog
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.snapshots import replay
 from lastword.partition.view import CurrentView, Stability
@@ -374,3 +375,48 @@ def test_a_reader_that_saw_a_transaction_goes_on_when_its_marker_was_removed(tmp
             logs["t"].append(b"l", b"v")
         view.refresh()
         assert view.stable_offset == view.log_end == log.stable_offset
+
+
+def test_a_cut_into_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_removed(
+    tmp_path: Path,
+) -> None:
+    """The snapshot at offset 10 has an open transaction; that of the log end, without it, is cut off."""
+    clock = ManualClock(1_790_000_000_000)
+    cleaned = {
+        "cleanup_policy": "compact",
+        "delete_retention_ms": 0,
+        "min_cleanable_dirty_ratio": 0,
+    }
+
+    def append(log: PartitionLog, sequence: int) -> None:
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
+        builder.append(clock.now_ms(), b"k", b"v")
+        log.append_batch(builder.build())
+
+    with (
+        lastword.open(tmp_path, "a", clock=clock, log_cleaner_enable=False) as logs,
+        lastword.open(tmp_path, "r", clock=clock) as reader,
+    ):
+        logs.create_topic("t", segment_bytes=10_000, **cleaned)
+        log, rng = logs.dirs.log("t", 0), random.Random(1)
+        logs["t"].extend([(b"a%d" % n, rng.randbytes(1000)) for n in range(8)])
+        append(log, 0)
+        logs["t"].append(b"last", b"v")
+        log.roll()
+        end_transaction(log, 7, 0, True)
+        logs["t"].extend([(b"k", b"new"), *((b"b%d" % n, rng.randbytes(1000)) for n in range(8))])
+        append(log, 1)
+        end_transaction(log, 7, 0, True)
+        for n in range(3):
+            logs["t"].extend([(b"a%d" % n, b"v"), (b"b%d" % n, b"v")])
+            log.roll()
+            logs.clean("t")
+            clock.advance(100_000)
+        assert [segment.base_offset for segment in log.segments[:2]] == [0, 10]
+        [last] = [header.base_offset for header in log.segments[1].headers(0) if header.transactional][:1]
+        for offset, stable in ((last + 1, last), (last, last), (last - 1, last - 1)):
+            logs.dirs.log_dir("t", 0).truncate("t", 0, offset)
+            reader.dirs.refresh()
+            assert log.stable_offset == reader.dirs.view("t", 0).stable_offset == stable
+    with lastword.open(tmp_path, "a", clock=clock) as logs:
+        assert logs.dirs.log("t", 0).stable_offset == stable

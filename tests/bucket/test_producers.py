@@ -25,6 +25,7 @@ from lastword.partition import joining, snapshots
 from lastword.partition import open as opening
 from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import KEPT_BATCHES, PRODUCER_EXPIRATION_MS, Producer
+from lastword.partition.removal_log import RemovalLog
 from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.tail import Tail
 from lastword.records.batch import BatchBuilder
@@ -39,7 +40,9 @@ HISTORIES = range(0, 400, stride(19))
 HOUR_MS = 3_600_000
 REWRITTEN = (1, 3, 5, 7)
 """Histories of which one needs the snapshot that is written before a rewrite."""
-TRIMMED = 18
+TRIMMED = 54
+CUT = 51
+"""A history in which a reader saw a transaction that was cut off, and the log grew again."""
 """A history that is cut below the newest snapshot after a trim."""
 
 
@@ -127,8 +130,10 @@ class History:
         self.next: dict[int, tuple[int, int]] = {}  # epoch and sequence by producer
         self.open: set[int] = set()  # producers with an open transaction
         self.coordinator_epoch = 0
+        self.is_cut = False
         self.logs = self.opened()
         self.logs.create_topic("t", cleanup_policy=self.policy, min_cleanable_dirty_ratio=0)
+        self.reader, self.looks = self.opened("r"), random.Random(seed)
 
     def opened(self, mode: str = "a") -> LogDir:
         self.clock.advance(1)  # another process draws other numbers
@@ -140,6 +145,7 @@ class History:
             self.step()
             yield self.state()
         self.logs.close()
+        self.reader.close()
 
     def state(self) -> object:
         with self.opened() as logs:
@@ -147,7 +153,15 @@ class History:
             log = in_private(dirs._bucket, dirs._load, self.clock, lambda own: own.log("t", 0))  # type: ignore[attr-defined]
             stable = dirs.view("t", 0).stable_offset
         assert log.stable_offset == stable
-        return log.log_end, stable, [fields(producer, self.expires) for producer in log.producers]
+        if self.looks.random() < 0.5:  # a server that was not asked meanwhile
+            dirs = self.reader.dirs
+            dirs.refresh()
+            assert dirs.served_log(dirs.log_dir("t", 0), "t", 0).stable_offset == stable
+        if log.log_start < stable < log.log_end:
+            assert any(stable == h.base_offset for s in log.segments for h in s.headers(0) if h.transactional)
+        forgets = self.is_cut and self.policy == "compact"  # cleaning leaves of a producer its last batch
+        producers = [] if forgets else log.producers
+        return log.log_end, stable, [fields(producer, self.expires) for producer in producers]
 
     def step(self) -> None:
         rng, kind = self.rng, self.rng.random()
@@ -210,19 +224,24 @@ class History:
             self.logs.dirs.transaction(lambda dirs: cleaning.join(dirs, "t", 0))
 
     def truncate(self) -> None:
-        """Cut the end, in a log that was never cleaned, and only what is of no transaction or producer."""
+        """Cut the end. In a log that was cleaned each producer goes on with a new epoch."""
 
         def work(dirs: OpenDirs) -> None:
             log = dirs.log("t", 0)
-            if self.policy == "delete":
-                offset = max(log.log_start, log.log_end - self.rng.randrange(self.rng.choice((4, 25))))
-                dirs.log_dir("t", 0).truncate("t", 0, offset)
+            offset = max(log.log_start, log.log_end - self.rng.randrange(self.rng.choice((4, 25))))
+            dirs.log_dir("t", 0).truncate("t", 0, offset)
             for producer in [*self.next]:
                 known = log.producer(producer)
-                self.next[producer] = (99, 0) if known is None else (known.epoch, (known.last_sequence + 1))
+                if self.policy == "compact":
+                    self.next[producer] = self.next[producer][0] + 1, 0
+                elif known is None or known.is_expired(self.now_ms, PRODUCER_EXPIRATION_MS):
+                    self.next[producer] = 99, 0
+                else:
+                    self.next[producer] = known.epoch, known.last_sequence + 1
             self.open = {known.producer_id for known in log.producers if known.transaction_start is not None}
 
         self.logs.dirs.transaction(work)
+        self.is_cut = True
 
 
 def states(seed: int, patch: pytest.MonkeyPatch, replayed_bytes: int) -> list[object]:
@@ -242,14 +261,27 @@ def test_a_replay_gives_the_state_of_a_snapshot_in_each_commit(
     assert states(seed, monkeypatch, 20) == states(seed, monkeypatch, 0)
 
 
+def differ(seed: int, patch: pytest.MonkeyPatch) -> bool:
+    try:
+        return states(seed, patch, 20) != states(seed, patch, 0)
+    except AssertionError:  # a reader differs from another one
+        return True
+
+
 def test_planted_what_is_above_the_newest_snapshot_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tail, "secure_snapshot", lambda self, base_offset, **given: None)
-    assert any(states(seed, monkeypatch, 20) != states(seed, monkeypatch, 0) for seed in REWRITTEN)
+    assert any(differ(seed, monkeypatch) for seed in REWRITTEN)
 
 
 def test_planted_a_trim_writes_no_snapshot_below_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not differ(TRIMMED, monkeypatch)
     monkeypatch.setattr(Snapshots, "exists", lambda self, offset: self.newest >= offset)
-    assert states(TRIMMED, monkeypatch, 20) != states(TRIMMED, monkeypatch, 0)
+    assert differ(TRIMMED, monkeypatch)
+
+
+def test_planted_a_reader_keeps_its_state_after_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemovalLog, "cut_count", 0)
+    assert differ(CUT, monkeypatch)
 
 
 def test_planted_the_batches_above_the_newest_snapshot_are_not_replayed(
@@ -278,6 +310,22 @@ def test_a_cut_below_the_newest_snapshot_keeps_the_producers_of_trimmed_segments
         log, offsets = producers_of(logs)
         assert offsets == [2]
         assert [p.producer_id for p in log.producers] == [0, 1, 2] and log.stable_offset == 2
+
+
+def test_a_reader_that_saw_an_open_transaction_reads_the_log_after_a_cut() -> None:
+    objects, clock = Objects(), ManualClock(START_MS)
+    with opened(objects, clock) as logs, opened(objects, clock, "r") as reader:
+        logs.create_topic("t", cleanup_policy="delete")
+        append(logs, batch(0, 0, at=START_MS), batch(1, 0, transactional=True, at=START_MS))
+        dirs = reader.dirs
+        dirs.refresh()
+        log = dirs.served_log(dirs.log_dir("t", 0), "t", 0)
+        assert (log.stable_offset, log.log_end) == (1, 2)
+        logs.dirs.transaction(lambda dirs: dirs.log_dir("t", 0).truncate("t", 0, 1))
+        append(logs, batch(0, 1, at=START_MS), batch(0, 2, at=START_MS))
+        dirs.refresh()
+        assert max(log.view().snapshot_offsets or ()) < 2
+        assert (log.stable_offset, log.log_end) == (3, 3)
 
 
 # ---------------------------------------------------------------- repeats, and copies

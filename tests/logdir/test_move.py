@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -345,3 +346,55 @@ def test_two_moves_in_opposite_directions(tmp_path: Path, monkeypatch: pytest.Mo
     assert (a.topics(), b.topics()) == (["other"], ["users"])
     a.close()
     b.close()
+
+
+def leases_after(root: Path, at: int, *, inside: str) -> list[tuple[str, int]] | None:
+    """Move users-0 and write two leases; return the leases then.
+
+    At call `at` of one of the two, the other does all of its work. None: it has no such call.
+
+    Args:
+        root: An empty directory.
+        at: The number of the call.
+        inside: "move": readers write during the move; "lease": the partition moves while they write.
+    """
+    prepare(root)
+    files, numbers = RecordingFiles(UNSYNCED), iter(range(100_000))
+    roots = [root / "a", root / "b"]
+    is_move = inside == "move"
+    a, b = both(root, files if is_move else UNSYNCED)
+    with lastword.open(roots, files=UNSYNCED if is_move else files, clock=ManualClock(NOW)) as reader:
+        held = reader.topic("users").lease("held", position=8)
+
+        def write() -> None:
+            held.advance(12)
+            reader.topic("users").lease("new", position=15)
+
+        def do_other(call: Call) -> None:
+            if next(numbers) == at:
+                (write if is_move else partial(move, a, b, "users", 0))()
+
+        files.fail = do_other
+        (partial(move, a, b, "users", 0) if is_move else write)()
+        files.fail = None
+        left = [(lease.name, lease.position) for lease in reader.topic("users").leases()]
+    a.close()
+    b.close()
+    return left if next(numbers) > at else None
+
+
+@pytest.mark.parametrize("inside", ["move", "lease"])
+def test_no_lease_is_lost_that_is_written_while_its_partition_moves(tmp_path: Path, inside: str) -> None:
+    def at(number: int) -> bool:
+        left = leases_after(tmp_path / str(number), number, inside=inside)
+        assert left in (None, [("held", 12), ("new", 15)])
+        shutil.rmtree(tmp_path / str(number))
+        return left is None
+
+    assert every_stop(at, stride(5)) > 40
+
+
+def test_planted_leases_are_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_dir_set, "_take_leases", lambda *_: None)
+    found = [leases_after(tmp_path / str(at), at, inside="move") for at in range(200, 230, 5)]
+    assert any(left != [("held", 12), ("new", 15)] for left in found)

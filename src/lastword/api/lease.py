@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError, LeaseRefusedError, UsageError
@@ -21,6 +22,7 @@ from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
+    from lastword.logdir import LogDirectory
 
 Position = int | Mapping[int, int]
 """Next offset to read: of every partition, or by partition (as `Reader.position`)."""
@@ -110,16 +112,18 @@ class Lease(ProcessBound):
         Raises:
             LeaseRefusedError: The lease was released.
         """
-        positions = {}
-        for number, log_dir in self._dirs.partitions(self.topic).items():
+
+        def position_of(number: int, log_dir: LogDirectory) -> int:
             lease = leases.read(log_dir.files, log_dir.directory(self.topic, number), self.name)
             if lease is None:
                 raise LeaseRefusedError(
                     f"{self.topic}-{number} has no lease {self.name!r}: it was released, or never taken",
                     remedy="take it with Topic.lease",
                 )
-            positions[number] = lease.position
-        return _one_or_all(positions)
+            return lease.position
+
+        dirs, numbers = self._dirs, self._dirs.partitions(self.topic)
+        return _one_or_all({n: dirs.at(self.topic, n, partial(position_of, n)) for n in numbers})
 
     def advance(self, position: Position) -> None:
         """Move the lease to `position` and renew it. Durable when the call returns.
@@ -143,7 +147,8 @@ class Lease(ProcessBound):
         added: dict[int, LeaseFacts] = {}
         wanted = _by_partition(dirs, self.topic, position)
         now_ms = dirs.clock.now_ms()
-        for number, log_dir in dirs.partitions(self.topic).items():
+
+        def advance(number: int, log_dir: LogDirectory) -> None:
             directory = log_dir.directory(self.topic, number)
             known = leases.read(log_dir.files, directory, self.name)
             view = dirs.view(self.topic, number)
@@ -159,8 +164,11 @@ class Lease(ProcessBound):
                     max_age_ms=next(iter(self._taken.values())).max_age_ms,
                     holds_nothing=target == view.log_start,
                 )
-                continue
-            leases.advance(log_dir.files, directory, self.name, target, **bounds)
+            else:
+                leases.advance(log_dir.files, directory, self.name, target, **bounds)
+
+        for number in dirs.partitions(self.topic):
+            dirs.at(self.topic, number, partial(advance, number))
         return added
 
     def release(self) -> None:
@@ -180,23 +188,28 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
         raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration: max_age="7d"')
     wanted = {} if position is None else _by_partition(dirs, topic, position)
     now_ms = dirs.clock.now_ms()
-    before, taken = {}, {}
+    before: dict[int, LeaseFacts | None] = {}
+    taken: dict[int, LeaseFacts] = {}
+
+    def register(number: int, log_dir: LogDirectory) -> None:
+        directory = log_dir.directory(topic, number)
+        known = leases.read(log_dir.files, directory, name)
+        view = dirs.view(topic, number)
+        taken[number] = leases.register(
+            log_dir.files,
+            directory,
+            name,
+            wanted.get(number),
+            log_start=view.log_start,
+            log_end=view.log_end,
+            max_age_ms=max_age_ms,
+            now_ms=now_ms,
+        )
+        before[number] = known
+
     try:
-        for number, log_dir in dirs.partitions(topic).items():
-            directory = log_dir.directory(topic, number)
-            known = leases.read(log_dir.files, directory, name)
-            view = dirs.view(topic, number)
-            taken[number] = leases.register(
-                log_dir.files,
-                directory,
-                name,
-                wanted.get(number),
-                log_start=view.log_start,
-                log_end=view.log_end,
-                max_age_ms=max_age_ms,
-                now_ms=now_ms,
-            )
-            before[number] = known
+        for number in dirs.partitions(topic):
+            dirs.at(topic, number, partial(register, number))
     except LastwordError:
         for number, known in before.items():
             if known is None:

@@ -31,7 +31,9 @@ from lastword.config import (
 )
 from lastword.errors import (
     DataError,
+    FileVanishedError,
     LastwordError,
+    LeaseRefusedError,
     ReadOnlyError,
     StorageError,
     UnknownTopicError,
@@ -478,19 +480,19 @@ class OpenDirs(ProcessBound):
     def log(self, topic: str, partition: int) -> PartitionLog:
         """Return a partition that is open to append."""
         self.require_open()
-        return self._at(topic, partition, lambda log_dir: log_dir.log(topic, partition))
+        return self.at(topic, partition, lambda log_dir: log_dir.log(topic, partition))
 
     def view(self, topic: str, partition: int) -> PartitionView:
         """Return a read-only view of a partition as it is now."""
         self.require_open()
-        return self._at(topic, partition, lambda log_dir: log_dir.view(topic, partition))
+        return self.at(topic, partition, lambda log_dir: log_dir.view(topic, partition))
 
-    def _at(self, topic: str, partition: int, use: Callable[[LogDirectory], T]) -> T:
+    def at(self, topic: str, partition: int, use: Callable[[LogDirectory], T]) -> T:
         """Return what `use` returns of the directory of a partition, also if it is moved meanwhile."""
         log_dir = self.log_dir(topic, partition)
         try:
             return use(log_dir)
-        except UnknownTopicError:
+        except (UnknownTopicError, FileVanishedError, LeaseRefusedError):
             now = self.log_dir(topic, partition)
             if now is log_dir:
                 raise

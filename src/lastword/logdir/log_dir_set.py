@@ -22,6 +22,9 @@ step                                               source            target     
 5  remove the note                                 t-p.<hex>-delete  t-p         the target's
 ```
 
+Readers without a lock write leases. Those that were written to the source between 2 and 4 are copied again
+in step 4, when the name of the source is gone.
+
 After an error between 3 and 4 the source refuses the partition until the directories are opened again.
 Kafka renames in the same order, and refuses to start if it was killed between 3 and 4. The note names the
 source directory, and the log end there at the time. If both directories have the partition, the source is
@@ -393,6 +396,7 @@ def _finish(
             continue  # being deleted
         _copy(log.files, path, files, os.path.join(future, name))
     _copy_private(log, future, files)
+    known = _leases(files, future)
     write_move_note(files, future, directory_name(source.files, source.path), log.log_end)
     files.fsync_dir(os.path.join(future, names.PRIVATE))
     files.fsync_dir(future)
@@ -402,7 +406,7 @@ def _finish(
     files.fsync_dir(target.path)
     moved = BusyError(f"{tp} was moved to {target.path}", remedy="get the partition again")
     log.retire(moved)
-    source.discard(tp)
+    _take_leases(log.files, source.discard(tp), files, final, known)
     remove_move_note(files, final)
     log.goes_on_in(target.log(*tp))  # recovered now, so that the target can be closed cleanly
 
@@ -420,6 +424,33 @@ def _copy_private(log: PartitionLog, future: str, files: Files) -> None:
         path = os.path.join(private, name)
         if name != names.MOVED_FROM and not name.endswith(".tmp") and not log.files.is_dir(path):
             _copy(log.files, path, files, os.path.join(future, names.PRIVATE, name))
+
+
+def _leases(files: Files, directory: str) -> dict[str, bytes]:
+    """Return the content of the files of leases on a partition, by name."""
+    private = os.path.join(directory, names.PRIVATE)
+    there = files.listdir(private) if files.exists(private) else ()
+    return {
+        name: files.read_bytes(os.path.join(private, name))
+        for name in there
+        if name.startswith(names.LEASE) and not name.endswith(".tmp")
+    }
+
+
+def _take_leases(source: Files, discarded: str, files: Files, final: str, known: dict[str, bytes]) -> None:
+    """Make the changes of leases that readers without a lock have made since the copy.
+
+    A reader that is late changes the other directory: the name of this one is gone. A lease that was changed
+    there already stays. `known`: the leases that were copied.
+    """
+    now, there = _leases(source, discarded), _leases(files, final)
+    for name in now.keys() | known.keys():
+        data, path = now.get(name), os.path.join(final, names.PRIVATE, name)
+        if data != known.get(name) == there.get(name):
+            if data is None:
+                files.unlink(path, missing_ok=True)
+            else:
+                files.write_atomic(path, data)
 
 
 def _copy(source: Files, path: str, target: Files, to: str) -> None:

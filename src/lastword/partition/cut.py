@@ -24,7 +24,8 @@ readers of offsets that are gone. If the note is lost, only that reason is lost.
 3  the segment that holds the offset    cut before the first batch that reaches it; an empty batch takes the
                                         offsets that are missing below it; synced
 4  its indexes                          rebuilt
-5  snapshots above the offset           gone durably before the log grows there again
+5  snapshots above the offset           gone durably before the log grows there again; one at the offset is
+                                        written if cleaning has removed markers that a replay would need
 6  leader epochs that begin there
 7  the cut is noted a second time       a reader between 0 and 6 met the first note, and records that are
                                         gone now: it compares the number of notes

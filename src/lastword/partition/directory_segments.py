@@ -26,7 +26,7 @@ from lastword.errors import (
     NotAPartitionError,
 )
 from lastword.files import FileFacts, Files
-from lastword.partition import cut, swap
+from lastword.partition import cut, removal_log, swap
 from lastword.partition.checkpoint_file import read_offset_lines
 from lastword.partition.durability import read_log_end, wrong_end
 from lastword.partition.segment_store import LogVersion, PrivateSegment, SegmentSet
@@ -103,6 +103,7 @@ class DirectorySegments:
         log_starts = os.path.join(os.path.dirname(os.path.normpath(directory)), names.LOG_STARTS)
         for _ in range(_TRIES):
             checkpoint, topic = files.stat(log_starts), topic_facts(files, directory)
+            removals = removal_log.load(files, directory)
             log_start = read_log_start(files, directory)
             listing = files.listdir(directory)
             log_files = _log_files(listing)
@@ -121,6 +122,7 @@ class DirectorySegments:
                     token=listed_bytes,
                     snapshots=names.snapshot_offsets(listing),
                     topic=topic,
+                    cuts=None if removals.unknown else removals.cut_count,
                 )
                 with suppress(FileVanishedError):
                     checked = self._with_end_checked(version, listed_bytes, listing)

@@ -125,6 +125,7 @@ class LogVersion:
         token: Value that `SegmentStore.is_current` compares. None: the segments are those of an open log.
         snapshots: Offsets of the producer snapshots listed with the segments. None: they were not listed.
         topic: Facts of the file with the topic's id, which no topic that is recreated has; None: not known.
+        cuts: The number of cuts of the log end noted before the segments were listed; None: not known.
     """
 
     segments: SegmentSet
@@ -134,6 +135,7 @@ class LogVersion:
     token: object = None
     snapshots: Sequence[int] | None = None
     topic: FileFacts | None = None
+    cuts: int | None = None
 
 
 class PrivateSegment(NamedTuple):

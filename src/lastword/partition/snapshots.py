@@ -45,7 +45,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import google_crc32c
@@ -345,6 +345,28 @@ def replay(
     pass_snapshots(log_end)
     state.end_offset = log_end
     return replayed
+
+
+def correct_open(state: ProducerState, segments: SegmentSet) -> bool:
+    """Correct the open transactions of a replay after a cut; return whether there was a wrong one.
+
+    A cleaning that has removed each batch of a decided transaction removes its marker, too. If the snapshot
+    that notes the end is cut off, a replay from an older one finds the transaction open. A first batch that
+    is gone shows it: cleaning does not change undecided transactions.
+    """
+    wrong = []
+    for producer_id, first in state.open_transactions().items():
+        starts = (
+            header.base_offset
+            for segment in segments.starting_at(first)
+            for header, _ in producer_batches_between(segment, first, state.end_offset)
+            if header.producer_id == producer_id and header.transactional and not header.control
+        )
+        start, producer = next(starts, None), state.get(producer_id)
+        if producer is not None and start != first >= segments[0].base_offset:
+            wrong.append(replace(producer, transaction_start=start))
+    state.learn(wrong)
+    return bool(wrong)
 
 
 def producer_batches_between(

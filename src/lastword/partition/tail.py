@@ -36,7 +36,14 @@ from lastword.partition.appending import (
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.local_log import Lane, LocalLog
 from lastword.partition.producer_state import ProducerState, SequencedBatch
-from lastword.partition.snapshots import MANY_REPLAYED, Snapshots, is_due, last_batches, replay
+from lastword.partition.snapshots import (
+    MANY_REPLAYED,
+    Snapshots,
+    correct_open,
+    is_due,
+    last_batches,
+    replay,
+)
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchHeader
@@ -417,6 +424,8 @@ class Tail:
                 local.store.files.fsync_dir(local.store.directory)
             self.epochs.truncate_from_end(offset)
             self.producers = replay(self._snapshots, segments, offset).state
+            if correct_open(self.producers, segments):
+                self._snapshots.write(offset, self.producers.producers)
 
     def start_at(self, offset: int, log_start: int) -> None:
         """Remove everything, and begin an empty segment at `offset`. `log_start`: that of the log before."""

@@ -27,11 +27,12 @@ class Stability:
     """The last stable offset of a log that others may be changing.
 
     When the log has grown, only the added part is read: from the newest snapshot on, if there is one in it.
-    Only what is below that may have been rewritten, and lack markers.
+    Only what is below that may have been rewritten, and lack markers. After a cut the state may be that of
+    batches which are gone, and is computed again.
     """
 
     def __init__(self) -> None:
-        self._state: ProducerState | None = None
+        self._known: tuple[ProducerState, int | None] | None = None  # and the log's cuts when it was computed
 
     def offset(self, log: PartitionView) -> int:
         """Return the last stable offset of the log as listed. Refreshes the log if its files vanish."""
@@ -39,30 +40,33 @@ class Stability:
             try:
                 if not len(log.segment_set):
                     return log.log_end
-                self._state = self._at_end(log)
-                first = self._state.open_since()
+                state = self._at_end(log)
+                self._known = state, log.cuts
+                first = state.open_since()
                 return log.log_end if first is None else max(first, log.log_start)
             except FileVanishedError:
-                self._state = None  # it may include a part of the change
+                self._known = None  # it may include a part of the change
                 log.refresh()
         raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
 
     def open(self, log: PartitionView) -> list[Producer]:
         """Return the producers with an open transaction, the oldest transaction first."""
-        if self.offset(log) >= log.log_end or self._state is None:
+        if self.offset(log) >= log.log_end or self._known is None:
             return []
-        found = (self._state.get(producer_id) for producer_id in self._state.open_transactions())
+        state = self._known[0]
+        found = (state.get(producer_id) for producer_id in state.open_transactions())
         return [producer for producer in found if producer is not None]
 
     def undecided(self, log: PartitionView) -> dict[int, int]:
         """Return producer id -> first offset of its undecided transaction; refreshes as `offset`."""
         self.offset(log)
-        return {} if self._state is None else self._state.open_transactions()
+        return {} if self._known is None else self._known[0].open_transactions()
 
     def _at_end(self, log: PartitionView) -> ProducerState:
-        state = self._state
+        state, cuts = self._known or (None, None)
         newest = max(log.snapshot_offsets or (), default=-1)
-        if state is None or state.end_offset > log.log_end or state.end_offset < newest:
+        is_cut = cuts is None or cuts != log.cuts
+        if state is None or is_cut or not newest <= state.end_offset <= log.log_end:
             store = Snapshots(log.files, log.directory)
             return replay(store, log.segment_set, log.log_end, snapshot_offsets=log.snapshot_offsets).state
         if state.end_offset < log.log_end:
@@ -118,6 +122,7 @@ class PartitionView(Reads):
         self.damage = version.damage
         self.snapshot_offsets = version.snapshots
         self.topic_facts = version.topic
+        self.cuts = version.cuts
 
     @property
     def stable_offset(self) -> int:

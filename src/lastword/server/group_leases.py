@@ -32,6 +32,7 @@ from lastword.server.topics import NEWEST, Refused
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
+    from lastword.logdir import LogDirectory
 
 PAUSE_SECONDS, SOON_SECONDS = 5.0, 0.1
 MOST, MOST_LATE = 500, 100
@@ -162,22 +163,25 @@ class GroupLeases:
         if not config.compacts:
             return
         name = lease_name(group) if served.stored == topic else f"newest.{lease_name(group)}"
-        log_dir = dirs.log_dir(served.stored, partition)
-        files, directory = log_dir.files, log_dir.directory(served.stored, partition)
-        known = leases.read(files, directory, name)
-        if offset is None or not config.lastword_group_leases:
-            if known is not None:
-                leases.release(files, directory, name)
-            return
-        now_ms = self._context.clock.now_ms()
-        max_age_ms = dirs.settings.instance.offsets_retention_minutes * 60_000
-        if (
-            known is not None
-            and not known.damaged
-            and (known.position, known.max_age_ms) == (offset, max_age_ms)
-            and now_ms - known.advanced_ms < max_age_ms // RENEWED_PARTS
-        ):
-            return
-        log = dirs.log(served.stored, partition)
-        position = max(log.log_start, min(offset, log.log_end))
-        leases.place(files, directory, name, position, max_age_ms=max_age_ms, now_ms=now_ms)
+
+        def write(log_dir: LogDirectory) -> None:
+            files, directory = log_dir.files, log_dir.directory(served.stored, partition)
+            known = leases.read(files, directory, name)
+            if offset is None or not config.lastword_group_leases:
+                if known is not None:
+                    leases.release(files, directory, name)
+                return
+            now_ms = self._context.clock.now_ms()
+            max_age_ms = dirs.settings.instance.offsets_retention_minutes * 60_000
+            if (
+                known is not None
+                and not known.damaged
+                and (known.position, known.max_age_ms) == (offset, max_age_ms)
+                and now_ms - known.advanced_ms < max_age_ms // RENEWED_PARTS
+            ):
+                return
+            log = dirs.log(served.stored, partition)
+            position = max(log.log_start, min(offset, log.log_end))
+            leases.place(files, directory, name, position, max_age_ms=max_age_ms, now_ms=now_ms)
+
+        dirs.at(served.stored, partition, write)
