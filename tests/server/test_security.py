@@ -32,7 +32,7 @@ from lastword.server import Server, security
 from lastword.server import server as server_module
 from lastword.server.security import Users, read_users, write_users
 from tests.server.certificates import Pem, made_pem
-from tests.server.client import Client, batch
+from tests.server.client import Client, batch, fetch_request
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 USERS = {"ada": "secret, =\u00e9", "bob": "other"}
@@ -353,23 +353,6 @@ def test_librdkafka_over_tls(mechanism: str | None, serve: Serve, pem: Pem, logs
     assert [message.value() for message in messages] == values
 
 
-def test_librdkafka_with_a_wrong_password(serve: Serve) -> None:
-    confluent_kafka = pytest.importorskip("confluent_kafka")
-    errors: list[Any] = []
-    config = confluent(
-        serve(users=USERS),
-        security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="SCRAM-SHA-256",
-        sasl_username="ada",
-        sasl_password="wrong",
-    )
-    producer = confluent_kafka.Producer(config | {"error_cb": errors.append})
-    end = time.monotonic() + 10
-    while not errors and time.monotonic() < end:
-        producer.poll(0.1)
-    assert errors[0].code() == confluent_kafka.KafkaError._AUTHENTICATION
-
-
 def test_kafka_python_over_tls(serve: Serve, pem: Pem) -> None:
     kafka = pytest.importorskip("kafka")
     server = serve(tls=(pem.cert, pem.key), users=USERS)
@@ -430,8 +413,6 @@ def test_large_answers_over_tls_and_a_client_that_reads_nothing(
     with TlsClient(server, pem) as client, TlsClient(server, pem) as slow:
         for data in batches:
             assert client.produce("users", data).error_code == 0
-        from tests.server.client import fetch_request
-
         for _ in range(20):
             slow.send(fetch_request([("users", 0, 0)], partition_max_bytes=50 << 20), 12)
         for _ in range(3):

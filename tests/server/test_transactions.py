@@ -21,11 +21,8 @@ from lastword.protocol.messages import (
     DeleteTopicsRequest,
     DescribeProducersRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
     InitProducerIdRequest,
     ListTransactionsRequest,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
 )
 from lastword.server import Server
 from lastword.server import transactions as coordinator
@@ -35,7 +32,7 @@ from lastword.server.transaction_state import TransactionalId
 from lastword.server.transactions import TransactionCoordinator
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
-from tests.server.client import Client, batch, fetch_request, produce_request
+from tests.server.client import Client, batch, fetch_request, offset_delete, produce_request
 from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of
 from tests.support.waiting import until
 
@@ -359,13 +356,7 @@ def test_offsets_of_a_transaction(writer: Writer, client: Client, commit: bool) 
 def test_a_commit_behind_an_open_transaction_wins(writer: Writer, client: Client) -> None:
     """The record with the larger offset wins, as after a cleaning."""
     writer.commit_offset(5)
-    kind = OffsetCommitRequest
-    partition = kind.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=9, committed_metadata=""
-    )
-    topics = [kind.OffsetCommitRequestTopic(name="users", partitions=[partition])]
-    body = kind(group_id="g", generation_id_or_member_epoch=-1, member_id="", topics=topics)
-    assert client.ask(body, 9).topics[0].partitions[0].error_code == 0
+    assert client.commit(9) == 0
     assert offset_of(client) == (9, 0)
     assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
     writer.end()
@@ -394,10 +385,7 @@ def delete_group(client: Client, logs: lastword.LogDir) -> None:
 
 
 def delete_offset(client: Client, logs: lastword.LogDir) -> None:
-    kind = OffsetDeleteRequest
-    partition = kind.OffsetDeleteRequestPartition(partition_index=0)
-    topics = [kind.OffsetDeleteRequestTopic(name="users", partitions=[partition])]
-    answer = client.ask(kind(group_id="g", topics=topics))
+    answer = client.ask(offset_delete("g"))
     assert [answer.error_code, answer.topics[0].partitions[0].error_code] == [0, 0]
 
 
@@ -556,14 +544,6 @@ def test_a_request_that_reads_creates_no_topic(client: Client, logs: lastword.Lo
     assert described(client, "").error_code == codes.INVALID_REQUEST
     client.ask(ListTransactionsRequest(state_filters=[], producer_id_filters=[]))
     assert "__transaction_state" not in logs
-
-
-@pytest.mark.parametrize("version", range(1, 7))
-def test_the_coordinator_of_transactions(client: Client, version: int) -> None:
-    keys = {"key": "t"} if version < 4 else {"coordinator_keys": ["t"]}
-    answer = client.ask(FindCoordinatorRequest(key_type=1, **keys), version)
-    coordinator = answer if version < 4 else answer.coordinators[0]
-    assert (coordinator.error_code, coordinator.node_id) == (0, 1)
 
 
 # ------------------------------------------------------------------ restarts

@@ -25,8 +25,6 @@ from lastword.protocol.messages import (
     DescribeLogDirsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
 )
 from lastword.server import group_leases
 from lastword.server.group_leases import GroupLeases
@@ -34,8 +32,8 @@ from lastword.server.produce import LARGE_BYTES, Producing
 from lastword.testing import Broker
 from tests.fakes import objects
 from tests.server.bucket.histories import Node, answer_of, opened
-from tests.server.client import Client, batch, fetch_request, produce_request
-from tests.server.test_groups import until
+from tests.server.client import Client, batch, fetch_request, offset_commit, offset_fetch, produce_request
+from tests.support.waiting import until
 
 OWN = True
 LARGE = b"v" * 100_000
@@ -76,20 +74,6 @@ def of(answer: Any) -> Any:
     """Return the only partition of an answer to Produce or Fetch."""
     response = answer.responses[0]
     return getattr(response, "partition_responses", getattr(response, "partitions", None))[0]
-
-
-def offset_commit(offset: int) -> OffsetCommitRequest:
-    """Return the commit of an offset of t-0 by group g."""
-    commit = OffsetCommitRequest
-    part = commit.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=offset, committed_metadata=""
-    )
-    return commit(
-        group_id="g",
-        generation_id_or_member_epoch=-1,
-        member_id="",
-        topics=[commit.OffsetCommitRequestTopic(name="t", partitions=[part])],
-    )
 
 
 @pytest.mark.parametrize("tail_bytes", [None, 0])
@@ -291,18 +275,14 @@ def test_the_end_of_a_transaction_is_one_swap(double: Double, committed: bool) -
 
 def test_an_offset_that_was_not_stored_is_forgotten(double: Double) -> None:
     def committed(offset: int) -> int:
-        body = offset_commit(offset)
-        answer = double.node.begin(body, 8)
+        answer = double.node.begin(offset_commit(offset, topic="t"), 8)
         double.node.drive([answer])
         if answer.exception() is not None:
             return int(answer.exception().code)
         return int(answer.result().topics[0].partitions[0].error_code)
 
     def fetched() -> int:
-        kind = OffsetFetchRequest
-        topics = [kind.OffsetFetchRequestTopics(name="t", partition_indexes=[0])]
-        group = kind.OffsetFetchRequestGroup(group_id="g", member_id=None, member_epoch=-1, topics=topics)
-        [answer] = double.ask((kind(groups=[group], require_stable=False), 8))
+        [answer] = double.ask((offset_fetch(topic="t"), 8))
         return int(answer.groups[0].topics[0].partitions[0].committed_offset)
 
     assert committed(1) == 0
@@ -398,7 +378,7 @@ def test_the_leases_of_a_failed_commit_are_written_by_a_later_one(monkeypatch: p
         logs.create_topic("t", cleanup_policy="compact")
         logs["t"].append(b"k", b"v")
         leases = server.node.groups.leases
-        assert client.ask(offset_commit(1), 8).topics[0].partitions[0].error_code == 0
+        assert client.commit(1, version=8, topic="t") == 0
         until(lambda: leases._writing is None and not leases._urgent)
         fails.clear()
         until(lambda: [lease.name for lease in logs["t"].leases()] == ["group.g"])
