@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import lastword
 from lastword.protocol import ClientConnection
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
@@ -23,6 +25,8 @@ from lastword.protocol.schemas import Message
 from lastword.records.batch import BatchHeader, read_header, write_batch
 from lastword.records.compression import compress
 from lastword.records.record import encode_varint
+from lastword.server import Server
+from lastword.testing.unsynced import UNSYNCED
 
 NEWEST = {api.name: api.stable for api in APIS.values()}
 
@@ -32,6 +36,18 @@ class Address(NamedTuple):
 
     host: str
     port: int
+
+
+@contextmanager
+def served(directory: Any, **options: Any) -> Iterator[tuple[lastword.LogDir, Server, Client]]:
+    """Serve a log to a client. It has no cleaner and waits for no drive, unless options say otherwise."""
+    given = {"log_cleaner_enable": False} | ({} if "://" in str(directory) else {"files": UNSYNCED}) | options
+    with (
+        lastword.open(directory, "a", **given) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server, timeout=30) as client,
+    ):
+        yield logs, server, client
 
 
 class Client:

@@ -279,20 +279,6 @@ def test_a_member_that_waits_for_the_leader_stays(server: Server, clock: ManualC
     until(lambda: state(client)[1] == 1)
 
 
-def test_a_static_member_returns_without_a_rebalance(server: Server, client: Client) -> None:
-    leader, static = Consumer(server), Consumer(server, instance="one")
-    leader.join()
-    leader.sync({leader.id: b"all"})
-    joined(leader, static)
-    again = Consumer(server, instance="one")
-    assert again.join().error_code == 0
-    assert again.generation == static.generation and again.id != static.id
-    assert again.sync().assignment == b"two"
-    assert leader.heartbeat() == 0
-    assert static.heartbeat() == codes.FENCED_INSTANCE_ID
-    assert static.commit(3) == codes.FENCED_INSTANCE_ID
-
-
 def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server: Server) -> None:
     """Consumers put their generation in it. Only another protocol begins a rebalance, as in Kafka."""
     leader, static = Consumer(server), Consumer(server, instance="one")
@@ -307,7 +293,9 @@ def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server:
     static.client.receive()
     again = Consumer(server, instance="one")
     assert again.join(metadata=b"other", protocols=("range", "sticky")).error_code == 0
+    assert again.generation == static.generation and again.id != static.id
     assert (leader.heartbeat(), again.sync().assignment) == (0, b"two")
+    assert static.heartbeat() == static.commit(3) == codes.FENCED_INSTANCE_ID
     leader.send_join(protocols=("range", "sticky"))  # the leader assigns by the new metadata
     until(lambda: again.heartbeat() == codes.REBALANCE_IN_PROGRESS)
     again.send_join(metadata=b"other", protocols=("range", "sticky"))
@@ -498,18 +486,6 @@ def test_ids_that_are_given_count_as_members(server: Server, monkeypatch: pytest
     first.send_join()
     second.send_join()
     assert first.receive_join().error_code == second.receive_join().error_code == 0
-
-
-def test_the_protocol_that_all_members_have_is_chosen(server: Server) -> None:
-    first, second = Consumer(server), Consumer(server)
-    first.join(protocols=("range", "sticky"))
-    first.sync({})
-    second.send_join(protocols=("sticky",))
-    second.receive_join()
-    second.send_join(protocols=("sticky",))
-    until(lambda: first.heartbeat() == codes.REBALANCE_IN_PROGRESS)
-    first.send_join(protocols=("range", "sticky"))
-    assert first.receive_join().protocol_name == second.receive_join().protocol_name == "sticky"
 
 
 def test_committed_offsets_and_members_survive_a_restart(logs: lastword.LogDir) -> None:

@@ -15,8 +15,7 @@ from lastword.protocol import codes
 from lastword.protocol.messages import DeleteTopicsRequest, MetadataRequest
 from lastword.records.formats import read_records
 from lastword.server import Server
-from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client, batch, fetch_request, headers, metadata
+from tests.server.client import Client, batch, fetch_request, headers, metadata, served
 from tests.transactions import end_transaction
 
 NAME = "users@newest"
@@ -189,11 +188,7 @@ def test_it_is_read_by_its_id(client: Client, users: lastword.Topic) -> None:
 
 
 def test_keys_that_do_not_fit_the_memory_are_an_error(tmp_path: Path) -> None:
-    with (
-        lastword.open(tmp_path, "a", files=UNSYNCED, lastword_newest_bytes="1KiB") as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(tmp_path, lastword_newest_bytes="1KiB") as (logs, _, client):
         users = logs.create_topic("users", cleanup_policy="compact")
         users.extend((b"key-%d" % number, b"") for number in range(5000))
         for _ in range(2):
@@ -204,13 +199,7 @@ def test_keys_that_do_not_fit_the_memory_are_an_error(tmp_path: Path) -> None:
 @pytest.fixture
 def window(tmp_path: Path) -> Iterator[tuple[lastword.Topic, Client]]:
     """A topic from which old records are removed, and memory for some hundreds of keys."""
-    with (
-        lastword.open(
-            tmp_path, "a", files=UNSYNCED, lastword_newest_bytes="64KiB", log_cleaner_enable=False
-        ) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(tmp_path, lastword_newest_bytes="64KiB") as (logs, _, client):
         yield logs.create_topic("users", cleanup_policy="delete"), client
 
 

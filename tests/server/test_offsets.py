@@ -15,7 +15,6 @@ from lastword.protocol.messages import (
     ConsumerProtocolSubscription,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
-    DescribeConfigsRequest,
     ListGroupsRequest,
     OffsetFetchRequest,
 )
@@ -213,17 +212,6 @@ def test_the_record_is_kafkas(client: Client, logs: lastword.LogDir) -> None:
     assert (value.offset, value.leader_epoch, value.metadata) == (5, -1, "note")
     assert value.topic_id == client.topic_id()
     assert logs["__consumer_offsets"].config.cleanup_policy == frozenset({"compact"})
-
-
-def test_the_broker_describes_its_retention(client: Client, server: Server) -> None:
-    kind = DescribeConfigsRequest
-    resource = kind.DescribeConfigsResource(
-        resource_type=4, resource_name=str(server.context.node_id), configuration_keys=None
-    )
-    rows = client.ask(kind(resources=[resource])).results[0].configs
-    values = {row.name: row.value for row in rows}
-    assert values["offsets.retention.minutes"] == "10080"
-    assert values["offsets.topic.num.partitions"] == "1"
 
 
 # ---------------------------------------------------------------- leases

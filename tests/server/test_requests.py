@@ -14,7 +14,7 @@ import lastword
 from lastword import metrics
 from lastword.api.open_dirs import OpenDirs
 from lastword.clock import SystemClock
-from lastword.errors import LastwordError, StorageError, UsageError
+from lastword.errors import LastwordError, StorageError
 from lastword.logdir.log_dir_set import LogDirSet
 from lastword.logdir.topics import RootListing
 from lastword.partition import PartitionLog
@@ -57,6 +57,7 @@ from tests.server.client import (
     metadata,
     new_topic,
     produce_request,
+    served,
 )
 from tests.server.gaps import Gaps, Row, cleaned_batch, write_topics
 from tests.server.writer import Writer
@@ -239,6 +240,8 @@ def test_settings_of_topics_and_brokers_are_described(client: Client, logs: last
     assert {name: rows[name].value for name, _ in ADDED_BY_KAFKA_44} == dict(ADDED_BY_KAFKA_44)
     rows = {row.name: row for row in broker.configs}
     assert (rows["node.id"].value, rows["num.io.threads"].value) == ("1", "8")
+    assert rows["offsets.retention.minutes"].value == "10080"
+    assert rows["offsets.topic.num.partitions"].value == "1"
     assert rows["ssl.key.password"].is_sensitive and rows["ssl.key.password"].value is None
     assert rows.keys() == kafka_settings("broker").keys() and len(broker.configs) == len(rows)
     assert all(row.read_only for row in broker.configs)
@@ -385,12 +388,7 @@ def test_a_compacted_topic_refuses_records_that_contradict_their_batch(
 
 
 def test_decompression_is_bounded(tmp_path: Path) -> None:
-    settings = {"lastword_decompression_max_bytes": "1MiB", "log_cleaner_enable": False}
-    with (
-        lastword.open(tmp_path, "a", **settings) as logs,  # type: ignore[arg-type]
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(tmp_path, lastword_decompression_max_bytes="1MiB") as (logs, _, client):
         logs.create_topic("table", cleanup_policy="compact")
         logs.create_topic("packed", cleanup_policy="delete", compression_type="gzip")
         for name in ("table", "packed"):
@@ -472,21 +470,6 @@ def test_acks_all_waits_for_the_drive_if_the_topic_says_so(client: Client, logs:
     assert log.synced_to == 2
 
 
-def test_several_partitions_are_appended_by_one_request(client: Client, logs: lastword.LogDir) -> None:
-    logs.create_topic("users", 3)
-    body = produce_request("users", ONE)
-    kind = type(body.topic_data[0].partition_data[0])  # type: ignore[attr-defined]
-    body.topic_data[0].partition_data = [kind(index=n, records=ONE) for n in (0, 2, 7)]  # type: ignore[attr-defined]
-    for offset in (0, 1):
-        answers = client.ask(body, 12).responses[0].partition_responses
-        unknown = (7, codes.UNKNOWN_TOPIC_OR_PARTITION, -1)
-        assert [(a.index, a.error_code, a.base_offset) for a in answers] == [
-            (0, 0, offset),
-            (2, 0, offset),
-            unknown,
-        ]
-
-
 def test_requests_of_one_connection_are_answered_in_order(client: Client, users: lastword.Topic) -> None:
     for _ in range(200):
         client.send(produce_request("users", ONE), 12)
@@ -554,15 +537,6 @@ def test_a_fetch_waits_for_bytes(server: Server, client: Client, users: lastword
     assert bases(answer) == [0, 1, 2]
     assert time.monotonic() - began < 3
     thread.join()
-
-
-def test_an_answer_larger_than_the_buffers_of_a_socket(client: Client, users: lastword.Topic) -> None:
-    data = batch((b"k", b"v" * 900_000))
-    for _ in range(8):
-        client.produce("users", data)
-    answer = client.fetch("users", 0, partition_max_bytes=50 << 20)
-    assert bases(answer) == list(range(8))
-    assert bytes(answer.records)[16 : len(data)] == data[16:]
 
 
 def test_a_leader_epoch_is_compared(client: Client, users: lastword.Topic) -> None:
@@ -701,23 +675,19 @@ def test_the_settings_of_deleted_topics_are_removed_with_one_sync(tmp_path: Path
     """The directory was synced for each topic of a request: 4,000 topics took 27 s."""
     files = RecordingFiles(UNSYNCED)
     names = [f"t{number}" for number in range(20)]
-    with lastword.open(tmp_path / "data", "a", files=files, log_cleaner_enable=False) as logs:
+    with served(tmp_path / "data", files=files) as (logs, _, client):
         for name in ("other", *names):
             logs.create_topic(name, retention_ms=10**9)
-        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
-            files.calls.clear()
-            topics = [
-                DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=ZERO_UUID)
-                for name in (*names, "absent")
-            ]
-            answer = client.ask(DeleteTopicsRequest(topics=topics, timeout_ms=1000))
-            codes_of = {topic.name: topic.error_code for topic in answer.responses}
-            assert codes_of == dict.fromkeys(names, 0) | {"absent": codes.UNKNOWN_TOPIC_OR_PARTITION}
-            removed = [
-                call for call in files.changes if call.name == "unlink" and "lastword.topic-" in call.path
-            ]
-            synced = [call for call in files.changes if call.name == "fsync_dir"]
-            assert len(removed) == 20 and len(synced) <= 8
+        files.calls.clear()
+        topics = [
+            DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=ZERO_UUID) for name in (*names, "absent")
+        ]
+        answer = client.ask(DeleteTopicsRequest(topics=topics, timeout_ms=1000))
+        codes_of = {topic.name: topic.error_code for topic in answer.responses}
+        assert codes_of == dict.fromkeys(names, 0) | {"absent": codes.UNKNOWN_TOPIC_OR_PARTITION}
+        removed = [call for call in files.changes if call.name == "unlink" and "lastword.topic-" in call.path]
+        synced = [call for call in files.changes if call.name == "fsync_dir"]
+        assert len(removed) == 20 and len(synced) <= 8
         assert list(logs) == ["other"] and not logs.settings.is_set("retention.ms", "t0", own=True)
         assert logs["other"].config.retention_ms == 10**9
 
@@ -729,11 +699,7 @@ def test_the_topics_of_a_request_are_made_together_but_those_that_are_refused(
     """The root was synced for each topic: 1,000 topics took 29 s."""
     files = RecordingFiles(UNSYNCED)
     roots = [str(tmp_path / f"d{number}") for number in range(directories)]
-    with (
-        lastword.open(roots, "a", files=files, log_cleaner_enable=False) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(roots, files=files) as (logs, _, client):
         logs.create_topic("other")
         wanted = {f"t{number}": {"retention.ms": "9000"} for number in range(20)}
 
@@ -889,7 +855,7 @@ def test_a_waiting_fetch_is_answered_when_its_topic_goes(
 
 def test_a_fetch_goes_on_while_its_segment_is_replaced(client: Client, logs: lastword.LogDir) -> None:
     """The answer is larger than the socket takes, and the cleaner replaces its segment meanwhile."""
-    topic = logs.create_topic("users", cleanup_policy="compact", segment_bytes="8MiB")
+    logs.create_topic("users", cleanup_policy="compact", segment_bytes="8MiB")
     data = batch((b"k", b"v" * 900_000))
     for _ in range(8):
         client.produce("users", data)
@@ -902,7 +868,7 @@ def test_a_fetch_goes_on_while_its_segment_is_replaced(client: Client, logs: las
     log.remove_deferred()
     answer = client.receive().responses[0].partitions[0]
     assert bases(answer) == list(range(8))
-    assert topic.partitions == 1
+    assert bytes(answer.records)[16 : len(data)] == data[16:]
 
 
 # ------------------------------------------------------------------ offsets
@@ -931,15 +897,9 @@ def test_no_offset_has_the_largest_timestamp_of_a_batch_without_records(tmp_path
     rows: list[Row] = [(0, b"k", b"v"), (1, b"k", None)]
     data = cleaned_batch(0, 0, 1, rows, 1000) + cleaned_batch(0, 2, 4, [], 5000)
     write_topics(tmp_path, {"users": Gaps({0: data}, {}, 5)})
-    with lastword.open(tmp_path, "a", log_cleaner_enable=False, files=UNSYNCED) as logs:
-        server = lastword.serve(logs, "127.0.0.1:0")
-        with server, Client(server) as client:
-            answers = [client.offset("users", at) for at in (-3, 1001, 1000)]
-            assert [(answer.offset, answer.timestamp) for answer in answers] == [
-                (-1, -1),
-                (-1, -1),
-                (0, 1000),
-            ]
+    with served(tmp_path) as (_, _, client):
+        answers = [client.offset("users", at) for at in (-3, 1001, 1000)]
+        assert [(each.offset, each.timestamp) for each in answers] == [(-1, -1), (-1, -1), (0, 1000)]
 
 
 def test_the_end_of_a_leader_epoch(client: Client, users: lastword.Topic) -> None:
@@ -1032,13 +992,6 @@ def test_a_topic_that_is_created_again_is_found_after_a_listing_that_failed(
 
 
 # ------------------------------------------------------------------ the server itself
-
-
-def test_only_loopback_is_served_unless_insecure(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="loopback"):
-        lastword.serve(tmp_path, "0.0.0.0:0")
-    with lastword.serve(tmp_path, "0.0.0.0:0", insecure=True, advertise="127.0.0.1:1") as server:
-        assert server.bootstrap_servers == "127.0.0.1:1"
 
 
 def test_closing_answers_what_would_wait(logs: lastword.LogDir, users: lastword.Topic) -> None:
@@ -1139,11 +1092,7 @@ def test_settings_of_a_new_topic_that_another_file_hides_are_refused(
     other = tmp_path / "other.toml"
     other.write_text("")
     topics = [new_topic("plain"), new_topic("compacted", 1, {"cleanup.policy": "compact"})]
-    with (
-        lastword.open(tmp_path / "data", "a", files=UNSYNCED, config=other) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(tmp_path / "data", config=other) as (logs, _, client):
         plain, compacted = create(client, *topics, validate_only=only_validates)
         assert (plain.error_code, compacted.error_code) == (codes.NONE, codes.INVALID_REQUEST)
         assert "other.toml" in compacted.error_message

@@ -306,9 +306,10 @@ def test_another_interface_needs_users_or_certificates(tmp_path: Path, pem: Pem)
         ({"users": USERS}, list(MECHANISMS[1:])),  # PLAIN would send the password
         ({"users": USERS, "tls": (pem.cert, pem.key)}, list(MECHANISMS)),
         ({"tls": (pem.cert, pem.key, pem.ca)}, []),
+        ({"insecure": True}, []),
     ):
         with lastword.serve(tmp_path / "data", "0.0.0.0:0", advertise="h:1", **options) as server:  # type: ignore[arg-type]
-            assert server.mechanisms == mechanisms
+            assert (server.mechanisms, server.bootstrap_servers) == (mechanisms, "h:1")
     nowhere = Path("nowhere.pem")
     for files in ((pem.key,), (pem.ca, pem.key), nowhere, str(nowhere), (pem.cert, pem.key, pem.key)):
         with pytest.raises(UsageError, match="pem: "):

@@ -526,18 +526,19 @@ class History:
         self.checked = ""
         self.observer: BucketDirs | None = None
 
-    def process(self, rate: float) -> tuple[FakeStore, int]:
+    def process(self, rate: float = 0) -> tuple[FakeStore, ManualClock, int]:
+        """Return the arguments of another process: its store, the clock and a seed."""
         self.numbers += 1
         faults = Seeded(self.rng, rate) if rate else None
-        return self.bucket.process(f"p{self.numbers}", faults=faults), self.seed * 1000 + self.numbers
+        store = self.bucket.process(f"p{self.numbers}", faults=faults)
+        return store, self.clock, self.seed * 1000 + self.numbers
 
     def run(self) -> None:
         """Run the history. Raises Violation."""
         rng = self.rng
-        store, seed = self.process(0)
-        dirs = opened(store, self.clock, seed)
+        dirs = opened(*self.process())
         create_topics(dirs, {TOPIC: (PARTITIONS, {"cleanup.policy": "delete"})})
-        self.observer = opened(self.process(0)[0], self.clock, 1, "r")
+        self.observer = opened(*self.process(), "r")
         clients: list[Client] = [Producer(self, f"i{n}", partition=n % PARTITIONS) for n in range(2)]
         clients += [Writer(self, f"w{n}") for n in range(2)]
         for name in ("g0", "g1"):
@@ -580,14 +581,14 @@ class History:
 
     def started(self, rate: float) -> Node | None:
         """Start a server; None: it was stopped meanwhile."""
-        store, seed = self.process(rate)
+        process = self.process(rate)
         with suppress(objects.Stopped, LastwordError):
-            return Node(store, self.clock, seed)
+            return Node(*process)
         return None
 
     def append_elsewhere(self, number: int) -> int:
         """Append a record in another process."""
-        dirs = opened(*_with_clock(self.process(0), self.clock))
+        dirs = opened(*self.process())
         builder = BatchBuilder()
         builder.append(self.clock.now_ms(), b"k", b"other-%d" % number)
         batch = builder.build()
@@ -597,7 +598,7 @@ class History:
 
     def join_elsewhere(self, partition: int) -> None:
         """Join the segments of a partition in another process."""
-        dirs = opened(*_with_clock(self.process(0), self.clock))
+        dirs = opened(*self.process())
         with mock.patch.object(joining, "FILES_FREE", 2):
             dirs.transaction(lambda private: joining.join(private.log(TOPIC, partition)))
 
@@ -633,8 +634,7 @@ class History:
     def judge(self, clients: list[Client], other: int) -> None:
         assert self.observer is not None
         self.clock.advance(10_000)
-        store, seed = self.process(0)
-        node = Node(store, self.clock, seed)
+        node = Node(*self.process())
         for client in clients:
             if isinstance(client, Writer):  # ends what is open
                 for _ in range(3):
@@ -686,10 +686,6 @@ class History:
                 raise Violation("lost", f"{writer.name}: {transaction}")
             if transaction.outcome == ABORTED and any(is_there):
                 raise Violation("aborted", f"{writer.name}: {transaction}")
-
-
-def _with_clock(process: tuple[FakeStore, int], clock: ManualClock) -> tuple[FakeStore, ManualClock, int]:
-    return process[0], clock, process[1]
 
 
 def _ongoing(dirs: BucketDirs) -> dict[int, set[int]]:
