@@ -75,17 +75,6 @@ def test_json(source: lastword.LogDir, cluster: Server, copy: Path, capsys: Any)
     }
 
 
-def test_an_unknown_topic(source: lastword.LogDir, cluster: Server, copy: Path, capsys: Any) -> None:
-    fill(source, 1)
-    at = cluster.bootstrap_servers
-    assert ran(capsys, at, "user", "--to", copy) == (
-        2,
-        "",
-        f"error: no topic 'user' in {at}; nearest: 'users'\n"
-        "  fix: check the name; a topic that this user may not describe is not shown either\n",
-    )
-
-
 def test_one_topic_of_two_fails(source: lastword.LogDir, cluster: Server, copy: Path, capsys: Any) -> None:
     fill(source, 2)
     fill(source, 2, "events")

@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import lastword
 from lastword.protocol import ClientConnection
 from lastword.protocol.codes import APIS
-from lastword.protocol.messages import FetchRequest, ListOffsetsRequest, ProduceRequest
+from lastword.protocol.messages import (
+    CreateTopicsRequest,
+    FetchRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    ProduceRequest,
+)
 from lastword.protocol.schemas import Message
-from lastword.records.batch import write_batch
+from lastword.records.batch import BatchHeader, read_header, write_batch
 from lastword.records.compression import compress
 from lastword.records.record import encode_varint
+from lastword.server import Server
+from lastword.testing.unsynced import UNSYNCED
 
 NEWEST = {api.name: api.stable for api in APIS.values()}
 
 
-class Address(Protocol):
-    """A server here, or the address of another one."""
+class Address(NamedTuple):
+    """The address of a server in another process."""
 
-    @property
-    def host(self) -> str: ...
+    host: str
+    port: int
 
-    @property
-    def port(self) -> int: ...
+
+@contextmanager
+def served(directory: Any, **options: Any) -> Iterator[tuple[lastword.LogDir, Server, Client]]:
+    """Serve a log to a client. It has no cleaner and waits for no drive, unless options say otherwise."""
+    given = {"log_cleaner_enable": False} | ({} if "://" in str(directory) else {"files": UNSYNCED}) | options
+    with (
+        lastword.open(directory, "a", **given) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server, timeout=30) as client,
+    ):
+        yield logs, server, client
 
 
 class Client:
-    """One connection. `with Client(server) as client: client.ask(body)`."""
+    """One connection to a server or an address. `with Client(server) as client: client.ask(body)`."""
 
-    def __init__(self, server: Address, *, timeout: float = 10) -> None:
+    def __init__(self, server: Any, *, timeout: float = 10) -> None:
         self.socket = socket.create_connection((server.host, server.port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._protocol = ClientConnection("tests")
@@ -108,6 +131,63 @@ class Client:
         )
         return self.ask(body, version).topics[0].partitions[0]
 
+    def topic_id(self, topic: str = "users") -> bytes:
+        return bytes(self.ask(metadata(topic)).topics[0].topic_id)
+
+    def commit(self, offset: int, group: str = "g", *, version: int = 9, **fields: Any) -> int:
+        """Commit an offset; return the error code."""
+        body = offset_commit(offset, group, **fields)
+        return int(self.ask(body, version).topics[0].partitions[0].error_code)
+
+    def committed(self, group: str = "g", *, version: int = 9, **fields: Any) -> Any:
+        """Return the answer of OffsetFetch for the partition."""
+        return self.ask(offset_fetch(group, **fields), version).groups[0].topics[0].partitions[0]
+
+
+def metadata(*topics: str, **fields: Any) -> Message:
+    asked = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    return MetadataRequest(topics=asked, **fields)
+
+
+def new_topic(name: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> Any:
+    """Return a topic for CreateTopics."""
+    configs = [
+        CreateTopicsRequest.CreatableTopicConfig(name=key, value=value)
+        for key, value in (settings or {}).items()
+    ]
+    return CreateTopicsRequest.CreatableTopic(
+        name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=configs
+    )
+
+
+def offset_commit(
+    offset: int, group: str = "g", *, topic: str = "users", partition: int = 0, text: str = "", **fields: Any
+) -> Message:
+    kind = OffsetCommitRequest
+    given = kind.OffsetCommitRequestPartition(
+        partition_index=partition, committed_offset=offset, committed_metadata=text
+    )
+    named: dict[str, Any] = {"topic_id": fields.pop("topic_id")} if "topic_id" in fields else {"name": topic}
+    topics = [kind.OffsetCommitRequestTopic(partitions=[given], **named)]
+    body: dict[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": ""} | fields
+    return kind(group_id=group, topics=topics, **body)
+
+
+def offset_fetch(
+    group: str = "g", *, topic: str = "users", partition: int = 0, stable: bool = False, **fields: Any
+) -> Message:
+    """Return an OffsetFetch of a group, of version 8 or newer; `fields` are those of the group."""
+    kind = OffsetFetchRequest
+    topics = [kind.OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
+    asked = kind.OffsetFetchRequestGroup(group_id=group, topics=topics, **fields)
+    return kind(groups=[asked], require_stable=stable)
+
+
+def offset_delete(group: str, *, topic: str = "users", partitions: Iterable[int] = (0,)) -> Message:
+    kind = OffsetDeleteRequest
+    deleted = [kind.OffsetDeleteRequestPartition(partition_index=number) for number in partitions]
+    return kind(group_id=group, topics=[kind.OffsetDeleteRequestTopic(name=topic, partitions=deleted)])
+
 
 def produce_request(
     topic: str, records: Any, *, acks: int = -1, partition: int = 0, transactional_id: str | None = None
@@ -154,6 +234,15 @@ def fetch_request(asked: list[tuple[str, int, int]], **fields: Any) -> Message:
     return FetchRequest(**(chosen | fields))
 
 
+def headers(data: bytes) -> Iterator[BatchHeader]:
+    """Yield the header of each batch of an answer to Fetch."""
+    position = 0
+    while position < len(data):
+        header = read_header(data, position, len(data), "<answer>")
+        yield header
+        position = header.end
+
+
 def batch(
     *records: tuple[bytes | None, bytes | None],
     codec: int = 0,
@@ -163,7 +252,7 @@ def batch(
 ) -> bytes:
     """Return a batch as a producer makes it; `fields` replace those of `write_batch`."""
     at = int(time.time() * 1000) if timestamp is None else timestamp
-    payload = b"".join(_record(number, *record) for number, record in enumerate(records))
+    payload = b"".join(raw_record(number, *record) for number, record in enumerate(records))
     given = {
         "base_offset": 0,
         "leader_epoch": -1,
@@ -178,8 +267,9 @@ def batch(
     return write_batch(**(given | fields))  # type: ignore[arg-type]
 
 
-def _record(number: int, key: bytes | None, value: bytes | None) -> bytes:
-    body = b"\0\0" + encode_varint(number)
+def raw_record(delta: int, key: bytes | None, value: bytes | None) -> bytes:
+    """Return the bytes of a record without headers."""
+    body = b"\0\0" + encode_varint(delta)
     for data in (key, value):
         body += encode_varint(-1) if data is None else encode_varint(len(data)) + data
     body += b"\0"

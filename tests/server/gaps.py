@@ -14,9 +14,9 @@ from typing import NamedTuple
 import lastword
 from lastword.records.batch import write_batch
 from lastword.records.compression import compress
-from lastword.records.record import encode_varint
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
+from tests.server.client import raw_record
 from tests.transactions import marker_batch
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -38,14 +38,6 @@ class Gaps(NamedTuple):
     end: int
 
 
-def _record(delta: int, key: bytes | None, value: bytes | None) -> bytes:
-    body = b"\0\0" + encode_varint(delta)
-    for data in (key, value):
-        body += encode_varint(-1) if data is None else encode_varint(len(data)) + data
-    body += b"\0"
-    return encode_varint(len(body)) + body
-
-
 def cleaned_batch(
     codec: int, base: int, last: int, rows: list[Row], now_ms: int, *, sequence: int = -1
 ) -> bytes:
@@ -53,7 +45,7 @@ def cleaned_batch(
 
     With a `sequence` the batch belongs to a transaction of producer 7.
     """
-    payload = b"".join(_record(offset - base, key, value) for offset, key, value in rows)
+    payload = b"".join(raw_record(offset - base, key, value) for offset, key, value in rows)
     return write_batch(
         base_offset=base,
         leader_epoch=0,

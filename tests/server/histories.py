@@ -30,15 +30,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import lastword
 from lastword.clock import SystemClock
 from lastword.protocol import codes
 from lastword.protocol.messages import EndTxnRequest
-from lastword.records.batch import read_header
-from tests.server.client import Client
+from tests.server.client import Address, Client, headers
 from tests.server.writer import Writer, committed_records, offset_of
 
 PARTITIONS = [("users", 0), ("users", 1), ("users", 2), ("events", 0)]
@@ -92,7 +90,7 @@ class ServerProcess:
         self.directory = directory
         self.plant = plant
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = SimpleNamespace(host="127.0.0.1", port=free.getsockname()[1])
+            self.address = Address("127.0.0.1", free.getsockname()[1])
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["lastword", "lastword.server", "lastword.api.logs"])
         self._process: Any = None
@@ -239,10 +237,9 @@ class Reading(threading.Thread):
         for record in committed_records(data, aborted):
             if record.offset >= self._position:
                 self.keys.append(record.key or b"")
-        at, before = 0, self._position
-        while at < len(data):
-            header = read_header(data, at, len(data), "<fetch>")
-            at, self._position = header.end, header.next_offset
+        before = self._position
+        for header in headers(data):
+            self._position = header.next_offset
         return self._position > before
 
 

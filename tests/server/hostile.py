@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lastword.protocol import ClientConnection, codes
 from lastword.protocol.codes import APIS
@@ -34,7 +34,17 @@ from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
 from tests.protocol.mutants import mutated
 from tests.protocol.random_messages import random_message
 from tests.server import malformed
-from tests.server.client import Client, batch, fetch_request, produce_request
+from tests.server.client import (
+    Address as Address,
+)
+from tests.server.client import (
+    Client,
+    batch,
+    fetch_request,
+    metadata,
+    new_topic,
+    produce_request,
+)
 
 MIB = 1 << 20
 MOST_GROWTH = 400 * MIB
@@ -44,11 +54,6 @@ MOST_BOMBED = 300 * MIB
 MOST_SECONDS = 5.0
 """The longest answer to the other client, on a loaded machine."""
 NO_SUCH = ("Shutdown", "ControlledShutdown")
-
-
-class Address(NamedTuple):
-    host: str
-    port: int
 
 
 class Hostile:
@@ -67,12 +72,10 @@ class Hostile:
         self._ended = threading.Event()
         self._other = threading.Thread(target=self._be_served)
         with Client(self.address) as client:
-            for topic in ("users", "plain"):
-                name = MetadataRequest.MetadataRequestTopic(name=topic)
-                client.ask(MetadataRequest(topics=[name]))
+            client.ask(metadata("users", "plain"))
             for _ in range(10):
                 client.produce("plain", batch((b"k", bytes(900_000))))
-            self.topic_id = client.ask(MetadataRequest(topics=[name])).topics[0].topic_id
+            self.id = client.topic_id("plain")
         self._other.start()
 
     def rss(self, name: str = "VmHWM") -> int:
@@ -130,10 +133,6 @@ class Hostile:
         data = b"".join(map(bytes, ClientConnection("c").request(body, version)))  # type: ignore[arg-type]
         return mutated(data, self.rng)
 
-    @property
-    def id(self) -> bytes:
-        return self.topic_id  # type: ignore[no-any-return]
-
     @contextlib.contextmanager
     def half_frames(self, count: int) -> Iterator[None]:
         """Large requests of which a part is sent; and sizes of up to 2 GB."""
@@ -171,12 +170,13 @@ class Hostile:
         """Batches of zeros in every codec, to a compacted topic and to another; return the error codes."""
         errors = []
         with Client(self.address, timeout=120) as client:
-            policies = [("dense", "compact"), ("sparse", "delete")]
-            client.ask(CreateTopicsRequest(topics=[_topic(*policy) for policy in policies]))
+            policies = {"dense": "compact", "sparse": "delete"}
+            topics = [new_topic(name, 1, {"cleanup.policy": policy}) for name, policy in policies.items()]
+            client.ask(CreateTopicsRequest(topics=topics))
             for codec in (GZIP, SNAPPY, LZ4, ZSTD):
                 bomb = batch((b"k", bytes(size)), codec=codec)
                 many = batch(*[(b"", b"")] * 100_000, codec=codec)
-                for topic, _ in policies:
+                for topic in policies:
                     for data in (bomb, many):
                         client.send(produce_request(topic, data), 9)
                         errors.append(client.receive().responses[0].partition_responses[0].error_code)
@@ -185,10 +185,8 @@ class Hostile:
     def crowd(self, count: int, size: int) -> set[int]:
         """Batches of zeros of many clients at the same time; return the error codes."""
         with Client(self.address, timeout=120) as client:
-            topic = _topic("crowd", "delete")
-            topic.num_partitions = count  # type: ignore[attr-defined]
+            topic = new_topic("crowd", count, {"cleanup.policy": "delete"})
             client.ask(CreateTopicsRequest(topics=[topic]))
-
         batches = [batch((b"k", bytes(size)), codec=codec) for codec in (GZIP, LZ4, ZSTD)]
 
         def produce(partition: int) -> int:
@@ -202,17 +200,9 @@ class Hostile:
         """Batches with mutated records; return the error codes."""
         now = int(time.time() * 1000)
         with Client(self.address, timeout=60) as client:
-            topic = MetadataRequest.MetadataRequestTopic(name="plain")
-            client.ask(MetadataRequest(topics=[topic]))  # a frame may have deleted it, by its id
+            client.ask(metadata("plain"))  # a frame may have deleted it, by its id
             batches = (malformed.mutated(now, self.rng)[1] for _ in range(count))
             return {int(client.produce("plain", data).error_code) for data in batches}
-
-
-def _topic(name: str, policy: str) -> Message:
-    config = CreateTopicsRequest.CreatableTopicConfig(name="cleanup.policy", value=policy)
-    return CreateTopicsRequest.CreatableTopic(
-        name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[config]
-    )
 
 
 def known(message: Message, topic: Any, rng: random.Random) -> None:

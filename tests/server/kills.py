@@ -20,8 +20,6 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -506,21 +504,12 @@ def main() -> int:
         client = Client(given.client, given.folder, given.bootstrap, given.life * 1000)
         getattr(client, CLIENTS[given.client])()
         return 0
-    with _folder(given.folder) as folder:
-        verdict = run(folder, given.kills, given.seed, progress=True)
+    with tempfile.TemporaryDirectory(prefix="kills-server-") as name:
+        verdict = run(given.folder or Path(name), given.kills, given.seed, progress=True)
         print(verdict.text())
         for violation in verdict.violations[:20]:
             print(violation)
     return 1 if verdict.violations else 0
-
-
-@contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        yield given
-    else:
-        with tempfile.TemporaryDirectory(prefix="kills-server-") as name:
-            yield Path(name)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from lastword.records.batch import read_header, read_records, write_batch
 from lastword.records.compression import compress
 from lastword.records.record import encode_varint
 from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
-from tests.server.client import Client
+from tests.server.client import Address, Client
 
 TOPICS: dict[str, dict[str, str]] = {
     "plain": {"cleanup.policy": "delete"},
@@ -381,8 +381,6 @@ def write(client: Client) -> None:
 
 
 if __name__ == "__main__":
-    from tests.server.hostile import Address
-
     host, _, port = sys.argv[1].rpartition(":")
     with Client(Address(host, int(port)), timeout=30) as connected:
         write(connected)

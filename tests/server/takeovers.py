@@ -31,7 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from examples.local_s3 import environment_of
 
@@ -39,7 +39,7 @@ import lastword
 from lastword.bucket.commit import Bucket
 from lastword.objects import open_store
 from lastword.protocol.messages import OffsetFetchRequest
-from tests.server.client import Client
+from tests.server.client import Address, Client
 from tests.server.takeover_clients import (
     KINDS,
     LAST_SECONDS,
@@ -122,13 +122,6 @@ class Result:
         return "\n".join(lines)
 
 
-class Place(NamedTuple):
-    """The address of a server."""
-
-    host: str
-    port: int
-
-
 class Servers:
     """Two servers of one log, each at an address of its own."""
 
@@ -166,7 +159,7 @@ class Servers:
 
         def answers() -> bool:
             try:
-                with Client(Place(host, int(port))) as client:
+                with Client(Address(host, int(port))) as client:
                     return bool(client.offset(TOPIC, -1).error_code == 0)
             except OSError:  # it closes its connections when it becomes the active one
                 return False
@@ -197,7 +190,7 @@ class Watching(threading.Thread):
         super().__init__(daemon=True)
         self.groups, self.journal = groups, journal
         self.places = [
-            Place(host, int(port)) for host, _, port in (a.rpartition(":") for a in servers.addresses)
+            Address(host, int(port)) for host, _, port in (a.rpartition(":") for a in servers.addresses)
         ]
         self.newest: dict[tuple[str, int], int] = {}
         self.answers = 0

@@ -15,7 +15,7 @@ from lastword.records.batch import BatchHeader
 from lastword.server import aborted
 from lastword.server.aborted import AbortedTransactions
 from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client, batch
+from tests.server.client import batch, served
 from tests.server.writer import committed
 from tests.support.damage import flip
 from tests.transactions import end_transaction
@@ -116,7 +116,7 @@ def test_each_flipped_bit_of_an_index(log: PartitionLog) -> None:
 
 @pytest.mark.parametrize("rolls", [True, False], ids=["closed segment", "active segment"])
 def test_a_committed_fetch_over_a_flipped_bit(tmp_path: Path, rolls: bool) -> None:
-    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+    with served(tmp_path / "data") as (logs, _, _):
         logs.create_topic("users", cleanup_policy="delete")
         log = logs.dirs.log("users", 0)
         append_aborted(log, 0)
@@ -125,11 +125,7 @@ def test_a_committed_fetch_over_a_flipped_bit(tmp_path: Path, rolls: bool) -> No
             log.roll()
         index = Path(log.segments[0].file).with_suffix(".txnindex")
     flip(index, 9)  # of the producer id
-    with (
-        lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(tmp_path / "data") as (logs, _, client):
         assert committed(client) == [b"shown"]
         append_aborted(logs.dirs.log("users", 0), 1)  # known without the segment being read again
         assert committed(client) == [b"shown"]

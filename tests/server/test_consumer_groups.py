@@ -23,13 +23,11 @@ from lastword.protocol.messages import (
     DescribeGroupsRequest,
     LeaveGroupRequest,
     ListGroupsRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
 )
 from lastword.server import Server, consumer_group_state
 from lastword.server.assignors import ranges, uniform
 from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client
+from tests.server.client import Client, offset_fetch
 from tests.server.test_groups import Consumer
 from tests.server.writer import Writer
 from tests.support.exhaustive import stride
@@ -98,27 +96,13 @@ class Member:
         return answer
 
     def commit(self, offset: int, *, partition: int = 0, epoch: int | None = None, version: int = 9) -> int:
-        kind = OffsetCommitRequest
-        given = kind.OffsetCommitRequestPartition(
-            partition_index=partition, committed_offset=offset, committed_metadata=""
-        )
-        body = kind(
-            group_id=self.group,
-            generation_id_or_member_epoch=self.epoch if epoch is None else epoch,
-            member_id=self.id,
-            topics=[kind.OffsetCommitRequestTopic(name="users", partitions=[given])],
-        )
-        return self.client.ask(body, version).topics[0].partitions[0].error_code
+        epoch = self.epoch if epoch is None else epoch
+        member = {"generation_id_or_member_epoch": epoch, "member_id": self.id}
+        return self.client.commit(offset, self.group, version=version, partition=partition, **member)
 
     def fetch_error(self, member_id: str | None, epoch: int) -> int:
-        kind = OffsetFetchRequest
-        asked = kind.OffsetFetchRequestGroup(
-            group_id=self.group,
-            member_id=member_id,
-            member_epoch=epoch,
-            topics=[kind.OffsetFetchRequestTopics(name="users", partition_indexes=[0])],
-        )
-        return self.client.ask(kind(groups=[asked]), 9).groups[0].error_code
+        body = offset_fetch(self.group, member_id=member_id, member_epoch=epoch)
+        return int(self.client.ask(body, 9).groups[0].error_code)
 
 
 def rounds(*members: Member, count: int = 6) -> None:
@@ -596,18 +580,6 @@ def test_uniform_is_even_and_moves_little() -> None:
     fewer = uniform({name: members[name] for name in ("x", "y")}, topics, first)
     assert all(first[name] <= fewer[name] for name in ("x", "y"))
     assert counts(fewer) == [5, 6]
-
-
-def test_uniform_follows_subscriptions() -> None:
-    topics = {A: range(6), B: range(2), C: range(2)}
-    members = {"x": frozenset((A,)), "y": frozenset((A, B)), "z": frozenset((B, C))}
-    targets = uniform(members, topics, {"x": frozenset((A, n) for n in range(6))})
-    assert {partition for has in targets.values() for partition in has} == {
-        (topic, n) for topic, ns in topics.items() for n in ns
-    }
-    assert sum(map(len, targets.values())) == 10
-    assert all(topic in members[name] for name, has in targets.items() for topic, _ in has)
-    assert counts(targets) == [3, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(0, 100, stride(4)))

@@ -112,17 +112,6 @@ def _values(readers: list[Reader], group: str) -> set[bytes]:
     return {value for reader in readers if reader.group == group for value in reader.values}
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_group_goes_on_where_it_was(server: Server, logs: lastword.LogDir, protocol: str) -> None:
-    sent: set[bytes] = set()
-    for first in (0, 20):
-        sent |= append(logs, first, 20)
-        reader = Reader(server, "g", protocol)
-        poll_until([reader], lambda reader=reader: len(reader.values) == 20)
-        assert {int(value) for value in reader.values} == set(range(first, first + 20))
-        reader.consumer.close()
-
-
 def test_a_static_member_comes_back_without_a_rebalance(server: Server, logs: lastword.LogDir) -> None:
     static = Reader(server, "g", "consumer", **{"group.instance.id": "one"})
     other = Reader(server, "g", "consumer")

@@ -14,7 +14,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError, StorageError
 from lastword.partition.log import PartitionLog
-from lastword.protocol import codes, decode_stored, java_hash
+from lastword.protocol import codes, java_hash
 from lastword.protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
@@ -25,15 +25,12 @@ from lastword.protocol.messages import (
     JoinGroupRequest,
     LeaveGroupRequest,
     ListGroupsRequest,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
-    OffsetFetchRequest,
     SyncGroupRequest,
 )
 from lastword.server import Server, classic_groups
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client
+from tests.server.client import Client, offset_delete
 from tests.support.waiting import until
 
 SESSION_MS, REBALANCE_MS = 10_000, 60_000
@@ -127,23 +124,20 @@ class Consumer:
         member = LeaveGroupRequest.MemberIdentity(member_id=self.id, group_instance_id=self.instance)
         return self.client.ask(LeaveGroupRequest(group_id=self.group, members=[member])).members[0].error_code
 
-    def commit(self, offset: int, metadata: str | None = "", *, topic: str = "users") -> int:
-        partition = OffsetCommitRequest.OffsetCommitRequestPartition(
-            partition_index=1, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
-        )
-        body = OffsetCommitRequest(
-            group_id=self.group,
+    def commit(self, offset: int, metadata: str = "", *, topic: str = "users") -> int:
+        return self.client.commit(
+            offset,
+            self.group,
+            topic=topic,
+            partition=1,
+            text=metadata,
             generation_id_or_member_epoch=self.generation,
             member_id=self.id,
             group_instance_id=self.instance,
-            topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[partition])],
         )
-        return self.client.ask(body, 9).topics[0].partitions[0].error_code
 
     def committed(self) -> tuple[int, str]:
-        topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name="users", partition_indexes=[1])]
-        answer = self.client.ask(OffsetFetchRequest(group_id=self.group, topics=topics), 7)
-        partition = answer.topics[0].partitions[0]
+        partition = self.client.committed(self.group, partition=1)
         return partition.committed_offset, partition.metadata
 
 
@@ -169,9 +163,32 @@ def joined(leader: Consumer, other: Consumer) -> Consumer:
     assert leader.generation == other.generation
     assert {member.member_id for member in leader.joined.members} == {leader.id, other.id}
     other.send_sync()
+    assign(leader, other)
+    return other
+
+
+def assign(leader: Consumer, other: Consumer) -> None:
+    """Sync a leader, and check what it and another consumer, which waits for it, are assigned."""
     assert leader.sync({leader.id: b"one", other.id: b"two"}).assignment == b"one"
     assert other.client.receive().assignment == b"two"
-    return other
+
+
+def awaiting_the_leader(server: Server, **fields: Any) -> tuple[Consumer, Consumer]:
+    """Return the leader of a group and another member, whose SyncGroup waits for that of the leader."""
+    leader, other = Consumer(server), Consumer(server)
+    leader.join(**fields)
+    leader.sync({})
+    other.send_join()
+    other.receive_join()
+    other.send_join()
+    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    leader.send_join(**fields)
+    leader.receive_join()
+    other.receive_join()
+    other.send_sync()
+    group: Any = server.node.groups.store.get("g")
+    until(lambda: group.members[other.id].syncing is not None)
+    return leader, other
 
 
 def state(client: Client, group: str = "g") -> tuple[str, int]:
@@ -216,6 +233,13 @@ def test_a_wrong_join_is_refused(server: Server, version: int, fields: dict[str,
     assert Consumer(server, version=version).join(**fields).error_code == code
 
 
+def test_a_member_that_rejoins_keeps_a_protocol_of_its_group(server: Server) -> None:
+    member = Consumer(server)
+    member.join()
+    assert member.join(protocols=("other",)).error_code == codes.INCONSISTENT_GROUP_PROTOCOL
+    assert member.join().error_code == 0
+
+
 def test_a_silent_member_leaves_when_its_session_ends(
     two: tuple[Consumer, Consumer], clock: ManualClock, client: Client
 ) -> None:
@@ -247,39 +271,12 @@ def test_a_member_that_does_not_join_again_is_removed(
 
 def test_a_member_that_waits_for_the_leader_stays(server: Server, clock: ManualClock, client: Client) -> None:
     """Its heartbeats would wait behind its SyncGroup. Its session begins with the answer."""
-    leader, other = Consumer(server), Consumer(server)
-    leader.join(session_timeout_ms=REBALANCE_MS)
-    leader.sync({})
-    other.send_join()
-    other.receive_join()
-    other.send_join()
-    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
-    leader.send_join(session_timeout_ms=REBALANCE_MS)
-    leader.receive_join()
-    other.receive_join()
-    other.send_sync()
-    group: Any = server.node.groups.store.get("g")
-    until(lambda: group.members[other.id].syncing is not None)
+    leader, other = awaiting_the_leader(server, session_timeout_ms=REBALANCE_MS)
     clock.advance(SESSION_MS * 2)
     time.sleep(0.05)
-    assert leader.sync({leader.id: b"one", other.id: b"two"}).assignment == b"one"
-    assert other.client.receive().assignment == b"two"
+    assign(leader, other)
     clock.advance(SESSION_MS + 1)
     until(lambda: state(client)[1] == 1)
-
-
-def test_a_static_member_returns_without_a_rebalance(server: Server, client: Client) -> None:
-    leader, static = Consumer(server), Consumer(server, instance="one")
-    leader.join()
-    leader.sync({leader.id: b"all"})
-    joined(leader, static)
-    again = Consumer(server, instance="one")
-    assert again.join().error_code == 0
-    assert again.generation == static.generation and again.id != static.id
-    assert again.sync().assignment == b"two"
-    assert leader.heartbeat() == 0
-    assert static.heartbeat() == codes.FENCED_INSTANCE_ID
-    assert static.commit(3) == codes.FENCED_INSTANCE_ID
 
 
 def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server: Server) -> None:
@@ -296,7 +293,9 @@ def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server:
     static.client.receive()
     again = Consumer(server, instance="one")
     assert again.join(metadata=b"other", protocols=("range", "sticky")).error_code == 0
+    assert again.generation == static.generation and again.id != static.id
     assert (leader.heartbeat(), again.sync().assignment) == (0, b"two")
+    assert static.heartbeat() == static.commit(3) == codes.FENCED_INSTANCE_ID
     leader.send_join(protocols=("range", "sticky"))  # the leader assigns by the new metadata
     until(lambda: again.heartbeat() == codes.REBALANCE_IN_PROGRESS)
     again.send_join(metadata=b"other", protocols=("range", "sticky"))
@@ -355,10 +354,8 @@ def test_groups_that_cannot_be_loaded(
     member = Consumer(server)
 
     def find(version: int, key_type: int = 0) -> tuple[int, int]:
-        keys: dict[str, Any] = {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}
-        answer = client.ask(FindCoordinatorRequest(key_type=key_type, **keys), version)
-        found = answer if version < 4 else answer.coordinators[0]
-        return found.error_code, found.node_id
+        answer = found(client, version, key_type)
+        return answer.error_code, answer.node_id
 
     def fails(topic: CoordinatorTopic) -> int:
         raise StorageError("the drive is offline")
@@ -413,19 +410,7 @@ def full_drive() -> Iterator[None]:
 
 
 def test_a_plan_that_cannot_be_stored_is_made_again(server: Server, client: Client) -> None:
-    leader, other = Consumer(server), Consumer(server)
-    leader.join()
-    leader.sync({})
-    other.send_join()
-    other.receive_join()
-    other.send_join()
-    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
-    leader.send_join()
-    leader.receive_join()
-    other.receive_join()
-    other.send_sync()
-    group: Any = server.node.groups.store.get("g")
-    until(lambda: group.members[other.id].syncing is not None)
+    leader, other = awaiting_the_leader(server)
     with full_drive():
         assert leader.sync({leader.id: b"one", other.id: b"two"}).error_code == codes.NOT_COORDINATOR
         assert other.client.receive().error_code == codes.NOT_COORDINATOR
@@ -435,20 +420,16 @@ def test_a_plan_that_cannot_be_stored_is_made_again(server: Server, client: Clie
     leader.receive_join()
     other.receive_join()
     other.send_sync()
-    assert leader.sync({leader.id: b"one", other.id: b"two"}).assignment == b"one"
-    assert other.client.receive().assignment == b"two"
+    assign(leader, other)
 
 
 def test_a_full_drive_is_answered(two: tuple[Consumer, Consumer], server: Server, client: Client) -> None:
     """With the code of a broker, after which clients send the request again."""
     first, second = two
     assert Consumer(server, "simple").commit(1) == 0
-    kind = OffsetDeleteRequest
-    partition = kind.OffsetDeleteRequestPartition(partition_index=1)
-    topics = [kind.OffsetDeleteRequestTopic(name="users", partitions=[partition])]
     with full_drive():
         assert first.commit(5) == codes.NOT_COORDINATOR
-        answer = client.ask(kind(group_id="simple", topics=topics))
+        answer = client.ask(offset_delete("simple", partitions=[1]))
         assert answer.error_code == codes.NOT_COORDINATOR
         deleted = client.ask(DeleteGroupsRequest(groups_names=["simple"])).results[0]
         assert deleted.error_code == codes.NOT_COORDINATOR
@@ -476,10 +457,7 @@ def test_a_sync_that_fails_is_answered(
     logs.set_config(lastword_ack="disk")
     first, second = two
     assert Consumer(server, "simple").commit(1) == 0
-    partition = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=1)
-    topics = [OffsetDeleteRequest.OffsetDeleteRequestTopic(name="users", partitions=[partition])]
-    kind = ConsumerGroupHeartbeatRequest
-    heartbeat = kind(
+    heartbeat = ConsumerGroupHeartbeatRequest(
         group_id="new",
         member_id="m",
         member_epoch=0,
@@ -489,7 +467,7 @@ def test_a_sync_that_fails_is_answered(
     )
     with failing_syncs():
         assert first.commit(5) == second.commit(5) == codes.NOT_COORDINATOR
-        for body in (OffsetDeleteRequest(group_id="simple", topics=topics), heartbeat):
+        for body in (offset_delete("simple", partitions=[1]), heartbeat):
             assert client.ask(body).error_code == codes.NOT_COORDINATOR
         deleted = client.ask(DeleteGroupsRequest(groups_names=["simple"])).results[0]
         assert deleted.error_code == codes.NOT_COORDINATOR
@@ -510,18 +488,6 @@ def test_ids_that_are_given_count_as_members(server: Server, monkeypatch: pytest
     assert first.receive_join().error_code == second.receive_join().error_code == 0
 
 
-def test_the_protocol_that_all_members_have_is_chosen(server: Server) -> None:
-    first, second = Consumer(server), Consumer(server)
-    first.join(protocols=("range", "sticky"))
-    first.sync({})
-    second.send_join(protocols=("sticky",))
-    second.receive_join()
-    second.send_join(protocols=("sticky",))
-    until(lambda: first.heartbeat() == codes.REBALANCE_IN_PROGRESS)
-    first.send_join(protocols=("range", "sticky"))
-    assert first.receive_join().protocol_name == second.receive_join().protocol_name == "sticky"
-
-
 def test_committed_offsets_and_members_survive_a_restart(logs: lastword.LogDir) -> None:
     with lastword.serve(logs, "127.0.0.1:0") as server:
         member = Consumer(server)
@@ -537,26 +503,6 @@ def test_committed_offsets_and_members_survive_a_restart(logs: lastword.LogDir) 
         synced = member.sync()
         assert (synced.error_code, synced.assignment) == (0, b"all")
         assert Consumer(server, "others").committed() == (-1, "")
-
-
-def test_offsets_are_committed_without_members(server: Server, client: Client) -> None:
-    simple = Consumer(server)
-    assert simple.commit(5) == 0
-    assert simple.committed() == (5, "")
-    listed = client.ask(ListGroupsRequest()).groups
-    assert [(group.group_id, group.group_state) for group in listed] == [("g", "Empty")]
-
-
-def test_the_records_are_kafkas(server: Server, logs: lastword.LogDir) -> None:
-    Consumer(server).commit(5, "note")
-    (record,) = logs["__consumer_offsets"].read()
-    key, value = (
-        decode_stored("OffsetCommitKey", record.key),
-        decode_stored("OffsetCommitValue", record.value),
-    )
-    assert (key.group, key.topic, key.partition) == ("g", "users", 1)
-    assert (value.offset, value.leader_epoch, value.metadata) == (5, -1, "note")
-    assert logs["__consumer_offsets"].config.cleanup_policy == frozenset({"compact"})
 
 
 def test_a_commit_waits_for_the_drive_if_the_settings_say_so(
@@ -579,25 +525,30 @@ def test_groups_and_offsets_are_deleted(server: Server, client: Client, logs: la
     member.commit(5)
     assert client.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == codes.NON_EMPTY_GROUP
     member.leave()
-    partition = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=1)
-    topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(name="users", partitions=[partition])
-    assert client.ask(OffsetDeleteRequest(group_id="g", topics=[topic])).error_code == 0
+    assert client.ask(offset_delete("g", partitions=[1])).error_code == 0
     assert member.committed() == (-1, "")
-    assert client.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == 0
-    assert (
-        client.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == codes.GROUP_ID_NOT_FOUND
-    )
+    for code in (0, codes.GROUP_ID_NOT_FOUND):
+        assert client.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == code
     assert state(client) == ("Dead", 0)
     newest = {record.key: record.value for record in logs["__consumer_offsets"].read()}
     assert set(newest.values()) == {None}
 
 
-@pytest.mark.parametrize("version", range(7))
-def test_the_coordinator_is_this_server(server: Server, client: Client, version: int) -> None:
-    keys = {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}
-    answer = client.ask(FindCoordinatorRequest(key_type=0, **keys), version)
-    found = answer if version < 4 else answer.coordinators[0]
-    assert (found.error_code, found.host, found.port) == (0, server.host, server.port)
+def found(client: Client, version: int, key_type: int = 0) -> Any:
+    """Return the answer of FindCoordinator for a key."""
+    keys: dict[str, Any] = {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}
+    answer = client.ask(FindCoordinatorRequest(key_type=key_type, **keys), version)
+    return answer if version < 4 else answer.coordinators[0]
+
+
+@pytest.mark.parametrize(
+    ("key_type", "version"), [*((0, n) for n in range(7)), *((1, n) for n in range(1, 7))]
+)
+def test_the_coordinator_is_this_server(server: Server, client: Client, key_type: int, version: int) -> None:
+    """Of groups, and of transactions (type 1)."""
+    answer = found(client, version, key_type)
+    assert (answer.error_code, answer.node_id) == (0, 1)
+    assert (answer.host, answer.port) == (server.host, server.port)
 
 
 def test_the_hash_is_javas() -> None:

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import pytest
 
 import lastword
-from lastword.records.batch import read_header
 from lastword.server import Server
 from tests.server.client import Client as Connection
+from tests.server.client import headers
 from tests.server.gaps import CODECS, FAR, LEVELS, PLACES, Row, topic_with_gap, write_topics
 from tests.support.kcat import Kcat, KcatMissing
 from tests.support.stores import log_for_clients
@@ -254,11 +254,9 @@ def stored_codecs(server: Server, topic: str) -> set[str]:
     found, offset = set(), 0
     with Connection(server) as connection:
         while data := bytes(connection.fetch(topic, offset).records):
-            position = 0
-            while position < len(data):
-                header = read_header(data, position, len(data), topic)
+            for header in headers(data):
                 found.add(CODECS[header.codec])
-                position, offset = header.end, header.next_offset
+                offset = header.next_offset
     return found
 
 

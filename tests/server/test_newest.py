@@ -13,10 +13,9 @@ import pytest
 import lastword
 from lastword.protocol import codes
 from lastword.protocol.messages import DeleteTopicsRequest, MetadataRequest
-from lastword.records.formats import read_header, read_records
+from lastword.records.formats import read_records
 from lastword.server import Server
-from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client, batch, fetch_request
+from tests.server.client import Client, batch, fetch_request, headers, metadata, served
 from tests.transactions import end_transaction
 
 NAME = "users@newest"
@@ -30,22 +29,12 @@ def users(logs: lastword.LogDir) -> lastword.Topic:
 
 def records_of(data: bytes) -> Iterator[Any]:
     """Yield the records of whole batches, and check that the batches ascend."""
-    position, above = 0, -1
-    while position < len(data):
-        header = read_header(data, position, len(data), "answer")
+    above = -1
+    for header in headers(data):
         assert header.base_offset > above or header.last_offset > above
         above = header.last_offset
         if header.count:
-            yield from read_records(data, header, "answer", position=position)
-        position = header.end
-
-
-def end_of(data: bytes) -> int:
-    position = last = 0
-    while position < len(data):
-        header = read_header(data, position, len(data), "answer")
-        position, last = header.end, header.last_offset + 1
-    return last
+            yield from read_records(data, header, "answer", position=header.position)
 
 
 class Follower:
@@ -69,7 +58,7 @@ class Follower:
                     self.values.pop(record.key, None)
                 else:
                     self.values[record.key] = record.value
-        self.offset = max(self.offset, end_of(data))
+        self.offset = max([self.offset, *(header.next_offset for header in headers(data))])
         assert data or self.offset == answer.high_watermark, "a reader waits in a gap"
         return bool(self.offset == answer.high_watermark)
 
@@ -178,10 +167,7 @@ def test_a_fetch_waits_for_an_append(client: Client, server: Server, users: last
 
 
 def test_it_is_a_topic_for_readers_only(client: Client, logs: lastword.LogDir, users: lastword.Topic) -> None:
-    asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in (NAME, "users", "other@newest")]
-    newest_view, stored, other = client.ask(
-        MetadataRequest(topics=asked, allow_auto_topic_creation=True), 12
-    ).topics
+    newest_view, stored, other = client.ask(metadata(NAME, "users", "other@newest"), 12).topics
     assert (newest_view.error_code, newest_view.name, len(newest_view.partitions)) == (0, NAME, 1)
     assert newest_view.topic_id != stored.topic_id
     assert other.error_code == codes.INVALID_TOPIC_EXCEPTION
@@ -195,20 +181,14 @@ def test_it_is_a_topic_for_readers_only(client: Client, logs: lastword.LogDir, u
 
 def test_it_is_read_by_its_id(client: Client, users: lastword.Topic) -> None:
     client.produce("users", batch((b"a", b"1"), (b"a", b"2")))
-    asked = [MetadataRequest.MetadataRequestTopic(name=NAME)]
-    topic = client.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=False), 12).topics[0]
-    body = fetch_request([("", 0, 0)])
-    body.topics[0].topic_id = topic.topic_id
+    body: Any = fetch_request([("", 0, 0)])
+    body.topics[0].topic_id = client.topic_id(NAME)
     answer = client.ask(body, 13).responses[0].partitions[0]
     assert [record.value for record in records_of(bytes(answer.records))] == [b"2"]
 
 
 def test_keys_that_do_not_fit_the_memory_are_an_error(tmp_path: Path) -> None:
-    with (
-        lastword.open(tmp_path, "a", files=UNSYNCED, lastword_newest_bytes="1KiB") as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(tmp_path, lastword_newest_bytes="1KiB") as (logs, _, client):
         users = logs.create_topic("users", cleanup_policy="compact")
         users.extend((b"key-%d" % number, b"") for number in range(5000))
         for _ in range(2):
@@ -219,13 +199,7 @@ def test_keys_that_do_not_fit_the_memory_are_an_error(tmp_path: Path) -> None:
 @pytest.fixture
 def window(tmp_path: Path) -> Iterator[tuple[lastword.Topic, Client]]:
     """A topic from which old records are removed, and memory for some hundreds of keys."""
-    with (
-        lastword.open(
-            tmp_path, "a", files=UNSYNCED, lastword_newest_bytes="64KiB", log_cleaner_enable=False
-        ) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(tmp_path, lastword_newest_bytes="64KiB") as (logs, _, client):
         yield logs.create_topic("users", cleanup_policy="delete"), client
 
 

@@ -11,9 +11,9 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.protocol import codes
-from lastword.protocol.messages import DeleteGroupsRequest, OffsetCommitRequest, OffsetDeleteRequest
+from lastword.protocol.messages import DeleteGroupsRequest
 from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client
+from tests.server.client import Client, offset_delete
 from tests.server.writer import Writer, offset_of
 
 GROUPS, PRODUCERS = "ab", "xyz"
@@ -52,27 +52,6 @@ class Model:
         return [committed, UNSTABLE if is_open else committed]
 
 
-def commit(client: Client, group: str, offset: int) -> None:
-    kind = OffsetCommitRequest
-    partition = kind.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
-    topics = [kind.OffsetCommitRequestTopic(name="users", partitions=[partition])]
-    body = kind(group_id=group, generation_id_or_member_epoch=-1, member_id="", topics=topics)
-    assert client.ask(body, 9).topics[0].partitions[0].error_code == 0
-
-
-def delete(client: Client, group: str, *, whole: bool) -> None:
-    if whole:
-        client.ask(DeleteGroupsRequest(groups_names=[group]))
-        return
-    kind = OffsetDeleteRequest
-    topics = [
-        kind.OffsetDeleteRequestTopic(
-            name="users", partitions=[kind.OffsetDeleteRequestPartition(partition_index=0)]
-        )
-    ]
-    client.ask(kind(group_id=group, topics=topics))
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_offsets_are_those_of_the_newest_records(tmp_path: Path, seed: int) -> None:
     rng, clock, model = random.Random(seed), ManualClock(), Model()
@@ -99,7 +78,7 @@ def test_offsets_are_those_of_the_newest_records(tmp_path: Path, seed: int) -> N
                     ("commit", "add", "end", "offset", "group", "restart"), (3, 6, 4, 1, 1, 1)
                 )[0]
                 if what == "commit":
-                    commit(client, group, step)
+                    assert client.commit(step, group) == 0
                     model.commit(group, step)
                 elif what == "add":
                     assert writers[producer].commit_offset(step, group) == 0
@@ -109,7 +88,8 @@ def test_offsets_are_those_of_the_newest_records(tmp_path: Path, seed: int) -> N
                     assert writers[producer].end(commit=is_commit) in (0, codes.INVALID_TXN_STATE)
                     model.end(producer, commit=is_commit)
                 elif what in ("offset", "group"):
-                    delete(client, group, whole=what == "group")
+                    body = DeleteGroupsRequest(groups_names=[group])
+                    client.ask(body if what == "group" else offset_delete(group))
                     model.delete(group)
                 else:
                     client = restart()

@@ -15,10 +15,7 @@ from lastword.protocol.messages import (
     ConsumerProtocolSubscription,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
-    DescribeConfigsRequest,
     ListGroupsRequest,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
     OffsetFetchRequest,
 )
 from lastword.server import Server, classic_groups, group_leases
@@ -27,7 +24,7 @@ from lastword.server.consumer_group_state import ConsumerGroup, ConsumerMember
 from lastword.server.group_leases import lease_name
 from lastword.server.group_store import Committed
 from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client
+from tests.server.client import Client, offset_delete
 from tests.server.test_groups import Consumer
 from tests.support.waiting import until
 
@@ -50,22 +47,11 @@ def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
 
 def commit(client: Client, group: str = "g", version: int = 9, **fields: Any) -> int:
     """Commit offset 5 of users-1, or the given one; return the error code."""
-    kind = OffsetCommitRequest
-    offset, partition = fields.pop("offset", 5), fields.pop("partition", 1)
-    topic = {"topic_id": fields.pop("topic_id")} if version >= 10 else {"name": fields.pop("topic", "users")}
-    given = kind.OffsetCommitRequestPartition(
-        partition_index=partition, committed_offset=offset, committed_metadata=""
-    )
-    topics = [kind.OffsetCommitRequestTopic(partitions=[given], **topic)]
-    body = {"group_id": group, "generation_id_or_member_epoch": -1, "member_id": "", "topics": topics}
-    return client.ask(kind(**(body | fields)), version).topics[0].partitions[0].error_code
+    return client.commit(group=group, version=version, **{"offset": 5, "partition": 1} | fields)
 
 
 def committed(client: Client, group: str = "g", *, topic: str = "users", partition: int = 1) -> int:
-    kind = OffsetFetchRequest
-    topics = [kind.OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
-    asked = kind.OffsetFetchRequestGroup(group_id=group, topics=topics)
-    return client.ask(kind(groups=[asked]), 9).groups[0].topics[0].partitions[0].committed_offset
+    return int(client.committed(group, topic=topic, partition=partition).committed_offset)
 
 
 def groups(client: Client) -> set[str]:
@@ -190,17 +176,16 @@ def test_the_offsets_of_a_deleted_topic_are_deleted(
     until(lambda: groups(client) == set())
 
 
-def test_topics_by_id(client: Client, server: Server) -> None:
-    topic = server.context.topics.get("users")
-    assert topic is not None
-    assert commit(client, version=10, topic_id=topic.id) == 0
+def test_topics_by_id(client: Client) -> None:
+    known = client.topic_id()
+    assert commit(client, version=10, topic_id=known) == 0
     assert commit(client, version=10, topic_id=UNKNOWN_ID) == codes.UNKNOWN_TOPIC_ID
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert commit(client, version=10, topic_id=topic.id, partition=9) == unknown
+    assert commit(client, version=10, topic_id=known, partition=9) == unknown
     kind = OffsetFetchRequest
     topics = [
         kind.OffsetFetchRequestTopics(topic_id=topic_id, partition_indexes=[0, 1])
-        for topic_id in (topic.id, UNKNOWN_ID)
+        for topic_id in (known, UNKNOWN_ID)
     ]
     body = kind(groups=[kind.OffsetFetchRequestGroup(group_id="g", topics=topics)])
     answers = client.ask(body, 10).groups[0].topics
@@ -218,23 +203,15 @@ def test_errors_of_a_partition_come_before_those_of_the_group(client: Client) ->
     assert groups(client) == set()
 
 
-def test_the_record_has_the_id_of_the_topic(client: Client, server: Server, logs: lastword.LogDir) -> None:
-    commit(client)
+def test_the_record_is_kafkas(client: Client, logs: lastword.LogDir) -> None:
+    commit(client, text="note")
     (record,) = logs["__consumer_offsets"].read()
-    topic = server.context.topics.get("users")
-    assert topic is not None
-    assert decode_stored("OffsetCommitValue", record.value).topic_id == topic.id
-
-
-def test_the_broker_describes_its_retention(client: Client, server: Server) -> None:
-    kind = DescribeConfigsRequest
-    resource = kind.DescribeConfigsResource(
-        resource_type=4, resource_name=str(server.context.node_id), configuration_keys=None
-    )
-    rows = client.ask(kind(resources=[resource])).results[0].configs
-    values = {row.name: row.value for row in rows}
-    assert values["offsets.retention.minutes"] == "10080"
-    assert values["offsets.topic.num.partitions"] == "1"
+    key = decode_stored("OffsetCommitKey", record.key)
+    value = decode_stored("OffsetCommitValue", record.value)
+    assert (key.group, key.topic, key.partition) == ("g", "users", 1)
+    assert (value.offset, value.leader_epoch, value.metadata) == (5, -1, "note")
+    assert value.topic_id == client.topic_id()
+    assert logs["__consumer_offsets"].config.cleanup_policy == frozenset({"compact"})
 
 
 # ---------------------------------------------------------------- leases
@@ -277,16 +254,6 @@ def test_a_tombstone_stays_until_a_group_has_read_it(
     until(lambda: leases(logs)["group.g"] == logs.dirs.log("users", 1).log_start)
 
 
-def test_a_tombstone_goes_if_groups_hold_nothing(
-    client: Client, logs: lastword.LogDir, clock: ManualClock
-) -> None:
-    fill(logs)
-    logs.set_config("users", lastword_group_leases=False)
-    commit(client, offset=12)
-    clock.advance(1)
-    assert tombstones(logs) == []
-
-
 def test_a_reader_of_the_newest_records_holds_tombstones(client: Client, logs: lastword.LogDir) -> None:
     fill(logs)
     commit(client, topic="users@newest", offset=12)
@@ -300,11 +267,7 @@ def test_a_lease_ends_with_its_offset(client: Client, logs: lastword.LogDir, clo
         commit(client, group, offset=3)
     until(lambda: len(leases(logs)) == 3)
     client.ask(DeleteGroupsRequest(groups_names=["a"]))
-    kind = OffsetDeleteRequest
-    topic = kind.OffsetDeleteRequestTopic(
-        name="users", partitions=[kind.OffsetDeleteRequestPartition(partition_index=1)]
-    )
-    client.ask(kind(group_id="b", topics=[topic]))
+    client.ask(offset_delete("b", partitions=[1]))
     until(lambda: set(leases(logs)) == {"group.c"})
     clock.advance(8 * DAY_MS)
     until(lambda: leases(logs) == {})
@@ -314,12 +277,11 @@ def test_a_partition_that_is_named_twice_is_deleted_once(client: Client, logs: l
     """The second deletion of its offset was an error of the server, which closed the connection."""
     fill(logs)
     commit(client, "b", offset=3)
-    kind = OffsetDeleteRequest
-    partition = kind.OffsetDeleteRequestPartition(partition_index=1)
-    topic = kind.OffsetDeleteRequestTopic(name="users", partitions=[partition, partition])
-    answer = client.ask(kind(group_id="b", topics=[topic, topic]))
+    body: Any = offset_delete("b", partitions=[1, 1])
+    body.topics *= 2
+    answer = client.ask(body)
     assert [(p.partition_index, p.error_code) for t in answer.topics for p in t.partitions] == [(1, 0)] * 4
-    assert client.ask(kind(group_id="b", topics=[topic])).error_code in (0, codes.GROUP_ID_NOT_FOUND)
+    assert client.ask(offset_delete("b", partitions=[1])).error_code in (0, codes.GROUP_ID_NOT_FOUND)
 
 
 def test_a_lease_is_renewed_while_its_group_has_members(

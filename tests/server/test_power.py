@@ -19,7 +19,7 @@ from lastword.server.transaction_state import DECIDED
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.forgetful import ForgetfulFiles, Image
 from tests.fakes.hasty import HastyFiles
-from tests.server.client import Client
+from tests.server.client import Client, served
 from tests.server.writer import Writer, described, offset_of
 from tests.support.exhaustive import stride
 
@@ -29,18 +29,13 @@ ABORTED = 1
 
 def transactions(root: Path, clock: ManualClock, version: int) -> ForgetfulFiles:
     """Run four transactions over two topics and a group; mark the journal when an end was answered."""
-    with lastword.open(root, "a", files=HastyFiles(), clock=clock, lastword_ack="disk") as logs:
+    with served(root, files=HastyFiles(), clock=clock, lastword_ack="disk") as (logs, _, client):
         for topic in TOPICS:
             logs.create_topic(topic, cleanup_policy="delete")
-        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
-            offset_of(client)
-            Writer(client, clock).init()
+        offset_of(client)
+        Writer(client, clock).init()
     files = ForgetfulFiles(root, HastyFiles())
-    with (
-        lastword.open(root, "a", files=files, clock=clock, lastword_ack="disk") as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(root, files=files, clock=clock, lastword_ack="disk") as (_, _, client):
         writer = Writer(client, clock, version=version)
         assert writer.init().error_code == 0
         for number in range(4):

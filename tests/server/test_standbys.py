@@ -18,13 +18,10 @@ from lastword.protocol.messages import (
     FindCoordinatorRequest,
     IncrementalAlterConfigsRequest,
     ListGroupsRequest,
-    MetadataRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
 )
 from lastword.server import Server
 from tests.server import takeovers
-from tests.server.client import Client, batch
+from tests.server.client import Client, batch, metadata, new_topic
 from tests.server.takeover_clients import ROLES, Journal
 from tests.support.waiting import until
 
@@ -60,45 +57,29 @@ def pair(url: str) -> Iterator[tuple[Server, Server]]:
         yield active, standby
 
 
-def metadata(server: Server) -> tuple[dict[int, int], int, int]:
+def brokers(server: Server) -> tuple[dict[int, int], int, int]:
     """Return the ports of the brokers by id, the controller and the leader of the topic."""
-    topic = MetadataRequest.MetadataRequestTopic(name="users")
     with Client(server) as client:
-        answer = client.ask(MetadataRequest(topics=[topic]), 8)
+        answer = client.ask(metadata("users"), 8)
     ports = {broker.node_id: broker.port for broker in answer.brokers}
     return ports, answer.controller_id, answer.topics[0].partitions[0].leader_id
-
-
-def commit_offset(client: Client, offset: int) -> int:
-    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="users", partitions=[partition])
-    answer = client.ask(OffsetCommitRequest(group_id="g", topics=[topic]), 8)
-    return int(answer.topics[0].partitions[0].error_code)
-
-
-def committed(client: Client) -> int:
-    topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="users", partition_indexes=[0])
-    answer = client.ask(OffsetFetchRequest(group_id="g", topics=[topic]), 5)
-    return int(answer.topics[0].partitions[0].committed_offset)
 
 
 def test_a_standby_names_the_active_server(pair: tuple[Server, Server]) -> None:
     active, standby = pair
     both = {1: active.port, 2: standby.port}
-    until(lambda: metadata(active)[0] == both)
+    until(lambda: brokers(active)[0] == both)
     assert (active.role, standby.role) == ("active", "standby")
-    assert metadata(standby) == metadata(active) == (both, 1, 1)
+    assert brokers(standby) == brokers(active) == (both, 1, 1)
     with Client(standby) as client:
         found = client.ask(FindCoordinatorRequest(coordinator_keys=["g"]), 4).coordinators[0]
         assert (found.node_id, found.port, found.error_code) == (1, active.port, 0)
         assert client.produce("users", RECORD).error_code == codes.NOT_LEADER_OR_FOLLOWER
         assert client.fetch("users", 0).error_code == codes.NOT_LEADER_OR_FOLLOWER
         assert client.offset("users", -1).error_code == codes.NOT_LEADER_OR_FOLLOWER
-        assert commit_offset(client, 1) == codes.NOT_COORDINATOR
-        creation = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=1, replication_factor=1)
-        assert (
-            client.ask(CreateTopicsRequest(topics=[creation]), 5).topics[0].error_code == codes.NOT_CONTROLLER
-        )
+        assert client.commit(1) == codes.NOT_COORDINATOR
+        creation = client.ask(CreateTopicsRequest(topics=[new_topic("t")]), 5)
+        assert creation.topics[0].error_code == codes.NOT_CONTROLLER
         assert client.ask(ListGroupsRequest(), 2).groups == []
         with pytest.raises(ConnectionError):
             client.ask(IncrementalAlterConfigsRequest(resources=[]), 1)
@@ -108,13 +89,13 @@ def test_a_server_that_ends_is_taken_over(pair: tuple[Server, Server]) -> None:
     active, standby = pair
     with Client(active) as client:
         assert client.produce("users", RECORD).base_offset == 0
-        assert commit_offset(client, 1) == 0
+        assert client.commit(1) == 0
     active.close()
     until(lambda: standby.role == "active")
     with Client(standby) as client:
         assert client.produce("users", RECORD).base_offset == 1
-        assert client.offset("users", -1).offset == 2 and committed(client) == 1
-    assert metadata(standby) == ({2: standby.port}, 2, 2)
+        assert client.offset("users", -1).offset == 2 and client.committed().committed_offset == 1
+    assert brokers(standby) == ({2: standby.port}, 2, 2)
 
 
 @pytest.mark.parametrize("session_ms", [LAPSING_MS])
@@ -142,14 +123,14 @@ def test_a_server_that_is_cut_off_answers_nothing_more(
         until(lambda: cut.role == "standby")
         with pytest.raises(ConnectionError):
             client.produce("users", RECORD)
-    until(lambda: metadata(cut)[1] == 2)
+    until(lambda: brokers(cut)[1] == 2)
     with Client(other) as client:
         assert client.offset("users", -1).offset == 2
-        assert commit_offset(client, 2) == 0
+        assert client.commit(2) == 0
     other.close()
     until(lambda: cut.role == "active")
     with Client(cut) as client:
-        assert client.produce("users", RECORD).base_offset == 2 and committed(client) == 2
+        assert client.produce("users", RECORD).base_offset == 2 and client.committed().committed_offset == 2
 
 
 @pytest.mark.parametrize("session_ms", [LAPSING_MS])
@@ -174,19 +155,19 @@ def test_nothing_of_a_term_that_ended_is_committed(
 
     with Client(fenced) as client:
         assert client.produce("users", RECORD).base_offset == 0
-        assert commit_offset(client, 1) == 0
+        assert client.commit(1) == 0
     monkeypatch.setattr(ServerSession, "step", held)
     try:
         assert was_at.wait(20)
         with pytest.raises(OSError), Client(fenced) as client:
-            commit_offset(client, 7)
+            client.commit(7)
         with pytest.raises(ServerFencedError):
             old.appended(("users",), lambda dirs: None, 1)
     finally:
         may_go_on.set()
     until(lambda: fenced.role == "standby")
     with Client(other) as client:
-        assert committed(client) == 1
+        assert client.committed().committed_offset == 1
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 

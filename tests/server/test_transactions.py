@@ -21,21 +21,18 @@ from lastword.protocol.messages import (
     DeleteTopicsRequest,
     DescribeProducersRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
     InitProducerIdRequest,
     ListTransactionsRequest,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
 )
 from lastword.server import Server
 from lastword.server import transactions as coordinator
-from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.group_store import OtherGroup
 from lastword.server.transaction_state import TransactionalId
 from lastword.server.transactions import TransactionCoordinator
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
-from tests.server.client import Client, batch, fetch_request, produce_request
+from tests.server.client import Client, batch, offset_delete, produce_request, served
+from tests.server.test_groups import full_drive
 from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of
 from tests.support.waiting import until
 
@@ -359,13 +356,7 @@ def test_offsets_of_a_transaction(writer: Writer, client: Client, commit: bool) 
 def test_a_commit_behind_an_open_transaction_wins(writer: Writer, client: Client) -> None:
     """The record with the larger offset wins, as after a cleaning."""
     writer.commit_offset(5)
-    kind = OffsetCommitRequest
-    partition = kind.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=9, committed_metadata=""
-    )
-    topics = [kind.OffsetCommitRequestTopic(name="users", partitions=[partition])]
-    body = kind(group_id="g", generation_id_or_member_epoch=-1, member_id="", topics=topics)
-    assert client.ask(body, 9).topics[0].partitions[0].error_code == 0
+    assert client.commit(9) == 0
     assert offset_of(client) == (9, 0)
     assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
     writer.end()
@@ -394,10 +385,7 @@ def delete_group(client: Client, logs: lastword.LogDir) -> None:
 
 
 def delete_offset(client: Client, logs: lastword.LogDir) -> None:
-    kind = OffsetDeleteRequest
-    partition = kind.OffsetDeleteRequestPartition(partition_index=0)
-    topics = [kind.OffsetDeleteRequestTopic(name="users", partitions=[partition])]
-    answer = client.ask(kind(group_id="g", topics=topics))
+    answer = client.ask(offset_delete("g"))
     assert [answer.error_code, answer.topics[0].partitions[0].error_code] == [0, 0]
 
 
@@ -412,21 +400,20 @@ def delete_topic(client: Client, logs: lastword.LogDir) -> None:
 def test_a_deletion_ends_the_offsets_of_open_transactions(
     tmp_path: Path, clock: ManualClock, delete: Callable[..., None], restarts: bool
 ) -> None:
-    with reopened(tmp_path, clock) as logs:
+    with served(tmp_path, clock=clock) as (logs, _, client):
         logs.create_topic("users", 2, cleanup_policy="delete")
-        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
-            writer = Writer(client, clock)
-            writer.init()
-            assert writer.commit_offset(5) == 0
-            delete(client, logs)
-            until(lambda: offset_of(client, stable=True) == (-1, 0))
-            if not restarts:
-                assert [writer.end(), offset_of(client)] == [0, (-1, 0)]
-        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
-            writer.client = client
-            assert offset_of(client, stable=True) == (-1, 0)
-            if restarts:
-                assert [writer.end(), offset_of(client)] == [0, (-1, 0)]
+        writer = Writer(client, clock)
+        writer.init()
+        assert writer.commit_offset(5) == 0
+        delete(client, logs)
+        until(lambda: offset_of(client, stable=True) == (-1, 0))
+        if not restarts:
+            assert [writer.end(), offset_of(client)] == [0, (-1, 0)]
+    with served(tmp_path, clock=clock) as (_, _, client):
+        writer.client = client
+        assert offset_of(client, stable=True) == (-1, 0)
+        if restarts:
+            assert [writer.end(), offset_of(client)] == [0, (-1, 0)]
 
 
 def test_offsets_are_refused_with_a_wrong_generation(writer: Writer) -> None:
@@ -547,7 +534,7 @@ def test_list_transactions(client: Client, clock: ManualClock) -> None:
     body = ListTransactionsRequest(state_filters=["Odd"], producer_id_filters=[])
     answer = client.ask(body)
     assert (answer.unknown_state_filters, answer.transaction_states) == (["Odd"], [])
-    body = ListTransactionsRequest(state_filters=[], producer_id_filters=[], transactional_id_pattern="(")
+    body = ListTransactionsRequest(state_filters=[], producer_id_filters=[], transactional_id_pattern="a)|(b")
     assert client.ask(body).error_code == codes.INVALID_REGULAR_EXPRESSION
 
 
@@ -558,19 +545,7 @@ def test_a_request_that_reads_creates_no_topic(client: Client, logs: lastword.Lo
     assert "__transaction_state" not in logs
 
 
-@pytest.mark.parametrize("version", range(1, 7))
-def test_the_coordinator_of_transactions(client: Client, version: int) -> None:
-    keys = {"key": "t"} if version < 4 else {"coordinator_keys": ["t"]}
-    answer = client.ask(FindCoordinatorRequest(key_type=1, **keys), version)
-    coordinator = answer if version < 4 else answer.coordinators[0]
-    assert (coordinator.error_code, coordinator.node_id) == (0, 1)
-
-
 # ------------------------------------------------------------------ restarts
-
-
-def reopened(path: Path, clock: ManualClock) -> Any:
-    return lastword.open(path, "a", files=UNSYNCED, clock=clock)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -579,29 +554,24 @@ def test_a_restart_in_each_state(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, state: str, version: int
 ) -> None:
     """The server ends in a state; after the next start the transaction goes on, or is completed."""
-    with reopened(tmp_path, clock) as logs:
+    with served(tmp_path, clock=clock) as (logs, _, client):
         logs.create_topic("users", 2, cleanup_policy="delete")
-        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
-            writer = Writer(client, clock, version=version)
-            writer.init()
-            if state != "Empty":
-                writer.send(b"v")
-                writer.commit_offset(5)
-            if state in coordinator.DECIDED:
-                monkeypatch.setattr(TransactionCoordinator, "_append_markers", _cut)
-            if state not in ("Empty", "Ongoing"):
-                assert writer.end(commit=state != "PrepareAbort") == 0
-            assert described(client).transaction_state == state
-            monkeypatch.undo()
-            if state in coordinator.DECIDED:
-                busy = writer.send(b"w", adds=False), writer.init().error_code
-                assert busy == (codes.NOT_ENOUGH_REPLICAS, codes.CONCURRENT_TRANSACTIONS)
-                assert committed(client) == []
-    with (
-        reopened(tmp_path, clock) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+        writer = Writer(client, clock, version=version)
+        writer.init()
+        if state != "Empty":
+            writer.send(b"v")
+            writer.commit_offset(5)
+        if state in coordinator.DECIDED:
+            monkeypatch.setattr(TransactionCoordinator, "_append_markers", _cut)
+        if state not in ("Empty", "Ongoing"):
+            assert writer.end(commit=state != "PrepareAbort") == 0
+        assert described(client).transaction_state == state
+        monkeypatch.undo()
+        if state in coordinator.DECIDED:
+            busy = writer.send(b"w", adds=False), writer.init().error_code
+            assert busy == (codes.NOT_ENOUGH_REPLICAS, codes.CONCURRENT_TRANSACTIONS)
+            assert committed(client) == []
+    with served(tmp_path, clock=clock) as (_, _, client):
         writer.client = client
         until(lambda: described(client).transaction_state not in coordinator.DECIDED)
         if state == "Ongoing":
@@ -635,18 +605,13 @@ async def _cut(*arguments: Any) -> None:
 
 
 def test_time_that_is_up_while_no_server_runs(tmp_path: Path, clock: ManualClock) -> None:
-    with reopened(tmp_path, clock) as logs:
+    with served(tmp_path, clock=clock) as (logs, _, client):
         logs.create_topic("users", cleanup_policy="delete")
-        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
-            writer = Writer(client, clock)
-            writer.init()
-            writer.send(b"v")
+        writer = Writer(client, clock)
+        writer.init()
+        writer.send(b"v")
     clock.advance(TIMEOUT_MS)
-    with (
-        reopened(tmp_path, clock) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,  # sends no request for the transaction
-    ):
+    with served(tmp_path, clock=clock) as (_, _, client):  # it sends no request for the transaction
         until(lambda: client.fetch("users", 0, isolation_level=1).last_stable_offset == 2)
         assert committed(client) == []
 
@@ -701,16 +666,9 @@ def test_a_partition_that_fails_costs_the_others_no_markers(
     assert [writer.end(), committed(client, "events")] == [0, [b"v", b"w"]]
 
 
-def test_a_batch_whose_partition_cannot_be_added_is_sent_again(
-    writer: Writer, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_whose_partition_cannot_be_added_is_sent_again(writer: Writer, client: Client) -> None:
     """Produce has the code that a broker gives for each error of the coordinator that passes."""
-
-    def fails(*arguments: Any, **options: Any) -> None:
-        raise StorageError("the drive is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CoordinatorTopic, "append_in", fails)
+    with full_drive():
         adds = writer.version == 1  # by a request of its own
         assert writer.send(b"v") == (codes.NOT_COORDINATOR if adds else codes.NOT_ENOUGH_REPLICAS)
     assert [writer.send(b"v"), writer.end(), committed(client)] == [0, 0, [b"v"]]
@@ -755,18 +713,6 @@ def test_transactions_begin_again_when_their_topic_is_deleted(
     before = writer.producer_id
     assert writer.init().error_code == 0 and writer.producer_id != before
     assert [writer.send(b"w"), writer.end(), committed(client)] == [0, 0, [b"v", b"w"]]
-
-
-def test_a_waiting_committed_read_gets_the_records_of_a_commit(
-    writer: Writer, client: Client, server: Server
-) -> None:
-    writer.send(b"v")
-    with Client(server) as reader:
-        reader.send(fetch_request([("users", 0, 0)], max_wait_ms=5000, isolation_level=1), 12)
-        time.sleep(0.05)
-        writer.end()
-        answer = reader.receive().responses[0].partitions[0]
-    assert len(answer.records) > 0
 
 
 def test_a_decision_is_synced_before_its_first_marker(
@@ -830,11 +776,7 @@ def test_after_a_failed_sync_the_coordinator_is_gone_until_a_restart(
     with pytest.raises(StorageError, match="planted"):
         server.close()
     logs.close()
-    with (
-        reopened(tmp_path, clock) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(tmp_path, clock=clock) as (_, _, client):
         clock.advance(TIMEOUT_MS)
         until(lambda: described(client).transaction_state.startswith("Complete"))
         assert committed(client) == ([b"v"] if failing == "end" else [])

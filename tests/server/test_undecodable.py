@@ -9,7 +9,7 @@ import pytest
 
 import lastword
 from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client
+from tests.server.client import served
 from tests.server.mutated_records import (
     FOUND,
     GROUPS,
@@ -31,16 +31,11 @@ MOST = int(os.environ.get("LASTWORD_MUTATIONS", "12"))
 def answers_of(directory: Path, cases: list[Case]) -> dict[str, str]:
     """Serve a directory with these partitions, and return the class of each answer."""
     topic = cases[0].topic
-    options = {"files": UNSYNCED, "log_cleaner_enable": False}
-    with lastword.open(directory, "a", **options) as logs:  # type: ignore[arg-type]
+    with lastword.open(directory, "a", files=UNSYNCED) as logs:
         logs.create_topic("t", cleanup_policy="delete")
         logs.create_topic(topic, len(cases), cleanup_policy="compact")
     write(directory, topic, [case.records for case in cases])
-    with (
-        lastword.open(directory, "a", **options) as logs,  # type: ignore[arg-type]
-        lastword.serve(logs, "127.0.0.1:0") as server,
-        Client(server) as client,
-    ):
+    with served(directory) as (_, _, client):
         first = asked(client, cases)
         assert asked(client, cases) == first
         return first

@@ -12,268 +12,198 @@ from typing import Any
 import pytest
 
 import lastword
-from lastword.protocol import codes, messages
+from lastword.protocol import codes
 from lastword.protocol.codes import APIS
-from lastword.protocol.schemas import FIXED, Field, Message, schema_of, within
+from lastword.protocol.schemas import FIXED, Field, Message, message_class, schema_of, within
 from lastword.server import Server
 from tests.server.client import Client, batch
 from tests.support.exhaustive import stride
 
 TIMES_OUT = {"timeout_ms": 1000}
+A_PARTITION: dict[str, Any] = {"partition_index": 0}
+NO_MEMBER = {"group_id": "g", "generation_id": 1, "member_id": "x"}
+NO_PRODUCER = {"producer_id": 1, "producer_epoch": 0}
+NO_TRANSACTION = {"transactional_id": "none", **NO_PRODUCER}
+A_MARKER = NO_PRODUCER | {
+    "topics": [{"name": "users", "partition_indexes": [0]}],
+    "transaction_result": False,
+    "coordinator_epoch": 0,
+}
 
 
-def named(version: int, first_with_id: int, topic_id: bytes, field: str = "name") -> dict[str, Any]:
-    """Return the field that names the topic in this version."""
-    return {"topic_id": topic_id} if version >= first_with_id else {field: "users"}
+def made(kind: type[Message], fields: list[Field], values: dict[str, Any]) -> Message:
+    """Return a message of these values: a dict is a struct of it."""
+    structs = {field.name: field for field in fields if field.struct is not None}
+
+    def value_of(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [value_of(name, each) for each in value]
+        if isinstance(value, dict):
+            field = structs[name]
+            assert field.struct is not None
+            return made(field.struct, field.fields, value)
+        return value
+
+    return kind(**{name: value_of(name, value) for name, value in values.items()})
 
 
-def produce(version: int, topic_id: bytes) -> Any:
-    kind = messages.ProduceRequest
-    data = kind.PartitionProduceData(index=0, records=batch((b"k", b"v")))
-    topic = kind.TopicProduceData(partition_data=[data], **named(version, 13, topic_id))
-    return kind(transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[topic])
+def request(api: str, values: dict[str, Any]) -> Message:
+    return made(message_class(f"{api}Request"), schema_of(f"{api}Request").fields, values)
 
 
-def fetch(version: int, topic_id: bytes) -> Any:
-    kind = messages.FetchRequest
-    partition = kind.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
-    topic = kind.FetchTopic(partitions=[partition], **named(version, 13, topic_id, "topic"))
-    more = {} if version < 7 else {"session_id": 0, "session_epoch": 0}
-    return kind(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=1, topics=[topic], **more)
+def request_of(api: str, version: int, topic_id: bytes) -> Message:
+    """Return the request of an API in a version."""
+    values = REQUESTS[api]
+    return request(api, values(version, topic_id) if callable(values) else values)
 
 
-def list_offsets(version: int, topic_id: bytes) -> Any:
-    kind = messages.ListOffsetsRequest
-    partition = kind.ListOffsetsPartition(partition_index=0, timestamp=-1)
-    return kind(replica_id=-1, topics=[kind.ListOffsetsTopic(name="users", partitions=[partition])])
+def users(key: str, parts: list[Any], field: str = "name") -> dict[str, Any]:
+    """Return the topic by its name, with some of its partitions."""
+    return {"topics": [{field: "users", key: parts}]}
 
 
-def metadata(version: int, topic_id: bytes) -> Any:
-    kind = messages.MetadataRequest
-    return kind(topics=[kind.MetadataRequestTopic(name="users")])
+def by_id(version: int, first: int, topic_id: bytes, field: str = "name") -> dict[str, Any]:
+    """Return the field that names the topic: from the version `first` on, the request has its id."""
+    return {"topic_id": topic_id} if version >= first else {field: "users"}
 
 
-def offset_commit(version: int, topic_id: bytes) -> Any:
-    kind = messages.OffsetCommitRequest
-    partition = kind.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=5, committed_metadata=""
-    )
-    topic = kind.OffsetCommitRequestTopic(partitions=[partition], **named(version, 10, topic_id))
-    return kind(group_id="g", generation_id_or_member_epoch=-1, member_id="", topics=[topic])
+def produce(version: int, topic_id: bytes) -> dict[str, Any]:
+    parts = [{"index": 0, "records": batch((b"k", b"v"))}]
+    topics = [{"partition_data": parts, **by_id(version, 13, topic_id)}]
+    return {"transactional_id": None, "acks": -1, "topic_data": topics, **TIMES_OUT}
 
 
-def offset_fetch(version: int, topic_id: bytes) -> Any:
-    kind = messages.OffsetFetchRequest
-    if version < 8:
-        topic = kind.OffsetFetchRequestTopic(name="users", partition_indexes=[0])
-        return kind(group_id="g", topics=[topic])
-    topics = kind.OffsetFetchRequestTopics(partition_indexes=[0], **named(version, 10, topic_id))
-    return kind(groups=[kind.OffsetFetchRequestGroup(group_id="g", topics=[topics])])
+def fetch(version: int, topic_id: bytes) -> dict[str, Any]:
+    parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}]
+    topics = [{"partitions": parts, **by_id(version, 13, topic_id, "topic")}]
+    limits = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 1}
+    return limits | {"topics": topics} | ({} if version < 7 else {"session_id": 0, "session_epoch": 0})
 
 
-def all_offsets(version: int, topic_id: bytes) -> Any:
-    kind = messages.OffsetFetchRequest
-    if version < 8:
-        return kind(group_id="g", topics=None if version >= 2 else [])
-    return kind(groups=[kind.OffsetFetchRequestGroup(group_id="g", topics=None)])
+def offset_commit(version: int, topic_id: bytes) -> dict[str, Any]:
+    parts = [A_PARTITION | {"committed_offset": 5, "committed_metadata": ""}]
+    topics = [{"partitions": parts, **by_id(version, 10, topic_id)}]
+    return {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": "", "topics": topics}
 
 
-def find_coordinator(version: int, topic_id: bytes) -> Any:
-    return messages.FindCoordinatorRequest(**({"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}))
+def offset_fetch(version: int, topic_id: bytes) -> dict[str, Any]:
+    topics = [{"partition_indexes": [0], **by_id(version, 10, topic_id)}]
+    group = {"group_id": "g", "topics": topics}
+    return group if version < 8 else {"groups": [group]}
 
 
-def join_group(version: int, topic_id: bytes) -> Any:
-    kind = messages.JoinGroupRequest
-    protocol = kind.JoinGroupRequestProtocol(name="range", metadata=b"")
-    fields = {"rebalance_timeout_ms": 10_000} if version >= 1 else {}
-    return kind(
-        group_id=f"h{version}",
-        session_timeout_ms=10_000,
-        protocol_type="consumer",
-        protocols=[protocol],
-        **fields,
-    )
+def join_group(version: int, topic_id: bytes) -> dict[str, Any]:
+    return {
+        "group_id": f"h{version}",
+        "session_timeout_ms": 10_000,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+    } | ({"rebalance_timeout_ms": 10_000} if version >= 1 else {})
 
 
-def sync_group(version: int, topic_id: bytes) -> Any:
+def sync_group(version: int, topic_id: bytes) -> dict[str, Any]:
     protocol = {} if version < 5 else {"protocol_type": "consumer", "protocol_name": "range"}
-    return messages.SyncGroupRequest(group_id="g", generation_id=1, member_id="x", assignments=[], **protocol)
+    return {**NO_MEMBER, "assignments": [], **protocol}
 
 
-def heartbeat(version: int, topic_id: bytes) -> Any:
-    return messages.HeartbeatRequest(group_id="g", generation_id=1, member_id="x")
+def leave_group(version: int, topic_id: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = {"member_id": "x"} if version < 3 else {"members": [{"member_id": "x"}]}
+    return {"group_id": "g", **fields}
 
 
-def leave_group(version: int, topic_id: bytes) -> Any:
-    kind = messages.LeaveGroupRequest
-    fields = {"member_id": "x"} if version < 3 else {"members": [kind.MemberIdentity(member_id="x")]}
-    return kind(group_id="g", **fields)
+def group_heartbeat(version: int, topic_id: bytes) -> dict[str, Any]:
+    return {
+        "group_id": "h",
+        "member_id": f"m{version}",
+        "member_epoch": 0,
+        "rebalance_timeout_ms": 10_000,
+        "subscribed_topic_names": ["users"],
+        "topic_partitions": [],
+    }
 
 
-def group_heartbeat(version: int, topic_id: bytes) -> Any:
-    return messages.ConsumerGroupHeartbeatRequest(
-        group_id="h",
-        member_id=f"m{version}",
-        member_epoch=0,
-        rebalance_timeout_ms=10_000,
-        subscribed_topic_names=["users"],
-        topic_partitions=[],
-    )
-
-
-def create_topics(version: int, topic_id: bytes) -> Any:
-    kind = messages.CreateTopicsRequest
-    topic = kind.CreatableTopic(name="new", num_partitions=1, replication_factor=1)
-    return kind(topics=[topic], **TIMES_OUT)
-
-
-def delete_topics(version: int, topic_id: bytes) -> Any:
-    kind = messages.DeleteTopicsRequest
-    fields = {"topics": [kind.DeleteTopicState(name="users")]} if version >= 6 else {"topic_names": ["users"]}
-    return kind(**fields, **TIMES_OUT)
-
-
-def delete_records(version: int, topic_id: bytes) -> Any:
-    kind = messages.DeleteRecordsRequest
-    partition = kind.DeleteRecordsPartition(partition_index=0, offset=0)
-    return kind(topics=[kind.DeleteRecordsTopic(name="users", partitions=[partition])], **TIMES_OUT)
-
-
-def offset_for_leader_epoch(version: int, topic_id: bytes) -> Any:
-    kind = messages.OffsetForLeaderEpochRequest
-    partition = kind.OffsetForLeaderPartition(partition=0, leader_epoch=0)
-    return kind(topics=[kind.OffsetForLeaderTopic(topic="users", partitions=[partition])])
-
-
-def describe_configs(version: int, topic_id: bytes) -> Any:
-    kind = messages.DescribeConfigsRequest
-    resources = [
-        kind.DescribeConfigsResource(resource_type=number, resource_name=name, configuration_keys=None)
-        for number, name in ((2, "users"), (4, "1"))
-    ]
-    return kind(resources=resources)
-
-
-def alter_configs(version: int, topic_id: bytes) -> Any:
-    kind = messages.AlterConfigsRequest
-    config = kind.AlterableConfig(name="retention.ms", value="5000")
-    resource = kind.AlterConfigsResource(resource_type=2, resource_name="users", configs=[config])
-    return kind(resources=[resource], validate_only=False)
-
-
-def incremental_alter_configs(version: int, topic_id: bytes) -> Any:
-    kind = messages.IncrementalAlterConfigsRequest
-    config = kind.AlterableConfig(name="cleanup.policy", config_operation=2, value="compact")
-    resource = kind.AlterConfigsResource(resource_type=2, resource_name="users", configs=[config])
-    return kind(resources=[resource], validate_only=False)
-
-
-def create_partitions(version: int, topic_id: bytes) -> Any:
-    kind = messages.CreatePartitionsRequest
-    return kind(topics=[kind.CreatePartitionsTopic(name="users", count=2, assignments=None)], **TIMES_OUT)
-
-
-def describe_producers(version: int, topic_id: bytes) -> Any:
-    kind = messages.DescribeProducersRequest
-    return kind(topics=[kind.TopicRequest(name="users", partition_indexes=[0])])
-
-
-def describe_topic_partitions(version: int, topic_id: bytes) -> Any:
-    kind = messages.DescribeTopicPartitionsRequest
-    return kind(topics=[kind.TopicRequest(name="users")], cursor=None)
-
-
-def offset_delete(version: int, topic_id: bytes) -> Any:
-    kind = messages.OffsetDeleteRequest
-    partition = kind.OffsetDeleteRequestPartition(partition_index=0)
-    return kind(group_id="g", topics=[kind.OffsetDeleteRequestTopic(name="users", partitions=[partition])])
-
-
-def add_partitions_to_txn(version: int, topic_id: bytes) -> Any:
-    kind = messages.AddPartitionsToTxnRequest
-    topics = [kind.AddPartitionsToTxnTopic(name="users", partitions=[0])]
+def add_partitions_to_txn(version: int, topic_id: bytes) -> dict[str, Any]:
+    transaction = NO_TRANSACTION | users("partitions", [0])
     if version < 4:
-        return kind(
-            v3_and_below_transactional_id="none",
-            v3_and_below_producer_id=1,
-            v3_and_below_producer_epoch=0,
-            v3_and_below_topics=topics,
-        )
-    transaction = kind.AddPartitionsToTxnTransaction(
-        transactional_id="none", producer_id=1, producer_epoch=0, topics=topics
-    )
-    return kind(transactions=[transaction])
+        return {f"v3_and_below_{name}": value for name, value in transaction.items()}
+    return {"transactions": [transaction]}
 
 
-def txn_offset_commit(version: int, topic_id: bytes) -> Any:
-    kind = messages.TxnOffsetCommitRequest
-    partition = kind.TxnOffsetCommitRequestPartition(
-        partition_index=0, committed_offset=1, committed_metadata=None
-    )
-    return kind(
-        transactional_id="none",
-        group_id="g",
-        producer_id=1,
-        producer_epoch=0,
-        topics=[kind.TxnOffsetCommitRequestTopic(name="users", partitions=[partition])],
-    )
+def altered(**config: Any) -> dict[str, Any]:
+    """Return a change of the topic's settings."""
+    return {"resources": [{"resource_type": 2, "resource_name": "users", "configs": [config]}]}
 
 
-REQUESTS: dict[str, Callable[[int, bytes], Any]] = {
+REQUESTS: dict[str, dict[str, Any] | Callable[[int, bytes], dict[str, Any]]] = {
     "Produce": produce,
     "Fetch": fetch,
-    "ListOffsets": list_offsets,
-    "Metadata": metadata,
+    "ListOffsets": {"replica_id": -1} | users("partitions", [A_PARTITION | {"timestamp": -1}]),
+    "Metadata": {"topics": [{"name": "users"}]},
     "OffsetCommit": offset_commit,
     "OffsetFetch": offset_fetch,
-    "FindCoordinator": find_coordinator,
+    "FindCoordinator": lambda version, _: {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]},
     "JoinGroup": join_group,
     "SyncGroup": sync_group,
-    "Heartbeat": heartbeat,
+    "Heartbeat": NO_MEMBER,
     "LeaveGroup": leave_group,
-    "DescribeGroups": lambda version, topic_id: messages.DescribeGroupsRequest(groups=["g", "none"]),
+    "DescribeGroups": {"groups": ["g", "none"]},
     "ConsumerGroupHeartbeat": group_heartbeat,
-    "ConsumerGroupDescribe": lambda version, topic_id: messages.ConsumerGroupDescribeRequest(
-        group_ids=["g", "none"]
+    "ConsumerGroupDescribe": {"group_ids": ["g", "none"]},
+    "ListGroups": {},
+    "SaslHandshake": {"mechanism": "PLAIN"},
+    "SaslAuthenticate": {"auth_bytes": b"\0a\0b"},
+    "ApiVersions": lambda version, _: (
+        {"client_software_name": "t", "client_software_version": "1"} if version >= 3 else {}
     ),
-    "ListGroups": lambda version, topic_id: messages.ListGroupsRequest(),
-    "SaslHandshake": lambda version, topic_id: messages.SaslHandshakeRequest(mechanism="PLAIN"),
-    "SaslAuthenticate": lambda version, topic_id: messages.SaslAuthenticateRequest(auth_bytes=b"\0a\0b"),
-    "ApiVersions": lambda version, topic_id: messages.ApiVersionsRequest(
-        **({"client_software_name": "t", "client_software_version": "1"} if version >= 3 else {})
+    "CreateTopics": {"topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1}], **TIMES_OUT},
+    "DeleteTopics": lambda version, _: (
+        ({"topics": [{"name": "users"}]} if version >= 6 else {"topic_names": ["users"]}) | TIMES_OUT
     ),
-    "CreateTopics": create_topics,
-    "DeleteTopics": delete_topics,
-    "DeleteRecords": delete_records,
-    "InitProducerId": lambda version, topic_id: messages.InitProducerIdRequest(
-        transactional_id=None, transaction_timeout_ms=1000
-    ),
-    "OffsetForLeaderEpoch": offset_for_leader_epoch,
-    "DescribeConfigs": describe_configs,
-    "AlterConfigs": alter_configs,
-    "DescribeLogDirs": lambda version, topic_id: messages.DescribeLogDirsRequest(topics=None),
-    "CreatePartitions": create_partitions,
-    "DeleteGroups": lambda version, topic_id: messages.DeleteGroupsRequest(groups_names=["none"]),
-    "IncrementalAlterConfigs": incremental_alter_configs,
-    "OffsetDelete": offset_delete,
-    "DescribeCluster": lambda version, topic_id: messages.DescribeClusterRequest(),
-    "DescribeProducers": describe_producers,
-    "DescribeTopicPartitions": describe_topic_partitions,
+    "DeleteRecords": TIMES_OUT | users("partitions", [A_PARTITION | {"offset": 0}]),
+    "InitProducerId": {"transactional_id": None, "transaction_timeout_ms": 1000},
+    "OffsetForLeaderEpoch": users("partitions", [{"partition": 0, "leader_epoch": 0}], "topic"),
+    "DescribeConfigs": {
+        "resources": [
+            {"resource_type": number, "resource_name": name, "configuration_keys": None}
+            for number, name in ((2, "users"), (4, "1"))
+        ]
+    },
+    "AlterConfigs": altered(name="retention.ms", value="5000"),
+    "DescribeLogDirs": {"topics": None},
+    "CreatePartitions": {"topics": [{"name": "users", "count": 2, "assignments": None}], **TIMES_OUT},
+    "DeleteGroups": {"groups_names": ["none"]},
+    "IncrementalAlterConfigs": altered(name="cleanup.policy", config_operation=2, value="compact"),
+    "OffsetDelete": {"group_id": "g"} | users("partitions", [A_PARTITION]),
+    "DescribeCluster": {},
+    "DescribeProducers": users("partition_indexes", [0]),
+    "DescribeTopicPartitions": {"topics": [{"name": "users"}], "cursor": None},
     "AddPartitionsToTxn": add_partitions_to_txn,
-    "AddOffsetsToTxn": lambda version, topic_id: messages.AddOffsetsToTxnRequest(
-        transactional_id="none", producer_id=1, producer_epoch=0, group_id="g"
+    "AddOffsetsToTxn": NO_TRANSACTION | {"group_id": "g"},
+    "EndTxn": NO_TRANSACTION | {"committed": True},
+    "TxnOffsetCommit": NO_TRANSACTION
+    | {"group_id": "g"}
+    | users("partitions", [A_PARTITION | {"committed_offset": 1, "committed_metadata": None}]),
+    "DescribeTransactions": {"transactional_ids": ["none"]},
+    "ListTransactions": {"state_filters": [], "producer_id_filters": []},
+    # A node without an authorizer answers the following ones.
+    "DescribeAcls": dict.fromkeys(
+        ("resource_type_filter", "pattern_type_filter", "operation", "permission_type"), 1
     ),
-    "EndTxn": lambda version, topic_id: messages.EndTxnRequest(
-        transactional_id="none", producer_id=1, producer_epoch=0, committed=True
-    ),
-    "TxnOffsetCommit": txn_offset_commit,
-    "DescribeTransactions": lambda version, topic_id: messages.DescribeTransactionsRequest(
-        transactional_ids=["none"]
-    ),
-    "ListTransactions": lambda version, topic_id: messages.ListTransactionsRequest(
-        state_filters=[], producer_id_filters=[]
-    ),
+    "ElectLeaders": {"topic_partitions": None, **TIMES_OUT},
+    "ListPartitionReassignments": TIMES_OUT,
+    "AlterPartitionReassignments": TIMES_OUT,
+    "WriteTxnMarkers": {"markers": [A_MARKER]},
+    **{
+        name: {}
+        for name in (
+            *("CreateAcls", "DeleteAcls", "AlterReplicaLogDirs", "CreateDelegationToken"),
+            *("RenewDelegationToken", "ExpireDelegationToken", "DescribeDelegationToken"),
+            *("DescribeClientQuotas", "AlterClientQuotas", "DescribeUserScramCredentials"),
+            *("DescribeQuorum", "ListConfigResources"),
+        )
+    },
 }
+"""The values of each request, or a function of its version and the id of the topic."""
 EXPECTED = {
     "DescribeAcls": {codes.SECURITY_DISABLED},
     "CreateDelegationToken": {codes.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED},
@@ -310,44 +240,6 @@ def error_codes(message: Any) -> set[int]:
     return found
 
 
-ADMINISTRATION = {
-    "DescribeAcls": {
-        "resource_type_filter": 1,
-        "pattern_type_filter": 1,
-        "operation": 1,
-        "permission_type": 1,
-    },
-    "ElectLeaders": {"topic_partitions": None, "timeout_ms": 1000},
-    "ListPartitionReassignments": {"timeout_ms": 1000},
-    "AlterPartitionReassignments": {"timeout_ms": 1000},
-    "WriteTxnMarkers": {
-        "markers": [
-            messages.WriteTxnMarkersRequest.WritableTxnMarker(
-                producer_id=7,
-                producer_epoch=0,
-                transaction_result=False,
-                topics=[
-                    messages.WriteTxnMarkersRequest.WritableTxnMarkerTopic(
-                        name="users", partition_indexes=[0]
-                    )
-                ],
-                coordinator_epoch=0,
-            )
-        ]
-    },
-}
-"""The arguments of requests that a node without an authorizer answers."""
-for _name in (
-    *("WriteTxnMarkers", "DescribeAcls", "CreateAcls", "DeleteAcls", "AlterReplicaLogDirs", "ElectLeaders"),
-    *("CreateDelegationToken", "RenewDelegationToken", "ExpireDelegationToken", "DescribeDelegationToken"),
-    *("AlterPartitionReassignments", "ListPartitionReassignments", "DescribeClientQuotas"),
-    *("AlterClientQuotas", "DescribeUserScramCredentials", "DescribeQuorum", "ListConfigResources"),
-):
-    REQUESTS[_name] = lambda version, topic_id, name=_name: getattr(messages, f"{name}Request")(
-        **ADMINISTRATION.get(name, {})
-    )
-
-
 def test_there_is_a_request_for_every_api() -> None:
     assert {api.name for api in APIS.values()} == set(REQUESTS)
 
@@ -358,9 +250,9 @@ def test_every_version_is_answered(name: str, server: Server, client: Client, lo
     for version in range(api.first, api.stable + 1):
         topic = logs.create_topic("users", cleanup_policy="delete")
         client.produce("users", batch((b"k", b"v")))
-        topic_id = client.ask(metadata(12, b"")).topics[0].topic_id
-        client.ask(offset_commit(9, b""), 9)
-        answer = client.ask(REQUESTS[name](version, topic_id), version)
+        topic_id = client.topic_id()
+        client.commit(5)
+        answer = client.ask(request_of(name, version, topic_id), version)
         assert error_codes(answer) <= EXPECTED.get(name, set()), (version, answer)
         for created in {"users", "new"} & set(logs):
             logs.delete_topic(created)
@@ -397,22 +289,23 @@ def test_an_extreme_number_is_no_error_of_the_server(
     for version in sorted({api.first, api.stable}):
         logs.create_topic("users", cleanup_policy="delete", exist_ok=True)
         client.produce("users", batch((b"k", b"v")))
-        topic_id = client.ask(metadata(12, b"")).topics[0].topic_id
-        client.ask(offset_commit(9, b""), 9)
-        requests = with_extremes(REQUESTS[name](version, topic_id), name, version)
-        for request in islice(requests, 0, None, stride(2)):  # of three extremes: each in turn
+        topic_id = client.topic_id()
+        client.commit(5)
+        requests = with_extremes(request_of(name, version, topic_id), name, version)
+        for extreme in islice(requests, 0, None, stride(2)):  # of three extremes: each in turn
             with Client(server, timeout=0.02) as other, contextlib.suppress(OSError):
-                other.send(request, version)
+                other.send(extreme, version)
                 other.receive()
-    client.ask(metadata(12, b""))
+    client.topic_id()
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("version", range(1, 11))
 def test_all_offsets_of_a_group(client: Client, logs: lastword.LogDir, version: int) -> None:
     logs.create_topic("users")
-    client.ask(offset_commit(9, b""), 9)
-    answer = client.ask(all_offsets(version, b""), version)
+    client.commit(5)
+    group: dict[str, Any] = {"group_id": "g", "topics": None if version >= 2 else []}
+    answer = client.ask(request("OffsetFetch", group if version < 8 else {"groups": [group]}), version)
     topics = answer.topics if version < 8 else answer.groups[0].topics
     expected = [] if version < 2 else [(0, 5)]
     assert [(p.partition_index, p.committed_offset) for t in topics for p in t.partitions] == expected

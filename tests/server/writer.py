@@ -12,13 +12,11 @@ from lastword.protocol.messages import (
     DescribeTransactionsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    MetadataRequest,
-    OffsetFetchRequest,
     TxnOffsetCommitRequest,
 )
-from lastword.records.batch import read_header, read_records
+from lastword.records.batch import read_records
 from lastword.records.record import RawRecord
-from tests.server.client import Client, batch
+from tests.server.client import Client, batch, headers
 
 TIMEOUT_MS = 60_000
 
@@ -107,8 +105,7 @@ class Writer:
             if code:
                 return int(code)
         kind = TxnOffsetCommitRequest
-        asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="users")])
-        topic_id = fields.pop("topic_id", None) or self.client.ask(asked).topics[0].topic_id
+        topic_id = fields.pop("topic_id", None) or self.client.topic_id()
         partition = kind.TxnOffsetCommitRequestPartition(
             partition_index=fields.pop("partition", 0), committed_offset=offset, committed_metadata="m"
         )
@@ -141,24 +138,18 @@ def committed_records(data: bytes, aborted: list[tuple[int, int]]) -> Iterator[R
         aborted: First offset and producer id of each aborted transaction, in order.
     """
     open_ids: set[int] = set()
-    position = 0
-    while position < len(data):
-        header = read_header(data, position, len(data), "<fetch>")
+    for header in headers(data):
         while aborted and aborted[0][0] <= header.base_offset:
             open_ids.add(aborted.pop(0)[1])
         if header.control:
             open_ids.discard(header.producer_id)
         elif header.producer_id not in open_ids:
             yield from read_records(data, header, "<fetch>")
-        position = header.end
 
 
 def offset_of(client: Client, *, stable: bool = False, group: str = "g") -> tuple[int, int]:
     """Return committed offset and error of users-0."""
-    kind = OffsetFetchRequest
-    topics = [kind.OffsetFetchRequestTopics(name="users", partition_indexes=[0])]
-    body = kind(groups=[kind.OffsetFetchRequestGroup(group_id=group, topics=topics)], require_stable=stable)
-    partition = client.ask(body, 9).groups[0].topics[0].partitions[0]
+    partition = client.committed(group, stable=stable)
     return partition.committed_offset, partition.error_code
 
 

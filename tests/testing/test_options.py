@@ -9,14 +9,9 @@ import confluent_kafka
 import pytest
 
 from lastword.protocol import codes
-from lastword.protocol.messages import MetadataRequest, OffsetCommitRequest
 from lastword.testing import Broker
-from tests.server.client import Client
+from tests.server.client import Client, metadata
 from tests.server.writer import Writer
-
-
-def wanted(name: str) -> MetadataRequest:
-    return MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name)])
 
 
 def test_a_client_with_a_password_and_tls() -> None:
@@ -48,12 +43,8 @@ def test_records_are_waited_for(kafka_broker: Broker) -> None:
 def test_groups_and_their_lag(kafka_broker: Broker) -> None:
     users = kafka_broker.create_topic("users", 2)
     users.extend([(b"a", b"1")] * 3, partition=1)
-    kind = OffsetCommitRequest
-    part = kind.OffsetCommitRequestPartition(partition_index=1, committed_offset=1)
-    topic = kind.OffsetCommitRequestTopic(name="users", partitions=[part])
     with Client(kafka_broker.server) as client:
-        body = kind(group_id="g", generation_id_or_member_epoch=-1, group_instance_id=None, topics=[topic])
-        client.ask(body, 9)
+        client.commit(1, partition=1)
     assert kafka_broker.groups() == {"g": "Empty"}
     assert kafka_broker.lag("g") == {("users", 1): 2} and kafka_broker.lag("other") == {}
 
@@ -61,7 +52,7 @@ def test_groups_and_their_lag(kafka_broker: Broker) -> None:
 @pytest.mark.parametrize("kafka_broker", [{"eventual": True}], indirect=True)
 def test_topics_and_transactions_are_late(kafka_broker: Broker) -> None:
     with Client(kafka_broker.server) as client:
-        answers: list[Any] = [client.ask(wanted("users"), 12).topics[0] for _ in range(2)]
+        answers: list[Any] = [client.ask(metadata("users"), 12).topics[0] for _ in range(2)]
         assert [answer.error_code for answer in answers] == [codes.UNKNOWN_TOPIC_OR_PARTITION, 0]
         writer = Writer(client, kafka_broker.clock, version=1)
         writer.init()

@@ -285,11 +285,6 @@ class ClientConnection:
         self._asked: deque[tuple[Api, int, int]] = deque()
         self._next = 0
 
-    @property
-    def unanswered(self) -> int:
-        """Return the number of requests that wait for a response."""
-        return len(self._asked)
-
     def request(self, body: Message, version: int) -> list[Part]:
         """Return the frame of a request, as parts to be sent one after the other.
 
@@ -356,12 +351,7 @@ def _skip_tags(frame: memoryview, position: int) -> int:
 
 
 def _unsupported(key: int, version: int, api: Api | None) -> UnsupportedVersionError:
-    if api is None:
-        return UnsupportedVersionError(
-            f"a request of API {key}, which is not served",
-            remedy="close the connection; ask for ApiVersions first",
-        )
-    return UnsupportedVersionError(
-        f"a {api.name} request in version {version}; {api.first} to {api.last} are served",
-        remedy="close the connection; ask for ApiVersions first",
-    )
+    text = f"a request of API {key}, which is not served"
+    if api is not None:
+        text = f"a {api.name} request in version {version}; {api.first} to {api.last} are served"
+    return UnsupportedVersionError(text, remedy="close the connection; ask for ApiVersions first")

@@ -194,16 +194,14 @@ class BrokerConnection:
             raise
 
     def _closed(self, why: str) -> BrokerUnreachableError:
-        if self._answered:
-            is_login_missing = self._config.mechanism is None and not self._is_served
-            hint = "; if the broker requires a login, set security.protocol and sasl.mechanism"
-            return BrokerUnreachableError(
-                f"{self.name}: {why}", remedy=f"try again{hint if is_login_missing else ''}"
-            )
-        other = "it may be a listener with TLS or SASL" if self._config.tls is None else "check its listener"
-        return BrokerUnreachableError(
-            f"{self.name}: {why}", remedy=f"check security.protocol: {other}, or no Kafka broker"
-        )
+        remedy = "try again"
+        if not self._answered:
+            is_tls = self._config.tls is not None
+            other = "check its listener" if is_tls else "it may be a listener with TLS or SASL"
+            remedy = f"check security.protocol: {other}, or no Kafka broker"
+        elif self._config.mechanism is None and not self._is_served:
+            remedy += "; if the broker requires a login, set security.protocol and sasl.mechanism"
+        return BrokerUnreachableError(f"{self.name}: {why}", remedy=remedy)
 
     # -------------------------------------------------------------- requests
 

@@ -260,10 +260,9 @@ class Leader:
                 if tp not in wanted:
                     continue
                 copy = wanted.pop(tp)
-                if partition.error_code:
-                    self._refuse(copy, partition.error_code, "list its offsets")
-                elif partition.offset < 0:
-                    self._refuse(copy, codes.UNKNOWN_SERVER_ERROR, "list its offsets")
+                if partition.error_code or partition.offset < 0:
+                    code = partition.error_code or codes.UNKNOWN_SERVER_ERROR
+                    self._refuse(copy, code, "list its offsets")
                 else:
                     offsets[copy] = partition.offset
         for copy in wanted.values():
@@ -371,17 +370,13 @@ class Leader:
             topic = topics.get(copy.tp.topic)
             if topic is None:
                 topic = topics[copy.tp.topic] = FetchRequest.FetchTopic(
-                    topic="" if by_id else copy.tp.topic,
-                    topic_id=(by_id and copy.topic_id) or ZERO_UUID,
-                    partitions=[],
+                    topic="" if by_id else copy.tp.topic, topic_id=(by_id and copy.topic_id) or ZERO_UUID
                 )
             topic.partitions.append(
                 FetchRequest.FetchPartition(
                     partition=copy.tp.partition,
                     current_leader_epoch=copy.leader.epoch,
                     fetch_offset=copy.next_offset,
-                    last_fetched_epoch=-1,
-                    log_start_offset=-1,
                     partition_max_bytes=copy.most_bytes,
                 )
             )
@@ -389,11 +384,7 @@ class Leader:
             max_wait_ms=WAIT_MS,
             min_bytes=1,
             max_bytes=max(answer_bytes, *(copy.most_bytes for copy in copies)),
-            isolation_level=0,
-            session_id=0,
-            session_epoch=-1,
             topics=list(topics.values()),
-            forgotten_topics_data=[],
         )
         answer = self.connection.ask(body, most=1 << 15 if by_id else 12, wait=WAIT_MS / 1000)
         if answer.error_code:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lastword.api.copying import make_topic
 from lastword.api.open_dirs import OpenDirs
@@ -31,7 +31,7 @@ PARTITIONS = 50
 """Kafka's default, for a cluster that does not show the topic."""
 GROUPS_AT_ONCE = 100
 BATCH_BYTES = 500_000
-KEY_KINDS = (b"\x00\x00", b"\x00\x01")
+KEY_NAMES = {b"\x00\x00": "LegacyOffsetCommitKey", b"\x00\x01": "OffsetCommitKey"}
 VALUE_VERSION = 3
 NEWEST_WITH_NAMES = 9
 """The newest version of OffsetFetch that has names of topics."""
@@ -90,10 +90,7 @@ def _ask(
     """Add the positions of groups; return False if a group was left out."""
     if connection.version("OffsetFetch", NEWEST_WITH_NAMES) >= 8:
         groups_wanted = [
-            OffsetFetchRequest.OffsetFetchRequestGroup(
-                group_id=group, member_id=None, member_epoch=-1, topics=None
-            )
-            for group in groups
+            OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None) for group in groups
         ]
         answers = connection.ask(OffsetFetchRequest(groups=groups_wanted), most=NEWEST_WITH_NAMES).groups
     else:
@@ -200,21 +197,19 @@ class SavedPositions:
 
 def _key(stored: bytes) -> Key | None:
     """Return the group and partition of a key; None for a key of another kind."""
-    if stored[:2] not in KEY_KINDS:
-        return None
-    try:
-        name = "OffsetCommitKey" if stored[:2] == KEY_KINDS[1] else "LegacyOffsetCommitKey"
-        key = decode_stored(name, stored)
-    except LastwordError:
-        return None
-    return Key(key.group, key.topic, key.partition)
+    name = KEY_NAMES.get(stored[:2])
+    key = None if name is None else _read(name, stored)
+    return None if key is None else Key(key.group, key.topic, key.partition)
 
 
 def _decoded(value: bytes | None) -> Position | None:
-    if value is None:
-        return None
+    stored = None if value is None else _read("OffsetCommitValue", value)
+    return None if stored is None else Position(stored.offset, stored.leader_epoch, stored.metadata)
+
+
+def _read(name: str, data: bytes) -> Any:
+    """Return a key or a value; None if it has no form that is known."""
     try:
-        stored = decode_stored("OffsetCommitValue", value)
+        return decode_stored(name, data)
     except LastwordError:
         return None
-    return Position(stored.offset, stored.leader_epoch, stored.metadata)

@@ -53,10 +53,7 @@ from lastword.parse import check_path
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.view import PartitionView
 from lastword.protocol import codes
-from lastword.protocol.messages import (
-    DescribeConfigsRequest,
-)
-from lastword.pulling.client_config import ClientConfig
+from lastword.protocol.messages import DescribeConfigsRequest
 from lastword.pulling.client_config import client_config as read_client_config
 from lastword.pulling.cluster import (
     NO_NODE,
@@ -162,15 +159,8 @@ def pull(
         if not dry_run or DEFAULT.is_dir(to):
             mode: Any = "r" if dry_run else "a"
             logs = stack.enter_context(open_log(to, mode, log_cleaner_enable=False, clock=clock))
-        pulling = Pulling(
-            cluster,
-            config,
-            None if logs is None else logs.dirs,
-            clock,
-            asked_stop,
-            follow=follow,
-            groups=groups,
-        )
+        dirs = None if logs is None else logs.dirs
+        pulling = Pulling(cluster, dirs, clock, asked_stop, follow=follow, groups=groups)
         stack.callback(pulling.close)
         return pulling.plan(metadata, names) if dry_run else pulling.run(metadata, names, listener(progress))
 
@@ -203,7 +193,6 @@ class Pulling:
     def __init__(
         self,
         cluster: Cluster,
-        config: ClientConfig,
         dirs: OpenDirs | None,
         clock: Clock,
         stop: Callable[[], bool],
@@ -212,7 +201,6 @@ class Pulling:
         groups: bool,
     ) -> None:
         self._cluster = cluster
-        self._config = config
         self._dirs: OpenDirs = dirs  # type: ignore[assignment]  # None only in a dry run
         self._clock = clock
         self._asked_stop = stop
@@ -251,9 +239,8 @@ class Pulling:
                 self._check_copy(name, topic_id)
                 copied = {number: self._dirs.view(name, number) for number in self._dirs.partitions(name)}
             for number in metadata.topics[name].partitions:
-                self._copies[TopicPartition(name, number)] = _planned(
-                    TopicPartition(name, number), topic_id, copied.get(number)
-                )
+                tp = TopicPartition(name, number)
+                self._copies[tp] = _planned(tp, topic_id, copied.get(number))
         self._route(metadata)
         for node, copies in self._by_leader().items():
             if node == NO_NODE:
@@ -583,17 +570,16 @@ class Pulling:
                     self._attempts.pop(node, None)
                 if all(copy.is_done for copy in copies):
                     return
-        except BrokerUnreachableError as error:
-            self._drop(node)
-            for copy in copies:
-                if not copy.is_done:
-                    copy.fail(error, self._clock.monotonic())
         except LastwordError as error:
             self._drop(node)
+            is_repeated = isinstance(error, BrokerUnreachableError)
             for copy in copies:
-                if not copy.is_done:
+                if is_repeated:
+                    copy.fail(error, self._clock.monotonic())
+                elif not copy.is_done:
                     copy.error = error
-            return
+            if not is_repeated:
+                return
         if not self._is_over():
             self._back_off(node)
         self._round_over.set()

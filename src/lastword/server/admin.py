@@ -317,7 +317,7 @@ class Admin:
         new: dict[str, tuple[int, dict[str, Any]]] = {}
         for topic in _once(body.topics):
             result = results[topic.name] = messages.CreateTopicsResponse.CreatableTopicResult(
-                name=topic.name, error_message=None, num_partitions=-1, replication_factor=-1, configs=[]
+                name=topic.name, error_message=None
             )
             with Refusing(result):
                 if topic.name in twice:
@@ -356,7 +356,7 @@ class Admin:
         result.num_partitions, result.replication_factor = partitions, 1
         result.configs = [
             messages.CreateTopicsResponse.CreatableTopicConfigs(
-                name=row.name, value=row.value, read_only=False, config_source=row.source, is_sensitive=False
+                name=row.name, value=row.value, config_source=row.source
             )
             for row in self._configs.topic_rows(result.name, settings)
         ]
@@ -421,9 +421,7 @@ class Admin:
         for (name, topic_id), topic in served.items():
             if name is None and topic_id in by_both:
                 continue  # answered by name
-            result = messages.DeleteTopicsResponse.DeletableTopicResult(
-                name=name, topic_id=topic_id, error_message=None
-            )
+            result = messages.DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
             results.append(result)
             with Refusing(result, only=Refused):
                 if name is None and topic_id == ZERO_UUID:
@@ -454,9 +452,7 @@ class Admin:
         twice = _twice(topic.name for topic in request.body.topics)
         results = []
         for topic in _once(request.body.topics):
-            result = messages.CreatePartitionsResponse.CreatePartitionsTopicResult(
-                name=topic.name, error_message=None
-            )
+            result = messages.CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name)
             results.append(result)
             with Refusing(result):
                 if topic.name in twice:
@@ -503,9 +499,7 @@ class Admin:
         partitions_wanted = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
         results = []
         for log_dir in self._dirs.directories:
-            result = messages.DescribeLogDirsResponse.DescribeLogDirsResult(
-                log_dir=real_path(log_dir.path), topics=[]
-            )
+            result = messages.DescribeLogDirsResponse.DescribeLogDirsResult(log_dir=real_path(log_dir.path))
             results.append(result)
             try:
                 log_dir.check_serves()
@@ -581,8 +575,7 @@ def _refused_partitions(topics: list[str]) -> Message:
         topics=[
             kind(name=name, error_code=codes.INVALID_REQUEST, topic_authorized_operations=NO_OPERATIONS)
             for name in topics
-        ],
-        next_cursor=None,
+        ]
     )
 
 

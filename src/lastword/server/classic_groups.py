@@ -136,22 +136,17 @@ class ClassicGroup(Group):
         """Return whether a member with these protocols can be in the group."""
         if not self.members:
             return bool(protocol_type and protocols)
-        names = {name for name, _ in protocols}
-        return protocol_type == self.protocol_type and any(
-            all(name in {known for known, _ in member.protocols} for member in self.members.values())
-            for name in names
-        )
+        return protocol_type == self.protocol_type and any(name in self.common() for name, _ in protocols)
+
+    def common(self) -> list[str]:
+        """Return the protocols that all members have."""
+        first, *others = [[name for name, _ in member.protocols] for member in self.members.values()]
+        return [name for name in first if all(name in other for other in others)]
 
     def chosen_protocol(self) -> str:
         """Return the protocol that all members have and most of them prefer."""
-        members = list(self.members.values())
-        common = [
-            name
-            for name, _ in members[0].protocols
-            if all(name in {known for known, _ in member.protocols} for member in members)
-        ]
-        votes = dict.fromkeys(common, 0)
-        for member in members:
+        votes = dict.fromkeys(self.common(), 0)
+        for member in self.members.values():
             first = next(name for name, _ in member.protocols if name in votes)
             votes[first] += 1
         return max(votes, key=lambda name: votes[name])
@@ -298,25 +293,19 @@ class ClassicGroups:
             request.version,
         )
         if not body.member_id:
-            self._join_new(group, member, request, answer)
+            self._join_new(group, member, answer)
         else:
             self._join_known(group, member, answer)
 
-    def _join_new(
-        self,
-        group: ClassicGroup,
-        member: ClassicMember,
-        request: Request[messages.JoinGroupRequest],
-        answer: asyncio.Future[Any],
-    ) -> None:
+    def _join_new(self, group: ClassicGroup, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
         member.id = f"{member.instance_id or member.client_id}-{uuid.uuid4()}"
         if member.instance_id is not None:
             replaced = group.instances.get(member.instance_id)
             if replaced is not None:
-                self._replace_static(group, group.members[replaced], member, request, answer)
+                self._replace_static(group, group.members[replaced], member, answer)
             else:
                 self._add(group, member, answer)
-        elif request.version >= 4:  # the member joins with the id that it gets here
+        elif member.join_version >= 4:  # the member joins with the id that it gets here
             group.pending[member.id] = self._context.timers.after(
                 member.session_ms, lambda: self._pending_expired(group, member.id)
             )
@@ -343,12 +332,7 @@ class ClassicGroups:
         self._rebalance(group)
 
     def _replace_static(
-        self,
-        group: ClassicGroup,
-        old: ClassicMember,
-        member: ClassicMember,
-        request: Request[messages.JoinGroupRequest],
-        answer: asyncio.Future[Any],
+        self, group: ClassicGroup, old: ClassicMember, member: ClassicMember, answer: asyncio.Future[Any]
     ) -> None:
         """Let a static member that was started again take the place of its former self."""
         old.refuse_waiting(codes.FENCED_INSTANCE_ID)
@@ -367,11 +351,9 @@ class ClassicGroups:
             self._keep_alive(group, member)
             self._store_group(group)
             response = self._joined(group, member)
-            if (
-                leads and request.version < 9
-            ):  # it must not compute an assignment, so the answer does not name it as leader
+            response.skip_assignment = leads and member.join_version >= 9
+            if leads and not response.skip_assignment:  # the answer must not name it as leader
                 response.leader, response.members = old.id, []
-            response.skip_assignment = leads and request.version >= 9
             answer.set_result(response)
             return
         self._await_join(member, answer)
@@ -690,28 +672,25 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- offsets
 
-    def check_commit(self, group: ClassicGroup, body: messages.OffsetCommitRequest) -> None:
-        """Refuse the commit of a member of another generation; else count it as a sign of life."""
+    def check_commit(self, group: ClassicGroup, body: Any, *, is_transactional: bool) -> None:
+        """Refuse the commit of a member of another generation; count one without a transaction as alive.
+
+        `body`: an OffsetCommitRequest, or a TxnOffsetCommitRequest.
+        """
         generation = body.generation_id_or_member_epoch
-        if generation < 0 and group.state == EMPTY:
+        is_anonymous = generation < 0 and not body.member_id and body.group_instance_id is None
+        if (generation < 0 and group.state == EMPTY) or (is_anonymous and is_transactional):
             return
-        if generation < 0 and not body.member_id and body.group_instance_id is None:
+        if is_anonymous:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
         member = self._member(group, body.member_id, body.group_instance_id)
         if generation != group.generation:
             raise Refused(codes.ILLEGAL_GENERATION, "")
+        if is_transactional:
+            return
         if group.state == COMPLETING:
             raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         self._keep_alive(group, member)
-
-    def check_transactional_commit(self, group: ClassicGroup, body: messages.TxnOffsetCommitRequest) -> None:
-        """Refuse the commit, in a transaction, of a member of another generation."""
-        if body.generation_id_or_member_epoch < 0 and group.state == EMPTY:
-            return
-        if body.generation_id_or_member_epoch >= 0 or body.member_id or body.group_instance_id is not None:
-            self._member(group, body.member_id, body.group_instance_id)
-            if body.generation_id_or_member_epoch != group.generation:
-                raise Refused(codes.ILLEGAL_GENERATION, "")
 
 
 def _answer(waiting: asyncio.Future[Any] | None, answer: Any) -> None:
@@ -722,11 +701,5 @@ def _answer(waiting: asyncio.Future[Any] | None, answer: Any) -> None:
 
 def _join_error(code: int, member_id: str, version: int) -> Any:
     return messages.JoinGroupResponse(
-        error_code=code,
-        generation_id=-1,
-        protocol_type=None,
-        protocol_name=None if version >= 7 else "",
-        leader="",
-        member_id=member_id,
-        members=[],
+        error_code=code, protocol_name=None if version >= 7 else "", member_id=member_id
     )

@@ -206,10 +206,7 @@ class Configs:
         results = []
         for resource in body.resources:
             result = messages.DescribeConfigsResponse.DescribeConfigsResult(
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-                error_message="",
-                configs=[],
+                resource_type=resource.resource_type, resource_name=resource.resource_name
             )
             results.append(result)
             wanted = resource.configuration_keys
@@ -281,18 +278,12 @@ class Configs:
                 continue
             if value is None:
                 raise Refused(codes.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
-            kept[name] = self._parsed(name, value)
+            try:
+                kept[name] = setting.show(setting.read_kafka(value))
+            except ValueError as error:
+                text = f"Invalid value {value} for configuration {name}: {error}"
+                raise Refused(codes.INVALID_CONFIG, text) from None
         return kept
-
-    def _parsed(self, name: str, value: str) -> Any:
-        setting = TOPIC_SETTINGS[name]
-        try:
-            parsed = setting.read_kafka(value)
-        except ValueError as error:
-            raise Refused(
-                codes.INVALID_CONFIG, f"Invalid value {value} for configuration {name}: {error}"
-            ) from None
-        return setting.show(parsed)
 
     def _alter(
         self,

@@ -90,16 +90,12 @@ class Constants:
         results = []
         names = [user.name for user in request.body.users or ()]
         for name in dict.fromkeys(names):
-            result = kind.DescribeUserScramCredentialsResult(user=name)
+            code, text = codes.RESOURCE_NOT_FOUND, "Attempt to describe a user credential that does not exist"
             if names.count(name) > 1:
-                result.error_code = codes.DUPLICATE_RESOURCE
-                result.error_message = (
-                    f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
-                )
-            else:
-                result.error_code = codes.RESOURCE_NOT_FOUND
-                result.error_message = f"Attempt to describe a user credential that does not exist: {name}"
-            results.append(result)
+                code = codes.DUPLICATE_RESOURCE
+                text = "Cannot describe SCRAM credentials for the same user twice in a single request"
+            row = kind.DescribeUserScramCredentialsResult
+            results.append(row(user=name, error_code=code, error_message=f"{text}: {name}"))
         return kind(results=results)
 
     def _describe_quotas(
@@ -110,10 +106,8 @@ class Constants:
         for component in request.body.components:
             code, text = _filter_error(component)
             if not code and types.count(component.entity_type) > 1:
-                code, text = (
-                    codes.INVALID_REQUEST,
-                    (f"Entity type {component.entity_type} cannot appear more than once in the filter."),
-                )
+                code = codes.INVALID_REQUEST
+                text = f"Entity type {component.entity_type} cannot appear more than once in the filter."
             if code:
                 return kind(error_code=code, error_message=text, entries=None)
         return kind(entries=[])
@@ -129,8 +123,7 @@ class Constants:
             if text is None and not request.body.validate_only and not all(op.remove for op in entry.ops):
                 text = "This server has no quotas."
             code = codes.NONE if text is None else codes.INVALID_REQUEST
-            answer = kind.EntryData(entity=entity, error_code=code, error_message=text)
-            entries.append(answer)
+            entries.append(kind.EntryData(entity=entity, error_code=code, error_message=text))
         return kind(entries=entries)
 
     # -------------------------------------------------------------- partitions

@@ -69,8 +69,7 @@ class ConsumerMember:
                 rebalance_timeout_ms=self.rebalance_ms,
                 server_assignor=self.assignor,
                 classic_member_metadata=None,
-            ),
-            0,
+            )
         )
 
     def current(self) -> bytes:
@@ -93,8 +92,7 @@ class ConsumerMember:
                     value_class.TopicPartitions(topic_id=topic_id, partitions=numbers)
                     for topic_id, numbers in by_topic(self.revoking).items()
                 ],
-            ),
-            0,
+            )
         )
 
 
@@ -147,18 +145,9 @@ class ConsumerGroup(Group):
         """Return whether the group has no member."""
         return not self.members
 
-    @property
-    def assignor(self) -> str:
-        """Return the assignor that most members prefer."""
-        return preferred(self.members.values())
-
-    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
-        """Return the topics that a member subscribes to, by name or by its regular expression."""
-        return topics_of(member, self.regexes)
-
     def subscribed(self) -> set[str]:
         """Return the topics that the members subscribe to."""
-        return {topic for member in self.members.values() for topic in self.topics_of(member)}
+        return {topic for member in self.members.values() for topic in topics_of(member, self.regexes)}
 
     def is_settled(self, member: ConsumerMember) -> bool:
         """Return whether the member has its target, and no newer one is to be computed."""
@@ -314,7 +303,8 @@ class GroupChange:
         for regex, (topics, version) in self._regexes.items():
             if regex not in group.regexes or group.regexes[regex][0] != topics:
                 self.is_subscription_changed = True
-                self.records.append(_regex_record(group.id, regex, topics, version))
+                value = messages.ConsumerGroupRegularExpressionValue(topics=sorted(topics), version=version)
+                self.records.append((regex_key(group.id, regex), encode_stored(value)))
         gone = [regex for regex in group.regexes if regex not in self._regexes]
         self.records += [(regex_key(group.id, regex), None) for regex in gone]
 
@@ -351,7 +341,7 @@ class GroupChange:
         value = messages.ConsumerGroupTargetAssignmentMetadataValue(
             assignment_epoch=self._target_epoch, assignment_timestamp=now_ms
         )
-        self.records.append((encode_stored(key), encode_stored(value, 0)))
+        self.records.append((encode_stored(key), encode_stored(value)))
 
     def reconcile(self, owned: Partitions | None) -> ConsumerMember:
         """Move the member towards its target; return it."""
@@ -434,7 +424,7 @@ def digest_of(read: Read) -> int:
 def epoch_record(group_id: str, epoch: int, digest: int) -> tuple[bytes, bytes | None]:
     """Return the record of the epoch of a group."""
     value = messages.ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=digest)
-    return encode_stored(messages.ConsumerGroupMetadataKey(group_id=group_id)), encode_stored(value, 0)
+    return encode_stored(messages.ConsumerGroupMetadataKey(group_id=group_id)), encode_stored(value)
 
 
 def _target_record(group_id: str, member_id: str, target: Partitions) -> tuple[bytes, bytes | None]:
@@ -446,7 +436,7 @@ def _target_record(group_id: str, member_id: str, target: Partitions) -> tuple[b
         ]
     )
     key = messages.ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
-    return encode_stored(key), encode_stored(value, 0)
+    return encode_stored(key), encode_stored(value)
 
 
 def regex_key(group_id: str, regex: str) -> bytes:
@@ -454,13 +444,6 @@ def regex_key(group_id: str, regex: str) -> bytes:
     return encode_stored(
         messages.ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regex)
     )
-
-
-def _regex_record(
-    group_id: str, regex: str, topics: frozenset[str], version: int
-) -> tuple[bytes, bytes | None]:
-    value = messages.ConsumerGroupRegularExpressionValue(topics=sorted(topics), version=version, timestamp=0)
-    return regex_key(group_id, regex), encode_stored(value, 0)
 
 
 def member_tombstones(group_id: str, member_id: str) -> Records:

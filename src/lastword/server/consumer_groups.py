@@ -28,8 +28,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lastword.arrow import pa, pc
-from lastword.errors import MissingError
 from lastword.protocol import Request, codes, encode_stored, messages
 from lastword.protocol.refusals import answer_with_rows
 from lastword.server import consumer_group_state as state
@@ -48,9 +46,12 @@ from lastword.server.consumer_group_state import (
     epoch_record,
     member_tombstones,
     partitions_of,
+    preferred,
     regex_key,
+    topics_of,
     with_current,
 )
+from lastword.server.coordinator import matching
 from lastword.server.group_store import GROUP_OPERATIONS, Group, answer_of
 from lastword.server.timers import NO_TIMER
 from lastword.server.topics import Refused, Refusing
@@ -94,12 +95,12 @@ class ConsumerGroups:
         if not stale:
             return self._alive(request, connection, {})
         version, names = self._context.topics.version, [topic.name for topic in self._context.topics.all()]
-        matching = self._context.in_pool(_matching, stale, names, version)
+        matches = self._context.in_pool(_matches, stale, names, version)
 
         def matched() -> Any:
-            return self._alive(request, connection, matching.result())
+            return self._alive(request, connection, matches.result())
 
-        return self._context.then(matching, partial(answer_of, request, matched))
+        return self._context.then(matches, partial(answer_of, request, matched))
 
     def _stale_regexes(self, body: messages.ConsumerGroupHeartbeatRequest) -> list[str]:
         """Return the regular expressions whose topics have to be found before the heartbeat is handled."""
@@ -151,7 +152,6 @@ class ConsumerGroups:
             member_id=member.id,
             member_epoch=member.epoch,
             heartbeat_interval_ms=self._settings.group_consumer_heartbeat_interval_ms,
-            assignment=None,
         )
         is_full = (
             body.rebalance_timeout_ms != -1
@@ -207,21 +207,11 @@ class ConsumerGroups:
         owned: Partitions | None,
     ) -> tuple[ConsumerMember, ConsumerMember | None]:
         """Return the member before the heartbeat, and the static member that it replaces."""
-        joins = body.member_epoch == 0
-        if body.instance_id is None:
-            member = group.members.get(member_id)
-            if member is None:
-                if not joins:
-                    raise _unknown_member(group.id, member_id)
-                return ConsumerMember(member_id), None
-            if not joins:
-                _check_epoch(member, body.member_epoch, owned)
-            return member, None
-        if not joins:
-            member = _static_member(group, member_id, body.instance_id)
+        if body.member_epoch:
+            member = _member(group, member_id, body.instance_id)
             _check_epoch(member, body.member_epoch, owned)
             return member, None
-        known = group.instances.get(body.instance_id)
+        known = None if body.instance_id is None else group.instances.get(body.instance_id)
         if known is None:
             return group.members.get(member_id, ConsumerMember(member_id)), None
         old = group.members[known]
@@ -248,17 +238,9 @@ class ConsumerGroups:
     def _leave(self, body: messages.ConsumerGroupHeartbeatRequest) -> Any:
         group = _consumer_group(self._store.get(body.group_id), body.group_id)
         answer = messages.ConsumerGroupHeartbeatResponse(
-            member_id=body.member_id,
-            member_epoch=body.member_epoch,
-            heartbeat_interval_ms=0,
-            assignment=None,
+            member_id=body.member_id, member_epoch=body.member_epoch
         )
-        if body.instance_id is None:
-            member = group.members.get(body.member_id)
-            if member is None:
-                raise _unknown_member(group.id, body.member_id)
-        else:
-            member = _static_member(group, body.member_id, body.instance_id)
+        member = _member(group, body.member_id, body.instance_id)
         if body.member_epoch == LEAVES:
             return self._store.answer_after(self._remove(group, member), answer)
         away = replace(
@@ -285,12 +267,7 @@ class ConsumerGroups:
             return False
         if instance_id is not None:
             member_id = member_id or group.instances.get(instance_id, "")
-            member = _static_member(group, member_id, instance_id)
-        elif member_id in group.members:
-            member = group.members[member_id]
-        else:
-            raise _unknown_member(group_id, member_id)
-        self._remove(group, member)
+        self._remove(group, _member(group, member_id, instance_id))
         return True
 
     def _remove(self, group: ConsumerGroup, member: ConsumerMember) -> Any:
@@ -300,7 +277,7 @@ class ConsumerGroups:
         regexes = {other.regex for other in others}
         gone = [regex for regex in group.regexes if regex not in regexes]
         records += [(regex_key(group.id, regex), None) for regex in gone]
-        subscribed = {topic for other in others for topic in group.topics_of(other)}
+        subscribed = {topic for other in others for topic in topics_of(other, group.regexes)}
         read = self._read(subscribed)
         digest = digest_of(read)
         records.append(epoch_record(group.id, group.epoch + 1, digest))
@@ -394,44 +371,6 @@ class ConsumerGroups:
                     self._await_session(group, member)
                     self._await_revocation(group, member)
 
-    # -------------------------------------------------------------- offsets
-
-    def check_commit(
-        self, group: ConsumerGroup, request: Request[messages.OffsetCommitRequest], stale: int
-    ) -> IsStale | None:
-        """Refuse the commit of another than a member, with the error `stale` if its epoch is too high.
-
-        Returns:
-            A function that says whether the member's epoch is too old for a partition; None: for none.
-        """
-        body, epoch = request.body, request.body.generation_id_or_member_epoch
-        if epoch < 0 and group.is_empty:
-            return None
-        member = _known_member(group, body.member_id)
-        if request.version < 9:
-            raise Refused(codes.UNSUPPORTED_VERSION, "")
-        return _stale_by_partition(member, epoch, stale)
-
-    def check_transactional_commit(
-        self, group: ConsumerGroup, request: Request[messages.TxnOffsetCommitRequest], stale: int
-    ) -> IsStale | None:
-        """Refuse the commit, in a transaction, of another than a member; return as `check_commit`."""
-        body, epoch = request.body, request.body.generation_id_or_member_epoch
-        if epoch < 0 and not body.member_id and body.group_instance_id is None:
-            return None
-        member = _known_member(group, body.member_id)
-        return _stale_by_partition(member, epoch, stale)
-
-    def check_fetch(
-        self, group: ConsumerGroup, body: messages.OffsetFetchRequest.OffsetFetchRequestGroup
-    ) -> None:
-        """Refuse the fetch of offsets by a member of another epoch."""
-        if not body.member_id and body.member_epoch < 0:
-            return
-        member = _known_member(group, body.member_id)
-        if body.member_epoch != member.epoch:
-            raise Refused(codes.STALE_MEMBER_EPOCH, "")
-
     # -------------------------------------------------------------- describe
 
     def _describe(self, request: Request[messages.ConsumerGroupDescribeRequest], connection: Peer) -> Any:
@@ -464,7 +403,7 @@ class ConsumerGroups:
             )
 
         result.group_state, result.group_epoch = group.state, group.epoch
-        result.assignment_epoch, result.assignor_name = group.target_epoch, group.assignor
+        result.assignment_epoch, result.assignor_name = group.target_epoch, preferred(group.members.values())
         result.members = [
             response.Member(
                 member_id=member.id,
@@ -503,25 +442,9 @@ def _updated(
     )
 
 
-def _matching(regexes: list[str], topics: list[str], version: int) -> Matches:
-    """Return the topics that match each regular expression as a whole, by RE2: in linear time."""
-    matches: Matches = {}
-    try:
-        names = pa.array(topics, pa.string())
-    except MissingError as missing:
-        raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing)) from None
-    for regex in regexes:
-        try:
-            pc.match_substring_regex(pa.array([""]), regex)  # alone: `a)|(b` is refused
-            mask = pc.match_substring_regex(names, rf"\A(?:{regex})\z").to_pylist()
-        except pa.ArrowInvalid as error:
-            reason = str(error).removeprefix("Invalid regular expression: ")
-            raise Refused(
-                codes.INVALID_REGULAR_EXPRESSION,
-                f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {reason}.",
-            ) from None
-        matches[regex] = frozenset(topic for topic, hit in zip(topics, mask, strict=True) if hit), version
-    return matches
+def _matches(regexes: list[str], topics: list[str], version: int) -> Matches:
+    """Return the topics that match each regular expression."""
+    return {regex: (matching("SubscribedTopicRegex", regex, topics), version) for regex in regexes}
 
 
 def _consumer_group(group: Group | None, group_id: str) -> ConsumerGroup:
@@ -532,12 +455,40 @@ def _consumer_group(group: Group | None, group_id: str) -> ConsumerGroup:
     return group
 
 
-def _known_member(group: ConsumerGroup, member_id: str | None) -> ConsumerMember:
-    """Return a member, or raise Refused."""
-    member = group.members.get(member_id or "")
-    if member is None:
-        raise Refused(codes.UNKNOWN_MEMBER_ID, "")
-    return member
+def check_commit(group: ConsumerGroup, request: Request[Any], stale: int) -> IsStale | None:
+    """Refuse the commit of another than a member.
+
+    Args:
+        group: The group.
+        request: OffsetCommit or TxnOffsetCommit.
+        stale: The error if the member's epoch is too high.
+
+    Returns:
+        A function that says whether the member's epoch is too old for a partition; None: for none.
+    """
+    body, epoch = request.body, request.body.generation_id_or_member_epoch
+    is_transactional = request.api.name == "TxnOffsetCommit"
+    is_anonymous = not body.member_id and body.group_instance_id is None
+    if epoch < 0 and (is_anonymous if is_transactional else group.is_empty):
+        return None
+    member = _member(group, body.member_id or "", None)
+    if not is_transactional and request.version < 9:
+        raise Refused(codes.UNSUPPORTED_VERSION, "")
+    if epoch == member.epoch:
+        return None
+    if epoch > member.epoch:
+        raise Refused(stale, "")
+    # The member has not heard of its new epoch yet. It has had these partitions since before its old one.
+    assigned = member.assigned
+    return lambda topic_id, number: not 0 <= assigned.get((topic_id, number), epoch + 1) <= epoch
+
+
+def check_fetch(group: ConsumerGroup, body: messages.OffsetFetchRequest.OffsetFetchRequestGroup) -> None:
+    """Refuse the fetch of offsets by a member of another epoch."""
+    if body.member_id or body.member_epoch >= 0:
+        member = _member(group, body.member_id or "", None)
+        if body.member_epoch != member.epoch:
+            raise Refused(codes.STALE_MEMBER_EPOCH, "")
 
 
 def _new_id() -> str:
@@ -605,32 +556,18 @@ def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -
     )
 
 
-def _stale_by_partition(member: ConsumerMember, epoch: int, stale: int) -> IsStale | None:
-    """Return a function that says whether a member's epoch is too old for a partition; None: for none.
-
-    Raises:
-        Refused: The member has not had this epoch yet.
-    """
-    if epoch == member.epoch:
-        return None
-    if epoch > member.epoch:
-        raise Refused(stale, "")
-    # The member has not heard of its new epoch yet. It has had these partitions since before its old one.
-    assigned = member.assigned
-    return lambda topic_id, number: not 0 <= assigned.get((topic_id, number), epoch + 1) <= epoch
-
-
-def _unknown_member(group_id: str, member_id: str) -> Refused:
-    return Refused(codes.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
-
-
-def _static_member(group: ConsumerGroup, member_id: str, instance_id: str) -> ConsumerMember:
-    known = group.instances.get(instance_id)
-    if known is None:
-        raise Refused(codes.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
-    if known != member_id:
-        raise Refused(
-            codes.FENCED_INSTANCE_ID,
-            f"Static member {member_id} with instance id {instance_id} was fenced by member {known}.",
-        )
-    return group.members[known]
+def _member(group: ConsumerGroup, member_id: str, instance_id: str | None) -> ConsumerMember:
+    """Return the member that a request names, or raise Refused."""
+    if instance_id is not None:
+        known = group.instances.get(instance_id)
+        if known is None:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
+        if known != member_id:
+            raise Refused(
+                codes.FENCED_INSTANCE_ID,
+                f"Static member {member_id} with instance id {instance_id} was fenced by member {known}.",
+            )
+    elif member_id not in group.members:
+        text = f"Member {member_id} is not a member of group {group.id}."
+        raise Refused(codes.UNKNOWN_MEMBER_ID, text)
+    return group.members[member_id]

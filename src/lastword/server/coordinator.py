@@ -20,11 +20,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lastword.arrow import pa, pc
 from lastword.errors import (
     BusyError,
     DataError,
     LastwordError,
     MalformedMessageError,
+    MissingError,
     StorageError,
     UnsupportedVersionError,
 )
@@ -352,6 +354,29 @@ class CoordinatorTopic:
             builder.append(now_ms, key, value)
         log.append_batch(builder.build())
         return log
+
+
+def matching(field: str, regex: str, names: list[str]) -> frozenset[str]:
+    """Return the names that a regular expression matches as a whole, by RE2: in linear time.
+
+    Args:
+        field: The field of the request that has the expression.
+        regex: The expression.
+        names: The names.
+
+    Raises:
+        Refused: It is no expression of RE2, or pyarrow is not installed.
+    """
+    try:
+        pc.match_substring_regex(pa.array([""]), regex)  # alone: `a)|(b` is refused
+        mask = pc.match_substring_regex(pa.array(names, pa.string()), rf"\A(?:{regex})\z").to_pylist()
+    except MissingError as missing:
+        raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing)) from None
+    except pa.ArrowInvalid as error:
+        reason = str(error).removeprefix("Invalid regular expression: ")
+        text = f"{field} `{regex}` is not a valid regular expression: {reason}."
+        raise Refused(codes.INVALID_REGULAR_EXPRESSION, text) from None
+    return frozenset(name for name, hit in zip(names, mask, strict=True) if hit)
 
 
 def sync_stored(log: PartitionLog) -> None:

@@ -406,7 +406,7 @@ class Fetches:
             topic = at.get(key)
             if topic is None:
                 topic = at[key] = messages.FetchResponse.FetchableTopicResponse(
-                    topic=fetch.topic, topic_id=fetch.topic_id, partitions=[]
+                    topic=fetch.topic, topic_id=fetch.topic_id
                 )
                 responses.append(topic)
             topic.partitions.append(answer)
@@ -417,12 +417,7 @@ class Fetches:
     ) -> tuple[Any, int]:
         """Return the answer for one partition, and its bytes of records."""
         answer = messages.FetchResponse.PartitionData(
-            partition_index=fetch.partition,
-            high_watermark=-1,
-            last_stable_offset=-1,
-            log_start_offset=-1,
-            aborted_transactions=None,
-            records=[],
+            partition_index=fetch.partition, high_watermark=-1, aborted_transactions=None, records=[]
         )
         body = request.body
         try:
@@ -610,7 +605,7 @@ class Fetches:
                 if not count:
                     continue  # named twice, and answered
                 answer = messages.ListOffsetsResponse.ListOffsetsPartitionResponse(
-                    partition_index=partition.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
+                    partition_index=partition.partition_index
                 )
                 partitions.append(answer)
                 with Refusing(answer, text=False):

@@ -57,7 +57,7 @@ class Groups:
         self.leases = GroupLeases(context)
         self._consumers = ConsumerGroups(context, self.store)
         self._classic = ClassicGroups(context, self.store, self._consumers)
-        self.offsets = Offsets(context, self.store, self._classic, self._consumers, self.leases)
+        self.offsets = Offsets(context, self.store, self._classic, self.leases)
         self._decided: list[tuple[int, int, bool]] = []
         """The transactions that ended while the groups were loaded."""
         self._loading: asyncio.Future[Any] | None = None
@@ -228,16 +228,22 @@ class Groups:
             self._forget(group, gone, deletes=False)
 
     def _forget(self, group: Group, gone: list[tuple[str, int]], *, deletes: bool) -> None:
-        """Delete offsets of a group, or the group."""
-        records = [(offset_key(group.id, *at), None) for at in gone]
+        """Delete offsets of a group, or the group. If that fails, the next check tries again."""
         try:
-            self.store.append(group.id, [*records, *(group.tombstones() if deletes else ())])
-        except Refused as refused:  # the next check tries again
+            self._removed(group, gone, deletes=deletes)
+        except Refused as refused:
             _log.error("group %s: %s", group.id, refused.message)
-            return
+
+    def _removed(
+        self, group: Group, gone: list[tuple[str, int]], *, deletes: bool
+    ) -> asyncio.Future[Any] | None:
+        """Delete offsets of a group, or the group; return a future to wait for as `GroupStore.append`."""
+        records = [(offset_key(group.id, *at), None) for at in gone]
+        stored = self.store.append(group.id, [*records, *(group.tombstones() if deletes else ())])
         self.offsets.deleted(group, gone)
         if deletes:
             self.store.remove(group.id)
+        return stored
 
     def _renew_leases(self) -> None:
         self._renewed_ms = self._context.clock.now_ms()
@@ -255,16 +261,7 @@ class Groups:
         loading = self._load() if key_type == OF_GROUPS else None
         if loading is None:
             return self.found(request)
-        return self._context.loop.create_task(self._found_after(loading, request))
-
-    async def _found_after(
-        self, loading: asyncio.Future[Any], request: Request[messages.FindCoordinatorRequest]
-    ) -> Message:
-        try:
-            await loading
-        except Refused as refused:
-            return error_answer(request, refused.code, refused.message)
-        return self.found(request)
+        return self._context.then(loading, lambda: self.found(request))
 
     def found(self, request: Request[messages.FindCoordinatorRequest]) -> Message:
         """Return the answer that names the coordinator of a group or a transactional id."""
@@ -276,7 +273,7 @@ class Groups:
         return messages.FindCoordinatorResponse(
             coordinators=[
                 messages.FindCoordinatorResponse.Coordinator(
-                    key=key, node_id=leader.id, host=leader.host, port=leader.port, error_message=""
+                    key=key, node_id=leader.id, host=leader.host, port=leader.port
                 )
                 for key in body.coordinator_keys
             ]
@@ -302,7 +299,7 @@ class Groups:
         )
 
     def _delete(self, request: Request[messages.DeleteGroupsRequest], connection: Peer) -> Any:
-        answer, stored = answer_with_rows(request), []
+        answer, syncs = answer_with_rows(request), []
         for result in answer.results:
             group_id = result.group_id
             with Refusing(result, text=False, only=Refused):
@@ -311,12 +308,8 @@ class Groups:
                     raise Refused(codes.GROUP_ID_NOT_FOUND, "")
                 if not group.is_empty:
                     raise Refused(codes.NON_EMPTY_GROUP, "")
-                gone = self.offsets.partitions_of(group)
-                records = [(offset_key(group_id, *at), None) for at in gone]
-                stored.append(self.store.append(group_id, [*records, *group.tombstones()]))
-                self.offsets.deleted(group, gone)
-                self.store.remove(group_id)
-        syncs = [sync for sync in stored if sync is not None]
+                sync = self._removed(group, self.offsets.partitions_of(group), deletes=True)
+                syncs += [] if sync is None else [sync]
         durable = asyncio.gather(*syncs) if syncs else None
         return self.store.answer_after(durable, answer)
 

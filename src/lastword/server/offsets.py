@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lastword.protocol import Request, codes, encode_stored, messages
@@ -20,7 +20,7 @@ from lastword.protocol.refusals import answer_with_rows
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_group_state import ConsumerGroup
-from lastword.server.consumer_groups import ConsumerGroups, IsStale
+from lastword.server.consumer_groups import IsStale, check_commit, check_fetch
 from lastword.server.coordinator import StoredRecord
 from lastword.server.group_store import NOT_COMMITTED, Committed, Group, GroupStore, OtherGroup
 from lastword.server.topics import Refused, Refusing, ServedTopic
@@ -47,13 +47,11 @@ class Offsets:
         context: ServerContext,
         store: GroupStore,
         classic: ClassicGroups,
-        consumers: ConsumerGroups,
         leases: GroupLeases,
     ) -> None:
         self._context = context
         self._store = store
         self._classic = classic
-        self._consumers = consumers
         self._leases = leases
         self._undecided: dict[Position, dict[int, Committed | None]] = {}
         """Offsets of open transactions: the offset of each producer id, in the order of their records.
@@ -103,8 +101,6 @@ class Offsets:
         group_id, version = request.body.group_id, request.version
         topics, changes = self._given(
             request,
-            self._consumers.check_commit,
-            self._classic.check_commit,
             messages.OffsetCommitResponse.OffsetCommitResponseTopic,
             messages.OffsetCommitResponse.OffsetCommitResponsePartition,
             by_id=version >= 10,
@@ -119,8 +115,6 @@ class Offsets:
     def _given(
         self,
         request: Request[Any],
-        check_consumer: Callable[[ConsumerGroup, Request[Any], int], IsStale | None],
-        check_classic: Callable[[ClassicGroup, Any], None],
         topic_class: Any,
         partition_class: Any,
         *,
@@ -131,9 +125,6 @@ class Offsets:
 
         Args:
             request: OffsetCommit or TxnOffsetCommit.
-            check_consumer: Refuses the commit of a member that may not commit now to a consumer group, with
-                the given error if its epoch is wrong.
-            check_classic: As `check_consumer`, for a classic group.
             topic_class: The class of a topic of the answer.
             partition_class: The class of a partition of the answer.
             by_id: The request names topics by their ids.
@@ -147,9 +138,10 @@ class Offsets:
             if group is None and body.generation_id_or_member_epoch >= 0:
                 raise Refused(codes.GROUP_ID_NOT_FOUND if has_epochs else codes.ILLEGAL_GENERATION, "")
             if isinstance(group, ConsumerGroup):
-                is_stale = check_consumer(group, request, stale)
+                is_stale = check_commit(group, request, stale)
             elif isinstance(group, ClassicGroup):
-                check_classic(group, body)
+                is_transactional = request.api.name == "TxnOffsetCommit"
+                self._classic.check_commit(group, body, is_transactional=is_transactional)
             elif isinstance(group, OtherGroup):
                 group.check_commit(body.generation_id_or_member_epoch)
         except Refused as refused:
@@ -216,8 +208,6 @@ class Offsets:
         group_id, version = request.body.group_id, request.version
         topics, changes = self._given(
             request,
-            self._consumers.check_transactional_commit,
-            self._classic.check_transactional_commit,
             messages.TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic,
             messages.TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition,
             by_id=version >= 6,
@@ -309,7 +299,7 @@ class Offsets:
             with Refusing(described, text=False, only=Refused):
                 known = self._store.find(group.group_id)
                 if request.version >= 9 and isinstance(known, ConsumerGroup):
-                    self._consumers.check_fetch(known, group)
+                    check_fetch(known, group)
                 described.topics = self._fetched(
                     group.group_id,
                     group.topics,

@@ -242,12 +242,7 @@ class Producing:
             )
             for data in topic.partition_data:
                 partition = messages.ProduceResponse.PartitionProduceResponse(
-                    index=data.index,
-                    base_offset=-1,
-                    log_append_time_ms=-1,
-                    log_start_offset=-1,
-                    record_errors=[],
-                    error_message=None,
+                    index=data.index, base_offset=-1
                 )
                 partitions.append(partition)
                 logs.append((data, partition, served))
@@ -263,11 +258,19 @@ class Producing:
                 log = self._writable(request, served, data.index, refused_partitions)
                 compacts = log.config.compacts
                 try:
-                    prepared = self._prepared(log, request, data.records, waits=waits)
+                    to_append = prepared(
+                        log,
+                        data.records,
+                        request.version,
+                        self._context.clock.now_ms(),
+                        self._context.budget,
+                        waits=waits,
+                        is_transactional=body.transactional_id is not None,
+                    )
                 except (NeedsThread, WouldWait):
                     return None
                 own_id = None if request.version < 13 else served.id
-                batches.append(CheckedBatch(partition, served.stored, own_id, log, compacts, prepared))
+                batches.append(CheckedBatch(partition, served.stored, own_id, log, compacts, to_append))
         return Checked(messages.ProduceResponse(responses=responses), batches)
 
     def _writable(
@@ -290,16 +293,6 @@ class Producing:
         if self._context.refuse is not None:
             self._context.refuse(request, served)
         return log
-
-    def _prepared(
-        self, log: ServedLog, request: Request[messages.ProduceRequest], records: Any, *, waits: bool
-    ) -> Prepared:
-        """Return the batch that is appended for one that was received."""
-        is_transactional = request.body.transactional_id is not None
-        now_ms, budget = self._context.clock.now_ms(), self._context.budget
-        return prepared(
-            log, records, request.version, now_ms, budget, waits=waits, is_transactional=is_transactional
-        )
 
     def _append(self, log: PartitionLog, batch: CheckedBatch) -> None:
         partition, (data, records) = batch.partition, batch.prepared

@@ -425,7 +425,6 @@ class Authentication:
                 error_message=WRONG_PASSWORD
                 if self._scram is None
                 else f"{WRONG_CREDENTIALS} {self._mechanism}",
-                auth_bytes=b"",
             )
         if is_done:
             self._connection.authenticated(user)

@@ -34,13 +34,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lastword.arrow import pa, pc
-from lastword.errors import (
-    LastwordError,
-    MissingError,
-    ProducerFencedError,
-    StorageError,
-)
+from lastword.errors import LastwordError, ProducerFencedError, StorageError
 from lastword.logdir.transaction_state import (
     COMPLETE_ABORT,
     COMPLETE_COMMIT,
@@ -66,6 +60,7 @@ from lastword.server.coordinator import (
     TRANSACTION_VERSION,
     CoordinatorTopic,
     StoredRecord,
+    matching,
     not_stored,
 )
 from lastword.server.markers import Markers, append_in
@@ -429,11 +424,8 @@ class TransactionCoordinator:
         results = dict.fromkeys(partitions, 0)
         missing = {at for at in partitions if not self._is_served(*at)}
         if missing:
-            for at in partitions:
-                is_missing = at in missing
-                results[at] = (
-                    codes.UNKNOWN_TOPIC_OR_PARTITION if is_missing else codes.OPERATION_NOT_ATTEMPTED
-                )
+            results = dict.fromkeys(partitions, codes.OPERATION_NOT_ATTEMPTED)
+            results |= dict.fromkeys(missing, codes.UNKNOWN_TOPIC_OR_PARTITION)
         else:
             try:
                 await self._loaded()
@@ -779,15 +771,7 @@ class TransactionCoordinator:
         kind = messages.DescribeTransactionsResponse
         states = []
         for transactional_id in request.body.transactional_ids:
-            described = kind.TransactionState(
-                transactional_id=transactional_id,
-                transaction_state="",
-                transaction_timeout_ms=0,
-                transaction_start_time_ms=0,
-                producer_id=0,
-                producer_epoch=0,
-                topics=[],
-            )
+            described = kind.TransactionState(transactional_id=transactional_id)
             states.append(described)
             with Refusing(described, text=False, only=Refused):
                 stored = (await self._found(transactional_id)).stored
@@ -833,8 +817,9 @@ class TransactionCoordinator:
         ]
         if body.transactional_id_pattern:
             ids = [transaction.id for transaction in listed]
-            matching = await self._context.in_pool(_matching, body.transactional_id_pattern, ids)
-            listed = [transaction for transaction in listed if transaction.id in matching]
+            pattern = body.transactional_id_pattern
+            found = await self._context.in_pool(matching, "TransactionalIdPattern", pattern, ids)
+            listed = [transaction for transaction in listed if transaction.id in found]
         return kind(
             unknown_state_filters=unknown,
             transaction_states=[
@@ -863,21 +848,6 @@ def _ended(decision: TransactionState) -> dict[str, Any]:
 def _older_code(code: int, is_older: bool) -> int:
     """Return the code for a request of a version that does not have PRODUCER_FENCED."""
     return codes.INVALID_PRODUCER_EPOCH if is_older and code == codes.PRODUCER_FENCED else code
-
-
-def _matching(pattern: str, ids: list[str]) -> set[str]:
-    """Return the ids that a pattern of RE2 matches as a whole, in linear time."""
-    try:
-        matches = pc.match_substring_regex(pa.array(ids, pa.string()), rf"\A(?:{pattern})\z")
-    except MissingError as missing:
-        raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(missing)) from None
-    except pa.ArrowInvalid as error:
-        raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(error)) from error
-    return {
-        transactional_id
-        for transactional_id, is_match in zip(ids, matches.to_pylist(), strict=True)
-        if is_match
-    }
 
 
 def _log_failure(task: asyncio.Future[Any]) -> None:

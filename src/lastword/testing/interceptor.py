@@ -191,7 +191,7 @@ class Interceptor:
             self._forget_member(request, connection)
         if fault is not None and api == "Metadata":
             answer = node.handle(_without_creation(request), connection)
-            return self._changed(answer, lambda metadata: _refuse_topics(metadata, fault.code))
+            return self._changed(answer, lambda metadata: _refuse_topics(metadata, None, fault.code))
         if fault is not None and api == "OffsetFetch" and fault.code in OF_PARTS[api]:
             answer = node.handle(request, connection)  # a request may be for all partitions
             return self._changed(answer, lambda offsets: _refuse_offsets(offsets, fault.code))
@@ -211,7 +211,8 @@ class Interceptor:
             named = [topic.name for topic in body.topics or () if topic.name]
             new = [name for name in named if self._server.context.topics.get(name) is None]
             answer = node.handle(request, connection)
-            return self._changed(answer, lambda metadata: _without(metadata, new))
+            unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
+            return self._changed(answer, lambda metadata: _refuse_topics(metadata, new, unknown))
         transactional_id = getattr(body, "v3_and_below_transactional_id", "") or getattr(
             body, "transactional_id", None
         )
@@ -309,14 +310,6 @@ def _without_creation(request: Request[Any]) -> Request[Any]:
     return request._replace(body=body, version=version)
 
 
-def _without(metadata: Any, names: list[str]) -> Any:
-    """Answer topics that the request has just created as topics that are not known yet."""
-    for topic in metadata.topics:
-        if topic.name in names:
-            topic.error_code, topic.partitions = codes.UNKNOWN_TOPIC_OR_PARTITION, []
-    return metadata
-
-
 def _refuse_offsets(answer: Any, code: int) -> Any:
     """Give each partition of an OffsetFetch the error."""
     for topic in [*answer.topics, *(topic for group in answer.groups for topic in group.topics)]:
@@ -326,7 +319,9 @@ def _refuse_offsets(answer: Any, code: int) -> Any:
     return answer
 
 
-def _refuse_topics(metadata: Any, code: int) -> Any:
+def _refuse_topics(metadata: Any, names: list[str] | None, code: int) -> Any:
+    """Give topics of an answer the error; None: all of them."""
     for topic in metadata.topics:
-        topic.error_code, topic.partitions = code, []
+        if names is None or topic.name in names:
+            topic.error_code, topic.partitions = code, []
     return metadata

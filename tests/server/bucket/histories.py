@@ -27,9 +27,9 @@ import multiprocessing
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -47,8 +47,6 @@ from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
     EndTxnRequest,
     InitProducerIdRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
     TxnOffsetCommitRequest,
 )
 from lastword.protocol.schemas import Message
@@ -59,7 +57,15 @@ from lastword.server.node import ClusterNode
 from lastword.server.topics import Refused
 from tests.fakes import objects
 from tests.fakes.objects import FakeStore, Fault, Seeded
-from tests.server.client import NEWEST, batch, fetch_request, produce_request
+from tests.server.client import (
+    NEWEST,
+    batch,
+    fetch_request,
+    headers,
+    offset_commit,
+    offset_fetch,
+    produce_request,
+)
 
 API = {api.name: api for api in APIS.values()}
 TOPIC, PARTITIONS = "t", 2
@@ -440,12 +446,7 @@ class Fetcher(Client):
 
     def body(self) -> tuple[Message, int]:
         self.floor = self.group.floor
-        kind = OffsetFetchRequest
-        topics = [kind.OffsetFetchRequestTopics(name=TOPIC, partition_indexes=[0])]
-        group = kind.OffsetFetchRequestGroup(
-            group_id=self.name, member_id=None, member_epoch=-1, topics=topics
-        )
-        return kind(groups=[group], require_stable=False), 8
+        return offset_fetch(self.name, topic=TOPIC), 8
 
     def take(self, answer: Any) -> None:
         if answer is None:
@@ -466,16 +467,7 @@ class Committer(Client):
 
     def body(self) -> tuple[Message, int]:
         self.group.largest += 1
-        commit = OffsetCommitRequest
-        part = commit.OffsetCommitRequestPartition(
-            partition_index=0, committed_offset=self.group.largest, committed_metadata=""
-        )
-        return commit(
-            group_id=self.name,
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            topics=[commit.OffsetCommitRequestTopic(name=TOPIC, partitions=[part])],
-        ), 8
+        return offset_commit(self.group.largest, self.name, topic=TOPIC), 8
 
     def take(self, answer: Any) -> None:
         if answer is not None and not answer.topics[0].partitions[0].error_code:
@@ -506,14 +498,11 @@ class Reader(Client):
         self.high_watermark = part.high_watermark
         known = self.history.read[self.partition]
         data = b"".join(map(bytes, part.records))
-        position = 0
-        while position < len(data):
-            base = int.from_bytes(data[position : position + 8])
-            size = 12 + int.from_bytes(data[position + 8 : position + 12])
-            if known.setdefault(base, data[position : position + size]) != data[position : position + size]:
-                raise Violation("changed", f"{TOPIC}-{self.partition} offset {base}")
-            self.at = base + int.from_bytes(data[position + 23 : position + 27]) + 1
-            position += size
+        for header in headers(data):
+            read = data[header.position : header.end]
+            if known.setdefault(header.base_offset, read) != read:
+                raise Violation("changed", f"{TOPIC}-{self.partition} offset {header.base_offset}")
+            self.at = header.next_offset
         if self.history.rng.random() < 0.2:
             self.at = 0
 
@@ -537,18 +526,19 @@ class History:
         self.checked = ""
         self.observer: BucketDirs | None = None
 
-    def process(self, rate: float) -> tuple[FakeStore, int]:
+    def process(self, rate: float = 0) -> tuple[FakeStore, ManualClock, int]:
+        """Return the arguments of another process: its store, the clock and a seed."""
         self.numbers += 1
         faults = Seeded(self.rng, rate) if rate else None
-        return self.bucket.process(f"p{self.numbers}", faults=faults), self.seed * 1000 + self.numbers
+        store = self.bucket.process(f"p{self.numbers}", faults=faults)
+        return store, self.clock, self.seed * 1000 + self.numbers
 
     def run(self) -> None:
         """Run the history. Raises Violation."""
         rng = self.rng
-        store, seed = self.process(0)
-        dirs = opened(store, self.clock, seed)
+        dirs = opened(*self.process())
         create_topics(dirs, {TOPIC: (PARTITIONS, {"cleanup.policy": "delete"})})
-        self.observer = opened(self.process(0)[0], self.clock, 1, "r")
+        self.observer = opened(*self.process(), "r")
         clients: list[Client] = [Producer(self, f"i{n}", partition=n % PARTITIONS) for n in range(2)]
         clients += [Writer(self, f"w{n}") for n in range(2)]
         for name in ("g0", "g1"):
@@ -591,14 +581,14 @@ class History:
 
     def started(self, rate: float) -> Node | None:
         """Start a server; None: it was stopped meanwhile."""
-        store, seed = self.process(rate)
+        process = self.process(rate)
         with suppress(objects.Stopped, LastwordError):
-            return Node(store, self.clock, seed)
+            return Node(*process)
         return None
 
     def append_elsewhere(self, number: int) -> int:
         """Append a record in another process."""
-        dirs = opened(*_with_clock(self.process(0), self.clock))
+        dirs = opened(*self.process())
         builder = BatchBuilder()
         builder.append(self.clock.now_ms(), b"k", b"other-%d" % number)
         batch = builder.build()
@@ -608,7 +598,7 @@ class History:
 
     def join_elsewhere(self, partition: int) -> None:
         """Join the segments of a partition in another process."""
-        dirs = opened(*_with_clock(self.process(0), self.clock))
+        dirs = opened(*self.process())
         with mock.patch.object(joining, "FILES_FREE", 2):
             dirs.transaction(lambda private: joining.join(private.log(TOPIC, partition)))
 
@@ -644,8 +634,7 @@ class History:
     def judge(self, clients: list[Client], other: int) -> None:
         assert self.observer is not None
         self.clock.advance(10_000)
-        store, seed = self.process(0)
-        node = Node(store, self.clock, seed)
+        node = Node(*self.process())
         for client in clients:
             if isinstance(client, Writer):  # ends what is open
                 for _ in range(3):
@@ -699,10 +688,6 @@ class History:
                 raise Violation("aborted", f"{writer.name}: {transaction}")
 
 
-def _with_clock(process: tuple[FakeStore, int], clock: ManualClock) -> tuple[FakeStore, ManualClock, int]:
-    return process[0], clock, process[1]
-
-
 def _ongoing(dirs: BucketDirs) -> dict[int, set[int]]:
     """Return the partitions of each transaction that is not at its end, by producer id."""
     newest: dict[bytes, Any] = {}
@@ -736,30 +721,25 @@ def run(seed: int) -> str | None:
     return None
 
 
-@contextmanager
-def _parsed() -> Iterator[argparse.Namespace]:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--histories", type=int, default=1000)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--jobs", type=int, default=1)
-    yield parser.parse_args()
-
-
-def main() -> int:
-    with _parsed() as given:
-        if given.seed is not None:
-            History(given.seed).run()
-            return 0
-        failed = 0
-        with multiprocessing.Pool(given.jobs) as pool:
-            for done, found in enumerate(pool.imap_unordered(run, range(given.histories)), 1):
-                if found is not None:
-                    failed += 1
-                    print(found, flush=True)
-                if done % 500 == 0:
-                    print(f"{done} histories, {failed} violations", flush=True)
-        print(f"{given.histories} histories, {failed} violations")
-        return 1 if failed else 0
+    given = parser.parse_args()
+    if given.seed is not None:
+        History(given.seed).run()
+        return 0
+    failed = 0
+    with multiprocessing.Pool(given.jobs) as pool:
+        for done, found in enumerate(pool.imap_unordered(run, range(given.histories)), 1):
+            if found is not None:
+                failed += 1
+                print(found, flush=True)
+            if done % 500 == 0:
+                print(f"{done} histories, {failed} violations", flush=True)
+    print(f"{given.histories} histories, {failed} violations")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
