@@ -127,7 +127,6 @@ def join(log: PartitionLog) -> int:
     sources = segments[slice(*chosen)]
     location, stored = log.store.create_output(sources[0].base_offset)
     try:
-        assert isinstance(stored, SegmentFiles)
         log.replace(sources, _copied(sources, stored, log.config.index_interval_bytes))
     finally:
         log.store.discard(location)

@@ -21,11 +21,12 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.files import Steps
-from lastword.partition import cut
+from lastword.partition import cut, swap
 from lastword.partition.appending import Pending, largest_batch
 from lastword.partition.checkpoint_file import LeaderEpochs
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.durability import Durability, FailureLatch
-from lastword.partition.segment_store import SegmentSet, SegmentStore
+from lastword.partition.segment_store import SegmentSet
 from lastword.segment.append import AssignedBatch, SegmentAppender
 from lastword.segment.indexes import TIME_ENTRY_BYTES, AbortedTransaction
 from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
@@ -148,7 +149,7 @@ class LocalLog:
 
     def __init__(
         self,
-        store: SegmentStore,
+        store: DirectorySegments,
         config: TopicConfig,
         clock: Clock,
         segments: SegmentSet,
@@ -165,7 +166,8 @@ class LocalLog:
         self.failure = FailureLatch(store.files, store.directory)
         self.roll_rule = RollRule(clock, rng or random.Random())
         self.durability = Durability(
-            store,
+            store.files,
+            store.directory,
             clock,
             self.failure,
             epochs,
@@ -416,7 +418,7 @@ class LocalLog:
         segments = self.segment_set
         sources = _own_segments(segments, old)
         try:
-            published = self.store.replace(sources, output)
+            published = swap.publish(self.store.files, self.store.directory, sources, output)
             self._set(segments.with_replaced(sources, [published]), self.appender)
         except BaseException:  # an interrupt, too
             with contextlib.suppress(LastwordError), self.failure.latching():
@@ -441,7 +443,8 @@ class LocalLog:
             kept: list[str] = []
             try:
                 with self.failure.latching_if_offline():
-                    self.store.remove_front(gone, kept)
+                    listing = self.store.files.listdir(self.store.directory)
+                    cut.set_aside(self.store.files, self.store.directory, gone, listing, kept)
                 left = ()
             except BaseException:  # an interrupt, too
                 self.durability.directory_unsynced = True  # makes durable what was renamed
@@ -473,8 +476,8 @@ class LocalLog:
         self.durability.mark.lower(segments[segments.floor(offset)].end_before(offset))
         self.appender.remove_zeros()
         self.appender.close()
-        interval = self.config.index_interval_bytes
-        segments = self.store.truncate(segments, offset, epoch, index_interval_bytes=interval)
+        interval, files, directory = self.config.index_interval_bytes, self.store.files, self.store.directory
+        segments = cut.cut_segments(files, directory, segments, offset, epoch, index_interval_bytes=interval)
         self._continue_at(
             offset, segments, SegmentAppender.resume(segments.active, index_interval_bytes=interval)
         )
@@ -484,13 +487,13 @@ class LocalLog:
         segments = self.segment_set
         self.durability.mark.lower(0)
         self.appender.close()
-        self.store.remove_all(segments)
+        cut.remove_segments(self.store.files, self.store.directory, segments)
 
     def start_at(self, offset: int) -> None:
         """Begin an empty segment; there is no other."""
         interval = self.config.index_interval_bytes
         appender = self.store.create(offset, index_interval_bytes=interval)
-        self.store.sync_names()
+        self.store.files.fsync_dir(self.store.directory)
         self._continue_at(offset, SegmentSet([appender.segment]), appender)
 
     def _continue_at(self, offset: int, segments: SegmentSet, appender: SegmentAppender) -> None:
