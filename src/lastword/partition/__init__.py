@@ -24,7 +24,7 @@ journal of producers with names.
 from lastword.partition.appending import AppendedBatch
 from lastword.partition.log import PartitionLog
 from lastword.partition.open import open_log
-from lastword.partition.recovery import Recovery, Repaired
+from lastword.partition.recovery import Recovery
 from lastword.partition.view import PartitionView
 
-__all__ = ["AppendedBatch", "PartitionLog", "PartitionView", "Recovery", "Repaired", "open_log"]
+__all__ = ["AppendedBatch", "PartitionLog", "PartitionView", "Recovery", "open_log"]

@@ -127,10 +127,6 @@ class RollRule:
         size, offset = min(config.segment_bytes, MAX_FILE_BYTES), base_offset + MAX_RELATIVE_OFFSET
         return RollLimits(size, min(offset, INT64_MAX - 1), timestamp, config.segment_index_bytes)
 
-    def is_due(self, config: TopicConfig, appender: SegmentAppender) -> bool:
-        """Return whether the active segment is older than `segment.ms`, by the clock."""
-        return self._clock.now_ms() > self.due_ms(config, appender)
-
     def due_ms(self, config: TopicConfig, appender: SegmentAppender) -> int:
         """Return the time after which the active segment is older than `segment.ms`."""
         if not appender.end.size:
@@ -259,11 +255,8 @@ class LocalLog:
 
         Their file positions count from the first row, and become those in the segment.
         """
-        try:
+        with self.failure.latching_if_offline():
             self.appender.append_table(data, rows)
-        except LastwordError as error:
-            self.failure.latch_if_offline(error)
-            raise
 
     def append_aborted(self, entry: AbortedTransaction) -> None:
         """Add an aborted transaction, whose marker was just appended, to the transaction index.
@@ -329,10 +322,6 @@ class LocalLog:
             and TIME_ENTRY_BYTES * (len(batches) + 1) < limits.index_bytes
             and max(batch.size for batch in batches) <= largest_batch(self.config)
         )
-
-    def is_roll_due(self) -> bool:
-        """Return whether the active segment is older than `segment.ms`, by the clock."""
-        return self.roll_rule.is_due(self.config, self.appender)
 
     @property
     def roll_due_ms(self) -> int:
