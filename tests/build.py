@@ -23,7 +23,6 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
 from lastword.partition.open import open_log
 from lastword.partition.recovery import Recovery
-from lastword.partition.segment_store import SegmentStore
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchBuilder, read_records
 from lastword.records.record import RawRecord
@@ -128,7 +127,7 @@ class LogBuilder:
         return f"{self.root}/{self._name[0]}-{self._name[1]}"
 
     @property
-    def store(self) -> SegmentStore:
+    def store(self) -> DirectorySegments:
         """Return the segment store of the partition."""
         return DirectorySegments(self.files, self.directory)
 

@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from typing import Any, Protocol
 
 from lastword.errors import MissingError
@@ -47,16 +48,12 @@ class Metric:
     def samples(self) -> list[tuple[Labels, Any]]:
         """Return (label values, number) for every combination of labels, sorted."""
         with self._lock:
-            return sorted((labels, self._copy(value)) for labels, value in self._values.items())
+            return sorted((labels, copy(value)) for labels, value in self._values.items())
 
     def remove(self, *labels: str) -> None:
         """Remove a combination of labels, for example when a topic is deleted."""
         with self._lock:
             self._values.pop(labels, None)
-
-    @staticmethod
-    def _copy(value: Any) -> Any:
-        return value
 
 
 class Counter(Metric):
@@ -111,10 +108,6 @@ class Histogram(Metric):
         """Return the number of durations observed."""
         with self._lock:
             return sum(self._values.get(labels, (0,))[:-1])
-
-    @staticmethod
-    def _copy(value: Any) -> Any:
-        return list(value)
 
 
 # ---------------------------------------------------------------- the names

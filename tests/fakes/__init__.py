@@ -1,4 +1,4 @@
-"""Fakes of `Files`, `Clock` and `SegmentStore` for tests.
+"""Fakes of `Files` and `Clock` for tests.
 
 `RecordingFiles` (recording.py) lists every call, stops at the n-th change, or lets a chosen call fail.
 `ForgetfulFiles` (forgetful.py) tracks which changes were synced, and makes directories as a power cut would

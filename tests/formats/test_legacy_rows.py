@@ -15,8 +15,8 @@ from lastword.errors import CorruptBatchError, DecompressionLimitError
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
-from lastword.records import chunk, formats
-from lastword.records.chunk import Chunk
+from lastword.records import formats
+from lastword.records.chunk import Chunk, RecordBuffer
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
 from lastword.records.record import RawRecord
@@ -47,18 +47,10 @@ def chunk_of(data: bytes, file: str = "test.log", *, limit: int = 1 << 26, plain
         raise CorruptBatchError(kernels.STATUS_TEXT[status])
     assert position == len(data)
 
-    grown = []
-
-    def room(used: int, more: int) -> np.ndarray:
-        larger = np.zeros(used + more + kernels.SLACK, np.uint8)
-        larger[:used] = (grown[-1] if grown else plain)[:used]
-        grown.append(larger)
-        return larger
-
-    plain = np.zeros(plain_bytes + kernels.SLACK, np.uint8)
-    reached, out, _ = chunk.translate_rows(raw, table[:row], 0, plain, 0, room, file=file, limit=limit)
-    assert reached == row
-    return Chunk(raw, out, table[:row], file)
+    buffer = RecordBuffer(file)
+    buffer.limit_bytes = limit
+    buffer._data = np.zeros(plain_bytes + kernels.SLACK, np.uint8)
+    return Chunk(raw, buffer.decompress(raw, table[:row], 0), table[:row], file)
 
 
 def plain_records(data: bytes) -> list[RawRecord]:

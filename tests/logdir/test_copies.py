@@ -17,26 +17,23 @@ from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles
-from tests.partition.logs import NOW, indexes_fit, records
+from tests.fakes.failing import FailingFiles
+from tests.partition.logs import NOW, indexes_fit, opened_directory, records
 from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 
 USERS = TopicPartition("users", 0)
 
 
-def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
-    return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
-
-
 def copied(root: Path, target: LogDirectory) -> Brought:
     """Copy users-0 of root/a."""
-    with opened(root / "a", "r") as source:
+    with opened_directory(root / "a", "r") as source:
         log = SourceLog.of(source.view(*USERS), source.first_dirty(*USERS))
         return bring(log, target, USERS)
 
 
 def content(path: Path) -> list:
-    with opened(path, "r") as directory:
+    with opened_directory(path, "r") as directory:
         return records(directory.view(*USERS))
 
 
@@ -62,7 +59,7 @@ def prepare(root: Path) -> tuple[list, list]:
 
 def check(root: Path, before: list, after: list, *, done: bool = False) -> None:
     """Check that the copy is a prefix of the old or of the new log, and that the next copy ends the work."""
-    target = opened(root / "b")
+    target = opened_directory(root / "b")
     log = target.log(*USERS)
     there = records(log)
     assert there in (before[: len(there)], after[: len(there)])
@@ -79,7 +76,7 @@ def check(root: Path, before: list, after: list, *, done: bool = False) -> None:
 def test_a_copy_sends_what_differs(tmp_path: Path) -> None:
     _, after = prepare(tmp_path)
     kept = {path.name: path.stat().st_ino for path in (tmp_path / "b" / "users-0").glob("*.log")}
-    with opened(tmp_path / "b") as target:
+    with opened_directory(tmp_path / "b") as target:
         first = copied(tmp_path, target)
         assert first.copied_segments == 4 and first.removed_segments == 2 and first.whole
         assert copied(tmp_path, target) == Brought(0, 0, 0, True)
@@ -97,7 +94,7 @@ def test_a_copy_sends_what_differs(tmp_path: Path) -> None:
 def test_a_rewrite_of_the_same_size_is_sent(tmp_path: Path) -> None:
     """Size, name and time of a rewritten log may be those of the log before; its number is another."""
     prepare(tmp_path)
-    with opened(tmp_path / "b") as target:
+    with opened_directory(tmp_path / "b") as target:
         copied(tmp_path, target)
         log = min((tmp_path / "a" / "users-0").glob("*.log"))
         facts = log.stat()
@@ -111,33 +108,33 @@ def test_segments_that_the_target_has_rewritten_are_sent_again(tmp_path: Path) -
     _, after = prepare(tmp_path)
     with lastword.open(tmp_path / "b", "a", log_cleaner_enable=False, clock=ManualClock(NOW)) as logs:
         logs.clean()
-    with opened(tmp_path / "b") as target:
+    with opened_directory(tmp_path / "b") as target:
         copied(tmp_path, target)
         assert records(target.log(*USERS)) == after
 
 
 def test_the_log_start_of_a_copy_is_that_of_its_source_after_a_kill(tmp_path: Path) -> None:
     prepare(tmp_path)
-    target = opened(tmp_path / "b")
+    target = opened_directory(tmp_path / "b")
     raise_log_start(target, *USERS, 3)
     copied(tmp_path, target)
     assert target.log(*USERS).log_start == 0
     target.abandon()
-    with opened(tmp_path / "b") as target:
+    with opened_directory(tmp_path / "b") as target:
         assert target.log(*USERS).log_start == 0
 
 
 def test_a_copy_that_fails_leaves_the_log_start(tmp_path: Path) -> None:
     prepare(tmp_path)
     files = RecordingFiles(UNSYNCED)
-    with opened(tmp_path / "b", files=files) as target:
+    with opened_directory(tmp_path / "b", files=files) as target:
         raise_log_start(target, *USERS, 3)
         files.fail = lambda call: DiskFullError("planted") if call.path.endswith("/copied.tmp") else None
         with pytest.raises(DiskFullError):
             copied(tmp_path, target)
         files.fail = None
         assert target.log(*USERS).log_start == 3
-    with opened(tmp_path / "b") as target:
+    with opened_directory(tmp_path / "b") as target:
         assert target.log(*USERS).log_start == 3
 
 
@@ -152,7 +149,7 @@ def test_kills_and_power_cuts(tmp_path: Path, seeds: range) -> None:
     root = tmp_path / "root"
     before, after = prepare(root)
     files = ForgetfulFiles(root)
-    target = opened(root / "b", files=files)
+    target = opened_directory(root / "b", files=files)
     target.log(*USERS)
     copied(root, target)
     files.mark("copied")
@@ -174,28 +171,18 @@ def test_every_failing_call(tmp_path: Path) -> None:
     def failing_at(number: int) -> bool:
         root = tmp_path / "run"
         shutil.copytree(tmp_path / "start", root)
-        count = [0]
-
-        def fail(call) -> LastwordError | None:  # type: ignore[no-untyped-def]
-            if call.changes and call.name in ("append", "create", "mkdir", "rename", "pwrite"):
-                count[0] += 1
-                if count[0] == number + 1:
-                    return DiskFullError("no room", file=call.path)
-            return None
-
-        files = RecordingFiles(UNSYNCED)
-        target = opened(root / "b", files=files)
-        files.fail = fail
+        files = FailingFiles(UNSYNCED, "ENOSPC", number)
+        target = opened_directory(root / "b", files=files)
+        files.arm()
         with suppress(DiskFullError):
             copied(root, target)
-        reached = count[0] > number
-        files.fail = None
+        files.disarm()
         try:
             target.close()
         except LastwordError:
             target.abandon()
         check(root, before, after)
         shutil.rmtree(root)
-        return not reached
+        return not files.hit
 
     assert every_stop(failing_at, stride(4)) > 20

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lastword.clock import ManualClock
 from lastword.errors import (
     CorruptFileError,
     DuplicatePartitionError,
@@ -23,15 +22,11 @@ from lastword.logdir.log_dir_set import LogDirSet, read_partition_list
 from lastword.logdir.topics import Listing
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
-from tests.partition.logs import NOW, build_batch, pair, records
-
-
-def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
-    return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
+from tests.partition.logs import append, opened_directory, pair, records
 
 
 def spread_over(*paths: Path, mode: str = "a") -> LogDirSet:
-    return LogDirSet([opened(path, mode) for path in paths], {})
+    return LogDirSet([opened_directory(path, mode) for path in paths], {})
 
 
 def close(spread: LogDirSet) -> None:
@@ -43,13 +38,6 @@ def create(spread: LogDirSet, topic: str, partitions: int) -> None:
     for number, (log_dir, numbers) in enumerate(spread.assign({topic: partitions}).items()):
         log_dir.create_topic(topic, numbers[topic], topic_id=spread.topic_id(topic) if number else None)
     spread.write_list()
-
-
-def append(log_dir: LogDirectory | None, topic: str, partition: int, count: int) -> None:
-    assert log_dir is not None
-    log = log_dir.log(topic, partition)
-    for _ in range(count):
-        log.append_batch(build_batch(log.log_end))
 
 
 def test_fewest_partitions_first(tmp_path: Path) -> None:
@@ -76,7 +64,7 @@ def test_the_list_of_all_is_in_every_root_and_only_with_several(tmp_path: Path) 
     close(spread)
     lists = [read_partition_list(DEFAULT, str(tmp_path / root / names.PARTITION_LIST)) for root in "ab"]
     assert lists == 2 * [[("users", 0), ("users", 1), ("users", 2)]]
-    with opened(tmp_path / "alone") as alone:
+    with opened_directory(tmp_path / "alone") as alone:
         alone.create_topic("x")
         LogDirSet([alone], {})
     assert not (tmp_path / "alone" / names.PARTITION_LIST).exists()
@@ -87,7 +75,7 @@ def test_an_offline_directory_raises_for_its_partitions_and_the_rest_serves(tmp_
     create(spread, "users", 4)
     close(spread)
     error = StorageError("cannot list b: Input/output error", errno=5)
-    with opened(tmp_path / "a") as alone:
+    with opened_directory(tmp_path / "a") as alone:
         spread = LogDirSet([alone], {str(tmp_path / "b"): error})
         log_dirs = spread.log_dirs_by_topic()["users"]
         assert list(log_dirs) == [0, 1, 2, 3]  # the number stays: it decides the partition of a key
@@ -123,11 +111,11 @@ def test_a_directory_that_fails_later_keeps_its_partitions_known(tmp_path: Path)
 
 def test_one_partition_in_two_directories_is_refused(tmp_path: Path) -> None:
     for root in "ab":
-        with opened(tmp_path / root) as logs:
+        with opened_directory(tmp_path / root) as logs:
             logs.create_topic("users")
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     for mode in "ra":
-        directories = [opened(tmp_path / root, mode) for root in "ab"]
+        directories = [opened_directory(tmp_path / root, mode) for root in "ab"]
         spread = LogDirSet(directories, {})
         log_dir = spread.log_dir("users", 0)
         assert log_dir is not None and not spread.serves(log_dir)
@@ -142,15 +130,18 @@ def test_one_partition_in_two_directories_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_topic_of_that_name(tmp_path: Path) -> None:
-    """partition.metadata names the topic of a partition; a stray partition of another topic is not served."""
-    with opened(tmp_path / "a") as logs:
+    """6X.336: `partition.metadata` with the same topic id is accepted, with another it is an error.
+
+    A stray partition of another topic is not served.
+    """
+    with opened_directory(tmp_path / "a") as logs:
         logs.create_topic("users", 2)
-    with opened(tmp_path / "b") as logs:
+    with opened_directory(tmp_path / "b") as logs:
         logs.create_topic("users", 2)
     shutil.rmtree(tmp_path / "a" / "users-1")
     shutil.copytree(tmp_path / "b" / "users-1", tmp_path / "a" / "users-1")
     for mode in "ra":
-        with opened(tmp_path / "a", mode) as logs:
+        with opened_directory(tmp_path / "a", mode) as logs:
             assert records(logs.view("users", 0)) == []
             with pytest.raises(InconsistentTopicIdError, match="users-1 has the topic id") as caught:
                 logs.view("users", 1)
@@ -159,7 +150,7 @@ def test_another_topic_of_that_name(tmp_path: Path) -> None:
 
 def test_and_over_several_directories(tmp_path: Path) -> None:
     for root, partition in (("a", 0), ("b", 1)):
-        with opened(tmp_path / root) as logs:
+        with opened_directory(tmp_path / root) as logs:
             logs.create_topic("users", [partition])
     spread = spread_over(tmp_path / "a", tmp_path / "b")
     assert spread.log_dir("users", 0).log("users", 0).log_end == 0  # type: ignore[union-attr]
@@ -169,10 +160,10 @@ def test_and_over_several_directories(tmp_path: Path) -> None:
 
 
 def test_damaged_metadata_costs_its_partition_only(tmp_path: Path) -> None:
-    with opened(tmp_path) as logs:
+    with opened_directory(tmp_path) as logs:
         logs.create_topic("users", 2)
     (tmp_path / "users-0" / names.PARTITION_METADATA).write_bytes(b"nonsense")
-    with opened(tmp_path) as logs:
+    with opened_directory(tmp_path) as logs:
         with pytest.raises(CorruptFileError):
             logs.log("users", 0)
         append(logs, "users", 1, 1)
@@ -183,12 +174,12 @@ class TestMarkedDirectories:
         return f"users-1.{'ab' * 16}-{marker}"
 
     def test_a_brokers_own_are_left_alone_and_shown(self, tmp_path: Path) -> None:
-        with opened(tmp_path) as logs:
+        with opened_directory(tmp_path) as logs:
             logs.create_topic("users", 2)
         for marker in ("stray", "future"):
             shutil.copytree(tmp_path / "users-1", tmp_path / self.name(marker))
         for mode in "ra":
-            with opened(tmp_path, mode) as logs:
+            with opened_directory(tmp_path, mode) as logs:
                 assert logs.partitions("users") == [0, 1]
                 assert {(entry.topic, entry.partition, entry.marker) for entry in logs.set_aside()} == {
                     ("users", 1, "stray"),
@@ -198,29 +189,29 @@ class TestMarkedDirectories:
         assert (tmp_path / self.name("future") / names.PARTITION_METADATA).exists()
 
     def test_delete_is_finished(self, tmp_path: Path) -> None:
-        with opened(tmp_path) as logs:
+        with opened_directory(tmp_path) as logs:
             logs.create_topic("users", 2)
         (tmp_path / "users-1").rename(tmp_path / self.name("delete"))
-        with opened(tmp_path, "r") as logs:
+        with opened_directory(tmp_path, "r") as logs:
             assert logs.partitions("users") == [0]
         assert (tmp_path / self.name("delete")).exists()
-        with opened(tmp_path) as logs:
+        with opened_directory(tmp_path) as logs:
             assert logs.partitions("users") == [0]
         assert not (tmp_path / self.name("delete")).exists()
 
     def test_a_directory_of_strays_alone_is_a_log_directory(self, tmp_path: Path) -> None:
-        with opened(tmp_path / "made") as logs:
+        with opened_directory(tmp_path / "made") as logs:
             logs.create_topic("users")
         bare = tmp_path / "bare"
         bare.mkdir()
         shutil.copytree(tmp_path / "made" / "users-0", bare / f"users-0.{'0' * 32}-stray")
-        with opened(bare, "r") as logs:
+        with opened_directory(bare, "r") as logs:
             assert logs.topics() == [] and len(logs.set_aside()) == 1
 
 
 def test_partitions_are_looked_into_once(tmp_path: Path) -> None:
     """A second search reads new directories only."""
-    with opened(tmp_path) as logs:
+    with opened_directory(tmp_path) as logs:
         logs.create_topic("users")
     for number in range(1, 2000):
         path = tmp_path / f"users-{number}"

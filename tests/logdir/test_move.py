@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
     DiskFullError,
@@ -28,37 +27,28 @@ from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles
+from tests.fakes.failing import FailingFiles
 from tests.fakes.recording import Call
-from tests.partition.logs import NOW, build_batch, indexes_fit, pair, records
+from tests.partition.logs import append, build_batch, indexes_fit, opened_directory, pair, records
 from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 
 USERS = TopicPartition("users", 0)
 
 
-def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
-    return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
-
-
-def append(home: LogDirectory, count: int) -> None:
-    log = home.log("users", 0)
-    for _ in range(count):
-        log.append_batch(build_batch(log.log_end))
-
-
 def both(root: Path, files: Files | object = UNSYNCED, mode: str = "a") -> tuple[LogDirectory, LogDirectory]:
-    return opened(root / "a", mode, files), opened(root / "b", mode, files)
+    return opened_directory(root / "a", mode, files), opened_directory(root / "b", mode, files)
 
 
 def prepare(root: Path) -> None:
     """Make users-0 in a: 20 records in several segments, log start 7, clean up to 12; topic other in b."""
-    with opened(root / "a") as a:
+    with opened_directory(root / "a") as a:
         a.create_topic("users", 1, {"segment.bytes": "700"})
-        append(a, 20)
+        append(a, *USERS, 20)
         a.sync()
         raise_log_start(a, "users", 0, 7)
         a.set_first_dirty("users", 0, 12)
-    with opened(root / "b") as b:
+    with opened_directory(root / "b") as b:
         b.create_topic("other")
 
 
@@ -76,14 +66,14 @@ def test_everything_comes_along(tmp_path: Path) -> None:
     assert times == {
         p.name: p.stat().st_mtime_ns // 10**6 for p in (tmp_path / "b" / "users-0").glob("*.log")
     }
-    append(b, 5)
+    append(b, *USERS, 5)
     a.close()
     b.close()
     for root in "ab":
         assert (tmp_path / root / names.CLEAN_SHUTDOWN).exists()
         assert not [p for p in (tmp_path / root).iterdir() if p.name.endswith(("-delete", "-future"))]
     assert not (tmp_path / "b" / "users-0" / names.PRIVATE / names.MOVED_FROM).exists()
-    with opened(tmp_path / "b") as b:
+    with opened_directory(tmp_path / "b") as b:
         assert b.recovery.clean and b.log("users", 0).log_end == 25
         assert b.recovery.repaired == ()
 
@@ -176,7 +166,7 @@ def check(root: Path, marks: list[str]) -> None:
     first_dirty = home.first_dirty("users", 0)
     assert first_dirty in (12, None)  # without it, the next round cleans again
     assert ("moved" not in marks) or home is b
-    append(home, 1)
+    append(home, *USERS, 1)
     for directory in (a, b):
         directory.close()
         left = [p.name for p in Path(directory.path).iterdir() if p.name.endswith(("-delete", "-future"))]
@@ -218,26 +208,16 @@ def test_every_failing_call(tmp_path: Path) -> None:
     def failing_at(number: int) -> bool:
         root = tmp_path / "run"
         shutil.copytree(tmp_path / "start", root)
-        count = [0, number]
-
-        def fail(call) -> LastwordError | None:  # type: ignore[no-untyped-def]
-            if call.changes and call.name in ("append", "create", "mkdir", "rename", "pwrite"):
-                count[0] += 1
-                if count[0] == count[1] + 1:
-                    return DiskFullError("no room", file=call.path)
-            return None
-
-        files = RecordingFiles(UNSYNCED)
+        files = FailingFiles(UNSYNCED, "ENOSPC", number)
         a, b = both(root, files)
         a.log("users", 0)
-        files.fail = fail
+        files.arm()
         try:
             move(a, b, "users", 0)
             moved = True
         except DiskFullError:
             moved = False
-        reached = count[0] > number
-        files.fail = None
+        files.disarm()
         home = LogDirSet([a, b], {}).log_dirs_by_topic()["users"][0]
         assert records(home.log("users", 0)) == [pair(n) for n in range(7, 20)] or not moved
         for directory in (a, b):
@@ -247,7 +227,7 @@ def test_every_failing_call(tmp_path: Path) -> None:
                 directory.abandon()
         check(root, ["moved"] if moved else [])
         shutil.rmtree(root)
-        return not reached
+        return not files.hit
 
     assert every_stop(failing_at, stride(2)) > 20
 
@@ -296,8 +276,8 @@ def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
     private = tmp_path / "b" / "users-0" / names.PRIVATE
     shutil.copytree(tmp_path / "b" / "users-0", tmp_path / "a" / "users-0")
     write_move_note(UNSYNCED, str(private.parent), directory_name(UNSYNCED, str(tmp_path / "a")), 20)
-    with opened(tmp_path / "a") as alone:
-        append(alone, 1)
+    with opened_directory(tmp_path / "a") as alone:
+        append(alone, *USERS, 1)
     for mode in "ra":
         directories = both(tmp_path, mode=mode)
         log_dir = LogDirSet(directories, {}).log_dir("users", 0)
@@ -312,12 +292,12 @@ def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
 def test_no_marker_speaks_of_a_partition_that_came_and_was_not_opened(tmp_path: Path) -> None:
     """Its move failed after the last rename: it was not recovered, so no clean stop may be noted for it."""
     prepare(tmp_path)
-    with opened(tmp_path / "b") as b:
+    with opened_directory(tmp_path / "b") as b:
         assert b.recovery.clean
         b.attach(USERS, 20, 7, 12)
         (tmp_path / "a" / "users-0").rename(tmp_path / "b" / "users-0")
     assert not (tmp_path / "b" / names.CLEAN_SHUTDOWN).exists()
-    with opened(tmp_path / "b") as b:
+    with opened_directory(tmp_path / "b") as b:
         assert (b.log("users", 0).log_start, b.log("users", 0).log_end) == (7, 20)
 
 

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from lastword.clock import ManualClock
-from lastword.errors import CorruptFileError, InconsistentTopicIdError, LogDirLockedError, StorageError
+from lastword.errors import CorruptFileError, StorageError
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.checkpoints import OffsetCheckpoint
-from lastword.logdir.identity import check_topic_id, format_partition_metadata
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.properties.support import T, batch, records_of
-
-ID, OTHER = "Tz1YQeE9QeWVYn2ySRjWHg", "Az1YQeE9QeWVYn2ySRjWHg"
 
 
 def home(root: Path, clock: ManualClock | None = None) -> LogDirectory:
@@ -53,27 +50,6 @@ def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
     assert checkpoint.read_valid() == {}  # the cost is a longer recovery
 
 
-def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:
-    """6X.334: Writing a checkpoint does not fail if the directory was renamed.
-
-    Here: A partition's log is closed before its directory is renamed, and takes no checkpoint then.
-
-    Kafka's lenient write ignores that the directory was renamed. Here the partition's lines in the
-    checkpoints are removed, too.
-    """
-    filled(tmp_path)
-    with home(tmp_path) as logs:
-        logs.log("users", 0).append_batch(batch(0, b"a"))
-        logs.sync()
-        logs.delete_topic("users")
-        assert TopicPartition("users", 0) not in logs.checkpoints.recovery_points.read()
-        logs.sync()
-    assert "users" not in (tmp_path / names.RECOVERY_POINTS).read_text()
-    gone = OffsetCheckpoint(UNSYNCED, str(tmp_path / "nowhere"), names.RECOVERY_POINTS)
-    with pytest.raises(StorageError):
-        gone.update({TopicPartition("users", 0): 1})
-
-
 @pytest.mark.parametrize(
     "text", ['{"version":0,"brokerEpoch":7}', '{"version":9,"more":[1]}', "", "nonsense"]
 )
@@ -93,45 +69,6 @@ def test_6X_335_the_clean_shutdown_file(tmp_path: Path, text: str) -> None:
     logs = home(tmp_path)
     assert not logs.recovery.clean
     logs.abandon()
-
-
-def test_6X_336_the_id_of_a_topic(tmp_path: Path) -> None:
-    """6X.336: `partition.metadata` with the same topic id is accepted, with another it is an error."""
-    (tmp_path / names.PARTITION_METADATA).write_bytes(format_partition_metadata(ID))
-    assert (tmp_path / names.PARTITION_METADATA).read_bytes() == b"version: 0\ntopic_id: " + ID.encode()
-    assert check_topic_id(UNSYNCED, str(tmp_path), ID) == ID
-    with pytest.raises(InconsistentTopicIdError):
-        check_topic_id(UNSYNCED, str(tmp_path), OTHER)
-    assert check_topic_id(UNSYNCED, str(tmp_path), None) == ID
-
-
-def test_6X_337_one_writer(tmp_path: Path) -> None:
-    """6X.337: A second writer of a directory fails; after the first one stopped, the lock is free.
-
-    Here: The lock file stays, so that no writer locks a file that was deleted. Without a writer, it locks
-    nothing.
-    """
-    logs = home(tmp_path)
-    with pytest.raises(LogDirLockedError):
-        home(tmp_path)
-    logs.close()
-    assert (tmp_path / names.LOCK).exists()
-    home(tmp_path).close()
-
-
-def test_6X_338_no_marker_while_not_all_was_loaded(tmp_path: Path) -> None:
-    """6X.338: No clean-shutdown marker is written for a directory with a failing log, nor before all logs
-    were loaded; other directories get theirs.
-
-    After a crash every partition must have been recovered once before the directory counts as clean.
-    """
-    filled(tmp_path)
-    (tmp_path / names.CLEAN_SHUTDOWN).unlink()
-    home(tmp_path).close()
-    assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
-    with home(tmp_path) as logs:
-        assert logs.log("users", 0).log_end == 3
-    assert (tmp_path / names.CLEAN_SHUTDOWN).exists()
 
 
 def test_6X_339_the_recovery_point_checkpoint(tmp_path: Path) -> None:

@@ -10,9 +10,6 @@ After each step:
 - records acknowledged at `disk` survive a power cut, records acknowledged at `os` survive a killed process;
 - repeated cleaning reaches a fixed point within three cleanings.
 
-The same sequences, without stops and power cuts, run on a log whose segments are in memory. All code
-above the segment store is the same.
-
 `LASTWORD_MODEL_EXAMPLES` sets the number of sequences (default 40).
 """
 
@@ -36,7 +33,6 @@ from lastword.records.record import RawRecord
 from tests.build import HOUR, LogBuilder, state_of
 from tests.fakes.forgetful import ForgetfulFiles, forget_all, keep_all, names_only, seeded, zero_filled
 from tests.fakes.hasty import HastyFiles
-from tests.fakes.memory_segments import MemoryLogBuilder, MemorySegments
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.partitions import data_records
 from tests.transactions import end_transaction
@@ -56,8 +52,8 @@ class Appended:
     producer_id: int = -1  # of the record's transaction
 
 
-class StoredLogModel(RuleBasedStateMachine):
-    """A log and its model, for every kind of segment store.
+class LogModel(RuleBasedStateMachine):
+    """A log in a directory and its model.
 
     `appended` has the records with an offset that were not lost, in order. `durable` is the number of
     them that are synced.
@@ -87,26 +83,25 @@ class StoredLogModel(RuleBasedStateMachine):
         self.next_producer = 1
         self.clocks: dict[int, int] = {}  # offset of a tombstone -> time of the first round after it
         self.last_round_ms = 0
-        self._create()
+        self.top = tempfile.mkdtemp(prefix="lastword-model-")
+        self.lives = 0
+        self.root = f"{self.top}/0"
         self._begin()
-
-    def _create(self) -> None:
-        """Make a store without a log."""
-        raise NotImplementedError
-
-    def _builder(self) -> LogBuilder:
-        """Return a builder of the log that is stored."""
-        raise NotImplementedError
 
     def _begin(self) -> None:
         """Open the stored log, as a new process does."""
-        self.log = self._builder().codec_of(self.codec)
+        Path(self.root).mkdir(parents=True, exist_ok=True)
+        self.forgetful = ForgetfulFiles(self.root, HastyFiles())
+        self.files = RecordingFiles(self.forgetful)
+        self.log = LogBuilder(self.root, files=self.files, clock=self.clock, **self.config)
+        self.log.codec_of(self.codec)
         self.log.first_dirty = self.first_dirty
         assert self.log.log
 
     def teardown(self) -> None:
         if hasattr(self, "log"):
             self.log.abandon()
+            shutil.rmtree(self.top, ignore_errors=True)
 
     # ---- the user's calls
 
@@ -244,25 +239,7 @@ class StoredLogModel(RuleBasedStateMachine):
         starts = [record.offset for record in self.appended if record.producer_id in self.open]
         assert self.log.log.stable_offset == min([*starts, self.log.log.log_end])
 
-
-class LogModel(StoredLogModel):
-    """A log in a directory, with stopped processes and power cuts."""
-
-    def _create(self) -> None:
-        self.top = tempfile.mkdtemp(prefix="lastword-model-")
-        self.lives = 0
-        self.root = f"{self.top}/0"
-
-    def _builder(self) -> LogBuilder:
-        Path(self.root).mkdir(parents=True, exist_ok=True)
-        self.forgetful = ForgetfulFiles(self.root, HastyFiles())
-        self.files = RecordingFiles(self.forgetful)
-        return LogBuilder(self.root, files=self.files, clock=self.clock, **self.config)
-
-    def teardown(self) -> None:
-        super().teardown()
-        if hasattr(self, "top"):
-            shutil.rmtree(self.top, ignore_errors=True)
+    # ---- stopped processes and power cuts
 
     @precondition(lambda self: self.appended)
     @rule(
@@ -346,26 +323,10 @@ class LogModel(StoredLogModel):
         self.open = undecided
 
 
-class MemoryLogModel(StoredLogModel):
-    """A log in a segment store without files."""
-
-    def _create(self) -> None:
-        self.segments = MemorySegments(clock=self.clock)
-
-    def _builder(self) -> LogBuilder:
-        return MemoryLogBuilder(self.segments, self.clock, **self.config)
-
-    @invariant()
-    def nothing_private_is_left(self) -> None:
-        assert not hasattr(self, "log") or self.segments.outputs == []
-
-
-SETTINGS = settings(
+LogModel.TestCase.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-LogModel.TestCase.settings = MemoryLogModel.TestCase.settings = SETTINGS
 TestLogModel = pytest.mark.slow(LogModel.TestCase)
-TestMemoryLogModel = pytest.mark.slow(MemoryLogModel.TestCase)

@@ -8,11 +8,13 @@ from pathlib import Path
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT, Files
+from lastword.logdir import LogDirectory
 from lastword.partition import PartitionLog, PartitionView, Recovery, open_log
 from lastword.records.batch import BatchBuilder, read_records, set_base_offset
 from lastword.segment import Segment, build_indexes, names
 from lastword.segment.recover import inspect
 from lastword.segment.stored import SegmentFiles
+from lastword.testing.unsynced import UNSYNCED
 from tests.naive.empty_batch import empty_batch
 
 NOW = 1_700_000_000_000
@@ -71,6 +73,14 @@ def opened(
         log_start=log_start,
         clean=clean,
     )
+
+
+def opened_directory(path: Path, mode: str = "a", files: Files = UNSYNCED) -> LogDirectory:
+    return LogDirectory.open(path, mode, files, ManualClock(NOW))
+
+
+def append(home: LogDirectory, topic: str, partition: int, count: int) -> None:
+    fill(home.log(topic, partition), count)
 
 
 def records(log: PartitionLog | PartitionView) -> list[Pair]:

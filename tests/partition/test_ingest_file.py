@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lastword.config import TopicConfig
-from lastword.errors import CorruptBatchError, CorruptFileError, LastwordError, RecordTooLargeError
+from lastword.errors import CorruptBatchError, CorruptFileError, LastwordError
 from lastword.files import DEFAULT, Files
 from lastword.ingest import apply, staging
 from lastword.partition import staged_batches
@@ -19,7 +19,6 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.fakes.recording import RecordingFiles
 from tests.partition.logs import (
-    NOW,
     SMALL,
     Pair,
     batch,
@@ -141,10 +140,8 @@ def test_a_damaged_file_is_told_and_not_touched(tmp_path: Path) -> None:
     ],
 )
 def test_which_files_are_worth_it(settings: dict, size_bytes: int, expected: bool) -> None:
-    assert (
-        staged_batches.is_worth_a_segment(TopicConfig(segment_bytes=1 << 30, **settings), size_bytes)
-        is expected
-    )
+    config = TopicConfig(segment_bytes=1 << 30, **settings)
+    assert staged_batches.is_worth_a_segment(config, size_bytes) is expected
 
 
 @pytest.mark.slow
@@ -192,13 +189,4 @@ def test_a_file_that_is_gone_and_not_in_the_log_is_missed(tmp_path: Path) -> Non
     Path(file).unlink()
     with pytest.raises(CorruptFileError, match="not in the log"):
         apply.ingest(log, "j", [known], 3, finish=None)
-    log.abandon()
-
-
-def test_a_record_that_is_too_large_is_told_by_who_appends(tmp_path: Path) -> None:
-    log = begun(tmp_path, replace(LARGE, max_message_bytes=150))
-    large = batch((b"k", b"v" * 200), timestamp=NOW)
-    assert not log.ingest_file(staged(log.directory, large))
-    with pytest.raises(RecordTooLargeError):
-        log.append_batch(large)
     log.abandon()

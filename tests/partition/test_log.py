@@ -14,7 +14,7 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
-from lastword.errors import DiskFullError, SyncFailedError
+from lastword.errors import DiskFullError, StorageError, SyncFailedError
 from lastword.files import Handle
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
@@ -172,6 +172,22 @@ class TestRolling:
             log.close()
         rolled = [inspect(UNSYNCED, directory, s.base_offset, index_interval_bytes=100) for s in log.segments]
         assert [len(inspection.offset_entries) for inspection in rolled[:-1]] == [64, 64, 64]
+
+    def test_a_roll_that_fails_takes_the_last_time_entry_back(self, tmp_path: Path) -> None:
+        """The log continues in the segment that was finished."""
+        files = RecordingFiles(UNSYNCED)
+        log, _ = opened(make(tmp_path), files=files)
+        fill(log, 3)
+        files.fail = lambda call: StorageError("planted", errno=13) if call.name == "create" else None
+        with pytest.raises(StorageError):
+            log.roll()
+        files.fail = None
+        assert len(log.segments) == 1
+        fill(log, 2)
+        assert indexes_fit(log)
+        log.roll()
+        fill(log, 1)
+        assert len(log.segments) == 2 and indexes_fit(log)
 
     def test_a_stray_file_of_the_new_name_is_no_obstacle(self, tmp_path: Path) -> None:
         log, _ = opened(make(tmp_path), files=UNSYNCED)
@@ -351,19 +367,11 @@ def test_appending_and_reading_threads(tmp_path: Path) -> None:
     assert log.log_end >= 300
 
 
-def test_flush_ms_holds_after_the_date_was_set_back(tmp_path: Path) -> None:
+def test_flush_ms_and_flush_messages_sync_at_an_append(tmp_path: Path) -> None:
+    """Also after the date was set back."""
     clock = ManualClock(NOW)
     log, _ = opened(make(tmp_path), config=SMALL.replace(flush_ms=1000), clock=clock)
     clock.set_date(NOW - 86_400_000)
-    fill(log, 1)
-    clock.advance(1000)
-    fill(log, 1)
-    assert log.synced_to == 2
-
-
-def test_flush_ms_and_flush_messages_sync_at_an_append(tmp_path: Path) -> None:
-    clock = ManualClock(NOW)
-    log, _ = opened(make(tmp_path), config=SMALL.replace(flush_ms=1000), clock=clock)
     fill(log, 2)
     assert log.synced_to == 0
     clock.advance(1000)
@@ -372,7 +380,6 @@ def test_flush_ms_and_flush_messages_sync_at_an_append(tmp_path: Path) -> None:
     fill(log, 1)
     assert log.synced_to == 3
     log.close()
-    (tmp_path / "other").mkdir()
     log, _ = opened(make(tmp_path / "other"), config=SMALL.replace(flush_messages=3), clock=clock)
     fill(log, 2)
     assert log.synced_to == 0

@@ -517,17 +517,6 @@ def test_the_background_forgets_idle_producers_of_a_log_that_does_not_roll(tmp_p
         assert len(log.segments) == 1
 
 
-# ---------------------------------------------------------------- against a model
-
-
-# ---------------------------------------------------------------- Kafka's directories
-
-
-def _checkpoint(path: Path) -> dict[str, int]:
-    lines = [line.split() for line in path.read_text().splitlines()[2:]]
-    return {f"{topic}-{number}": int(offset) for topic, number, offset in lines}
-
-
 def test_an_empty_log_is_not_rewritten_at_each_stop(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     path = Path(log.directory) / names.segment_file(0, names.SNAPSHOT)

@@ -254,7 +254,10 @@ def test_indexes_are_built_again(tmp_path: Path, extension: str, damage: str) ->
 
 
 def test_a_swap_of_kafka_with_a_stale_cleaned_below_is_finished(tmp_path: Path) -> None:
-    """Kafka would undo the swap although its sources are partly deleted, and lose their range."""
+    """Kafka would undo the swap although its sources are partly deleted, and lose their range.
+
+    It also deletes the snapshots in the range of a swap that it finishes.
+    """
     directory = make(tmp_path)
     log, _ = opened(directory, files=UNSYNCED)
     fill(log, 38)
@@ -272,7 +275,7 @@ def test_a_swap_of_kafka_with_a_stale_cleaned_below_is_finished(tmp_path: Path) 
     log, recovery = opened(directory, files=UNSYNCED)
     assert "swap-finished" in {r.code for r in recovery.repaired}
     assert newest(records(log)) == newest(old) and len(records(log)) < len(old)
-    assert leftovers(directory) == []
+    assert leftovers(directory) == [] and (root / names.segment_file(7, names.SNAPSHOT)).exists()
 
 
 def test_a_torn_swap_is_undone_while_its_sources_are_there(tmp_path: Path) -> None:
@@ -284,24 +287,6 @@ def test_a_torn_swap_is_undone_while_its_sources_are_there(tmp_path: Path) -> No
     log, recovery = opened(directory, files=UNSYNCED)
     assert records(log) == old and leftovers(directory) == []
     assert "swap-undone" in {r.code for r in recovery.repaired}
-
-
-def test_snapshots_are_not_deleted_by_a_finished_swap(tmp_path: Path) -> None:
-    """Kafka deletes every file in the range."""
-    directory = make(tmp_path)
-    log, _ = opened(directory, files=UNSYNCED)
-    fill(log, 38)
-    sources = list(log.segments[1:4])
-    output = compacted(log, sources)
-    log.abandon()
-    root = Path(directory)
-    for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
-        name = names.segment_file(7, extension)
-        os.rename(os.path.join(os.path.dirname(output.file), name), root / f"{name}.swap")  # noqa: PTH104
-    snapshot = root / names.segment_file(7, names.SNAPSHOT)
-    assert snapshot.exists()
-    opened(directory, files=UNSYNCED)
-    assert snapshot.exists()
 
 
 def test_the_log_start_of_the_checkpoint_holds(tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.errors import CorruptBatchError, DataError, RecordTooLargeError, UnknownMagicError, UsageError
-from lastword.records import (
+from lastword.records.batch import (
     BatchBuilder,
-    RawRecord,
+    BatchHeader,
+    check_crc,
+    computed_crc,
     crc_ok,
     read_header,
     read_records,
 )
-from lastword.records.batch import BatchHeader, check_crc, computed_crc
-from lastword.records.record import ABORT, COMMIT, parse_control
+from lastword.records.record import ABORT, COMMIT, RawRecord, parse_control
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES
 from tests.naive.empty_batch import empty_batch
 from tests.transactions import control_key, marker_value

@@ -12,7 +12,8 @@ from lastword.errors import (
     UnknownMagicError,
 )
 from lastword.kernels import table as fields
-from lastword.records import BatchBuilder, compression
+from lastword.records import compression
+from lastword.records.batch import BatchBuilder
 from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress

@@ -7,18 +7,10 @@ a root. `log_dir_set.py` makes one directory of several, and moves partitions be
 the garbage accounts of all partitions within their memory. Start reading at log_dir.py.
 """
 
-from lastword.logdir.checkpoints import Checkpoints, TopicPartition
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.logdir.open_partitions import DirRecovery
 from lastword.logdir.topics import SetAside
 
-__all__ = [
-    "Checkpoints",
-    "DirRecovery",
-    "LogDirSet",
-    "LogDirectory",
-    "SetAside",
-    "TopicPartition",
-    "move",
-]
+__all__ = ["DirRecovery", "LogDirSet", "LogDirectory", "SetAside", "TopicPartition", "move"]

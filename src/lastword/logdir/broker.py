@@ -28,7 +28,7 @@ from lastword.config.settings import UNKNOWN, Layer, SourcedValue, unread
 from lastword.config.tables import Unread
 from lastword.errors import CorruptFileError, DataError, LastwordError, NotALogDirError, StorageError
 from lastword.files import Files
-from lastword.logdir.identity import made_by_broker, read_node_id, read_topic_id
+from lastword.logdir.identity import made_by_broker, read_ids, read_topic_id
 from lastword.parse import read_properties
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
@@ -275,7 +275,7 @@ class BrokerSettings:
                 "`lastword config DIR TOPIC --set retention.ms=...` sets it here",
                 ["retention.ms"],
             )
-        nodes = {read_node_id(self._files, root) for root in self._roots} if metadata else set()
+        nodes = {read_ids(self._files, root).get("node.id") for root in self._roots} if metadata else set()
         for name in ("", *filter(None, nodes)):
             settings = metadata.configs.get((BROKER, name), {}) if metadata else {}
             known = (

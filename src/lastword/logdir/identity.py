@@ -83,11 +83,6 @@ def read_directory_id(files: Files, root: str) -> str | None:
     return read_ids(files, root).get("directory.id")
 
 
-def read_node_id(files: Files, root: str) -> str | None:
-    """Return `node.id` of meta.properties, or None."""
-    return read_ids(files, root).get("node.id")
-
-
 def read_ids(files: Files, root: str) -> dict[str, str]:
     """Return the properties of a directory's meta.properties as far as they can be read."""
     return dict(re.findall(r"^\s*([^\s=:]+)\s*[=:]\s*(\S+)\s*$", _meta_text(files, root), re.MULTILINE))

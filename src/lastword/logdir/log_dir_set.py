@@ -37,10 +37,9 @@ the note when they are made. A broker's own directories stay.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -212,7 +211,7 @@ class LogDirSet:
     def topic_id(self, topic: str) -> str | None:
         """Return the topic's id, from the first directory that has one."""
         for directory in self.directories:
-            with contextlib.suppress(LastwordError):
+            with suppress(LastwordError):
                 topic_id = directory.topic_id(topic)
                 if topic_id is not None:
                     return topic_id
@@ -253,7 +252,7 @@ class LogDirSet:
         data = LIST.encode({"partitions": [[tp.topic, tp.partition] for tp in every]})
         for directory in self.directories:
             path = os.path.join(directory.path, names.PARTITION_LIST)
-            with contextlib.suppress(StorageError):  # the list is needed only while a directory is offline
+            with suppress(StorageError):  # the list is needed only while a directory is offline
                 if not directory.files.exists(path) or directory.files.read_bytes(path) != data:
                     directory.files.write_atomic(path, data)
 
@@ -261,13 +260,10 @@ class LogDirSet:
         """Return all partitions that the lists of the available roots name."""
         partitions: set[TopicPartition] = set()
         for directory in self.directories:
-            partitions.update(_listed(directory.files, os.path.join(directory.path, names.PARTITION_LIST)))
+            path = os.path.join(directory.path, names.PARTITION_LIST)
+            with suppress(CorruptFileError, StorageError):
+                partitions.update(read_partition_list(directory.files, path))
         return sorted(partitions)
-
-
-def _listed(files: Files, path: str) -> Iterator[TopicPartition]:
-    with contextlib.suppress(CorruptFileError, StorageError):
-        yield from read_partition_list(files, path)
 
 
 def read_partition_list(files: Files, path: str) -> list[TopicPartition]:
@@ -392,7 +388,9 @@ def _finish(
         path = os.path.join(log.directory, name)
         if name in copied or log.files.is_dir(path) or name.endswith(".tmp"):
             continue
-        if parsed is not None and (parsed.suffix or _is_no_segment(parsed, here)):
+        if parsed is not None and (
+            parsed.suffix or (parsed.extension in names.SEGMENT_EXTENSIONS and parsed.base_offset not in here)
+        ):
             continue  # being deleted
         _copy(log.files, path, files, os.path.join(future, name))
     _copy_private(log, future, files)
@@ -409,10 +407,6 @@ def _finish(
     _take_leases(log.files, source.discard(tp), files, final, known)
     remove_move_note(files, final)
     log.goes_on_in(target.log(*tp))  # recovered now, so that the target can be closed cleanly
-
-
-def _is_no_segment(file: names.SegmentFile, bases: set[int]) -> bool:
-    return file.extension in names.SEGMENT_EXTENSIONS and file.base_offset not in bases
 
 
 def _copy_private(log: PartitionLog, future: str, files: Files) -> None:

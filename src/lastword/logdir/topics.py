@@ -432,10 +432,8 @@ def mark_deleted(files: Files, root: str, tp: TopicPartition, rng: random.Random
 
 def partition_numbers(given: int | Iterable[int]) -> list[int]:
     """Return 0 to n - 1 for a count, or the given numbers. UsageError for anything else."""
-    if isinstance(given, bool) or (isinstance(given, int) and given < 1) or isinstance(given, str):
-        raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
-    if isinstance(given, int):
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return list(range(given))
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Iterable) or isinstance(given, str):
         raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
     return [names.check_partition(number) for number in given]

@@ -2,9 +2,9 @@
 
 Stands on `segment`. Start reading at `log.py`.
 
-Segments. `segment_store.py` is the interface of a set of segments and how it changes. `directory_segments.py`
-implements it by a directory: `swap.py` publishes rewritten segments, `cut.py` cuts either end; both list what
-every crash leaves.
+Segments. `segment_store.py` is the set of segments. `directory_segments.py` reads it from a directory, and
+adds to it. `swap.py` publishes rewritten segments, `cut.py` cuts either end; both list what every crash
+leaves.
 
 Writing. `log.py` is `PartitionLog`: producers, transactions, leader epochs, and the promises at each level;
 `appending.py` checks and numbers batches. It stands on `local_log.py`, which has the segments and decides
@@ -24,7 +24,7 @@ journal of producers with names.
 from lastword.partition.appending import AppendedBatch
 from lastword.partition.log import PartitionLog
 from lastword.partition.open import open_log
-from lastword.partition.recovery import Recovery, Repaired
+from lastword.partition.recovery import Recovery
 from lastword.partition.view import PartitionView
 
-__all__ = ["AppendedBatch", "PartitionLog", "PartitionView", "Recovery", "Repaired", "open_log"]
+__all__ = ["AppendedBatch", "PartitionLog", "PartitionView", "Recovery", "open_log"]

@@ -26,7 +26,7 @@ from lastword.errors import (
     NotAPartitionError,
 )
 from lastword.files import FileFacts, Files
-from lastword.partition import cut, removal_log, swap
+from lastword.partition import removal_log, swap
 from lastword.partition.checkpoint_file import read_offset_lines
 from lastword.partition.durability import read_log_end, wrong_end
 from lastword.partition.segment_store import LogVersion, PrivateSegment, SegmentSet
@@ -77,7 +77,10 @@ class PortableVersion(NamedTuple):
 
 
 class DirectorySegments:
-    """The segments of the partition directory `directory`: a `SegmentStore`."""
+    """The segments of the partition directory `directory`.
+
+    Reading takes no lock; there is one writer, which changes the set.
+    """
 
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
@@ -91,11 +94,15 @@ class DirectorySegments:
     # -------------------------------------------------------------- read
 
     def load(self) -> LogVersion:
-        """As `SegmentStore.load`.
+        """Return the segments of now: one version, never parts of two.
 
         Two listings, and the log start checkpoint before and after, must agree: then no segment was added or
         removed in between, nothing was trimmed, and the active segment, which bounds what a cleaner may use,
         is the listed one. If a file was replaced under its own name meanwhile, opening the file detects that.
+
+        Raises:
+            FileVanishedError: There is no such log.
+            BusyError: The log changed again and again.
         """
         files, directory = self.files, self.directory
         check_directory(files, directory)
@@ -119,7 +126,7 @@ class DirectorySegments:
                 version = LogVersion(
                     SegmentSet(segments),
                     *_range(log_start, segments),
-                    token=listed_bytes,
+                    listed_bytes=listed_bytes,
                     snapshots=names.snapshot_offsets(listing),
                     topic=topic,
                     cuts=None if removals.unknown else removals.cut_count,
@@ -188,13 +195,16 @@ class DirectorySegments:
         return LogVersion(listed, portable.log_start, portable.log_end, topic=portable.topic)
 
     def is_current(self, version: LogVersion) -> bool:
-        """As `SegmentStore.is_current`: the newest segment is the listed file, and nothing follows it."""
+        """Return whether the log still ends as in `version`. Segments before the last may be others.
+
+        The newest segment is the listed file, and nothing follows it.
+        """
         expected = self._expected
         if expected is None or expected.version is not version:
             if not len(version.segments):
                 return False
             active = version.segments.active
-            size = version.token if isinstance(version.token, int) else active.size
+            size = active.size if version.listed_bytes is None else version.listed_bytes
             following = None
             if active.base_offset != version.log_end:
                 following = self.stored(version.log_end).path(names.LOG)
@@ -211,7 +221,11 @@ class DirectorySegments:
             return False
 
     def pin(self, segments: Sequence[Segment]) -> None:
-        """As `SegmentStore.pin`: an open file stays readable, if there are enough descriptors."""
+        """Keep segments readable when they are replaced: an open file is, if there are enough descriptors.
+
+        Raises:
+            FileVanishedError: One was replaced since it was listed.
+        """
         for segment in segments:
             segment.handle  # noqa: B018  opens it
 
@@ -221,7 +235,11 @@ class DirectorySegments:
     # -------------------------------------------------------------- append
 
     def create(self, base_offset: int, *, index_interval_bytes: int) -> SegmentAppender:
-        """As `SegmentStore.create`."""
+        """Begin an empty segment at the log end.
+
+        The log has no segment of this base offset: a file under it was left by a begin that failed, and is
+        removed.
+        """
         stored = self.stored(base_offset)
         return _created(
             stored, lambda: SegmentAppender.create(stored, index_interval_bytes=index_interval_bytes)
@@ -230,7 +248,10 @@ class DirectorySegments:
     def ingest(
         self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
     ) -> SegmentAppender:
-        """As `SegmentStore.ingest`: the file is renamed, and must be on the same drive."""
+        """Make a file, which holds these batches, the last segment; durable when it returns.
+
+        The file is renamed, and must be on the same drive.
+        """
         stored = self.stored(batches[0].base_offset)
         return _created(
             stored,
@@ -240,24 +261,15 @@ class DirectorySegments:
         )
 
     def stored(self, base_offset: int) -> SegmentFiles:
-        """As `SegmentStore.stored`."""
+        """Return what is stored under a base offset of the log; its facts are None if there is nothing."""
         return SegmentFiles(self.files, self.directory, base_offset)
-
-    def sync(self, segment: Segment) -> None:
-        """As `SegmentStore.sync`."""
-        for extension in names.SEGMENT_EXTENSIONS:
-            if self.files.exists(segment.stored.path(extension)):
-                with segment.stored.open_append(extension) as handle:
-                    handle.fsync()
-
-    def sync_names(self) -> None:
-        """As `SegmentStore.sync_names`."""
-        self.files.fsync_dir(self.directory)
 
     # -------------------------------------------------------------- build in private
 
     def create_output(self, base_offset: int, within: str | None = None) -> PrivateSegment:
-        """As `SegmentStore.create_output`. `within`: a directory; its `lastword` directory may be missing.
+        """Return an empty private segment.
+
+        `within`: a directory that the caller has made for outputs; its `lastword` directory may be missing.
 
         The location is a directory `<partition>/lastword/rewrite-<base offset>-<token>/` with a random token:
         a second attempt at the same group never meets the files of the first.
@@ -273,34 +285,26 @@ class DirectorySegments:
         return PrivateSegment(location, SegmentFiles(self.files, location, base_offset))
 
     def output(self, location: str, base_offset: int) -> SegmentFiles:
-        """As `SegmentStore.output`."""
+        """Return a private segment that was built, also in another process."""
         return SegmentFiles(self.files, location, base_offset)
 
     def discard(self, location: str) -> None:
-        """As `SegmentStore.discard`."""
+        """Remove a private segment that is not published, or what is left of one that was."""
         if self.files.exists(location):
             self.files.remove_tree(location)
 
     def discard_outputs(self) -> None:
-        """As `SegmentStore.discard_outputs`."""
+        """Remove every private segment. For the only cleaning of the partition."""
         private = f"{self.directory}/{names.PRIVATE}"
         if self.files.exists(private):
             for name in self.files.listdir(private):
                 if name.startswith(names.REWRITE_PREFIX):
                     self.discard(f"{private}/{name}")
 
-    def free_bytes(self) -> int:
-        """As `SegmentStore.free_bytes`."""
-        return self.files.free_bytes(self.directory)
-
     # -------------------------------------------------------------- change the set
 
-    def replace(self, sources: Sequence[Segment], output: Segment) -> Segment:
-        """As `SegmentStore.replace`; see `swap` for every crash of it."""
-        return swap.publish(self.files, self.directory, sources, output)
-
     def after_failed_replace(self, segments: SegmentSet) -> SegmentSet:
-        """As `SegmentStore.after_failed_replace`."""
+        """Finish or undo a swap that failed; return the segments. `segments`: those before it."""
         files, directory = self.files, self.directory
         swap.recover(files, directory)
         logs = [base for base, _ in swap.decide(files, directory, files.listdir(directory)).logs]
@@ -312,22 +316,6 @@ class DirectorySegments:
             kept.append(before if before is not None and before.id.number == loaded.id.number else loaded)
         active = segments.active
         return SegmentSet([*(s for s in kept if s.base_offset != active.base_offset), active])
-
-    def remove_front(self, gone: Sequence[Segment], kept: list[str]) -> None:
-        """As `SegmentStore.remove_front`; see `cut`."""
-        cut.set_aside(self.files, self.directory, gone, self.files.listdir(self.directory), kept)
-
-    def truncate(
-        self, segments: SegmentSet, offset: int, epoch: int, *, index_interval_bytes: int
-    ) -> SegmentSet:
-        """As `SegmentStore.truncate`; see `cut`, steps 2 to 4."""
-        return cut.cut_segments(
-            self.files, self.directory, segments, offset, epoch, index_interval_bytes=index_interval_bytes
-        )
-
-    def remove_all(self, segments: SegmentSet) -> None:
-        """As `SegmentStore.remove_all`."""
-        cut.remove_segments(self.files, self.directory, segments)
 
 
 class _Expected(NamedTuple):

@@ -44,7 +44,6 @@ from lastword.clock import Clock
 from lastword.errors import CorruptBatchError, FileVanishedError, LastwordError, StorageError
 from lastword.files import Files, Handle, Steps, run_steps, sync_along
 from lastword.partition.checkpoint_file import LeaderEpochs, read_offset_lines
-from lastword.partition.segment_store import SegmentStore
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
 from lastword.segment.segment import Segment
@@ -168,7 +167,8 @@ class Durability:
 
     def __init__(
         self,
-        store: SegmentStore,
+        files: Files,
+        directory: str,
         clock: Clock,
         failure: FailureLatch,
         epochs: LeaderEpochs,
@@ -178,11 +178,12 @@ class Durability:
         recovery_point: int,
     ) -> None:
         self.group_commit = GroupCommit()
-        self.mark = SyncedMark(store.files, store.directory, epochs)
+        self.mark = SyncedMark(files, directory, epochs)
         self.synced_to = synced_to
         self.recovery_point = recovery_point
         self.directory_unsynced = True  # recovery may have made names: the first sync makes them durable
-        self._store = store
+        self._files = files
+        self._directory = directory
         self._clock = clock
         self._failure = failure
         self._synced_at = clock.monotonic()  # a date that is set back must not keep records unsynced
@@ -244,14 +245,14 @@ class Durability:
             raise
         unsynced = list(self._unsynced)
         # Segments from before this process, or from before a recovery, and the active segment.
-        older = [partial(self._store.sync, s) for s in unsynced if s.base_offset != appender.base_offset]
+        older = [partial(self._sync_closed, s) for s in unsynced if s.base_offset != appender.base_offset]
         try:
             syncs = *older, appender.sync_log, *((appender.sync_indexes,) if indexes else ())
             yield from sync_along(syncs, snapshot)
             if self.directory_unsynced:
                 self.directory_unsynced = False
                 try:
-                    yield (self._store.sync_names,)
+                    yield (partial(self._files.fsync_dir, self._directory),)
                 except BaseException:  # an interrupt, too: the names are not durable
                     self.directory_unsynced = True
                     raise
@@ -264,6 +265,13 @@ class Durability:
         self._note_synced(end)
         if indexes:
             self.recovery_point = max(self.recovery_point, end)
+
+    def _sync_closed(self, segment: Segment) -> None:
+        """Make all bytes of a closed segment durable."""
+        for extension in names.SEGMENT_EXTENSIONS:
+            if self._files.exists(segment.stored.path(extension)):
+                with segment.stored.open_append(extension) as handle:
+                    handle.fsync()
 
     def _note_synced(self, end: int) -> None:
         if end > self.synced_to:

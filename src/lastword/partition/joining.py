@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol
 
 from lastword.config import TopicConfig
 from lastword.partition.log import PartitionLog
@@ -36,26 +35,6 @@ RETAINED_SHARE = 8
 COPY_BYTES = 4 << 20
 
 
-class Joinable(Protocol):
-    """The facts of a segment by which it is chosen. None of them reads its log."""
-
-    @property
-    def base_offset(self) -> int:
-        """Its base offset."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of its log."""
-
-    @property
-    def known_timestamp(self) -> int:
-        """A lower bound of the largest timestamp, ms; -1 if there is none."""
-
-    @property
-    def mtime_ms(self) -> int:
-        """Modification time of its log, ms."""
-
-
 def most_bytes(config: TopicConfig) -> int:
     """Return the largest size of a segment that is made."""
     if config.deletes and config.retention_bytes >= 0:
@@ -69,11 +48,12 @@ def is_crowded(segments: int, size_bytes: int, config: TopicConfig) -> bool:
 
 
 def choose(
-    segments: Sequence[Joinable], config: TopicConfig, file_cost_bytes: float
+    segments: Sequence[Segment], config: TopicConfig, file_cost_bytes: float
 ) -> tuple[int, int] | None:
     """Return the run of closed segments, [first, end), that costs the least per segment saved.
 
-    The time that a run spans begins with the newest record before it, so the first segment is in none.
+    The time that a run spans begins with the newest record before it, so the first segment is in none. No log
+    of a segment is read.
 
     Args:
         segments: All segments of the log; the last one is active.
@@ -127,7 +107,6 @@ def join(log: PartitionLog) -> int:
     sources = segments[slice(*chosen)]
     location, stored = log.store.create_output(sources[0].base_offset)
     try:
-        assert isinstance(stored, SegmentFiles)
         log.replace(sources, _copied(sources, stored, log.config.index_interval_bytes))
     finally:
         log.store.discard(location)

@@ -177,7 +177,11 @@ def load(files: Files, directory: str, now_ms: int, listing: Iterable[str] | Non
             listing = files.listdir(os.path.join(directory, names.PRIVATE))
         except FileVanishedError:
             return Leases()
-    there = [name.removeprefix(names.LEASE) for name in listing if _is_lease(name)]
+    there = [
+        name.removeprefix(names.LEASE)
+        for name in listing
+        if name.startswith(names.LEASE) and not name.endswith(_SCRATCH)
+    ]
     if not there:
         return Leases()
     known = removal_log.load(files, directory)
@@ -220,10 +224,6 @@ def dropped_up_to(files: Files, directory: str) -> int:
     return removal_log.load(files, directory).up_to
 
 
-def _is_lease(name: str) -> bool:
-    return name.startswith(names.LEASE) and not name.endswith(_SCRATCH)
-
-
 # ---------------------------------------------------------------- the side of the lock's holder
 
 
@@ -251,11 +251,7 @@ def log_found(
 # ---------------------------------------------------------------- files
 
 
-def _token() -> str:
-    return os.urandom(8).hex()
-
-
-def write(files: Files, directory: str, lease: LeaseFacts, token: Callable[[], str] = _token) -> LeaseFacts:
+def write(files: Files, directory: str, lease: LeaseFacts) -> LeaseFacts:
     """Replace the lease's file as a whole.
 
     Two writers of one lease do not conflict: each has its own temporary file, and the later rename holds. A
@@ -263,14 +259,14 @@ def write(files: Files, directory: str, lease: LeaseFacts, token: Callable[[], s
     """
     for _ in range(_TRIES):
         with suppress(FileVanishedError):
-            return _write_once(files, directory, lease, token)
-    return _write_once(files, directory, lease, token)
+            return _write_once(files, directory, lease)
+    return _write_once(files, directory, lease)
 
 
-def _write_once(files: Files, directory: str, lease: LeaseFacts, token: Callable[[], str]) -> LeaseFacts:
+def _write_once(files: Files, directory: str, lease: LeaseFacts) -> LeaseFacts:
     make_private(files, directory)
     path = _path(directory, lease.name)
-    scratch = f"{path}.{token()}{_SCRATCH}"
+    scratch = f"{path}.{os.urandom(8).hex()}{_SCRATCH}"
     fields = {field: getattr(lease, field) for field in _STORED}
     if lease.cut_from is not None:
         fields["position"] = lease.cut_from

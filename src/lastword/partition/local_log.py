@@ -21,11 +21,12 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.files import Steps
-from lastword.partition import cut
+from lastword.partition import cut, swap
 from lastword.partition.appending import Pending, largest_batch
 from lastword.partition.checkpoint_file import LeaderEpochs
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.durability import Durability, FailureLatch
-from lastword.partition.segment_store import SegmentSet, SegmentStore
+from lastword.partition.segment_store import SegmentSet
 from lastword.segment.append import AssignedBatch, SegmentAppender
 from lastword.segment.indexes import TIME_ENTRY_BYTES, AbortedTransaction
 from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
@@ -126,10 +127,6 @@ class RollRule:
         size, offset = min(config.segment_bytes, MAX_FILE_BYTES), base_offset + MAX_RELATIVE_OFFSET
         return RollLimits(size, min(offset, INT64_MAX - 1), timestamp, config.segment_index_bytes)
 
-    def is_due(self, config: TopicConfig, appender: SegmentAppender) -> bool:
-        """Return whether the active segment is older than `segment.ms`, by the clock."""
-        return self._clock.now_ms() > self.due_ms(config, appender)
-
     def due_ms(self, config: TopicConfig, appender: SegmentAppender) -> int:
         """Return the time after which the active segment is older than `segment.ms`."""
         if not appender.end.size:
@@ -148,7 +145,7 @@ class LocalLog:
 
     def __init__(
         self,
-        store: SegmentStore,
+        store: DirectorySegments,
         config: TopicConfig,
         clock: Clock,
         segments: SegmentSet,
@@ -165,7 +162,8 @@ class LocalLog:
         self.failure = FailureLatch(store.files, store.directory)
         self.roll_rule = RollRule(clock, rng or random.Random())
         self.durability = Durability(
-            store,
+            store.files,
+            store.directory,
             clock,
             self.failure,
             epochs,
@@ -257,11 +255,8 @@ class LocalLog:
 
         Their file positions count from the first row, and become those in the segment.
         """
-        try:
+        with self.failure.latching_if_offline():
             self.appender.append_table(data, rows)
-        except LastwordError as error:
-            self.failure.latch_if_offline(error)
-            raise
 
     def append_aborted(self, entry: AbortedTransaction) -> None:
         """Add an aborted transaction, whose marker was just appended, to the transaction index.
@@ -327,10 +322,6 @@ class LocalLog:
             and TIME_ENTRY_BYTES * (len(batches) + 1) < limits.index_bytes
             and max(batch.size for batch in batches) <= largest_batch(self.config)
         )
-
-    def is_roll_due(self) -> bool:
-        """Return whether the active segment is older than `segment.ms`, by the clock."""
-        return self.roll_rule.is_due(self.config, self.appender)
 
     @property
     def roll_due_ms(self) -> int:
@@ -416,7 +407,7 @@ class LocalLog:
         segments = self.segment_set
         sources = _own_segments(segments, old)
         try:
-            published = self.store.replace(sources, output)
+            published = swap.publish(self.store.files, self.store.directory, sources, output)
             self._set(segments.with_replaced(sources, [published]), self.appender)
         except BaseException:  # an interrupt, too
             with contextlib.suppress(LastwordError), self.failure.latching():
@@ -441,7 +432,8 @@ class LocalLog:
             kept: list[str] = []
             try:
                 with self.failure.latching_if_offline():
-                    self.store.remove_front(gone, kept)
+                    listing = self.store.files.listdir(self.store.directory)
+                    cut.set_aside(self.store.files, self.store.directory, gone, listing, kept)
                 left = ()
             except BaseException:  # an interrupt, too
                 self.durability.directory_unsynced = True  # makes durable what was renamed
@@ -473,8 +465,8 @@ class LocalLog:
         self.durability.mark.lower(segments[segments.floor(offset)].end_before(offset))
         self.appender.remove_zeros()
         self.appender.close()
-        interval = self.config.index_interval_bytes
-        segments = self.store.truncate(segments, offset, epoch, index_interval_bytes=interval)
+        interval, files, directory = self.config.index_interval_bytes, self.store.files, self.store.directory
+        segments = cut.cut_segments(files, directory, segments, offset, epoch, index_interval_bytes=interval)
         self._continue_at(
             offset, segments, SegmentAppender.resume(segments.active, index_interval_bytes=interval)
         )
@@ -484,13 +476,13 @@ class LocalLog:
         segments = self.segment_set
         self.durability.mark.lower(0)
         self.appender.close()
-        self.store.remove_all(segments)
+        cut.remove_segments(self.store.files, self.store.directory, segments)
 
     def start_at(self, offset: int) -> None:
         """Begin an empty segment; there is no other."""
         interval = self.config.index_interval_bytes
         appender = self.store.create(offset, index_interval_bytes=interval)
-        self.store.sync_names()
+        self.store.files.fsync_dir(self.store.directory)
         self._continue_at(offset, SegmentSet([appender.segment]), appender)
 
     def _continue_at(self, offset: int, segments: SegmentSet, appender: SegmentAppender) -> None:

@@ -465,7 +465,7 @@ class PartitionLog(Reads):
         So the setting holds without new appends.
         """
         with self.lock:
-            if not self._local.is_roll_due():
+            if self.clock.now_ms() <= self.roll_due_ms:
                 return False
             self.roll()
             return True

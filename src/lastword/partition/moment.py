@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -142,8 +141,7 @@ def at_one_moment(range_: Range, read: Callable[[PartitionView, int, int], Itera
 
 def _close(items: Iterator[T]) -> None:
     if isinstance(items, Generator):
-        with closing(items):
-            pass
+        items.close()
 
 
 def _overtaken(range_: Range) -> ReadOvertakenError:

@@ -1,12 +1,7 @@
-"""`SegmentSet`, the segments of a log, and `SegmentStore`: how the set changes.
+"""`SegmentSet`, the segments of a log, and `LogVersion`, the log at one moment.
 
-Readers, plans, cleanings, states and the open log stand above this interface and do not depend on its
-implementation. `DirectorySegments` is the directory of a partition: segments are files, and a change is a
-sequence of renames and syncs that recovery can finish or undo. A store of immutable objects changes by one
-compare-and-swap of its list of segments.
-
-Notes beside the segments (leases, quarantine, garbage accounts, producer snapshots, leader epochs) are not
-part of the set. They are small files of `directory` in `files`.
+`directory_segments` reads and changes them. Notes beside the segments (leases, quarantine, garbage accounts,
+producer snapshots, leader epochs) are not part of the set.
 """
 
 from __future__ import annotations
@@ -14,13 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from lastword.errors import CorruptBatchError
-from lastword.files import FileFacts, Files
-from lastword.segment.append import AssignedBatch, SegmentAppender
+from lastword.files import FileFacts
 from lastword.segment.segment import Segment
-from lastword.segment.stored import StoredSegment
+from lastword.segment.stored import SegmentFiles
 
 
 class SegmentSet(Sequence[Segment]):
@@ -122,7 +116,7 @@ class LogVersion:
         log_start: First offset that may be read.
         log_end: The offset that the next record gets.
         damage: The error of a read that reaches the end of a log which must end elsewhere.
-        token: Value that `SegmentStore.is_current` compares. None: the segments are those of an open log.
+        listed_bytes: Size of the last segment's file. None: the segments are those of an open log.
         snapshots: Offsets of the producer snapshots listed with the segments. None: they were not listed.
         topic: Facts of the file with the topic's id, which no topic that is recreated has; None: not known.
         cuts: The number of cuts of the log end noted before the segments were listed; None: not known.
@@ -132,7 +126,7 @@ class LogVersion:
     log_start: int
     log_end: int
     damage: CorruptBatchError | None = None
-    token: object = None
+    listed_bytes: int | None = None
     snapshots: Sequence[int] | None = None
     topic: FileFacts | None = None
     cuts: int | None = None
@@ -142,121 +136,9 @@ class PrivateSegment(NamedTuple):
     """A segment that is built outside of the log.
 
     Attributes:
-        location: Names it for `SegmentStore.output`, also in another process.
-        stored: Its bytes.
+        location: Its directory, which `DirectorySegments.output` takes, also in another process.
+        stored: Its files.
     """
 
     location: str
-    stored: StoredSegment
-
-
-class SegmentStore(Protocol):
-    """The segments of one partition. Reading takes no lock; there is one writer, which changes the set.
-
-    Attributes:
-        files: Storage of the notes beside the segments.
-        directory: Path of these notes; its last part is the name of the partition.
-    """
-
-    @property
-    def files(self) -> Files:
-        """Storage of the notes."""
-
-    @property
-    def directory(self) -> str:
-        """Path of the notes."""
-
-    # -------------------------------------------------------------- read
-
-    def load(self) -> LogVersion:
-        """Return the segments of now: one version, never parts of two.
-
-        Raises:
-            FileVanishedError: There is no such log.
-            BusyError: The log changed again and again.
-        """
-
-    def is_current(self, version: LogVersion) -> bool:
-        """Return whether the log still ends as in `version`. Segments before the last may be others."""
-
-    def pin(self, segments: Sequence[Segment]) -> None:
-        """Keep segments readable until the last reference to them is gone, also when they are replaced.
-
-        Raises:
-            FileVanishedError: One was replaced since it was listed.
-        """
-
-    # -------------------------------------------------------------- append
-
-    def create(self, base_offset: int, *, index_interval_bytes: int) -> SegmentAppender:
-        """Begin an empty segment at the log end.
-
-        The log has no segment of this base offset: what is stored under it was left by a begin that failed,
-        and is removed.
-        """
-
-    def ingest(
-        self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
-    ) -> SegmentAppender:
-        """Make a file of `files`, which holds these batches, the last segment; durable when it returns."""
-
-    def stored(self, base_offset: int) -> StoredSegment:
-        """Return what is stored under a base offset of the log; its facts are None if there is nothing."""
-
-    def sync(self, segment: Segment) -> None:
-        """Make all bytes of a closed segment durable."""
-
-    def sync_names(self) -> None:
-        """Make durable which segments there are."""
-
-    # -------------------------------------------------------------- build in private
-
-    def create_output(self, base_offset: int, within: str | None = None) -> PrivateSegment:
-        """Return an empty private segment. `within`: a location that the caller has made for outputs."""
-
-    def output(self, location: str, base_offset: int) -> StoredSegment:
-        """Return a private segment that was built, also in another process."""
-
-    def discard(self, location: str) -> None:
-        """Remove a private segment that is not published, or what is left of one that was."""
-
-    def discard_outputs(self) -> None:
-        """Remove every private segment. For the only cleaning of the partition."""
-
-    def free_bytes(self) -> int:
-        """Return how many bytes outputs may take."""
-
-    # -------------------------------------------------------------- change the set
-
-    def replace(self, sources: Sequence[Segment], output: Segment) -> Segment:
-        """Put a complete, durable private segment in the place of its sources: all of them, or none.
-
-        Args:
-            sources: Closed neighbours of the log.
-            output: It has the base offset of the first source.
-
-        Returns:
-            The segment as it is in the log. After an error, `after_failed_replace` has the outcome.
-        """
-
-    def after_failed_replace(self, segments: SegmentSet) -> SegmentSet:
-        """Finish or undo a `replace` that failed; return the segments. `segments`: those before it."""
-
-    def remove_front(self, gone: Sequence[Segment], kept: list[str]) -> None:
-        """Remove the first segments of the log, durably.
-
-        `kept` gets the paths in `files` that keep their bytes for reads that have begun, also if the call
-        fails half-way; the caller removes them later.
-        """
-
-    def truncate(
-        self, segments: SegmentSet, offset: int, epoch: int, *, index_interval_bytes: int
-    ) -> SegmentSet:
-        """Remove the batches that reach `offset`, durably, and return what is left.
-
-        A crash in here leaves the log longer, and never with a hole. Afterwards the log ends at `offset`: an
-        empty batch of leader epoch `epoch` takes the offsets that are missing below.
-        """
-
-    def remove_all(self, segments: SegmentSet) -> None:
-        """Remove every segment, the newest first."""
+    stored: SegmentFiles

@@ -88,8 +88,8 @@ def is_due(producers: int, added_bytes: int, added_segments: int, replayed_bytes
 def encode(producers: Iterable[Producer]) -> bytes:
     """Return the bytes of a snapshot file, with the entries ordered by producer id."""
     body = bytearray()
-    count = 0
-    for producer in sorted(producers, key=lambda producer: producer.producer_id):
+    ordered = sorted(producers, key=lambda producer: producer.producer_id)
+    for producer in ordered:
         newest = producer.batches[-1] if producer.batches else SequencedBatch(-1, -1, 0, -1)
         start = producer.transaction_start
         body += ENTRY.pack(
@@ -102,8 +102,7 @@ def encode(producers: Iterable[Producer]) -> bytes:
             producer.coordinator_epoch,
             -1 if start is None else start,
         )
-        count += 1
-    covered = struct.pack(">i", count) + body
+    covered = struct.pack(">i", len(ordered)) + body
     return struct.pack(">hI", VERSION, google_crc32c.value(covered)) + covered
 
 

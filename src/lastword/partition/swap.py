@@ -66,14 +66,8 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
     base = output.base_offset
     extensions = [e for e in SEGMENT_EXTENSIONS if names.segment_file(base, e) in private]
     for extension in extensions:
-        _rename(
-            files,
-            os.path.join(built_in, names.segment_file(base, extension)),
-            directory,
-            base,
-            extension,
-            CLEANED,
-        )
+        source = os.path.join(built_in, names.segment_file(base, extension))
+        files.rename(source, os.path.join(directory, names.segment_file(base, extension, CLEANED)))
     files.fsync_dir(directory)
     for extension in extensions:
         _move(files, directory, base, extension, CLEANED, SWAP)
@@ -132,18 +126,8 @@ def _drop_inner_snapshots(files: Files, directory: str, sources: Sequence[Segmen
 
 
 def _move(files: Files, directory: str, base: int, extension: str, old: str, new: str) -> None:
-    _rename(
-        files,
-        os.path.join(directory, names.segment_file(base, extension, old)),
-        directory,
-        base,
-        extension,
-        new,
-    )
-
-
-def _rename(files: Files, source: str, directory: str, base: int, extension: str, suffix: str) -> None:
-    files.rename(source, os.path.join(directory, names.segment_file(base, extension, suffix)))
+    source, target = (names.segment_file(base, extension, suffix) for suffix in (old, new))
+    files.rename(os.path.join(directory, source), os.path.join(directory, target))
 
 
 # ---------------------------------------------------------------- the rule for a listing

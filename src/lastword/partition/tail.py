@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
-from lastword.errors import LastwordError, SequenceGapError
+from lastword.errors import SequenceGapError
 from lastword.files import Steps, run_steps
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.partition.appending import (
@@ -168,12 +168,10 @@ class Tail:
         self.expire_producers()
         local = self._local
         if local.log_end > 0 and (self._is_snapshot_due() if is_due is None else is_due):
-            taking = self._snapshots.taking(self.producers, active_base=local.appender.base_offset)
-            try:
-                is_taken = yield from taking
-            except LastwordError as error:
-                local.failure.latch_if_offline(error)
-                raise
+            with local.failure.latching_if_offline():
+                is_taken = yield from self._snapshots.taking(
+                    self.producers, active_base=local.appender.base_offset
+                )
             if is_taken:  # it has synced all names of the directory
                 local.durability.directory_unsynced = False
 

@@ -44,7 +44,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError
-from lastword.files import Files
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader, read_records
 from lastword.records.formats import check_crc
@@ -279,10 +278,6 @@ KERNEL_BYTES_LOADED = 256 << 10
 
 class ScannedLog(Protocol):
     """The parts of a log view that `Outcomes` reads."""
-
-    @property
-    def files(self) -> Files:
-        """The storage."""
 
     is_held: bool
 

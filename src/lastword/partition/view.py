@@ -1,8 +1,9 @@
 """`PartitionView`: the log of a partition at one moment, read without a lock, beside a writer and a cleaner.
 
-The segments come from a `SegmentStore`, which returns one version of them. Segments that are rewritten later
-vanish from the view; `refresh` takes the version of now, and reads made with `chunks` do that by themselves.
-A view that is `held` has its segments pinned and is never refreshed: it shows one moment (`moment`).
+The segments come from `DirectorySegments`, which returns one version of them. Segments that are rewritten
+later vanish from the view; `refresh` takes the version of now, and reads made with `chunks` do that by
+themselves. A view that is `held` has its segments pinned and is never refreshed: it shows one moment
+(`moment`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lastword.partition import staged_batches
 from lastword.partition.directory_segments import DirectorySegments, PortableVersion
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState
 from lastword.partition.reads import ATTEMPTS, Reads
-from lastword.partition.segment_store import LogVersion, SegmentSet, SegmentStore
+from lastword.partition.segment_store import LogVersion, SegmentSet
 from lastword.partition.snapshots import Snapshots, producer_batches_between, replay
 from lastword.segment import names
 from lastword.segment.segment import Segment
@@ -82,7 +83,7 @@ class PartitionView(Reads):
 
     def __init__(
         self,
-        store: SegmentStore,
+        store: DirectorySegments,
         version: LogVersion,
         *,
         stable_offset: int | None = None,
@@ -175,7 +176,7 @@ class PartitionView(Reads):
         return staged_batches.below(self.log_end, self.incomplete_commit_offset)
 
     @classmethod
-    def load(cls, store: SegmentStore) -> PartitionView:
+    def load(cls, store: DirectorySegments) -> PartitionView:
         """Return a view of the log as it is now.
 
         Raises:
@@ -238,8 +239,7 @@ class PartitionView(Reads):
 
     def to_portable(self) -> PortableVersion | None:
         """Return the version as plain values for another process; None if its end is damaged."""
-        store = self.store
-        return store.to_portable(self._version) if isinstance(store, DirectorySegments) else None
+        return self.store.to_portable(self._version)
 
     def is_current(self) -> bool:
         """Return whether the log ends as when the view was loaded.

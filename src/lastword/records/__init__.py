@@ -10,24 +10,3 @@ are used.
 
 Start reading at batch.py.
 """
-
-from lastword.records.batch import (
-    BatchBuilder,
-    BatchHeader,
-    crc_ok,
-    read_header,
-    read_records,
-    set_base_offset,
-)
-from lastword.records.record import Header, RawRecord
-
-__all__ = [
-    "BatchBuilder",
-    "BatchHeader",
-    "Header",
-    "RawRecord",
-    "crc_ok",
-    "read_header",
-    "read_records",
-    "set_base_offset",
-]

@@ -34,6 +34,7 @@ from lastword.kernels.lz4 import BLOCK_BYTES, decompress_lz4_rows
 from lastword.records import formats
 from lastword.records.batch import BatchHeader, unknown_magic
 from lastword.records.compression import (
+    CODEC_NAMES,
     decompress_into,
     limit_of,
     located_error,
@@ -590,17 +591,7 @@ class RecordBuffer:
             if status == kernels.FULL:
                 self._reserve(done, self._room_after(table, row, self._data.size - kernels.SLACK - done))
             elif table[row, fields.MAGIC] < 2:
-                row, self._data, done = translate_rows(
-                    raw,
-                    table,
-                    row,
-                    self._data,
-                    done,
-                    self._room,
-                    file=self._file,
-                    limit=self.limit_bytes,
-                    first_offset=first_offset,
-                )
+                row, done = self._translate(raw, table, row, done, first_offset)
             else:
                 row, done = self._decompress_alike(raw, table, row, skip_rows, done)
         self._check_sizes(table)
@@ -629,7 +620,9 @@ class RecordBuffer:
 
     def _raise_too_large(self, table: Table, row: int) -> NoReturn:
         codec = int(table[row, fields.ATTRIBUTES]) & CODEC_MASK
-        raise self._located(too_large(codec, int(table[row, fields.SIZE]), self.limit_bytes), table, row)
+        raise self._located(
+            too_large(CODEC_NAMES[codec], int(table[row, fields.SIZE]), self.limit_bytes), table, row
+        )
 
     def _decompress_alike(
         self, raw: Bytes, table: Table, row: int, skip_rows: NDArray[np.uint8], done: int
@@ -676,9 +669,41 @@ class RecordBuffer:
         rooms = np.minimum(np.maximum(8 * (ends - starts), 1 << 16), self.limit_bytes)
         return np.where(plain, rooms, 0).tolist(), plain_zstd_decompressor()
 
-    def _room(self, used: int, room: int) -> Bytes:
-        self._reserve(used, room)
-        return self._data
+    def _translate(self, raw: Bytes, table: Table, row: int, done: int, first_offset: int) -> tuple[int, int]:
+        """Translate the rows of magic 0 and 1 from `row` on, up to the first of another magic.
+
+        Returns (row reached, bytes used). `first_offset`: no record of the table's first row may be below it.
+        """
+        rows = table.shape[0]
+        while row < rows and table[row, fields.MAGIC] < 2:
+            row, done, status = legacy_kernels.translate_messages(raw, table, row, rows, self._data, done)
+            if status == kernels.FULL:
+                self._reserve(done, int(table[row, fields.SIZE]) + legacy_kernels.GROWTH_BYTES)
+            elif status != kernels.OK:
+                raise _bad(kernels.STATUS_TEXT[status], table, row, self._file)
+            elif row < rows and table[row, fields.MAGIC] < 2:
+                done = self._translate_wrapper(raw, table, row, done)
+                _check_order(table, row, first_offset, self._file)
+                row += 1
+        return row, done
+
+    def _translate_wrapper(self, raw: Bytes, table: Table, row: int, done: int) -> int:
+        at, file = int(table[row, fields.POSITION]), self._file
+        header = header_of(table, row)
+        data = formats.inner_bytes(raw, header, file, position=at, limit_bytes=self.limit_bytes)
+        inner = np.empty(len(data) + kernels.SLACK, np.uint8)
+        inner[: len(data)] = np.frombuffer(data, np.uint8)
+        count, first, last, status = legacy_kernels.scan_inner(inner, len(data))
+        if status != kernels.OK:
+            text = _INNER_TEXT.get(status, kernels.STATUS_TEXT[status])
+            raise _bad(f"{text} (after {count} whole inner entries)", table, row, file)
+        self._reserve(done, len(data) + legacy_kernels.GROWTH_BYTES * (count + 1))
+        done, status = legacy_kernels.translate_wrapper(
+            inner, count, first, last, table, row, self._data, done
+        )
+        if status != kernels.OK:
+            raise _bad(f"inner entries: {kernels.STATUS_TEXT[status]}", table, row, file)
+        return done
 
     def _decompress_batch(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
         room = max(8 * len(data), 1 << 16)
@@ -711,76 +736,6 @@ _INNER_TEXT = {
     kernels.BAD_COUNT: "a wrapper without a whole inner entry",
     kernels.BAD_RECORD: "compressed inside a compressed entry",
 }
-
-
-def translate_rows(
-    raw: Bytes,
-    table: Table,
-    row: int,
-    records: Bytes,
-    done: int,
-    room: Callable[[int, int], Bytes],
-    *,
-    file: str,
-    limit: int,
-    first_offset: int = 0,
-) -> tuple[int, Bytes, int]:
-    """Translate the rows of magic 0 and 1 from `row` on, up to the first of another magic.
-
-    Returns (row reached, the record buffer, bytes used).
-
-    Args:
-        raw: The raw bytes of the chunk.
-        table: The table of the chunk.
-        row: The first row.
-        records: The record buffer, with slack.
-        done: Bytes of the record buffer in use.
-        room: `room(used, n)` returns a record buffer with room for n more bytes and slack; the used bytes
-            are kept.
-        file: Name of the file, for errors.
-        limit: Bound of a decompressed wrapper.
-        first_offset: No record of the chunk's first row may be below it.
-
-    Raises:
-        DataError: With file, position and offset.
-    """
-    rows = table.shape[0]
-    while row < rows and table[row, fields.MAGIC] < 2:
-        row, done, status = legacy_kernels.translate_messages(raw, table, row, rows, records, done)
-        if status == kernels.FULL:
-            records = room(done, int(table[row, fields.SIZE]) + legacy_kernels.GROWTH_BYTES)
-        elif status != kernels.OK:
-            raise _bad(kernels.STATUS_TEXT[status], table, row, file)
-        elif row < rows and table[row, fields.MAGIC] < 2:
-            records, done = _wrapper(raw, table, row, records, done, room, file, limit)
-            _check_order(table, row, first_offset, file)
-            row += 1
-    return row, records, done
-
-
-def _wrapper(
-    raw: Bytes,
-    table: Table,
-    row: int,
-    records: Bytes,
-    done: int,
-    room: Callable[[int, int], Bytes],
-    file: str,
-    limit: int,
-) -> tuple[Bytes, int]:
-    at = int(table[row, fields.POSITION])
-    data = formats.inner_bytes(raw, header_of(table, row), file, position=at, limit_bytes=limit)
-    inner = np.empty(len(data) + kernels.SLACK, np.uint8)
-    inner[: len(data)] = np.frombuffer(data, np.uint8)
-    count, first, last, status = legacy_kernels.scan_inner(inner, len(data))
-    if status != kernels.OK:
-        text = _INNER_TEXT.get(status, kernels.STATUS_TEXT[status])
-        raise _bad(f"{text} (after {count} whole inner entries)", table, row, file)
-    records = room(done, len(data) + legacy_kernels.GROWTH_BYTES * (count + 1))
-    done, status = legacy_kernels.translate_wrapper(inner, count, first, last, table, row, records, done)
-    if status != kernels.OK:
-        raise _bad(f"inner entries: {kernels.STATUS_TEXT[status]}", table, row, file)
-    return records, done
 
 
 def _check_order(table: Table, row: int, first_offset: int, file: str) -> None:

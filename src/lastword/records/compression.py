@@ -78,7 +78,6 @@ class Codec(NamedTuple):
     their number.
     """
 
-    name: str
     compress: Callable[[Any, int | None], bytes]
     decompress: Callable[[Any, int], bytes]
     decompress_into: Callable[[Any, memoryview], int]
@@ -134,12 +133,8 @@ def _corrupt(codec: str, text: object) -> CorruptBatchError:
     return CorruptBatchError(f"{codec} payload: {text}", code="bad-payload")
 
 
-def too_large(codec: int, size: int, limit: int) -> DecompressionLimitError:
+def too_large(codec: str, size: int, limit: int) -> DecompressionLimitError:
     """Return the error for a payload of `size` bytes that grows past `limit`."""
-    return _too_large(CODEC_NAMES[codec], size, limit)
-
-
-def _too_large(codec: str, size: int, limit: int) -> DecompressionLimitError:
     return DecompressionLimitError(
         f"{codec} payload of {format_bytes(size)} grows past {format_bytes(limit)} ({limit} bytes)",
         remedy=limit_remedy(None),
@@ -155,7 +150,7 @@ def _copy(data: Any, level: int | None) -> bytes:
 
 def _copied(data: Any, limit: int) -> Iterator[Any]:
     if len(data) > limit:
-        raise _too_large("uncompressed", len(data), limit)
+        raise too_large("uncompressed", len(data), limit)
     yield memoryview(data).cast("B")
 
 
@@ -187,7 +182,7 @@ def _gunzip_parts(data: Any, limit: int) -> Iterator[bytes]:
                 raise _corrupt("gzip", error) from None
             left -= len(part)
             if left < 0:
-                raise _too_large("gzip", end, limit)
+                raise too_large("gzip", end, limit)
             if part:
                 yield part
             elif not rest and not member.eof:
@@ -240,7 +235,7 @@ def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
     if view[:8] != _XERIAL[:8]:
         content = _snappy_content(view)
         if content > limit:
-            raise _too_large("snappy", end, limit)
+            raise too_large("snappy", end, limit)
         yield view, content
         return
     # Java reads the version only of a stream behind the first one. Some writers store it in little endian.
@@ -262,7 +257,7 @@ def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
         content = _snappy_content(block)
         left -= content
         if left < 0:
-            raise _too_large("snappy", end, limit)
+            raise too_large("snappy", end, limit)
         yield block, content
         position += size
 
@@ -385,11 +380,11 @@ def _unlz4_parts(data: Any, limit: int) -> Iterator[Any]:
                 part = unpack(block, uncompressed_size=room)
             except LZ4BlockError as error:
                 if room == left + 1 and room < min(most, len(block) * LZ4_GROWTH):
-                    raise _too_large("lz4", len(data), limit) from None
+                    raise too_large("lz4", len(data), limit) from None
                 raise _corrupt("lz4", error) from None
         left -= len(part)
         if left < 0:
-            raise _too_large("lz4", len(data), limit)
+            raise too_large("lz4", len(data), limit)
         yield part
 
 
@@ -472,7 +467,7 @@ def _unzstd_into(data: Any, out: memoryview) -> int:
         return int(cramjam.zstd.decompress_into(data, out))
     except cramjam.DecompressionError as error:
         if "write whole buffer" in str(error):
-            raise _too_large("zstd", len(data), len(out)) from None
+            raise too_large("zstd", len(data), len(out)) from None
         end = _end_of_zstd_frames(data)
         if 0 < end < len(data) and _begins_zstd(bytes(memoryview(data)[end : end + 4])):
             # Kafka's reader takes the cut beginning of another frame for the end.
@@ -557,9 +552,7 @@ def _end_of_zstd_frames(data: Any) -> int:
     return done
 
 
-def _in_parts(
-    name: str, pack: Callable[[Any, int | None], bytes], unpack: Callable[[Any, int], Iterator[Any]]
-) -> Codec:
+def _in_parts(pack: Callable[[Any, int | None], bytes], unpack: Callable[[Any, int], Iterator[Any]]) -> Codec:
     """Return a codec whose decompressor yields the content in parts, together never above a limit."""
 
     def whole(data: Any, limit: int) -> bytes:
@@ -572,15 +565,15 @@ def _in_parts(
             done += len(part)
         return done
 
-    return Codec(name, pack, whole, into)
+    return Codec(pack, whole, into)
 
 
 CODECS: tuple[Codec, ...] = (
-    _in_parts("none", _copy, _copied),
-    _in_parts("gzip", _gzip, _gunzip_parts),
-    Codec("snappy", _snappy, _unsnappy, _unsnappy_into),
-    _in_parts("lz4", _lz4, _unlz4_parts),
-    Codec("zstd", _zstd, _unzstd, _unzstd_into),
+    _in_parts(_copy, _copied),
+    _in_parts(_gzip, _gunzip_parts),
+    Codec(_snappy, _unsnappy, _unsnappy_into),
+    _in_parts(_lz4, _unlz4_parts),
+    Codec(_zstd, _unzstd, _unzstd_into),
 )
 
 

@@ -410,7 +410,6 @@ def filter_entry(
     file: str = "",
     *,
     position: int | None = None,
-    limit_bytes: int | None = None,
 ) -> Filtered | None:
     """Return an entry with only the messages to keep (`keep`, one flag for each); None if no message is kept.
 
@@ -420,7 +419,7 @@ def filter_entry(
     for its timestamp; one of magic 0 in a wrapper of magic 1 becomes magic 1.
     """
     at = header.position if position is None else position
-    data, parsed = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    data, parsed = messages(buffer, header, file, position=position)
     kept = [message for message, stays in zip(parsed, keep, strict=True) if stays]
     if not kept:
         return None

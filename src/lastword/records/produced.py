@@ -194,7 +194,9 @@ def _check_by_kernel(records: Any, header: BatchHeader, limits: Limits, file: st
         uncompressed, table, 0, limits.oldest, limits.newest, limits.needs_key, body, arrays.refused
     )
     if status:
-        raise _malformed(_record_text(status), header, file)
+        from lastword.kernels import BAD_LENGTH
+
+        raise _malformed(TOO_LARGE if status == BAD_LENGTH else _text(status), header, file)
     first, end = table[0, arrays.position_and_end].tolist()
     refused = [(index, time) for index, time in arrays.refused[:refusals].tolist()] if refusals else []
     return Checked(uncompressed.data[first:end], largest, refused, refusals)
@@ -204,12 +206,6 @@ def _text(status: int) -> str:
     from lastword.kernels import STATUS_TEXT
 
     return STATUS_TEXT[status]
-
-
-def _record_text(status: int) -> str:
-    from lastword.kernels import BAD_LENGTH
-
-    return TOO_LARGE if status == BAD_LENGTH else _text(status)
 
 
 def _malformed(text: str, header: BatchHeader, file: str) -> CorruptBatchError:

@@ -51,7 +51,6 @@ from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.leases import Leases
-from lastword.partition.segment_store import SegmentStore
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.resolve import DeadBitmaps, Resolution, shards
@@ -260,7 +259,7 @@ class JobLog(NamedTuple):
 
     topic: str
     partition: int
-    store: SegmentStore
+    store: DirectorySegments
     log_start: int
     segments: Sequence[Segment]
 

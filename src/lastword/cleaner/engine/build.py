@@ -171,7 +171,7 @@ class _Building:
         nothing.
         """
         directory = self._store.directory
-        needed, free = group.live_bytes, self._store.free_bytes()
+        needed, free = group.live_bytes, self._store.files.free_bytes(directory)
         if needed > free:
             name = f"{self._plan.topic}-{self._plan.partition}"
             raise DiskFullError.of(name, os.path.dirname(directory), needed, free, directory)

@@ -27,8 +27,8 @@ from lastword.cleaner.policy.plan import Plan, Reason
 from lastword.clock import Clock
 from lastword.errors import LastwordError
 from lastword.files import Files, Handle
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.leases import Leases
-from lastword.partition.segment_store import SegmentStore
 from lastword.segment.segment import Segment
 from lastword.segment.stored import StoredSegment
 from lastword.values import Progress, ProgressLike
@@ -65,7 +65,7 @@ class CleanableLog(Protocol):
         ...
 
     @property
-    def store(self) -> SegmentStore:
+    def store(self) -> DirectorySegments:
         """Return the store of the log's segments."""
         ...
 
@@ -201,7 +201,7 @@ class Liveness(Protocol):
 class RewriteInput:
     """The input of rewriting the groups of a scan. `directory`: that of the partition."""
 
-    store: SegmentStore
+    store: DirectorySegments
     plan: Plan
     scan: ScanResult
     context: CleanContext

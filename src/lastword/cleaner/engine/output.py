@@ -3,7 +3,7 @@
 Neighbouring batches that lost records are joined (`kernels.repack`). They are in the buffer uncompressed;
 their records are compressed and get checksums when the buffer is appended.
 
-Each output is a private segment of the log's store (`SegmentStore.create_output`). An output that is not
+Each output is a private segment of the log's store (`DirectorySegments.create_output`). An output that is not
 published is discarded.
 """
 

@@ -32,8 +32,8 @@ from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
     from lastword.cleaner.engine.cleaning import Liveness, RewriteInput
+    from lastword.partition.directory_segments import DirectorySegments
     from lastword.partition.log import PartitionLog
-    from lastword.partition.segment_store import SegmentStore
     from lastword.partition.view import PartitionView
     from lastword.resolve import SegmentFacts
 
@@ -176,7 +176,7 @@ def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
         return log.replace(old, _output(log.store, built))
 
 
-def _output(store: SegmentStore, built: BuiltGroup) -> Segment:
+def _output(store: DirectorySegments, built: BuiltGroup) -> Segment:
     """Return the certified output of a group; its file is not read."""
     facts = built.output
     output = Segment.load(store.output(facts.directory, facts.base_offset), next_offset=facts.next_offset)
