@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import lastword
+from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
     DiskFullError,
@@ -29,7 +30,7 @@ from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles
 from tests.fakes.failing import FailingFiles
 from tests.fakes.recording import Call
-from tests.partition.logs import append, build_batch, indexes_fit, opened_directory, pair, records
+from tests.partition.logs import NOW, append, build_batch, indexes_fit, opened_directory, pair, records
 from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 

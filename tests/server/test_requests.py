@@ -895,10 +895,9 @@ def test_the_largest_time_is_that_of_a_record_and_not_of_an_emptied_batch(
     client: Client, logs: lastword.LogDir
 ) -> None:
     """A cleaning keeps the last batch of a producer, emptied. See `findings/no-record-from-time-zero.sh`."""
-    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=100)
     topic.append(b"k", b"old", timestamp=9000, producer="job", sequence=0)
     topic.append(b"k", b"new", timestamp=6000)
-    logs.dirs.log("t", 0).roll()
     topic.append(b"a", b"1", timestamp=7000)
     assert client.offset("t", -3).offset == 0
     logs.clean("t")
