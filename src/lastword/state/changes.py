@@ -165,7 +165,7 @@ def newer_parts(
         live = _LiveRecords(resolution, start, tail)
         known.keep(0, start, _NONE)
         first, done = start, total // 2
-        part_ends = [*(part.base_offset for part in parts[1:]), cut]
+        part_ends = [*(part.base_offset for part in parts), cut][1:]  # none if no batch is in the range
         for part, part_end in zip(parts, part_ends, strict=True):
             newer, read = 0, 0
             if part_end > since:
