@@ -328,14 +328,14 @@ def trim(files: BucketFiles, partition: int, share: float) -> bool:
     return True
 
 
-def take_lease(files: BucketFiles, partition: int, share: float) -> int:
-    """Write a lease at an offset of the log; return the offset."""
+def take_lease(files: BucketFiles, partition: int, share: float) -> bool:
+    """Write a lease at an offset of the log; return whether there is a log."""
     directory = directory_of(partition)
     if not files.is_dir(f"{ROOT}/{directory}"):
-        return -1
+        return False
     position = round(share * logs_of(files, directory)[-1])
     private(files, directory, f"{names.LEASE}x", b"%d" % position)
-    return position
+    return True
 
 
 def release_lease(files: BucketFiles, partition: int) -> None:
@@ -449,15 +449,15 @@ def save_keys(files: BucketFiles, partition: int, rng: random.Random) -> None:
         saved.remove_others(files, view.directory, [name for name, _ in index.runs])
 
 
-def cut_end(files: BucketFiles, partition: int, share: float) -> int:
-    """Take the segments from an offset on away, and begin an empty one there; return the offset, or -1."""
+def cut_end(files: BucketFiles, partition: int, share: float) -> bool:
+    """Take the segments from an offset on away, and begin an empty one there; return whether it did."""
     directory = directory_of(partition)
     if not files.is_dir(f"{ROOT}/{directory}"):
-        return -1
+        return False
     bases = logs_of(files, directory)
     base = bases[round(share * (len(bases) - 1))]
     if base == bases[-1]:
-        return -1
+        return False
     removal_log.note_cut(files, f"{ROOT}/{directory}", base)
     cut.forget_accounts(files, f"{ROOT}/{directory}")
     for gone in bases:
@@ -468,7 +468,7 @@ def cut_end(files: BucketFiles, partition: int, share: float) -> int:
         known = lines(read(files, name)).get(partition) if files.exists(f"{ROOT}/{name}") else None
         if known is not None:
             set_line(files, name, partition, min(known, base))
-    return base
+    return True
 
 
 # ---------------------------------------------------------------- the judge
@@ -1169,47 +1169,42 @@ def _clean(actor: Actor) -> None:
             save_keys(files, partition, rng)
         return is_changed
 
-    def step() -> None:
-        if actor.transaction(work):
-            actor.world.counts["cleanings"] += 1
+    _change(actor, "cleanings", work)
 
-    actor.attempt(step)
+
+def _change(
+    actor: Actor, counted: str, work: Callable[[BucketFiles], bool | None], *, repeatable: bool = False
+) -> None:
+    """Run a transaction; count it unless it returns False."""
+
+    def step() -> None:
+        actor.world.counts[counted] += actor.transaction(work) is not False
+
+    actor.attempt(step, repeatable=repeatable)
 
 
 def _trim(actor: Actor) -> None:
     partition, share = _partition(actor), actor.rng.random()
-
-    def step() -> None:
-        if actor.transaction(lambda files: trim(files, partition, share)):
-            actor.world.counts["trims"] += 1
-
-    actor.attempt(step)
+    _change(actor, "trims", lambda files: trim(files, partition, share))
 
 
 def _lease(actor: Actor) -> None:
-    partition, share, judge = _partition(actor), actor.rng.random() / 2, actor.world.judge
-
-    def take() -> None:
-        if actor.transaction(lambda files: take_lease(files, partition, share)) >= 0:
-            actor.world.counts["leases"] += 1
-
-    actor.attempt(take, repeatable=True)
+    partition, share = _partition(actor), actor.rng.random() / 2
+    _change(actor, "leases", lambda files: take_lease(files, partition, share), repeatable=True)
     if actor.rng.random() < 0.4:
-        judge.released = True
+        actor.world.judge.released = True
         actor.attempt(lambda: actor.transaction(lambda files: release_lease(files, partition)))
 
 
 def _drop(actor: Actor) -> None:
     actor.world.judge.dropped = True
-    if actor.attempt(lambda: actor.transaction(lambda files: drop(files, 1))) == "done":
-        actor.world.counts["drops"] += 1
+    _change(actor, "drops", lambda files: drop(files, 1))
 
 
 def _cut(actor: Actor) -> None:
     partition, share = _partition(actor), actor.rng.random()
     actor.world.judge.cuts = True
-    if actor.attempt(lambda: actor.transaction(lambda files: cut_end(files, partition, share))) == "done":
-        actor.world.counts["cuts"] += 1
+    _change(actor, "cuts", lambda files: cut_end(files, partition, share))
 
 
 def _set(actor: Actor) -> None:

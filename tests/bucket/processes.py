@@ -21,7 +21,8 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +81,10 @@ class Place:
         text = file.read_text() if file.exists() else ""
         return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
+    def last(self, name: str, word: str) -> int:
+        """Return the last sequence of which a writer has noted this word; 0: none."""
+        return max((int(words[1]) for words in self.lines(name) if words[0] == word), default=0)
+
     @property
     def writer_names(self) -> list[str]:
         return [f"w{number}" for number in range(self.writers)]
@@ -97,6 +102,14 @@ class Notes:
 
     def add(self, *words: object) -> None:
         os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Note an error of the store or of a commit that others overtook, and go on."""
+        try:
+            yield
+        except (BusyError, StorageError) as error:
+            self.add("error", type(error).__name__, str(error).replace("\n", " "))
 
 
 def batch(writer: str, sequence: int) -> list[tuple[str, dict[str, Any] | None]]:
@@ -124,25 +137,20 @@ def write(place: Place, name: str, notes: Notes) -> None:
         while not place.stopping:
             rows = batch(name, sequence)
             notes.add("try", sequence)
-            try:
+            with notes.errors():
                 if len(rows) == 1:
                     appended = topic.append(*rows[0], producer=name, sequence=sequence)
                     notes.add("ack", sequence, appended.partition, appended.offset)
                 else:
                     topic.extend(rows, producer=name, sequence=sequence)
                     notes.add("ack", sequence)
-            except (BusyError, StorageError) as error:
-                notes.add("error", type(error).__name__, str(error).replace("\n", " "))
-                continue
-            sequence += 1
+                sequence += 1
 
 
 def finish(place: Place, name: str) -> None:
     """Append the batch that a killed writer began, so that every batch is acknowledged."""
-    lines = place.lines(name)
-    tried = max((int(words[1]) for words in lines if words[0] == "try"), default=0)
-    acked = max((int(words[1]) for words in lines if words[0] == "ack"), default=0)
-    if tried > acked:
+    tried = place.last(name, "try")
+    if tried > place.last(name, "ack"):
         with place.open("a") as logs:
             logs[TOPIC].extend(batch(name, tried), producer=name, sequence=tried)
         Notes(place, name).add("ack", tried)
@@ -153,11 +161,9 @@ def clean(place: Place, name: str, notes: Notes) -> None:
     rng = random.Random(f"{name} {time.time_ns()}")
     with place.open("a") as logs:
         while not place.stopping:
-            try:
+            with notes.errors():
                 rounds = logs.clean(TOPIC, strategy=rng.choice(("kafka", "generational")))
                 notes.add("cleaned", sum(part.records_read - part.records_kept for part in rounds))
-            except (BusyError, StorageError) as error:
-                notes.add("error", type(error).__name__, str(error).replace("\n", " "))
             time.sleep(rng.uniform(0, 0.2))
 
 
@@ -165,10 +171,8 @@ def collect(place: Place, name: str, notes: Notes) -> None:
     """Remove objects without a name, soon after they lost it."""
     with place.open("a") as logs:
         while not place.stopping:
-            try:
+            with notes.errors():
                 notes.add("collected", logs.collect(retention=RETENTION_MS).removed_objects)
-            except (BusyError, StorageError) as error:
-                notes.add("error", type(error).__name__, str(error).replace("\n", " "))
             time.sleep(0.2)
 
 
@@ -178,18 +182,16 @@ def read(place: Place, name: str, notes: Notes) -> None:
     with place.open("r") as logs:
         while not place.stopping:
             acked = acknowledged(place)
-            try:
-                found = records(logs)
-            except FileVanishedError:  # the machine paused for longer than objects are kept
-                notes.add("too old")
-                continue
-            except (BusyError, StorageError) as error:
-                notes.add("error", type(error).__name__, str(error).replace("\n", " "))
-                continue
-            judge(place, found, acked)
-            for at, row in found.items():
-                assert seen.setdefault(at, row) == row, f"offset {at} had {seen[at]}, it has {row}"
-            notes.add("read", len(found))
+            with notes.errors():
+                try:
+                    found = records(logs)
+                except FileVanishedError:  # the machine paused for longer than objects are kept
+                    notes.add("too old")
+                    continue
+                judge(place, found, acked)
+                for at, row in found.items():
+                    assert seen.setdefault(at, row) == row, f"offset {at} had {seen[at]}, it has {row}"
+                notes.add("read", len(found))
 
 
 ROLES: dict[str, Callable[[Place, str, Notes], None]] = {"w": write, "c": clean, "g": collect, "r": read}
@@ -211,10 +213,7 @@ def run(place: Place, name: str) -> None:
 
 def acknowledged(place: Place) -> dict[str, int]:
     """Return the last acknowledged sequence of each writer."""
-    return {
-        name: max((int(words[1]) for words in place.lines(name) if words[0] == "ack"), default=0)
-        for name in place.writer_names
-    }
+    return {name: place.last(name, "ack") for name in place.writer_names}
 
 
 def records(logs: lastword.LogDir) -> dict[tuple[int, int], Row]:
@@ -240,10 +239,7 @@ def judge(place: Place, found: dict[tuple[int, int], Row], acked: dict[str, int]
     """
     identities = [row for row in found.values() if row.sequence]
     assert len(set(identities)) == len(identities), f"twice: {_repeated(identities)}"
-    tried = {
-        name: max((int(words[1]) for words in place.lines(name) if words[0] == "try"), default=0)
-        for name in place.writer_names
-    }
+    tried = {name: place.last(name, "try") for name in place.writer_names}
     for row in identities:
         sent = batch(row.writer, row.sequence)
         assert row.sequence <= tried[row.writer] and sent[row.index][0] == row.key, f"{row} was not sent"

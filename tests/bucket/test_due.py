@@ -93,19 +93,6 @@ def test_a_few_small_records_make_large_ones_due(opened: Open) -> None:
     assert result.records_read - result.records_kept == 9
 
 
-def test_the_age_of_garbage_begins_with_the_first_cleaning_that_is_asked_for(
-    opened: Open, requests: Counter[str]
-) -> None:
-    logs = opened()
-    topic = logs.create_topic("t", cleanup_policy="compact", max_compaction_lag_ms="1d")
-    topic.extend((b"k%d" % n, b"v" * 100) for n in range(5000))
-    logs.clean(due=True)
-    topic.append(b"k1", b"new")
-    requests.clear()
-    logs.clean(due=True)
-    assert (requests["put"], requests["swap"]) == (0, 1)  # the summary, with the time
-
-
 def test_files_of_a_program_that_saved_no_largest_record_are_read(
     opened: Open, requests: Counter[str]
 ) -> None:

@@ -30,26 +30,22 @@ def given(size: int, value: int = 7) -> GivenBuffer:
     return buffer
 
 
-def test_a_given_buffer_is_kept_and_another_one_is_copied(file: LocalFile) -> None:
-    buffer = given(MIB)
+@pytest.mark.parametrize(
+    ("data", "is_kept"),
+    [
+        (given(MIB).data[: MIB - 100], True),
+        (given(4 * MIB).data[:MIB], False),
+        (np.full(MIB, 8, np.uint8).data, False),
+    ],
+    ids=["most of a given buffer", "a small part of one", "another buffer"],
+)
+def test_a_given_buffer_is_kept_and_another_one_is_copied(
+    file: LocalFile, data: memoryview, is_kept: bool
+) -> None:
     with file.open("x") as handle:
-        handle.append(buffer.data[: MIB - 100])
-    assert np.shares_memory(np.frombuffer(file.content(), np.uint8), buffer)
-    assert file.facts().size == MIB - 100
-
-    plain = np.full(MIB, 8, np.uint8)
-    with ScratchSpace(None, ManualClock()) as space:
-        other = LocalFile(space, 2)
-        with other.open("y") as handle:
-            handle.append(plain)
-        assert not np.shares_memory(np.frombuffer(other.content(), np.uint8), plain)
-
-
-def test_a_small_part_of_a_given_buffer_is_copied(file: LocalFile) -> None:
-    buffer = given(4 * MIB)
-    with file.open("x") as handle:
-        handle.append(buffer.data[:MIB])
-    assert not np.shares_memory(np.frombuffer(file.content(), np.uint8), buffer)
+        handle.append(data)
+    assert np.shares_memory(np.frombuffer(file.content(), np.uint8), data) == is_kept
+    assert file.facts().size == len(data)
 
 
 def test_a_file_with_a_given_buffer_is_written_as_any_other(file: LocalFile) -> None:
@@ -65,18 +61,13 @@ def test_a_file_with_a_given_buffer_is_written_as_any_other(file: LocalFile) -> 
         assert handle.pread(100, 0) == b"\x07" * 10 + b"ab"
 
 
-@pytest.mark.parametrize("more", [0, 5])
-def test_a_file_with_a_given_buffer_moves_to_the_drive(
-    file: LocalFile, more: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    space = file._scratch
-    buffer = given(MIB)
+def test_a_file_with_a_given_buffer_moves_to_the_drive(file: LocalFile) -> None:
     with file.open("x") as handle:
-        handle.append(buffer.data)
-        space._free_bytes = 0
-        handle.append(b"end" + bytes(more))
+        handle.append(given(MIB).data)
+        file._scratch._free_bytes = 0
+        handle.append(b"end")
         assert file.path is not None
-        assert handle.size() == MIB + 3 + more
+        assert handle.size() == MIB + 3
         assert handle.pread(5, MIB - 2) == b"\x07\x07end"
 
 

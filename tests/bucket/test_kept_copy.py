@@ -8,42 +8,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
 
 import pytest
 
 import lastword
-from lastword.api.bucket_dirs import BucketDirs, _Append, merged_settings
+from lastword.api.bucket_dirs import _Append
 from lastword.api.logs import LogDir
 from lastword.api.topic import Topic
 from lastword.bucket import commit
-from lastword.bucket.commit import Bucket
 from lastword.bucket.manifest import MAX_PAGES
-from lastword.clock import ManualClock, SystemClock
 from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.segment import names
+from tests.bucket.conftest import on_double
 from tests.fakes.objects import Bucket as Objects
 
-URL = "s3://double"
 COMMITS = 150
 
 
 @pytest.fixture
-def objects() -> Objects:
-    return Objects()
-
-
-@pytest.fixture
 def logs(objects: Objects) -> Iterator[LogDir]:
-    with opened(objects) as logs:
+    with on_double(objects) as logs:
         yield logs
-
-
-def opened(objects: Objects, mode: Any = "a") -> LogDir:
-    clock = ManualClock(SystemClock().now_ms())
-    settings = merged_settings(URL, None, {"lastword_commit_linger_ms": 0})
-    return LogDir(BucketDirs(Bucket(objects.process(), clock=clock), mode, settings, clock))
 
 
 def values_of(logs: LogDir) -> list[bytes | None]:
@@ -67,7 +53,7 @@ def test_a_commit_of_one_small_record_is_one_request_of_two_kilobytes(
     assert requests.keys() <= {("swap",), ("put", "swap")}
     assert requests["put", "swap"] <= COMMITS / 6  # with a page
     assert statistics.median(sent) <= 2048 and statistics.mean(sent) <= 4096
-    with opened(objects, "r") as reader:
+    with on_double(objects, "r") as reader:
         assert sorted(map(str, values_of(reader))) == sorted(map(str, values_of(logs)))
         assert len(values_of(reader)) == COMMITS + 2 and reader.verify().ok
 
@@ -141,33 +127,6 @@ def test_a_directory_with_a_partition_that_is_offline_is_not_left_clean(tmp_path
     assert not directory.leave_clean() and not marker.exists()
     directory.close()
     assert not marker.exists()
-
-
-def test_another_process_commits_between(objects: Objects, logs: LogDir) -> None:
-    logs.create_topic("users", cleanup_policy="compact")
-    with opened(objects) as other:
-        for number in range(6):
-            logs["users"].append(b"k", b"mine %d" % number)
-            logs["users"].append(b"k", b"mine again %d" % number)
-            other["users"].append(b"k", b"other %d" % number)
-        expected = [
-            text % number for number in range(6) for text in (b"mine %d", b"mine again %d", b"other %d")
-        ]
-        assert values_of(logs) == values_of(other) == expected
-        assert logs.verify().ok
-
-
-def test_a_setting_that_another_process_changed_counts_for_the_next_record(
-    objects: Objects, logs: LogDir
-) -> None:
-    topic = logs.create_topic("users", cleanup_policy="compact")
-    topic.append(b"k", b"v" * 5000)
-    with opened(objects) as other:
-        other.set_config("users", max_message_bytes="1KiB")
-    with pytest.raises(lastword.errors.RecordTooLargeError):
-        topic.append(b"k", b"v" * 5000)
-    topic.append(b"k", b"short")
-    assert values_of(logs) == [b"v" * 5000, b"short"]
 
 
 def test_a_copy_that_became_large_is_dropped(logs: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,10 @@ import pytest
 
 import lastword
 from lastword.api import cleaning
-from lastword.api.bucket_dirs import BucketDirs, in_private, merged_settings
+from lastword.api.bucket_dirs import in_private
 from lastword.api.logs import LogDir
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.short_commits import ShortCommits
-from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
 from lastword.clock import ManualClock
 from lastword.errors import SequenceGapError
@@ -29,11 +28,11 @@ from lastword.partition.removal_log import RemovalLog
 from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.tail import Tail
 from lastword.records.batch import BatchBuilder
+from tests.bucket.conftest import on_double
 from tests.fakes.objects import Bucket as Objects
 from tests.naive.pack import Record, encode_batch
 from tests.support.exhaustive import stride
 
-URL = "s3://double"
 START_MS = 1_795_168_800_000
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 HISTORIES = range(0, 400, stride(19))
@@ -47,10 +46,7 @@ CUT = 51
 
 
 def opened(objects: Objects, clock: ManualClock, mode: str = "a") -> LogDir:
-    given = {"lastword_commit_linger_ms": 0, "log_cleaner_enable": False}
-    settings = merged_settings(URL, None, given)
-    bucket = Bucket(objects.process(), clock=clock, rng=random.Random(clock.now_ms()))
-    return LogDir(BucketDirs(bucket, mode, settings, clock))  # type: ignore[arg-type]
+    return on_double(objects, mode, clock=clock, seed=clock.now_ms(), log_cleaner_enable=False)
 
 
 def batch(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lastword
-from lastword.api.bucket_dirs import BucketDirs, _Append, merged_settings
+from lastword.api.bucket_dirs import _Append
 from lastword.api.logs import LogDir
 from lastword.api.open_dirs import OpenDirs
 from lastword.api.short_commits import MOST_PAUSE, ShortCommits
@@ -20,33 +20,19 @@ from lastword.api.topic import Topic
 from lastword.bucket.commit import Bucket
 from lastword.bucket.manifest import Entry, ManifestVersion
 from lastword.bucket.short_commit import SHORT_BYTES, OpenLogNeeded, PartitionEnd
-from lastword.clock import ManualClock, SystemClock
 from lastword.errors import CorruptFileError, UncertainCommitError
 from lastword.partition.named import NamedProducer
 from lastword.segment import names
+from tests.bucket.conftest import START_MS, on_double
 from tests.fakes.objects import Bucket as Objects
 from tests.fakes.objects import Fault, Request
 
-URL = "s3://double"
-START_MS = SystemClock().now_ms()
 Step = Callable[[Topic[bytes, bytes]], object]
-
-
-def opened(objects: Objects, faults: Any = None) -> LogDir:
-    clock = ManualClock(START_MS)
-    settings = merged_settings(URL, None, {"lastword_commit_linger_ms": 0})
-    bucket = Bucket(objects.process(faults=faults), clock=clock, rng=random.Random(1))
-    return LogDir(BucketDirs(bucket, "a", settings, clock))
-
-
-@pytest.fixture
-def objects() -> Objects:
-    return Objects()
 
 
 @pytest.fixture
 def logs(objects: Objects) -> Iterator[LogDir]:
-    with opened(objects) as logs:
+    with on_double(objects) as logs:
         yield logs
 
 
@@ -152,7 +138,7 @@ def test_a_short_commit_makes_the_files_of_an_open_log(
         "lastword.partition.named.NamedProducer",
         lambda name, number: named.setdefault(name, NamedProducer(name, number)),
     )
-    with opened(stores[0]) as logs, opened(stores[1]) as plain:
+    with on_double(stores[0]) as logs, on_double(stores[1]) as plain:
         plain.dirs._queue._short = _NoShortCommits()  # type: ignore[attr-defined]
         for each in (logs, plain):
             each.create_topic("users", **{"cleanup_policy": "compact", **settings})
@@ -321,7 +307,7 @@ def test_another_process_commits_between(objects: Objects, logs: LogDir, short: 
     """Nothing of a short commit that was refused stays, and the next one begins with the newer version."""
     logs.create_topic("users", cleanup_policy="compact")
     expected = []
-    with opened(objects) as other:
+    with on_double(objects, seed=2) as other:
         for turn in range(5):
             for number in range(8):
                 expected.append(b"mine %d %d" % (turn, number))
@@ -340,7 +326,9 @@ def test_another_process_commits_between(objects: Objects, logs: LogDir, short: 
 def test_a_swap_without_an_answer(objects: Objects, fault: Fault, short: list[bool]) -> None:
     """A record is in the log once, or the call says that it is not known."""
     plan: list[Fault] = []
-    with opened(objects, lambda request: plan.pop() if plan and request.kind == "swap" else None) as logs:
+    with on_double(
+        objects, faults=lambda request: plan.pop() if plan and request.kind == "swap" else None
+    ) as logs:
         logs.create_topic("users", cleanup_policy="compact")
         for number in range(3):
             commit(logs, lambda topic: topic.append(b"k", b"%d" % number))  # noqa: B023
@@ -357,7 +345,9 @@ def test_a_swap_without_an_answer(objects: Objects, fault: Fault, short: list[bo
 def test_an_uncertain_commit_is_no_transaction(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be in the log: a transaction would append the record twice."""
     lost = False
-    with opened(objects, lambda request: Fault.LATE if lost and request.kind == "swap" else None) as logs:
+    with on_double(
+        objects, faults=lambda request: Fault.LATE if lost and request.kind == "swap" else None
+    ) as logs:
         logs.create_topic("users", cleanup_policy="compact")
         for _ in range(3):
             commit(logs, lambda topic: topic.append(b"k", b"v"))
@@ -380,7 +370,7 @@ def test_an_upload_that_takes_long_is_no_commit_of_an_old_version(
     for _ in range(2):
         commit(logs, lambda topic: topic.append(b"k", b"v"))
     store = logs.dirs._bucket.store  # type: ignore[attr-defined]
-    with opened(objects) as other:
+    with on_double(objects, seed=2) as other:
 
         def before(request: Request) -> None:
             if request.kind == "put":

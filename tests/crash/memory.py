@@ -222,10 +222,6 @@ class MemoryFiles(Files):
         self._check()
         self.listdir(path)
 
-    def truncate(self, path: Any, size: int) -> None:
-        with self.open_append(path) as handle:
-            handle.truncate(size)
-
     def set_mtime(self, path: Any, ms: int) -> None:
         self._check()
         self._file(path).mtime_ms = ms

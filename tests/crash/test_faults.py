@@ -155,25 +155,15 @@ def interrupts(root: Path, steps: list[Step], stride: int) -> int:
     return done
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
-def test_every_call_is_interrupted(name: str, tmp_path: Path) -> None:
-    assert interrupts(tmp_path / "d", STEPS[name], stride(4)) > 15
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("name", STEPS)
-def test_some_calls_are_interrupted(name: str, tmp_path: Path) -> None:
-    assert interrupts(tmp_path / "d", STEPS[name], 7) > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STEPS)
-def test_every_call_fails(name: str, tmp_path: Path) -> None:
-    assert faults(tmp_path / "d", STEPS[name], stride(24)) > 30
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("name", STEPS)
-def test_some_calls_fail(name: str, tmp_path: Path) -> None:
-    assert faults(tmp_path / "d", STEPS[name], 23) > 10
+@pytest.mark.parametrize(
+    ("run", "step", "least"),
+    [
+        pytest.param(interrupts, stride(4), 15, id="every call is interrupted", marks=pytest.mark.slow),
+        pytest.param(interrupts, 7, 10, id="some calls are interrupted", marks=pytest.mark.quick),
+        pytest.param(faults, stride(24), 30, id="every call fails", marks=pytest.mark.slow),
+        pytest.param(faults, 23, 10, id="some calls fail", marks=pytest.mark.quick),
+    ],
+)
+def test_calls(run: Callable[..., int], step: int, least: int, name: str, tmp_path: Path) -> None:
+    assert run(tmp_path / "d", STEPS[name], step) > least

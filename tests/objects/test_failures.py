@@ -161,6 +161,7 @@ def failure(request: Callable[[], object]) -> LastwordError:
         ((409, "OperationAborted"), UncertainRequestError),
         ((400, "InvalidRequest"), StorageError),
         ((400, "RequestTimeout"), UncertainRequestError),
+        ((301, "PermanentRedirect"), InvalidSettingError),  # another region
         ("close", UncertainRequestError),
     ],
     ids=str,
@@ -179,7 +180,7 @@ def test_replies_of_s3(replies: Replies, reply: tuple[int, str] | str, expected:
         assert type(error) is known, f"{name}: {error!r}"
         assert "s3://bucket/logs/k" in error.message
         assert error.file in ("s3://bucket/logs", "s3://bucket/logs/k")
-        assert error.remedy
+        assert error.remedy and ("AWS_REGION" in error.remedy) == (expected is InvalidSettingError)
         if isinstance(error, UncertainRequestError):
             assert ("may have taken effect" in error.message) == (name in WRITES)
 
@@ -238,18 +239,14 @@ def test_no_answer_and_no_connection(replies: Replies, monkeypatch: pytest.Monke
         error = failure(lambda name=name: REQUESTS[name](replies.s3(timeout="100ms")))
         assert type(error) is UncertainRequestError
         assert "no answer within the timeout" in error.message
+    replies.reply = "cut"
+    assert type(failure(lambda: replies.s3().get("k"))) is UncertainRequestError
     error = failure(lambda: REQUESTS["swap"](replies.s3(endpoint="http://127.0.0.1:1")))
     assert error.message.endswith("no connection: Connection refused")  # so it has no effect
     error = failure(lambda: REQUESTS["put"](replies.s3(endpoint="http://127.0.0.1:1")))
     assert error.message.endswith("no connection: Connection refused; the change may have taken effect")
     error = failure(lambda: REQUESTS["get"](replies.s3(endpoint=replies.address.replace("http", "https"))))
     assert error.message.endswith("no connection: InvalidMessage: InvalidContentType")  # it speaks no TLS
-
-
-def test_a_reply_that_ends_early(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(remote._RETRIES, "max_retries", 0)
-    replies.reply = "cut"
-    assert type(failure(lambda: replies.s3().get("k"))) is UncertainRequestError
 
 
 def test_a_range_that_is_ignored_and_an_object_that_is_too_short(
@@ -262,14 +259,6 @@ def test_a_range_that_is_ignored_and_an_object_that_is_too_short(
         assert type(error) is UnconditionalStoreError and "answers a read with Range" in error.message
         error = failure(lambda store=store: store.get_range("k", 1 << 20, 2))
         assert type(error) is TruncatedObjectError and error.file == f"{store.url}/k"
-
-
-def test_a_bucket_in_another_region(replies: Replies) -> None:
-    replies.reply, store = (301, "PermanentRedirect"), replies.s3()
-    for name, request in REQUESTS.items():
-        error = failure(lambda request=request: request(store))
-        assert type(error) is InvalidSettingError, name
-        assert "region" in (error.remedy or "")
 
 
 def test_requests_of_threads_wait_together(replies: Replies) -> None:

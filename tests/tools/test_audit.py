@@ -64,11 +64,6 @@ def test_tables_files_and_logs(logs, users, tmp_path):  # noqa: F811
     assert named(logs.audit("users", delivered=tmp_path / "users.jsonl")) == [("missing", b"bob", 0, None)]
 
 
-def test_one_partition(logs, users):  # noqa: F811
-    assert logs.audit("users", 0, delivered={"ada": 1}).ok
-    assert not logs.audit("users", 1, delivered={}).ok
-
-
 def test_a_key_in_two_partitions_counts_in_each_where_another_offset_was_delivered(logs, users):  # noqa: F811
     """As on Spark: the partition that is checked first does not take the key from the other."""
     users.append("ada", b"5", partition=1)

@@ -385,11 +385,6 @@ class BucketFiles(Files):
         if isinstance(node, LocalFile):
             node.remove()
 
-    def truncate(self, path: Path, size: int) -> None:
-        """As `Files.truncate`."""
-        with self.open_append(path) as handle:
-            handle.truncate(size)
-
     def set_mtime(self, path: Path, ms: int) -> None:
         """As `Files.set_mtime`."""
         with self._lock:

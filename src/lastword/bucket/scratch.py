@@ -17,6 +17,7 @@ from weakref import WeakSet
 from lastword.errors import LastwordError, StorageError
 from lastword.files import DEFAULT, FileFacts, Handle
 from lastword.units import KIB, MIB, format_bytes
+from lastword.values import Closing
 
 if TYPE_CHECKING:
     from lastword.bucket.manifest import Entry
@@ -31,7 +32,7 @@ LEAST_BYTES = KIB
 """A file counts as this many bytes at least."""
 
 
-class ScratchSpace:
+class ScratchSpace(Closing):
     """The room of the new files of one private copy; a context manager, which removes the directory.
 
     Args:
@@ -46,12 +47,6 @@ class ScratchSpace:
         self._free_bytes = MEMORY_BYTES
         self._directory: str | None = None
         self._files_made = 0
-
-    def __enter__(self) -> ScratchSpace:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove the directory. Handles that are open stay valid."""

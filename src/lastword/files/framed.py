@@ -93,7 +93,7 @@ class Framed:
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError):
-            raise self.damaged(path, "the content is not a JSON object") from None
+            fields = None
         if not isinstance(fields, dict):
             raise self.damaged(path, "the content is not a JSON object")
         return fields

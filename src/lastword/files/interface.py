@@ -266,10 +266,6 @@ class Files(ABC):
         """Wait until the names in a directory are on the drive. `SyncFailedError` takes the root offline."""
 
     @abstractmethod
-    def truncate(self, path: Path, size: int) -> None:
-        """Set the size of a file."""
-
-    @abstractmethod
     def set_mtime(self, path: Path, ms: int) -> None:
         """Set the time of a file's last change, in ms since 1970."""
 
@@ -328,6 +324,11 @@ class Files(ABC):
         """Return whether there is a file or directory at `path`."""
         return self.stat(path) is not None
 
+    def truncate(self, path: Path, size: int) -> None:
+        """Set the size of a file."""
+        with self.open_append(path) as handle:
+            handle.truncate(size)
+
     def read_bytes(self, path: Path) -> bytes:
         """Read a whole file."""
         with self.open_read(path) as handle:
@@ -376,7 +377,8 @@ class Files(ABC):
                 yield (handle.fsync,)
             self.rename(scratch, path)
         except LastwordError:
-            self._try_unlink(scratch)
+            with contextlib.suppress(LastwordError):  # the first error is the one to report
+                self.unlink(scratch, missing_ok=True)
             raise
         if sync_name:
             yield (partial(self.fsync_dir, os.path.dirname(path) or "."),)
@@ -394,10 +396,6 @@ class Files(ABC):
             else:
                 self.unlink(child, missing_ok=True)
         self.rmdir(path)
-
-    def _try_unlink(self, path: str) -> None:
-        with contextlib.suppress(LastwordError):  # the first error is the one to report
-            self.unlink(path, missing_ok=True)
 
 
 # ---------------------------------------------------------------- many files

@@ -244,12 +244,19 @@ class OsHandle(Handle):
         self._torn = False
 
     def start_sync(self, position: int, size: int) -> None:
-        """Start to write these bytes to the drive ahead of an `fsync`."""
+        """Start to write these bytes to the drive ahead of an `fsync`.
+
+        SYNC_FILE_RANGE_WRITE alone leaves the error state of the file untouched: a later `fsync` still
+        reports a page that could not be written. (The flags that wait would consume that error.) Nothing
+        depends on this call, so its result is ignored.
+        """
         if self._root.failure is None:
             with suppress(LastwordError):  # a later fsync reports it
                 fd = self._acquire("sync")
                 try:
-                    _start_writeback(fd, position, size)
+                    function = _sync_file_range()
+                    if function is not None:
+                        function(fd, position, size, _SYNC_FILE_RANGE_WRITE)
                 finally:
                     self._descriptors.release(self)
 
@@ -291,10 +298,8 @@ class OsHandle(Handle):
         self._closed = True
         fd = self._descriptors.remove(self)
         if fd >= 0:
-            try:
+            with translating(self.path, "close"):
                 os.close(fd)
-            except OSError as error:
-                raise translate(error, self.path, "close") from error
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -331,18 +336,6 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     function.restype = ctypes.c_int
     call: Callable[[int, int, int, int], int] = function
     return call
-
-
-def _start_writeback(fd: int, position: int, size: int) -> None:
-    """Start to write these bytes of an open file to the drive, and do not wait. Never fails.
-
-    SYNC_FILE_RANGE_WRITE alone leaves the error state of the file untouched: a later `fsync` still reports a
-    page that could not be written. (The flags that wait would consume that error.) Nothing depends on this
-    call, so its result is ignored.
-    """
-    function = _sync_file_range()
-    if function is not None:
-        function(fd, position, size, _SYNC_FILE_RANGE_WRITE)
 
 
 # ---------------------------------------------------------------- the interface on the operating system
@@ -503,11 +496,6 @@ class OsFiles(Files):
             raise translate(error, os.fspath(path), "read") from error
         finally:
             os.close(fd)
-
-    def truncate(self, path: Path, size: int) -> None:
-        """Set the size of a file."""
-        with self.open_append(path) as handle:
-            handle.truncate(size)
 
     def set_mtime(self, path: Path, ms: int) -> None:
         """Set the time of a file's last change, in ms since 1970."""

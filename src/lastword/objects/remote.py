@@ -575,14 +575,8 @@ class RemoteStore(ObjectStore):
             self._call("delete", keys[0], lambda store: self._obstore.delete(store, paths))
         except ObjectVanishedError:
             # GCS and Azure answer so for each missing object, and the others may not be deleted yet.
-            for key, path in zip(keys, paths, strict=True):
-                self._delete_present(key, path)
-
-    def _delete_present(self, key: str, path: str) -> None:
-        try:
-            self._call("delete", key, lambda store: self._obstore.delete(store, [path]))
-        except ObjectVanishedError:
-            return
+            for key in keys if len(keys) > 1 else ():
+                self.delete([key])
 
     def close(self) -> None:
         """Close the connections; a second close does nothing."""

@@ -500,7 +500,7 @@ class TransactionIndex:
         """Make the index durable, if there is one."""
         if self._handle is not None:
             self._handle.fsync()
-        elif self._exists():
+        elif self._stored.read(names.TXN_INDEX) is not None:
             self._open().fsync()
 
     def close(self) -> None:
@@ -508,9 +508,6 @@ class TransactionIndex:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
-
-    def _exists(self) -> bool:
-        return self._stored.read(names.TXN_INDEX) is not None
 
     def _open(self) -> Handle:
         if self._handle is None:

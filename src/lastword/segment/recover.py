@@ -61,6 +61,12 @@ class Inspection:
     offset_entries: bytes = field(repr=False)
     time_entries: bytes = field(repr=False)
 
+    @property
+    def indexes(self) -> tuple[tuple[str, bytes], ...]:
+        """The path of each index file, and what it should hold."""
+        stem = self.file.removesuffix(names.LOG)
+        return (stem + names.INDEX, self.offset_entries), (stem + names.TIME_INDEX, self.time_entries)
+
 
 class Repair(NamedTuple):
     """Changes made by `repair`: bytes cut off the log, and the index files that were written."""
@@ -77,7 +83,6 @@ def inspect(
     *,
     index_interval_bytes: int,
     active: bool = False,
-    suffix: str = "",
     of_bytes: int = 0,
     contiguous_from: int | None = None,
 ) -> Inspection:
@@ -89,14 +94,13 @@ def inspect(
         base_offset: Base offset of the segment.
         index_interval_bytes: For the indexes.
         active: The segment gets no last time entry, because it gets more batches. Zeros may follow its end.
-        suffix: Suffix of the file names.
         of_bytes: Bytes of all segments that are walked, to choose between kernels and plain Python.
         contiguous_from: Batches that reach above this offset leave no gap; the first gap is reported.
 
     Raises:
         CorruptBatchError: The file is larger than positions in an index can be.
     """
-    file = os.path.join(directory, names.segment_file(base_offset, names.LOG, suffix))
+    file = os.path.join(directory, names.segment_file(base_offset, names.LOG))
     builder = IndexBuilder(base_offset, index_interval_bytes)
     epochs: list[tuple[int, int]] = []
     batches, producers = 0, False
@@ -157,16 +161,7 @@ def repair(files: Files, inspection: Inspection) -> Repair:
     cut = inspection.file_size - inspection.size
     if cut:
         files.truncate(inspection.file, inspection.size)
-    stem = inspection.file[: inspection.file.rindex(names.LOG)]
-    suffix = inspection.file[len(stem) + len(names.LOG) :]
-    rebuilt = [
-        path
-        for path, data in (
-            (f"{stem}{names.INDEX}{suffix}", inspection.offset_entries),
-            (f"{stem}{names.TIME_INDEX}{suffix}", inspection.time_entries),
-        )
-        if replace_index(files, path, data)
-    ]
+    rebuilt = [path for path, data in inspection.indexes if replace_index(files, path, data)]
     return Repair(inspection.file, cut, tuple(rebuilt))
 
 
@@ -203,11 +198,7 @@ def build_indexes(files: Files, file: str, base_offset: int, *, index_interval_b
     The log is not changed. If it is damaged, the indexes end before the damage, which is in the result.
     """
     inspection = inspect(files, os.path.dirname(file), base_offset, index_interval_bytes=index_interval_bytes)
-    stem = file[: -len(names.LOG)]
-    for path, data in (
-        (stem + names.INDEX, inspection.offset_entries),
-        (stem + names.TIME_INDEX, inspection.time_entries),
-    ):
+    for path, data in inspection.indexes:
         files.unlink(path, missing_ok=True)
         files.write_new(path, data)
     return inspection

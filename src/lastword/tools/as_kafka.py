@@ -184,16 +184,14 @@ class _Case:
         self.uncleanable = self._uncleanable_offset()
         # The segment that holds the uncleanable offset is the first one that stays.
         self.end = max(bisect_right(self._bases, self.uncleanable) - 1, 0)
-        first = max(bisect_right(self._bases, min(self.first_dirty, self._base(self.end))) - 1, 0)
+        end_offset = [*self._bases, view.log_end][self.end]
+        first = max(bisect_right(self._bases, min(self.first_dirty, end_offset)) - 1, 0)
         self.cleanable_bytes = sum(segment.size for segment in self.segments[first : self.end])
         self.clean_bytes = sum(
             segment.size for segment in self.segments if segment.base_offset < self.first_dirty
         )
         total_bytes = self.clean_bytes + self.cleanable_bytes
         self.ratio = self.cleanable_bytes / total_bytes if total_bytes else 0.0
-
-    def _base(self, index: int) -> int:
-        return self._bases[index] if index < len(self._bases) else self.view.log_end
 
     def _dirty_closed(self) -> Sequence[Segment]:
         return self.segments[max(bisect_right(self._bases, self.first_dirty) - 1, 0) : -1]

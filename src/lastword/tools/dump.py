@@ -316,13 +316,8 @@ def _bad_index(path: str, position: int) -> Problem:
     return Problem(path, position, None, "bad-index", "the entries from here on are invalid", True)
 
 
-def _txn_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    try:
-        entries = decode_aborted(files.read_bytes(path), path)
-    except CorruptFileError as error:
-        yield Problem(path, error.position, None, "bad-index", error.message, True)
-        return
-    for entry in entries:
+def _txn_index(files: Files, path: str) -> Iterator[Entry]:
+    for entry in decode_aborted(files.read_bytes(path), path):
         fields = entry._asdict()
         yield IndexEntry(path, "transaction", fields.pop("last_offset"), fields=fields)
 
@@ -330,13 +325,9 @@ def _txn_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
 # ---------------------------------------------------------------- producer snapshots
 
 
-def _snapshot(files: Files, path: str, records: bool) -> Iterator[Entry]:
+def _snapshot(files: Files, path: str) -> Iterator[Entry]:
     data = files.read_bytes(path)
-    try:
-        decode_snapshot(data, path)  # checks the whole file
-    except CorruptFileError as error:
-        yield Problem(path, error.position, None, "bad-snapshot", error.message, True)
-        return
+    decode_snapshot(data, path)  # checks the whole file
     for fields in SNAPSHOT_ENTRY.iter_unpack(data[SNAPSHOT_HEADER.size :]):
         yield ProducerEntry(path, *fields)
 
@@ -344,20 +335,14 @@ def _snapshot(files: Files, path: str, records: bool) -> Iterator[Entry]:
 # ---------------------------------------------------------------- text files
 
 
-def _checkpoint(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    try:
-        for topic, partition, offset in read_lines(files, path, 3):
-            yield CheckpointEntry(path, topic, number(partition, path), None, number(offset, path))
-    except CorruptFileError as error:
-        yield Problem(path, None, None, "bad-checkpoint", error.message, True)
+def _checkpoint(files: Files, path: str) -> Iterator[Entry]:
+    for topic, partition, offset in read_lines(files, path, 3):
+        yield CheckpointEntry(path, topic, number(partition, path), None, number(offset, path))
 
 
-def _epochs(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    try:
-        for epoch, offset in read_lines(files, path, 2):
-            yield CheckpointEntry(path, None, None, number(epoch, path), number(offset, path))
-    except CorruptFileError as error:
-        yield Problem(path, None, None, "bad-checkpoint", error.message, True)
+def _epochs(files: Files, path: str) -> Iterator[Entry]:
+    for epoch, offset in read_lines(files, path, 2):
+        yield CheckpointEntry(path, None, None, number(epoch, path), number(offset, path))
 
 
 def _properties(files: Files, path: str, records: bool) -> Iterator[Entry]:
@@ -408,19 +393,32 @@ def _private(files: Files, path: str, records: bool) -> Iterator[Entry]:
         yield problem_of(path, error)
 
 
+def _until_damage(code: str, decode: Callable[[Files, str], Iterator[Entry]]) -> Dumper:
+    """Return a function that decodes derived data, and ends with a problem at the damage."""
+
+    def dumper(files: Files, path: str, records: bool) -> Iterator[Entry]:
+        try:
+            yield from decode(files, path)
+        except CorruptFileError as error:
+            yield Problem(path, error.position, None, code, error.message, True)
+
+    return dumper
+
+
+_offsets = _until_damage("bad-checkpoint", _checkpoint)
 _BY_EXTENSION: dict[str, Dumper] = {
     names.LOG: _segment,
     names.INDEX: _offset_index,
     names.TIME_INDEX: _time_index,
-    names.TXN_INDEX: _txn_index,
-    names.SNAPSHOT: _snapshot,
+    names.TXN_INDEX: _until_damage("bad-index", _txn_index),
+    names.SNAPSHOT: _until_damage("bad-snapshot", _snapshot),
 }
 _BY_NAME: dict[str, Dumper] = {
-    names.RECOVERY_POINTS: _checkpoint,
-    names.LOG_STARTS: _checkpoint,
-    names.HIGH_WATERMARKS: _checkpoint,
-    names.FIRST_DIRTY: _checkpoint,
-    names.LEADER_EPOCHS: _epochs,
+    names.RECOVERY_POINTS: _offsets,
+    names.LOG_STARTS: _offsets,
+    names.HIGH_WATERMARKS: _offsets,
+    names.FIRST_DIRTY: _offsets,
+    names.LEADER_EPOCHS: _until_damage("bad-checkpoint", _epochs),
     names.PARTITION_METADATA: _checked_properties,
     names.META_PROPERTIES: _checked_properties,
     names.CLEAN_SHUTDOWN: _json,

@@ -388,9 +388,8 @@ class _Explainer:
 
     def _rolls(self, segment: Segment) -> tuple[str, str, int | None]:
         began = segment.first_timestamp
-        if began < 0:
-            return ACTIVE_SEGMENT, f"rolls at {self.config.segment_bytes} bytes", None
-        rolls_ms = began + min(self.config.segment_ms, self.config.max_compaction_lag_ms)
+        age_ms = min(self.config.segment_ms, self.config.max_compaction_lag_ms)
+        rolls_ms = began + age_ms if began >= 0 else NEVER
         if to_time(rolls_ms) is None:
             return ACTIVE_SEGMENT, f"rolls at {self.config.segment_bytes} bytes", None
         return ACTIVE_SEGMENT, f"rolls {_minute(rolls_ms)}", rolls_ms

@@ -156,6 +156,10 @@ class Findings:
         """Add a problem from its fields."""
         self.report(Problem(file, position, offset, code, text, repairable))
 
+    def add_error(self, error: DataError, file: str) -> None:
+        """Add the damage that an error states; it is in `file` unless the error names another one."""
+        self.add(error.file or file, error.position, error.offset, error.code, error.message)
+
 
 @dataclass(slots=True)
 class BatchPositions:
@@ -232,17 +236,12 @@ class LenientWalk:
         while self.position < self._end:
             block_position = self.position - block_start
             bytes_left = self._end - self.position
-            need = STEP_BYTES
+            length, need = -1, STEP_BYTES
             if len(block) - block_position >= STEP_BYTES:
                 length = int.from_bytes(block[block_position + 8 : block_position + 12], "big", signed=True)
-                if length < SMALLEST_LENGTH or length > bytes_left - OVERHEAD_BYTES:
-                    if not self._skip(length, bytes_left):
-                        return
-                    block, block_start = b"", self.position
-                    continue
-                need = length + OVERHEAD_BYTES
+                need = length + OVERHEAD_BYTES if length >= SMALLEST_LENGTH else bytes_left + 1
             if need > bytes_left:
-                if not self._skip(-1, bytes_left):
+                if not self._skip(length, bytes_left):
                     return
                 block, block_start = b"", self.position
                 continue

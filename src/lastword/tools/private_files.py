@@ -189,10 +189,6 @@ def _log_ends(files: Files, path: str) -> Fields:
             yield partition, f"log end {offset}"
 
 
-def _staged(files: Files, path: str) -> Fields:
-    yield "staged batches", f"{_size(files, path)} bytes, checked with the manifest that names them"
-
-
 def _partition_list(files: Files, path: str) -> Fields:
     for tp in read_partition_list(files, path):
         yield str(tp), "listed"
@@ -217,23 +213,19 @@ def _marker(files: Files, path: str) -> Fields:
     yield "marker", "only its existence counts"
 
 
-def _unfinished(files: Files, path: str) -> Fields:
-    yield "unfinished", f"{_size(files, path)} bytes that nothing reads"
+def _sized(kind: str, why: str = "") -> Reader:
+    """Return the reader of a file whose content is not read here."""
+
+    def read(files: Files, path: str) -> Fields:
+        facts = files.stat(path)
+        yield kind, f"{0 if facts is None else facts.size} bytes{why}"
+
+    return read
 
 
-def _scratch(files: Files, path: str) -> Fields:
-    yield "scratch of a cleaning", f"{_size(files, path)} bytes, checked by the step that reads them"
-
-
-def _other(files: Files, path: str) -> Fields:
-    yield "not known to this version", f"{_size(files, path)} bytes"
-
-
-def _size(files: Files, path: str) -> int:
-    facts = files.stat(path)
-    return 0 if facts is None else facts.size
-
-
+_unfinished = _sized("unfinished", " that nothing reads")
+_scratch = _sized("scratch of a cleaning", ", checked by the step that reads them")
+_other = _sized("not known to this version")
 _job = _framed(job_files.FORM)
 _NAMES: dict[str, Reader] = {
     names.ACCOUNTS: _accounts,
@@ -271,7 +263,7 @@ _ROOT_NAMES: dict[str, Reader] = {
 }
 _ROOT_PREFIXES: dict[str, Reader] = {
     TOPIC_FILE: _settings,
-    names.STAGED: _staged,
+    names.STAGED: _sized("staged batches", ", checked with the manifest that names them"),
     names.COMMITTED: _marker,
     names.INBOX: _manifest,
     names.APPLYING: _manifest,

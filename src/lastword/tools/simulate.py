@@ -149,22 +149,18 @@ class SimulatedLog:
     def close(self, end: int, write_clock: int) -> None:
         """Close the active segment: the rows after the last closed segment, up to `end`."""
         rows = np.arange(self.closed_rows, end)
-        size = int(self.trace.size_bytes[rows].sum())
         largest = int(self.trace.time_ms[end - 1])
-        self.segments.append(
-            SimulatedSegment(
-                rows,
-                self.closed_rows,
-                end,
-                size,
-                largest,
-                write_clock,
-                write_clock,
-                garbage_age_at=write_clock,
-            )
-        )
+        segment = self._written(rows, self.closed_rows, end, largest, write_clock)
+        self.segments.append(segment)
         self.closed_rows = end
-        self.closed_bytes += size
+        self.closed_bytes += segment.size_bytes
+
+    def _written(self, rows: Ints, base: int, end: int, largest: int, write_clock: int) -> SimulatedSegment:
+        """Return a segment that is written now, without garbage."""
+        size = int(self.trace.size_bytes[rows].sum())
+        return SimulatedSegment(
+            rows, base, end, size, largest, write_clock, write_clock, garbage_age_at=write_clock
+        )
 
     def scan(self, count: int, write_clock: int, now_ms: int) -> int:
         """Read the keys of the first `count` segments that were not read yet; return their bytes."""
@@ -286,13 +282,8 @@ class SimulatedLog:
         for base, end, part in zip(
             bases, [*bases[1:], old[-1].next_offset], np.split(rows, cuts), strict=False
         ):
-            size = int(self.trace.size_bytes[part].sum())
             largest = int(self.trace.time_ms[part[-1]]) if part.size else old[-1].largest_timestamp
-            new.append(
-                SimulatedSegment(
-                    part, base, end, size, largest, write_clock, write_clock, garbage_age_at=write_clock
-                )
-            )
+            new.append(self._written(part, base, end, largest, write_clock))
         self.segments[first : last + 1] = new
         self._accounts = None
         self.scanned += len(new) - len(old)

@@ -311,7 +311,10 @@ def _check_partition(
             view = PartitionView.load(DirectorySegments(files, directory))
         complete = verify_log(view, quick, check, advance)
         _verify_tail(files, view, check)
-        _verify_end(view, check)
+        # A log end that differs from the clean stop, the synced mark or the recovery point. No checksum
+        # covers the base offset of a batch, so a wrong base offset of the last batch shows only here.
+        if view.damage is not None:
+            check.add_error(view.damage, directory)
         _verify_names(files, view, check)
         _verify_epochs(files, view, check)
         _verify_partition_files(files, directory, check)
@@ -322,7 +325,7 @@ def _check_partition(
             return view, False
         return None, True  # the topic was deleted meanwhile
     except DataError as error:
-        check.add(error.file or directory, error.position, error.offset, error.code, error.message, False)
+        check.add_error(error, directory)
     except LastwordError as error:
         check.add(directory, None, None, "unreadable", error.message, False)
     return None, True
@@ -416,7 +419,7 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
         return
     file_size = facts.id.size
     if view.damage is not None:
-        return  # `_verify_end` reports it: no torn tail
+        return  # `_check_partition` reports it: no torn tail
     with files.open_read(last.file) as handle:
         if is_zeroed(handle, last.size, file_size):
             return  # room for appends, of a killed writer or preallocated by Kafka
@@ -432,18 +435,6 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
             "incomplete-batch",
             f"{file_size - last.size} bytes after the last sound batch",
             True,
-        )
-
-
-def _verify_end(view: PartitionView, findings: Findings) -> None:
-    """Report a log end that differs from the clean stop, the synced mark or the recovery point.
-
-    No checksum covers the base offset of a batch, so a wrong base offset of the last batch shows only here.
-    """
-    error = view.damage
-    if error is not None:
-        findings.add(
-            error.file or view.directory, error.position, error.offset, error.code, error.message, False
         )
 
 

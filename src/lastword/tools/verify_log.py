@@ -139,7 +139,7 @@ def _quick_headers(segment: Segment, findings: Findings) -> Iterable[BatchHeader
             findings.read_bytes += header.size if header.size < 4096 else 4096
             yield header
     except DataError as error:
-        findings.add(segment.file, error.position, error.offset, error.code, error.message, False)
+        findings.add_error(error, segment.file)
 
 
 def _valid_headers(
@@ -238,11 +238,17 @@ def _stored_bytes(segment: Segment) -> int:
     return segment.size if facts is None else facts.id.size
 
 
+def _needed_index(segment: Segment, extension: str, findings: Findings) -> tuple[str, bytes | None]:
+    """Return path and bytes of an index that every segment with batches has."""
+    path, data = segment.stored.path(extension), segment.stored.read(extension)
+    if data is None and segment.size:
+        findings.add(path, None, None, "missing-index", "the index is missing", True)
+    return path, data
+
+
 def _verify_offset_index(segment: Segment, batches: BatchPositions, findings: Findings) -> None:
-    path, data = segment.stored.path(names.INDEX), segment.stored.read(names.INDEX)
+    path, data = _needed_index(segment, names.INDEX, findings)
     if data is None:
-        if segment.size:
-            findings.add(path, None, None, "missing-index", "the index is missing", True)
         return
     index = OffsetIndex(data, segment.base_offset, segment.size)
     for place, entry in enumerate(index.entries()):
@@ -255,10 +261,8 @@ def _verify_offset_index(segment: Segment, batches: BatchPositions, findings: Fi
 
 
 def _verify_time_index(segment: Segment, batches: BatchPositions, findings: Findings) -> None:
-    path, data = segment.stored.path(names.TIME_INDEX), segment.stored.read(names.TIME_INDEX)
+    path, data = _needed_index(segment, names.TIME_INDEX, findings)
     if data is None:
-        if segment.size:
-            findings.add(path, None, None, "missing-index", "the index is missing", True)
         return
     index = TimeIndex(data, segment.base_offset)
     last_offsets = list(batches.largest)
