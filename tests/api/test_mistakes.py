@@ -110,6 +110,10 @@ VERBS = {
         lambda logs: logs.plan("users", progress=5),
         "progress=5 is not a function",
     ),
+    "the old name of a state's memory": (
+        lambda logs: logs.state("users", max_bytes="1GiB"),
+        "nearest: memory\n.*give the value as memory=",
+    ),
     "a key of another type": (lambda logs: logs.explain("users", key="ada"), "expected bytes, got str"),
 }
 
