@@ -328,7 +328,8 @@ class Bucket:
         """Return the result of a read or a deletion, which is repeated as a whole if it fails: it may be.
 
         The client goes on in an answer that broke off, which cannot be if another commit came meanwhile. It
-        does not repeat a deletion of many objects whose answer broke off, or came too late. A store that does not answer for a longer time is an error: the client has repeated its request already.
+        does not repeat a deletion of many objects whose answer broke off, or came too late. A store that does
+        not answer for a longer time is an error: the client has repeated its request already.
         """
         began = self.clock.monotonic()
         for attempt in range(READ_ATTEMPTS - 1):
