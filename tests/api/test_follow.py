@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition import PartitionLog
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.snapshots import replay
+from lastword.partition.snapshots import producer_batches_between, replay
 from lastword.partition.view import CurrentView, Stability
 from lastword.records.batch import BatchBuilder
 from tests.fakes.hasty import HastyFiles
@@ -452,3 +454,40 @@ def test_a_cut_into_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_r
             assert log.stable_offset == reader.dirs.view("t", 0).stable_offset == stable
     with lastword.open(tmp_path, "a", clock=clock) as logs:
         assert logs.dirs.log("t", 0).stable_offset == stable
+
+
+def test_views_of_two_threads_share_what_is_known_of_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older view ends within a transaction, which a newer view in another thread sees decided."""
+    clock = ManualClock(1_790_000_000_000)
+    with (
+        lastword.open(tmp_path, "a", clock=clock) as logs,
+        lastword.open(tmp_path, "r", clock=clock) as reader,
+    ):
+        topic, log = logs.create_topic("t"), logs.dirs.log("t", 0)
+        topic.append(b"k", b"v")
+        views = [reader.dirs.view("t", 0)]
+        assert views[0].stable_offset == 1
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(clock.now_ms(), b"k", b"v")
+        log.append_batch(builder.build())
+        views.append(reader.dirs.view("t", 0))
+        end_transaction(log, 7, 0, True)
+        views.append(reader.dirs.view("t", 0))
+        for older, newer in itertools.pairwise(views):
+            newer.continue_from(older)
+        offsets: list[int] = []
+        other = threading.Thread(target=lambda: offsets.append(views[2].stable_offset))
+
+        def with_another_thread(*of: Any) -> Any:
+            for found in producer_batches_between(*of):
+                yield found
+                if threading.current_thread() is not other and other.ident is None:
+                    other.start()
+                    other.join(0.2)  # it may have to wait for this thread
+
+        monkeypatch.setattr("lastword.partition.view.producer_batches_between", with_another_thread)
+        assert views[1].stable_offset == 1
+        other.join()
+        assert offsets == [3]
