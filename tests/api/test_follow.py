@@ -17,7 +17,7 @@ from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition import PartitionLog
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.snapshots import producer_batches_between, replay
+from lastword.partition.snapshots import Snapshots, producer_batches_between, replay
 from lastword.partition.view import CurrentView, Stability
 from lastword.records.batch import BatchBuilder
 from tests.fakes.hasty import HastyFiles
@@ -274,7 +274,6 @@ def test_a_quiet_partition_costs_two_looks(writer, tmp_path):
 
 def test_stability_continues_with_the_result_of_a_new_start(tmp_path):
     """After any growth, the result equals that of a whole replay."""
-    from lastword.partition.snapshots import Snapshots
     from lastword.partition.view import PartitionView
     from lastword.records.batch import BatchBuilder
     from tests.partition.logs import make, opened
@@ -411,10 +410,10 @@ def test_a_reader_that_saw_a_transaction_goes_on_when_its_marker_was_removed(tmp
         assert view.stable_offset == view.log_end == log.stable_offset
 
 
-def test_a_cut_into_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_removed(
-    tmp_path: Path,
+def test_a_replay_of_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The snapshot at offset 10 has an open transaction; that of the log end, without it, is cut off."""
+    """The snapshot at offset 10 has an open transaction. Newer ones, without it, are gone, or cut off."""
     clock = ManualClock(1_790_000_000_000)
     cleaned = {
         "cleanup_policy": "compact",
@@ -448,6 +447,14 @@ def test_a_cut_into_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_r
             clock.advance(100_000)
         assert [segment.base_offset for segment in log.segments[:2]] == [0, 10]
         [last] = [header.base_offset for header in log.segments[1].headers(0) if header.transactional][:1]
+        store = Snapshots(log.files, log.directory)
+        with_gone = [0, 10, last]
+        assert not replay(store, log.segment_set, last, snapshot_offsets=with_gone).state.open_transactions()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(log.files), "replayed_bytes", 12)  # as in a bucket
+            log.tail.secure_snapshot(last, is_first=True)
+        assert [producer.transaction_start for producer in store.read(last)] == [None]
+        store.remove([last])
         for offset, stable in ((last + 1, last), (last, last), (last - 1, last - 1)):
             logs.dirs.log_dir("t", 0).truncate("t", 0, offset)
             reader.dirs.refresh()
