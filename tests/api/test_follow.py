@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition import PartitionLog
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.snapshots import replay
+from lastword.partition.snapshots import Snapshots, producer_batches_between, replay
 from lastword.partition.view import CurrentView, Stability
 from lastword.records.batch import BatchBuilder
 from tests.api.conftest import Busy
@@ -251,7 +253,6 @@ def test_a_quiet_partition_costs_two_looks(writer, tmp_path):
 
 def test_stability_continues_with_the_result_of_a_new_start(tmp_path):
     """After any growth, the result equals that of a whole replay."""
-    from lastword.partition.snapshots import Snapshots
     from lastword.partition.view import PartitionView
     from tests.partition.logs import make, opened
 
@@ -377,10 +378,10 @@ def test_a_reader_that_saw_a_transaction_goes_on_when_its_marker_was_removed(tmp
         assert view.stable_offset == view.log_end == log.stable_offset
 
 
-def test_a_cut_into_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_removed(
-    tmp_path: Path,
+def test_a_replay_of_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The snapshot at offset 10 has an open transaction; that of the log end, without it, is cut off."""
+    """The snapshot at offset 10 has an open transaction. Newer ones, without it, are gone, or cut off."""
     clock = ManualClock(1_790_000_000_000)
     cleaned = {
         "cleanup_policy": "compact",
@@ -414,9 +415,54 @@ def test_a_cut_into_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_r
             clock.advance(100_000)
         assert [segment.base_offset for segment in log.segments[:2]] == [0, 10]
         [last] = [header.base_offset for header in log.segments[1].headers(0) if header.transactional][:1]
+        store = Snapshots(log.files, log.directory)
+        with_gone = [0, 10, last]
+        assert not replay(store, log.segment_set, last, snapshot_offsets=with_gone).state.open_transactions()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(log.files), "replayed_bytes", 12)  # as in a bucket
+            log.tail.secure_snapshot(last, is_first=True)
+        assert [producer.transaction_start for producer in store.read(last)] == [None]
+        store.remove([last])
         for offset, stable in ((last + 1, last), (last, last), (last - 1, last - 1)):
             logs.dirs.log_dir("t", 0).truncate("t", 0, offset)
             reader.dirs.refresh()
             assert log.stable_offset == reader.dirs.view("t", 0).stable_offset == stable
     with lastword.open(tmp_path, "a", clock=clock) as logs:
         assert logs.dirs.log("t", 0).stable_offset == stable
+
+
+def test_views_of_two_threads_share_what_is_known_of_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older view ends within a transaction, which a newer view in another thread sees decided."""
+    clock = ManualClock(1_790_000_000_000)
+    with (
+        lastword.open(tmp_path, "a", clock=clock) as logs,
+        lastword.open(tmp_path, "r", clock=clock) as reader,
+    ):
+        topic, log = logs.create_topic("t"), logs.dirs.log("t", 0)
+        topic.append(b"k", b"v")
+        views = [reader.dirs.view("t", 0)]
+        assert views[0].stable_offset == 1
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(clock.now_ms(), b"k", b"v")
+        log.append_batch(builder.build())
+        views.append(reader.dirs.view("t", 0))
+        end_transaction(log, 7, 0, True)
+        views.append(reader.dirs.view("t", 0))
+        for older, newer in itertools.pairwise(views):
+            newer.continue_from(older)
+        offsets: list[int] = []
+        other = threading.Thread(target=lambda: offsets.append(views[2].stable_offset))
+
+        def with_another_thread(*of: Any) -> Any:
+            for found in producer_batches_between(*of):
+                yield found
+                if threading.current_thread() is not other and other.ident is None:
+                    other.start()
+                    other.join(0.2)  # it may have to wait for this thread
+
+        monkeypatch.setattr("lastword.partition.view.producer_batches_between", with_another_thread)
+        assert views[1].stable_offset == 1
+        other.join()
+        assert offsets == [3]

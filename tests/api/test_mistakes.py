@@ -129,6 +129,10 @@ CALLS = {
         lambda logs: logs.plan("users", progress=5),
         "progress=5 is not a function",
     ),
+    "the old name of a state's memory": (
+        lambda logs: logs.state("users", max_bytes="1GiB"),
+        "nearest: memory\n.*give the value as memory=",
+    ),
     "a key of another type": (lambda logs: logs.explain("users", key="ada"), "expected bytes, got str"),
     "a port alone": (lambda logs: lastword.serve(logs, 9092), "9092 is not an address"),
     "no partitions": (lambda logs: lastword.serve(logs, ":0", partitions=0), "partitions=0 is not a number"),

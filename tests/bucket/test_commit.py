@@ -169,6 +169,23 @@ def test_other_collections_remove_what_a_collection_reads() -> None:
         collect(opened(store, before=hook), retention_ms=HOUR_MS)
 
 
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST])
+def test_a_deletion_without_an_answer_is_sent_again(fault: Fault) -> None:
+    store, deletions = Store(), 0
+    write(opened(store), "a", bytes(5000))
+    write(opened(store), "a", None)
+    collect(opened(store), retention_ms=0)
+    store.clock.advance(HOUR_MS)
+
+    def faults(request: Request) -> Fault | None:
+        nonlocal deletions
+        deletions += request.kind == "delete"
+        return fault if request.kind == "delete" and deletions % 2 else None
+
+    assert collect(Bucket(store.process(faults=faults), clock=ManualClock()), retention_ms=0).removed_objects
+    assert deletions == 4
+
+
 def _version(files: Changes) -> ManifestVersion:
     return ManifestVersion(Manifest("n", changes=files))
 

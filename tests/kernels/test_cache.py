@@ -195,6 +195,16 @@ def test_the_sign_of_an_index_is_not_tested_or_is_refused() -> None:
     assert checked[8:10] == ["2", "refused"]
 
 
+def test_a_link_that_failed_is_refused_with_its_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    valid_rows.load()
+    kept = native._read(native.cache_folder() / f"{valid_rows.name}.o") or b""
+    code = b"missing\n" + kept.partition(b"\n")[2]
+    monkeypatch.setattr(native, "_FAILED", {})
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Symbols not found"):
+            native._linked("test.missing", lambda: code, keeps=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("level", "03")
 def test_code_of_every_level_of_optimization_is_linked(level: str) -> None:

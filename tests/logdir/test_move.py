@@ -379,3 +379,30 @@ def test_planted_leases_are_copied_once(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(log_dir_set, "_take_leases", lambda *_: None)
     found = [leases_after(tmp_path / str(at), at, inside="move") for at in range(200, 230, 5)]
     assert any(left != [("held", 12), ("new", 15)] for left in found)
+
+
+def test_directories_are_listed_while_a_partition_moves(tmp_path: Path) -> None:
+    """The listing of the source may be older than the move, and that of the target newer."""
+
+    def at(number: int) -> bool:
+        root, numbers = tmp_path / str(number), iter(range(100_000))
+        prepare(root)
+        a, b = both(root)
+        files = RecordingFiles(UNSYNCED)
+        with lastword.open([root / "a", root / "b"], files=files, clock=ManualClock(NOW)) as reader:
+
+            def do_move(call: Call) -> None:
+                if next(numbers) == number:
+                    move(a, b, "users", 0)
+
+            (root / "b" / "other-1").mkdir()  # so that both are listed again
+            files.fail = do_move
+            home = reader.dirs.dir_set.log_dirs_by_topic()["users"][0]
+            again = reader.dirs.dir_set.log_dirs("users")[0]
+            files.fail = None
+            assert isinstance(home, LogDirectory) and isinstance(again, LogDirectory)
+        a.close()
+        b.close()
+        return next(numbers) <= number
+
+    assert every_stop(at) > 3

@@ -332,8 +332,9 @@ def test_rows_of_hashes(tmp_path: Path, threads: int) -> None:
     done = check_divided(tmp_path, sources, 8, 4096, T, threads, by_hash=True)
     assert done.passes == 8 and done.map_bytes_used <= 4096
     assert 14 * done.records < done.scratch_bytes < 16 * done.records
-    with pytest.raises(HashesUnsure, match="is full with"):
-        check_divided(tmp_path, sources, 3, 4096, T, threads, by_hash=True)
+    for map_bytes in (4096, 16, 15, 0):
+        with pytest.raises(HashesUnsure, match=f"a map of {map_bytes} bytes is full with"):
+            check_divided(tmp_path, sources, 3, map_bytes, T, threads, by_hash=True)
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])

@@ -493,8 +493,8 @@ class OpenDirs(ProcessBound):
         try:
             return use(log_dir)
         except (UnknownTopicError, FileVanishedError, LeaseRefusedError):
-            now = self.log_dir(topic, partition)
-            if now is log_dir:
+            now = self.dir_set.log_dir(topic, partition)
+            if now is None or now is log_dir:
                 raise
             return use(now)
 

@@ -139,7 +139,7 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
     else:
         raise bucket.overtaken()
     for keys in _batches([facts.key for facts in decision.removed]):
-        bucket.store.delete(keys)
+        bucket.again(partial(bucket.store.delete, keys))
     return decision.result
 
 

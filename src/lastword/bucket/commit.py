@@ -324,21 +324,22 @@ class Bucket:
         named = {page.object for page in manifest.pages}
         self._pages = {key: layer for key, layer in self._pages.items() if key in named}
 
-    def again(self, read: Callable[[], T]) -> T:
-        """Return the result of a read, which is repeated as a whole if it fails: it has no effect.
+    def again(self, request: Callable[[], T]) -> T:
+        """Return the result of a read or a deletion, which is repeated as a whole if it fails: it may be.
 
-        The client goes on in an answer that broke off, which cannot be if another commit came meanwhile. A
-        store that does not answer for a longer time is an error: the client has repeated its request already.
+        The client goes on in an answer that broke off, which cannot be if another commit came meanwhile. It
+        does not repeat a deletion of many objects whose answer broke off, or came too late. A store that does
+        not answer for a longer time is an error: the client has repeated its request already.
         """
         began = self.clock.monotonic()
         for attempt in range(READ_ATTEMPTS - 1):
             try:
-                return read()
+                return request()
             except UncertainRequestError:
                 if self.clock.monotonic() - began > READ_AGAIN_SECONDS:
                     raise
             self.wait(attempt)
-        return read()
+        return request()
 
     def _page(self, page: PageRef) -> Layer:
         layer = self._pages.get(page.object)
@@ -509,7 +510,7 @@ class Bucket:
             self.store.put(key, CLOCK_OBJECT)
             facts = self.store.facts(key)
             if facts is not None:  # else collections removed the object meanwhile
-                self.store.delete([key])
+                self.again(partial(self.store.delete, [key]))
                 return facts.modified_ms
         raise self.overtaken()
 

@@ -171,6 +171,10 @@ class BucketFiles(Files):
         """As `Files.without_requests`."""
         return self._reads.without_requests()
 
+    def check_may_wait(self) -> None:
+        """As `Files.check_may_wait`."""
+        self._reads.check_may_wait()
+
     def open_read(self, path: Path) -> Handle:
         """As `Files.open_read`."""
         with self._lock:

@@ -186,9 +186,10 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     import difflib  # loads only for a message
 
     names = list(known)
-    changed = name.replace("latest", "newest")
-    if changed in names:
-        return changed
+    for old, new in (("latest", "newest"), ("max_bytes", "memory")):
+        changed = name.replace(old, new)
+        if changed in names:
+            return changed
     longer = [known_name for known_name in names if known_name.endswith(("_" + name, "." + name))]
     matches = difflib.get_close_matches(name, names, n=1, cutoff=cutoff) or longer
     return matches[0] if matches else None

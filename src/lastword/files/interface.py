@@ -197,6 +197,9 @@ class Files(ABC):
         """Raise WouldWait, in this block and thread, for a read that needs a request."""
         return contextlib.nullcontext()
 
+    def check_may_wait(self) -> None:  # noqa: B027  not every storage sends requests
+        """Raise WouldWait in a block of `without_requests`."""
+
     @abstractmethod
     def open_read(self, path: Path) -> Handle:
         """Open a file to read."""

@@ -309,6 +309,7 @@ def _fits(layout: Layout, value: Any) -> bool:
 
 
 _LOADING = threading.RLock()
+_FAILED: dict[str, Exception] = {}  # by name of the code; LLVM takes no second code of a name
 _LOADED: list[Any] = []  # linked code lives as long as the process: a thread may run it to the end
 
 
@@ -327,8 +328,11 @@ def _call_address() -> int:
 def _linked(name: str, compiled: Callable[[], bytes], *, keeps: bool) -> int:
     """Return the address of code that is in the folder under a name, or that is compiled now.
 
-    `keeps`: The folder, which is named by the sources of this package, keeps the code.
+    `keeps`: The folder, which is named by the sources of this package, keeps the code. After a failed link
+    each call raises its error.
     """
+    if name in _FAILED:
+        raise _FAILED[name].with_traceback(None)
     path = cache_folder() / f"{name}.o"
     code = _read(path) if keeps else None
     if code is None:
@@ -338,7 +342,11 @@ def _linked(name: str, compiled: Callable[[], bytes], *, keeps: bool) -> int:
     start, _, image = code.partition(b"\n")
     symbol = start.decode()
     builder = llvmlite.binding.JITLibraryBuilder().add_object_img(image).add_current_process()
-    tracker = builder.export_symbol(symbol).link(_linker(), name)
+    try:
+        tracker = builder.export_symbol(symbol).link(_linker(), name)
+    except RuntimeError as error:
+        _FAILED[name] = error
+        raise
     _LOADED.append(tracker)
     return int(tracker[symbol])
 

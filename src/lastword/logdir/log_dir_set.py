@@ -50,6 +50,7 @@ from lastword.errors import (
     DataError,
     DiskFullError,
     DuplicatePartitionError,
+    FileVanishedError,
     LastwordError,
     OfflineError,
     StorageError,
@@ -481,12 +482,18 @@ def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
 
 
 def _one_of(tp: TopicPartition, first: Any, second: LogDirectory) -> Any:
-    """Return `chosen`; if no directory can be chosen, a stand-in that raises the error for this partition."""
+    """Return `chosen`; if no directory can be chosen, a stand-in that raises the error for this partition.
+
+    The directories were listed one after the other. If the partition was moved between, one does not hold it.
+    """
     if isinstance(first, StandIn):
         return first
     try:
         return chosen(tp, first, second)
-    except DataError as error:
+    except (DataError, FileVanishedError) as error:
+        for directory, other in ((first, second), (second, first)):
+            if not directory.holds(*tp):
+                return other
         return StandIn(first.path, error)
 
 

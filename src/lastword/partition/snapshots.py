@@ -15,7 +15,7 @@ position  bytes  field
 Big endian. An entry holds only the newest batch of its producer; last data offset -1: none. A snapshot is
 valid as a whole or not at all. It is derived data: a damaged one is removed, and the batches behind an older
 one are replayed. So losing a snapshot costs only time, since the cleaner keeps the last batch of each
-producer, or its last marker.
+producer, or its last marker, and a transaction without a batch was decided (`correct_open`).
 
 A snapshot is written to a temporary file, synced and renamed, and the directory is synced: a reader never
 reads half of one. Kafka writes in place. The content does not hold the offset. So if the state has not
@@ -320,7 +320,7 @@ def replay(
             replayed.state = ProducerState(offset, producers)
             replayed.exact = offset == log_end
             break
-    state = replayed.state
+    state, began = replayed.state, replayed.state.end_offset
     later = deque(offset for offset in offsets if offset > state.end_offset)
 
     def pass_snapshots(offset: int) -> None:
@@ -343,15 +343,17 @@ def replay(
                 aborted.append(entry)
     pass_snapshots(log_end)
     state.end_offset = log_end
+    if offsets and began < offsets[-1]:
+        correct_open(state, segments)
     return replayed
 
 
 def correct_open(state: ProducerState, segments: SegmentSet) -> bool:
-    """Correct the open transactions of a replay after a cut; return whether there was a wrong one.
+    """Correct the open transactions of a replay through rewritten segments; return whether one was wrong.
 
     A cleaning that has removed each batch of a decided transaction removes its marker, too. If the snapshot
-    that notes the end is cut off, a replay from an older one finds the transaction open. A first batch that
-    is gone shows it: cleaning does not change undecided transactions.
+    that notes the end is damaged, or cut off, a replay from an older one finds the transaction open. A first
+    batch that is gone shows it: cleaning does not change undecided transactions.
     """
     wrong = []
     for producer_id, first in state.open_transactions().items():

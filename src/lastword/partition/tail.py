@@ -202,6 +202,7 @@ class Tail:
             run_steps(self.taking_snapshot(is_due=True))
         else:
             state = replay(self._snapshots, self._local.segment_set, base_offset).state
+            correct_open(state, self._local.segment_set)
             self._snapshots.write(base_offset, state.producers)
 
     # -------------------------------------------------------------- append

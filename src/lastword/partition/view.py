@@ -9,8 +9,10 @@ themselves. A view that is `held` has its segments pinned and is never refreshed
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from lastword.errors import BusyError, FileVanishedError, OffsetOutOfRangeError
 from lastword.files import FileFacts
@@ -23,6 +25,8 @@ from lastword.partition.snapshots import Snapshots, producer_batches_between, re
 from lastword.segment import names
 from lastword.segment.segment import Segment
 
+T = TypeVar("T")
+
 
 class Stability:
     """The last stable offset of a log that others may be changing.
@@ -33,35 +37,47 @@ class Stability:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # views of one log, each in a thread of its own, share the state
         self._known: tuple[ProducerState, int | None] | None = None  # and the log's cuts when it was computed
 
     def offset(self, log: PartitionView) -> int:
         """Return the last stable offset of the log as listed. Refreshes the log if its files vanish."""
-        for _ in range(ATTEMPTS):
-            try:
-                if not len(log.segment_set):
-                    return log.log_end
-                state = self._at_end(log)
-                self._known = state, log.cuts
-                first = state.open_since()
-                return log.log_end if first is None else max(first, log.log_start)
-            except FileVanishedError:
-                self._known = None  # it may include a part of the change
-                log.refresh()
-        raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
+        first = self._read(log, ProducerState.open_since)
+        return log.log_end if first is None else max(first, log.log_start)
 
     def open(self, log: PartitionView) -> list[Producer]:
         """Return the producers with an open transaction, the oldest transaction first."""
-        if self.offset(log) >= log.log_end or self._known is None:
-            return []
-        state = self._known[0]
-        found = (state.get(producer_id) for producer_id in state.open_transactions())
-        return [producer for producer in found if producer is not None]
+
+        def producers(state: ProducerState) -> list[Producer]:
+            found = (state.get(producer_id) for producer_id in state.open_transactions())
+            return [producer for producer in found if producer is not None]
+
+        found = self._read(log, producers)
+        return [] if found is None or log.log_start >= log.log_end else found
 
     def undecided(self, log: PartitionView) -> dict[int, int]:
         """Return producer id -> first offset of its undecided transaction; refreshes as `offset`."""
-        self.offset(log)
-        return {} if self._known is None else self._known[0].open_transactions()
+        return self._read(log, ProducerState.open_transactions) or {}
+
+    def _read(self, log: PartitionView, read: Callable[[ProducerState], T]) -> T | None:
+        """Return what `read` returns of the state at the end of the log as listed; None: the log is empty."""
+        if not self._lock.acquire(blocking=False):
+            log.files.check_may_wait()
+            self._lock.acquire()
+        try:
+            for _ in range(ATTEMPTS):
+                try:
+                    if not len(log.segment_set):
+                        return None
+                    state = self._at_end(log)
+                    self._known = state, log.cuts
+                    return read(state)
+                except FileVanishedError:
+                    self._known = None  # it may include a part of the change
+                    log.refresh()
+        finally:
+            self._lock.release()
+        raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
 
     def _at_end(self, log: PartitionView) -> ProducerState:
         state, cuts = self._known or (None, None)

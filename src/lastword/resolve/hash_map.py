@@ -409,7 +409,7 @@ class HashResolver:
         if kept is not None and ENTRY_BYTES * (free - 2 * slots) < kept.memory_bytes:
             kept.release()
         more = min(2 * slots, free)
-        if more < _LEAST_GROWTH * slots:
+        if more < max(_LEAST_GROWTH * slots, 1):
             raise HashesUnsure(f"a map of {self._map_bytes} bytes is full with {self.distinct_keys} hashes")
         smaller = self.entries
         self._use(more, smaller.nbytes)
