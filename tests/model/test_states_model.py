@@ -119,13 +119,13 @@ class States:
 
     def of_state(self) -> None:
         state, rng, live, model = self.rng.choice(self.states), self.rng, self.live(), self.dict()
-        key, value = rng.choice(KEYS), rng.choice(VALUES)
+        key, value = rng.choice(KEYS[: rng.choice([2, 6])]), rng.choice(VALUES)
         old, ttl = model.get(key, "absent"), live[key].ttl if key in live else None
-        match rng.randrange(11):
+        match rng.randrange(15):
             case 0:
                 state[key] = value
                 self.add(key, value)
-            case 1:
+            case 1 | 11 | 12:
                 ttl = rng.choice([None, 60, 7200, -1])
                 state.set(key, value, ttl=ttl)
                 self.add(key, value, ttl=ttl)
@@ -155,12 +155,12 @@ class States:
                 popped, was = state.popitem()
                 assert model[popped] == was
                 self.add(popped, GONE)
-            case 8:
+            case 8 | 13:
                 new = rng.choice([old, [old, value]])
                 assert state.change(key, lambda _: new, default="absent") == new
                 if key not in model or new != old:
                     self.add(key, new, ttl=ttl)
-            case 9 if isinstance(old, list):
+            case 9 | 14 if isinstance(old, list):
                 with state.edit(key) as edited:
                     edited.append(1)
                 self.add(key, [*old, 1], ttl=ttl)
@@ -210,12 +210,15 @@ class States:
         if self.rng.random() < 0.5:
             for number in range(2):
                 self.logs.dirs.log("t", number).roll()
-        if not self.is_calm:
-            self.clock.advance(3_600_000 * self.rng.randrange(4))
+        self.wait()
         self.logs.clean("t")
         self.ends = [
             end for _, end in self.topic.bounds().values()
         ]  # it appends tombstones of expired values
+
+    def wait(self) -> None:
+        if not self.is_calm:
+            self.clock.advance(3_600_000 * self.rng.randrange(4))
 
     def open_state(self) -> None:
         if len(self.states) > 1 and self.rng.random() < 0.5:
@@ -254,11 +257,12 @@ class States:
 
     def run(self, steps: int) -> None:
         mix: list[tuple[Callable[[], None], int]] = [
-            (self.of_state, 30),
+            (self.of_state, 60),
             (self.of_topic, 12),
             (self.of_transaction, 5),
             (self.decide, 6),
-            (self.clean, 2),
+            (self.clean, 4),
+            (self.wait, 8),
             (self.open_state, 4),
             (self.restart, 1),
             (self.stop, 1),
