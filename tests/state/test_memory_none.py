@@ -1,4 +1,4 @@
-"""States without values in memory: what they read, when, and what is refused. `test_memory_model.py` compares
+"""States without values in memory: what they read, when, and what is refused. `test_states_model.py` compares
 their content with a dict, beside everything that changes a log."""
 
 import asyncio
