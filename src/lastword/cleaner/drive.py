@@ -483,7 +483,8 @@ def planned(
         choices: Choices of this partition, and the last one of the drive.
         context: A dry one.
     """
-    mine = [choice for choice in choices if _is_for(choice, (plan.topic, plan.partition))]
+    own = plan.topic, plan.partition
+    mine = [choice for choice in choices if choice.run and (choice.run.topic, choice.run.partition) == own]
     if not mine:
         held = leases.load(context.files, view.directory, plan.now_ms)
         return not_worth_it(plan, ledger, choices[-1], held)
@@ -496,10 +497,6 @@ def _is_estimate(partition: DrivePartition) -> bool:
     """Return whether a cleaning in this process uses newer accounts than this plan."""
     own = partition.ledgers.held(partition.tp)
     return own is not None and own.lacks(partition.log_dir.ledgers.held(partition.tp))
-
-
-def _is_for(choice: Choice, tp: tuple[str, int]) -> bool:
-    return choice.run is not None and (choice.run.topic, choice.run.partition) == tuple(tp)
 
 
 def _rewritten(account: PartitionAccount, run: SegmentRun, write_clock: int) -> PartitionAccount:

@@ -357,14 +357,6 @@ class _Part:
     def name(self) -> str:
         return f"{self.account.topic}-{self.account.partition}"
 
-    def late_ms(self, now_ms: int) -> int:
-        """Return by how long the oldest garbage has passed `max.compaction.lag.ms`; 0 or less: it has not."""
-        due_ms = now_ms - self.account.max_compaction_lag_ms
-        if due_ms <= 0:
-            return 0
-        died_ms = [segment.oldest_dead_ms for segment in self.account.segments if segment.dead_bytes]
-        return due_ms - min((ms for ms in died_ms if ms >= 0), default=due_ms)
-
     @property
     def largest(self) -> float:
         """Return how many times its live bytes it may hold: Kafka's ratio of 0.5 gives 2."""
@@ -475,7 +467,7 @@ class DriveChooser:
         part = _Part(account, self._drive) if account is not None and _ours(account) else None
         self._parts[number] = part
         self._add(number, 1)
-        late_ms = 0 if part is None else part.late_ms(self._now_ms)
+        late_ms = 0 if part is None else part.account.late_ms(self._now_ms)
         self._late.put(number, [((-late_ms, *part.tp), (late_ms, part))] if part and late_ms > 0 else ())
         self._over.put(number, [((-part.excess, *part.tp), part)] if part and part.excess > 1 else ())
         many = part is not None and crowded(part.account)
