@@ -598,6 +598,7 @@ def test_a_partition_that_is_gone_is_forgotten_but_not_under_a_round() -> None:
     states = States(ManualClock())
     assert not states.abort(tp(0)), "there is no round"
     states.pause(tp(0))
+    assert not states.begin(tp(0)), "it was paused after the scheduler had looked at it"
     states.forget(tp(0))
     assert states[tp(0)] == IDLE
     states.begin(tp(0))
