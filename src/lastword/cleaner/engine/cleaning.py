@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
 from lastword.cleaner.engine.throttle import PacedHandle, PacedStored, Stopped
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from lastword.resolve.survivors import Survivors
 
 
-T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
@@ -212,24 +211,25 @@ class RewriteInput:
     highest_due: Callable[[SegmentGroup], int]
 
 
-class Sink(Protocol[T_co]):
+class Sink(ABC, Generic[T]):
     """The use of the groups. `verb`: `clean` or `plan`, for progress."""
 
-    @property
-    def verb(self) -> str:
-        """Return the verb for progress."""
+    verb = "clean"
 
-    def take(self, rewrite: RewriteInput, liveness: Liveness) -> T_co:
+    @abstractmethod
+    def take(self, rewrite: RewriteInput, liveness: Liveness) -> T:
         """Rewrite every group, lowest offsets first, and return the result."""
 
-    def kept(self, plan: Plan) -> T_co:
+    @abstractmethod
+    def kept(self, plan: Plan) -> T:
         """Return the result of a cleaning that the scan found not worth it."""
 
-    def stopped(self) -> T_co:
-        """Return the result of a cleaning that was stopped while it scanned."""
+    def stopped(self) -> T:
+        """Return the result of a cleaning that was stopped while it scanned: that of an open log alone."""
+        raise AssertionError("only a cleaning of an open log is stopped")
 
     def failed(self) -> None:
-        """Count a cleaning that failed while it scanned."""
+        """Count a cleaning of an open log that failed while it scanned."""
 
 
 def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], context: CleanContext) -> T:

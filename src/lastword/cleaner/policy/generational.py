@@ -192,7 +192,7 @@ class Columns:
 def best_runs(
     partition: PartitionAccount, columns: Columns, *, overdue_ms: int | None = None
 ) -> list[SegmentRun]:
-    """Return the ten runs with the highest scores, of all that hold garbage.
+    """Return the ten runs with the highest scores, of all that hold garbage, by their `order`.
 
     Args:
         partition: The partition.
@@ -342,7 +342,7 @@ class _Part:
     @cached_property
     def best(self) -> tuple[SegmentRun, ...]:
         """Return the best runs of all garbage."""
-        return tuple(_in_order(best_runs(self.account, self.columns)))
+        return tuple(best_runs(self.account, self.columns))
 
     @cached_property
     def merge(self) -> SegmentRun | None:
@@ -372,10 +372,6 @@ class _Part:
         if allowed <= 0:
             return float("inf") if self.garbage_bytes else 0.0
         return self.garbage_bytes / allowed
-
-
-def _in_order(runs: Sequence[SegmentRun]) -> list[SegmentRun]:
-    return sorted(runs, key=lambda run: run.order)
 
 
 class _Ranking:
@@ -487,7 +483,7 @@ class DriveChooser:
     def _overdue(self) -> Choice | None:
         for late_ms, part in self._late.first(1):
             overdue_ms = self._now_ms - part.account.max_compaction_lag_ms - 1
-            best = tuple(_in_order(best_runs(part.account, part.columns, overdue_ms=overdue_ms)))
+            best = tuple(best_runs(part.account, part.columns, overdue_ms=overdue_ms))
             text = f"{part.name} holds garbage {format_duration(late_ms)} past its max.compaction.lag.ms"
             if best:
                 return Choice(self._drive.drive, "overdue", best[0], best, text)
