@@ -26,7 +26,7 @@ def log(tmp_path):
 def test_nothing_was_counted_and_nothing_needed_it(log):
     log.log.roll()
     look(log)
-    assert not log.ledger.counts_copies and log.ledger.tracking.uncounted
+    assert not log.ledger.tracking.counts_copies and log.ledger.tracking.uncounted
     assert read_dead_records(log) == resolve_dead_records(log)
 
 
@@ -46,7 +46,7 @@ def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted)
     assert "first tombstone" in ledger.rebuilt_because
     assert (
         read_dead_records(log) == resolve_dead_records(log)
-        and ledger.counts_copies
+        and ledger.tracking.counts_copies
         and not ledger.tracking.uncounted
     )
     on_disk = [(offset, key) for offset, key, _ in log.records()]
@@ -91,7 +91,7 @@ def test_counting_goes_on_when_the_tombstones_are_gone(log):
     log.put((b"k2", b"more"))
     log.log.roll()
     look(log)
-    assert log.ledger.counts_copies and not log.ledger.tracking.uncounted
+    assert log.ledger.tracking.counts_copies and not log.ledger.tracking.uncounted
 
 
 def test_the_second_scan_has_the_aborted_transactions_below_the_new_segments(tmp_path):

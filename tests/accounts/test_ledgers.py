@@ -348,10 +348,10 @@ def test_a_sample_and_the_exact_count_of_a_segment_share_one_reading(
         return real(self, *arguments, **options)
 
     monkeypatch.setattr(Segment, "chunk_reader", counted)
-    taken = sample.take(closed, 0, None, None, threads, more=())
-    assert taken.reset_because == "" and [entry.own_dead_bytes for entry in sample.entries] == exact
+    read_bytes, why = sample.take(closed, 0, None, None, threads, more=())
+    assert why == "" and [entry.own_dead_bytes for entry in sample.entries] == exact
     larger, smaller = closed
-    assert taken.read_bytes == larger.size * (1 if fits else 2) + smaller.size
+    assert read_bytes == larger.size * (1 if fits else 2) + smaller.size
     assert readings == [segment.base_offset for segment in closed] if fits else len(readings) > 2
     whole = RunningResolution(map_bytes=1 << 20, salt=bytes(16), share=0.25)
     whole.add_segments(closed)

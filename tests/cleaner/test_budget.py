@@ -15,6 +15,7 @@ from lastword.errors import UsageError
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
+from tests.cleaner.support import batch, write_segment
 from tests.fakes.drives import MB, MIB, WINDOW_SECONDS, Usage, simulate
 from tests.fakes.recording import RecordingFiles, RecordingHandle
 from tests.fakes.simulated import SimulatedClock
@@ -76,16 +77,6 @@ def test_while_there_is_work_the_budget_is_used(rate: int) -> None:
     budget, usage = DriveBudget(rate, clock), Usage()
     round_of(clock, budget, usage, seconds=5, disk=4 * rate, think_seconds=min(0.02, 0.5 * MIB / rate))
     assert usage.per_second() >= 0.9 * rate
-
-
-def test_a_chunk_taken_whole_holds_where_it_is_small_beside_the_rate() -> None:
-    clock = ManualClock()
-    budget, usage = DriveBudget(20 * MB, clock), Usage()
-    while clock.monotonic() < 6:
-        budget.take(MIB)
-        usage.events.append((clock.monotonic(), MIB))
-    assert usage.per_second() >= 0.9 * 20 * MB
-    assert usage.most_in_a_window() <= 1.05 * 20 * MB * WINDOW_SECONDS
 
 
 def test_another_rate_holds_at_once_also_for_who_sleeps() -> None:
@@ -193,8 +184,6 @@ def test_reads_and_writes_pay_in_pieces(tmp_path: Path) -> None:
 
 
 def test_segments_read_through_a_budget_are_the_same(tmp_path: Path) -> None:
-    from tests.cleaner.support import batch, write_segment
-
     segment = write_segment(tmp_path, 5, [batch(5, [(5, b"k", b"v" * 5000)]), batch(6, [(6, b"k", b"w")])])
     budget = DriveBudget(None, ManualClock())
     (paced,) = CleanContext(UNSYNCED, ManualClock(), budget=budget).throttled([segment])
@@ -209,8 +198,6 @@ def test_a_paced_segment_is_opened_by_its_first_read_and_takes_hints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cleaning with a budget opened every segment when it started."""
-    from tests.cleaner.support import batch, write_segment
-
     files, hints = RecordingFiles(UNSYNCED), []
     for name in ("will_read", "will_read_back", "will_read_pieces", "ends_scan", "may_shrink_to"):
         monkeypatch.setattr(

@@ -203,7 +203,7 @@ def test_a_tombstone_after_the_first_cleaning_costs_no_scan(log: LogBuilder) -> 
     new_bytes = log.log.segments[-2].size
     ledger.scanned_bytes = 0
     log.clean(**how)
-    assert ledger.scanned_bytes == new_bytes and ledger.counts_copies
+    assert ledger.scanned_bytes == new_bytes and ledger.tracking.counts_copies
     log.wait(2 * DAY)
     assert log.clean(**how).removed.tombstone == 1 and log.state() == {b"b": b"1", b"c": b"1", b"d": b"1"}
 

@@ -29,16 +29,6 @@ def test_the_five_minute_example(users: LogBuilder) -> None:
     assert users.state() == {b"ada": b"Turin"}
 
 
-def test_appends_go_on_after_a_round(users: LogBuilder) -> None:
-    users.put("a", 1).put("a", 2).clean()
-    users.put("b", 1).put("a", 3)
-    assert users.offsets() == [1, 2, 3]
-    users.reopen()
-    assert users.offsets() == [1, 2, 3]
-    users.clean()
-    assert users.offsets() == [2, 3]
-
-
 def test_cold_segments_are_not_copied_because_hot_ones_changed(users: LogBuilder) -> None:
     for i in range(5):
         users.put(f"cold{i}", "x" * 100)
@@ -48,13 +38,6 @@ def test_cold_segments_are_not_copied_because_hot_ones_changed(users: LogBuilder
     users.clean()
     assert users.log.segments[0].id == cold
     assert users.offsets() == [0, 1, 2, 3, 4, 6]
-
-
-def test_looking_changes_nothing(users: LogBuilder) -> None:
-    users.put("a", 1).put("a", 2).roll().put("a", 3)
-    before = users.tree()
-    assert users.plan().action == "clean"
-    assert users.tree() == before
 
 
 def test_a_clean_log_is_not_due(users: LogBuilder) -> None:

@@ -122,11 +122,11 @@ def test_two_keys_taken_for_one(each: LogBuilder, monkeypatch: pytest.MonkeyPatc
     assert "other keys or offsets" in error.message
 
 
-@pytest.mark.parametrize(("offset", "message"), [(2, "records instead of"), (0, "records instead of")])
-def test_a_wrong_bit(each: LogBuilder, monkeypatch: pytest.MonkeyPatch, offset: int, message: str) -> None:
+@pytest.mark.parametrize("offset", [2, 0])
+def test_a_wrong_bit(each: LogBuilder, monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
     """A bit is set that must not be (offset 2), or a bit is not set that must be (offset 0)."""
     flip_bits(monkeypatch, offset)
-    assert message in refused(each).message
+    assert "records instead of" in refused(each).message
 
 
 def test_two_wrong_bits_that_even_out(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

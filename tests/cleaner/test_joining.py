@@ -7,22 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from lastword.cleaner.engine import output as module
 from lastword.cleaner.engine.rewrite import rewrite
 from lastword.cleaner.policy.groups import OutputLimits, group
 from lastword.files import DEFAULT
-from lastword.records.batch import BatchHeader, read_header, read_records
+from lastword.records.batch import BatchHeader, read_header
 from lastword.records.compression import compress
 from lastword.records.record import RawRecord
 from lastword.segment.stored import SegmentFiles
 from tests.build import LogBuilder
-from tests.cleaner.support import HOUR, NOW, batch, contents, plan, records_of, resolved, rewrite_all
+from tests.cleaner.support import HOUR, NOW, batch, contents, plan, resolved, rewrite_all
 from tests.cleaner.support import write_segment as written
 from tests.naive.pack import Record, encode_batch, seal
-from tests.support.exhaustive import few
 
 HORIZON = NOW + HOUR
 
@@ -76,25 +73,6 @@ def test_neighbours_become_one(tmp_path: Path, codec: int) -> None:
     assert [r.timestamp for r in records] == [NOW - HOUR + r.offset for r in records]
     assert header.max_timestamp == NOW - HOUR + 19
     assert header.leader_epoch == 0
-
-
-def test_headers_and_nulls_go_along(tmp_path: Path) -> None:
-    headers = (("trace", b"1"), ("trace", None), ("", b""))
-    from lastword.records.batch import BatchBuilder
-
-    batches = []
-    for base in (0, 3):
-        builder = BatchBuilder()
-        builder.append(NOW - base, b"k", b"dead", offset_delta=0)
-        builder.append(NOW - base, b"k", b"", headers, offset_delta=1)
-        builder.append(NOW - base, b"other%d" % base, b"", headers, offset_delta=2)
-        batches.append(builder.build(base))
-    ((_, records),) = cleaned(tmp_path, *batches)
-    assert [(r.offset, r.timestamp, r.value, tuple(r.headers)) for r in records] == [
-        (2, NOW, b"", headers),
-        (4, NOW - 3, b"", headers),
-        (5, NOW - 3, b"", headers),
-    ]
 
 
 FIRST = {"codec": 4, "attributes": 0}
@@ -221,75 +199,6 @@ def test_rounds_reach_a_fixed_point(tmp_path: Path) -> None:
     log.put("hot", "y").clean()
     second = log.tree()[f"{0:020d}.log"]
     assert second[: sum(sizes[:-2])] == first[: sum(sizes[:-2])]
-
-
-facts = st.fixed_dictionaries(
-    {
-        "codec": st.sampled_from([0, 0, 0, 3, 4]),
-        "attributes": st.sampled_from([0, 0, 0, 0, 8, 0x40]),
-        "horizon_ms": st.sampled_from([HORIZON, HORIZON + 1]),
-        "max_timestamp": st.sampled_from([NOW, NOW + 1]),
-        "leader_epoch": st.sampled_from([0, 0, 0, 1]),
-        "producer": st.sampled_from([(-1, -1, -1)] * 4 + [(5, 0, 0)]),
-        "value": st.sampled_from([b"", b"v" * 30, b"w" * 200, None]),
-    }
-)
-logs = st.lists(
-    st.tuples(
-        facts, st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f", b"g"]), min_size=1, max_size=4)
-    ),
-    min_size=1,
-    max_size=20,
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=few(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(logs, st.sampled_from([200, 500, 4000]))
-def test_batches_of_different_kinds_never_meet(
-    tmp_path_factory: pytest.TempPathFactory, log: list, target: int
-) -> None:
-    tmp_path = tmp_path_factory.mktemp("join")
-    offset, batches = 0, []
-    for kind, keys in log:
-        if kind["attributes"] != 8:
-            kind = kind | {"max_timestamp": None}
-        batches.append(raw_batch(offset, *keys, **kind))
-        offset += len(keys)
-    segment = written(tmp_path / "s", 0, batches)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BATCH_BYTES", target)
-        outputs = rewrite_all([segment], tmp_path / "o")
-    source = contents(segment)
-    home = {r.offset: (h, records) for h, records in source for r in records}
-    data = Path(outputs[0][1].file).read_bytes() if outputs else b""
-    for header, records in contents(outputs[0][1]) if outputs else []:
-        origins = {home[r.offset][0].base_offset: home[r.offset] for r in records}
-        if len(origins) < 2:
-            continue
-        for origin, _ in origins.values():
-            assert origin.codec == header.codec and origin.leader_epoch == header.leader_epoch
-            assert origin.producer_id < 0 and not origin.control and not origin.transactional
-            assert origin.attributes & 8 == header.attributes & 8
-            assert not origin.attributes & 8 or origin.max_timestamp == header.max_timestamp
-            horizons = {origin.delete_horizon_ms} if origin.attributes & 0x40 else {None, HORIZON}
-            assert header.delete_horizon_ms in horizons
-        assert header.base_offset <= records[0].offset and records[-1].offset <= header.last_offset
-    kept = (
-        {r.offset for r in records_of(outputs[0][1])} if outputs else {r.offset for r in records_of(segment)}
-    )
-    expected = {r.offset: r for r in records_of(segment)}
-    for record in records_of(outputs[0][1]) if outputs else []:
-        assert record == expected[record.offset]
-    for (header, records), stored in zip(source, batches, strict=True):
-        whole = all(r.offset in kept for r in records)
-        plain = sum(len(r.value or b"") for r in records)
-        unclocked = header.attributes & 0x40 or all(r.value is not None for r in records)
-        if outputs and whole and unclocked and 2 * plain >= target:
-            assert stored in data
-    for header, records in contents(outputs[0][1]) if outputs else []:
-        assert read_header(data, header.position, len(data), "memory") == header
-        assert list(read_records(data, header)) == records
 
 
 @pytest.mark.parametrize("wins", ["fast", "default"])

@@ -20,7 +20,6 @@ from tests.cleaner.support import (
     contents,
     plan,
     records_of,
-    resolved,
     rewrite_all,
     write_segment,
 )
@@ -115,15 +114,6 @@ def test_a_silent_producer_is_kept_until_it_is_forgotten(tmp_path: Path) -> None
         survivors = contents(new)
         assert [h.producer_id for h, records in survivors if not records] == left
         assert [r.value for _, records in survivors for r in records] == [b"4", b"5"]
-
-
-def test_a_tombstone_past_its_horizon_goes(tmp_path: Path) -> None:
-    segment = write_segment(tmp_path / "s", 40, [A5_HORIZON])
-    early = resolved([segment], now_ms=NOW + 1499)
-    assert (early.segments[0].tombstones, early.segments[0].due_tombstones) == (1, 0)
-    ((facts, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1500))
-    assert [r.key for r in records_of(new)] == [b"a", b"c"]
-    assert facts.removed.tombstone == 1
 
 
 def test_an_output_takes_the_time_of_its_last_source(tmp_path: Path) -> None:

@@ -383,23 +383,6 @@ def test_a_thread_that_dies_is_counted_and_replaced() -> None:
         assert scheduler.stop()
 
 
-def test_stopping_ends_a_round_and_waits_for_it() -> None:
-    work, began = FakeWork(), threading.Event()
-
-    def endless(task: FakeTask, stop: Stop) -> Done:
-        began.set()
-        while not stop():
-            threading.Event().wait(0.001)
-        return Done(*task.partition, task.drive, "aborted")
-
-    work.add(0, body=endless)
-    scheduler = scheduler_of(work, SystemClock())
-    scheduler.start(at_once=True)
-    assert began.wait(10)
-    assert scheduler.stop()
-    assert [done.result for done in scheduler.history] == ["aborted"] and not scheduler.states.all()
-
-
 def held(partitions: int = 1, threads: int = 1) -> tuple[Scheduler, threading.Event]:
     """Return a scheduler with a round that waits for the event, and then ends as it is asked to."""
     work, began, go = FakeWork(), threading.Event(), threading.Event()
@@ -417,11 +400,14 @@ def held(partitions: int = 1, threads: int = 1) -> tuple[Scheduler, threading.Ev
     return scheduler, go
 
 
-def test_stopping_gently_lets_the_round_end_and_begins_no_other() -> None:
+@pytest.mark.parametrize(("abort", "result"), [(True, "aborted"), (False, "ok")])
+def test_stopping_waits_for_the_round_and_begins_no_other(abort: bool, result: str) -> None:
+    """The round ends early, or it ends as usual if the stop is a gentle one."""
     scheduler, go = held(partitions=3)
     threading.Timer(0.02, go.set).start()
-    assert scheduler.stop(abort=False)
-    assert [(done.partition, done.result) for done in scheduler.history] == [(0, "ok")]
+    assert scheduler.stop(abort=abort)
+    assert [(done.partition, done.result) for done in scheduler.history] == [(0, result)]
+    assert not scheduler.states.all()
 
 
 def test_two_calls_of_stop_count_the_threads_once() -> None:
@@ -612,6 +598,7 @@ def test_a_partition_that_is_gone_is_forgotten_but_not_under_a_round() -> None:
     states = States(ManualClock())
     assert not states.abort(tp(0)), "there is no round"
     states.pause(tp(0))
+    assert not states.begin(tp(0)), "it was paused after the scheduler had looked at it"
     states.forget(tp(0))
     assert states[tp(0)] == IDLE
     states.begin(tp(0))

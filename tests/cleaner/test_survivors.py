@@ -19,8 +19,9 @@ from lastword.files import OsFiles
 from lastword.kernels import table as fields
 from lastword.resolve import hash_map
 from lastword.resolve.survivors import KeptChunk, Survivors
-from tests.build import HOUR, SALT, LogBuilder
+from tests.build import HOUR, LogBuilder
 from tests.cleaner.support import broken_drive, change_scratch, failing_scratch, full_drive, is_scratch
+from tests.cleaner.test_by_hash import ledger_of
 from tests.fakes.recording import RecordingFiles
 from tests.support.cleaning import by_hash
 from tests.support.damage import flip
@@ -134,10 +135,6 @@ def test_the_files_are_those_of_two_readings(
         log.wait(2 * HOUR)
 
 
-def ledger_of(log: LogBuilder) -> Ledger:
-    return Ledger.open(log.files, log.directory, log.log.segments, map_bytes=8 * MIB, salt=lambda: SALT)
-
-
 def known(log: LogBuilder, ledger: Ledger) -> dict[str, Any]:
     """Return what a garbage index holds."""
     offset_map = ledger.tracking.running._scan.map
@@ -169,7 +166,7 @@ def test_the_garbage_index_is_that_of_the_exact_map(
     for number in range(3):
         indexes = []
         for each, wanted in ((log, True), (exact, False)):
-            ledger = ledger_of(each)
+            ledger = ledger_of(each, 8 * MIB)
             with by_hash(wanted):
                 done = each.clean(strategy="generational", ledger=ledger, map_bytes=8 * MIB)
             indexes.append(known(each, ledger))

@@ -21,6 +21,7 @@ from tests.cleaner.transactional import (
     markers,
     offsets,
 )
+from tests.support.damage import flip
 
 DAY = 24 * HOUR
 
@@ -373,12 +374,11 @@ def test_a_flipped_bit_decides_nothing(users: LogBuilder, damaged: str) -> None:
     segment = users.log.segments[0 if damaged != "marker above the limit" else 1]
     header = list(segment.headers())[1 if damaged == "marker" else 0]
     path = Path(segment.file)
-    damaged = bytearray(path.read_bytes())
-    damaged[header.position + header.size - 1] ^= 1
-    path.write_bytes(damaged)
+    flip(path, header.position + header.size - 1)
+    before = path.read_bytes()
     with pytest.raises(DataError, match="users-0 is quarantined"):
         users.clean(due=damaged == "marker above the limit")
-    assert path.read_bytes() == damaged
+    assert path.read_bytes() == before
     assert quarantine.load(users.files, users.directory) is not None
 
 

@@ -62,12 +62,6 @@ def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("lastword-kernels-*"))
 
 
-def test_no_folder_where_a_file_lies(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert not native._private_folder(tmp_path / "file")
-    assert not native._private_folder(tmp_path / "file" / "below")
-
-
 def test_an_unusable_choice_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LASTWORD_CACHE_DIR", str(tmp_path / "file"))

@@ -4,8 +4,6 @@ nothing and stay.
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,36 +73,6 @@ def test_a_cleaning_refuses_what_is_undecided() -> None:
 def test_read_uncommitted_takes_them_as_they_are() -> None:
     log = [data(0, (b"a", b"1")), marker(1, commit=False), data(2, (b"a", b"2"))]
     assert check(segments(log, []), BIG, None, outcomes=Decisions()).dead.offsets().tolist() == [0]
-
-
-@pytest.mark.parametrize("now_ms", [None, T])
-def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
-    rng = random.Random(4)
-    log: list[bytes] = []
-    entries: list[AbortedTransaction] = []
-    aborted: set[int] = set()
-    offset = 0
-    while offset < 9000:
-        base = offset
-        pairs = [
-            (b"key-%d" % rng.randrange(700), None if rng.random() < 0.1 else b"v")
-            for _ in range(rng.randint(1, 40))
-        ]
-        log.append(data(offset, *pairs, bits=HORIZON if rng.random() < 0.3 else 0))
-        offset += len(pairs)
-        commit = rng.random() < 0.6
-        log.append(marker(offset, commit))
-        if not commit:
-            aborted.add(base)
-            entries.append(AbortedTransaction(5, base, offset, offset + 1))
-        offset += rng.choice([1, 1, 1, 1, 1, 1, 500])
-    sources = segments(log, range(0, len(log), 30), chunk_bytes=3000)
-    outcomes = Decisions(entries)
-    big = check(sources, BIG, now_ms, outcomes=outcomes, aborted=aborted)
-    for map_bytes in (1024, 2000, 4096):
-        tiny = check(sources, map_bytes, now_ms, outcomes=outcomes, aborted=aborted)
-        assert tiny.passes > 1
-        assert tiny.segments == big.segments
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from lastword.resolve.facts import SegmentCounts, digest_seed_of
 from tests.naive import running as naive
 from tests.naive.batches import walk
 from tests.naive.pack import Record, encode_batch, rebase
-from tests.naive.strategies import T, batches, keys
+from tests.naive.strategies import T, keys
 from tests.resolve.support import MemorySegment, segments
 from tests.resolve.test_resolver import dense, synthetic
 from tests.support.exhaustive import few
@@ -207,24 +207,6 @@ def test_always_as_one_full_resolution(data: st.DataObject) -> None:
 @given(st.data())
 def test_always_as_one_full_resolution_long(data: st.DataObject) -> None:
     live_through(data, 12)
-
-
-@settings(max_examples=few(20))
-@given(batches(most=12), st.lists(st.integers(1, 12), max_size=4), st.integers(0, 4))
-def test_absorbed_in_parts_or_resolved_at_once(log: list[bytes], cuts: list[int], split: int) -> None:
-    sources = segments(log, cuts, chunk_bytes=200)
-    running = RunningResolution(map_bytes=BIG, salt=SALT)
-    running.add_segments(sources[:split])
-    running.add_segments(sources[split:])
-    resolution, wanted = (
-        running.resolution(),
-        resolve(sources, map_bytes=BIG, salt=SALT, now_ms=T, due_below=0),
-    )
-    assert resolution.segments == wanted.segments
-    assert resolution.dead.offsets().tolist() == wanted.dead.offsets().tolist()
-    assert (resolution.distinct_keys, resolution.records, resolution.keyless, resolution.digest_seed) == (
-        wanted.distinct_keys, wanted.records, wanted.keyless, wanted.digest_seed,
-    )  # fmt: skip
 
 
 def test_few_keys_need_little_memory_between_two_uses() -> None:

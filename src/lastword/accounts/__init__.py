@@ -110,6 +110,14 @@ class PartitionAccount(Value):
         """Return the garbage of all segments."""
         return sum(segment.dead_bytes for segment in self.segments)
 
+    def late_ms(self, now_ms: int) -> int:
+        """Return by how long the oldest garbage has passed `max.compaction.lag.ms`; 0: it has not."""
+        due_ms = now_ms - self.max_compaction_lag_ms
+        if due_ms <= 0:
+            return 0  # no garbage is that old
+        died_ms = [segment.oldest_dead_ms for segment in self.segments if segment.dead_bytes]
+        return max(due_ms - min((ms for ms in died_ms if ms >= 0), default=due_ms), 0)
+
     @property
     def exact(self) -> bool:
         """Return whether no segment is estimated."""

@@ -85,11 +85,10 @@ class Ledger:
         map_bytes: int,
         salt: Callable[[], bytes] = lambda: os.urandom(16),
         scratch: str | None = None,
-        rebuilt_because: str = "",
     ) -> None:
         self.files = files
         self.directory = directory
-        self.rebuilt_because = rebuilt_because
+        self.rebuilt_because = ""
         self.invalid = False
         self.loaded_to = -1
         self.write_clock = 0
@@ -126,19 +125,22 @@ class Ledger:
             salt: Returns a secret for the map's hash.
             scratch: Directory for the map's keys; None: in memory.
         """
+        make = partial(cls, files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
+        ledger, why = make(), ""
         try:
             saved = snapshot.load_ledger(files, directory, map_bytes, scratch)
             if saved is None:
-                return cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
-            ledger = cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
+                return ledger
             why = ledger._restore(saved, segments)
         except CorruptFileError as error:
             why = f"damaged: {error.message}"
         except (KeyError, TypeError, ValueError, IndexError):
             why = "damaged: what it holds does not belong together"
         if why:
-            return cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch, rebuilt_because=why)
-        ledger.loaded_to = ledger.limit
+            ledger = make()
+            ledger.rebuilt_because = why
+        else:
+            ledger.loaded_to = ledger.limit
         return ledger
 
     # ---------------------------------------------------------------- state
@@ -157,11 +159,6 @@ class Ledger:
     def entries(self) -> list[SegmentEntry]:
         """Return the entry of each segment below the limit."""
         return self.tracking.entries
-
-    @property
-    def counts_copies(self) -> bool:
-        """Return whether a rewrite must report dropped records: the log has, or had, tombstones."""
-        return self.tracking.counts_copies
 
     @property
     def by_hash(self) -> bool:
@@ -316,7 +313,7 @@ class Ledger:
             portion = portions.popleft()
             left_bytes -= sum(segment.size for segment in portion)
             self.invalid = True  # a scan that is given up in its middle leaves no account
-            taken = self.tracking.take(
+            taken_bytes, why = self.tracking.take(
                 portion,
                 self.write_clock,
                 outcomes,
@@ -326,13 +323,13 @@ class Ledger:
                 place=place,
             )
             self.invalid = False
-            read_bytes += taken.read_bytes
-            self.scanned_bytes += taken.read_bytes
+            read_bytes += taken_bytes
+            self.scanned_bytes += taken_bytes
             self.scanned_segments += len(portion)
-            if taken.reset_because:
+            if why:
                 saved_clocks, self.deletes = self.deletes.saved_clocks, Deletes(self.tracking)
                 self.deletes.saved_clocks = saved_clocks
-                known, because, place = 0, taken.reset_because, None
+                known, because, place = 0, why, None
                 self.saved = "nothing"
                 self.rebuilt_because = because
                 if not sample and not self.exact:
@@ -423,7 +420,7 @@ class Ledger:
         If copies count, each chunk that is read reports its dropped records; `swapped` or `give_up` must
         follow.
         """
-        if not self.exact or not self.counts_copies or self.by_hash:
+        if not self.exact or not self.tracking.counts_copies or self.by_hash:
             return list(segments)
         return [Watched(segment, self.tracking.running, dead) for segment in segments]
 

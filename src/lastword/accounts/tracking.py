@@ -190,19 +190,6 @@ KEYS_DO_NOT_FIT = "its keys do not fit the memory"
 HASHES_UNSURE = "a map of hashes does not decide about its keys"
 
 
-@dataclass(frozen=True, slots=True)
-class TakenSegments:
-    """The result of adding segments.
-
-    Attributes:
-        read_bytes: Bytes that were read.
-        reset_because: Why all segments must be added again; empty: they were added.
-    """
-
-    read_bytes: int
-    reset_because: str
-
-
 class Tracking:
     """The map, and a `SegmentEntry` for each segment that it covers and that is still in the log.
 
@@ -378,11 +365,11 @@ class Tracking:
         *,
         more: Sequence[Segment],
         place: ScratchPlace | None = None,
-    ) -> TakenSegments:
-        """Add the segments `new`.
+    ) -> tuple[int, str]:
+        """Add the segments `new`; return the bytes that were read, and why all must be added again.
 
         If their keys do not fit, or copies must be counted from now on, everything is reset and nothing is
-        added.
+        added. The reason is empty if they were added.
 
         Args:
             new: The segments.
@@ -405,7 +392,7 @@ class Tracking:
         if noted is not None and noted.first >= 0:
             first = self.transactions_from
             self.transactions_from = noted.first if first < 0 else min(first, noted.first)
-        return TakenSegments(read, why)
+        return read, why
 
     def _meets_first_tombstone(self) -> bool:
         """Return whether there is a tombstone, for the first time."""

@@ -312,7 +312,7 @@ class DirectoryWork:
         held: Collection[TopicPartition],
     ) -> Iterator[CleaningTask]:
         """Return scans of new segments, and the best run of the drive by the accounts that are up to date."""
-        from lastword.cleaner.inspection import DrivePartition, inspect, late_ms
+        from lastword.cleaner.inspection import DrivePartition, inspect
         from lastword.cleaner.policy.generational import choose_drive
 
         now_ms = self.clock.now_ms()
@@ -325,7 +325,7 @@ class DirectoryWork:
         )
         account = inspection.account
         self._warn_once(inspection.errors.values())
-        late = {(part.topic, part.partition): late_ms(part, now_ms) for part in account.partitions}
+        late = {(part.topic, part.partition): part.late_ms(now_ms) for part in account.partitions}
         for stale in inspection.stale:
             if stale.tp not in held:
                 # The new segments of an overdue partition are scanned before its garbage can be removed.

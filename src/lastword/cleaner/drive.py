@@ -250,7 +250,7 @@ class DriveCleaner:
         account = self.inspect(now_ms, held)
         dead_bytes = {(part.topic, part.partition): part.dead_bytes for part in account.partitions}
         exact = {(part.topic, part.partition): part.exact for part in account.partitions}
-        choices, _ = outlook(account, now_ms)
+        choices = outlook(account, now_ms)
         several = len(choices) > 2  # the last one has no run
         by_tp: dict[tuple[str, int], list[Choice]] = {}
         for choice in choices[:-1]:
@@ -297,14 +297,14 @@ class DriveCleaner:
                 return {TopicPartition(run.topic, run.partition): [run]}
         account = self.inspect(now_ms, held, bounded=True)
         if self._executor.parallel:
-            return self._all_runs(outlook(account, now_ms)[0])
+            return self._all_runs(outlook(account, now_ms))
         chooser = DriveChooser(account, now_ms)
         if len(account.partitions) >= MANY_PARTITIONS:
             self._chooser, self._inspected = chooser, (began, self._clock.monotonic() - began)
         exact = [len(own.segments) for own in account.partitions if own.exact]
         most_runs = max(exact, default=0) // SEGMENTS_PER_RUN
         if most_runs > 1:
-            return self._all_runs(outlook(account, now_ms, most_runs)[0])
+            return self._all_runs(outlook(account, now_ms, most_runs))
         return self._all_runs([chooser.choose()])
 
     @staticmethod
@@ -449,8 +449,8 @@ def measure(ledgers: Ledgers, result: CleanRound) -> None:
 # ---------------------------------------------------------------- dry runs
 
 
-def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[list[Choice], DriveAccount]:
-    """Return the choices that would be made now, in order, and the account of the drive after them."""
+def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> list[Choice]:
+    """Return the choices that would be made now, in order."""
     choices: list[Choice] = []
     chooser = DriveChooser(drive, now_ms)
     accounts = {(account.topic, account.partition): account for account in drive.partitions}
@@ -462,7 +462,7 @@ def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[
         tp = choice.run.topic, choice.run.partition
         accounts[tp] = _rewritten(accounts[tp], choice.run, drive.write_clock)
         chooser.update(tp, accounts[tp])
-    return choices, replace(drive, partitions=tuple(accounts.values()))
+    return choices
 
 
 def planned(
@@ -483,7 +483,8 @@ def planned(
         choices: Choices of this partition, and the last one of the drive.
         context: A dry one.
     """
-    mine = [choice for choice in choices if _is_for(choice, (plan.topic, plan.partition))]
+    own = plan.topic, plan.partition
+    mine = [choice for choice in choices if choice.run and (choice.run.topic, choice.run.partition) == own]
     if not mine:
         held = leases.load(context.files, view.directory, plan.now_ms)
         return not_worth_it(plan, ledger, choices[-1], held)
@@ -496,10 +497,6 @@ def _is_estimate(partition: DrivePartition) -> bool:
     """Return whether a cleaning in this process uses newer accounts than this plan."""
     own = partition.ledgers.held(partition.tp)
     return own is not None and own.lacks(partition.log_dir.ledgers.held(partition.tp))
-
-
-def _is_for(choice: Choice, tp: tuple[str, int]) -> bool:
-    return choice.run is not None and (choice.run.topic, choice.run.partition) == tuple(tp)
 
 
 def _rewritten(account: PartitionAccount, run: SegmentRun, write_clock: int) -> PartitionAccount:

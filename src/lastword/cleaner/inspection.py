@@ -391,12 +391,6 @@ def limit_plan(
     return choose_for(log, partition.config, partition.request(), now_ms, dead_bytes=dead_bytes)
 
 
-def late_ms(account: PartitionAccount, now_ms: int) -> int:
-    """Return by how long the oldest garbage has passed `max.compaction.lag.ms`; 0: it has not."""
-    died_ms = [segment.oldest_dead_ms for segment in account.segments if segment.oldest_dead_ms >= 0]
-    return max(now_ms - min(died_ms) - account.max_compaction_lag_ms, 0) if died_ms else 0
-
-
 def _set_metrics(account: PartitionAccount, now_ms: int) -> None:
     labels, dead = (account.topic, str(account.partition)), account.dead_bytes
     exact, other = ("true", "false") if account.exact else ("false", "true")
@@ -412,7 +406,7 @@ def _set_metrics(account: PartitionAccount, now_ms: int) -> None:
         gauge.remove(*labels, other)
         gauge.set(value, *labels, exact)
     metrics.LOG_DIRTY_RATIO.set(dead / account.total_bytes if account.total_bytes else 0.0, *labels)
-    metrics.CLEANER_OVERDUE_SECONDS.set(late_ms(account, now_ms) / 1000, *labels)
+    metrics.CLEANER_OVERDUE_SECONDS.set(account.late_ms(now_ms) / 1000, *labels)
 
 
 def shifted(account: PartitionAccount, by: int) -> PartitionAccount:

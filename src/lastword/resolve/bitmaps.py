@@ -49,11 +49,6 @@ class DeadBitmaps:
         """Return the bitmaps for kernels."""
         return DeadBits(self.page_ids, self.page_slots, self.page_bits)
 
-    @property
-    def size_bytes(self) -> int:
-        """Return the memory of the bits."""
-        return self.page_ids.nbytes + self.page_slots.nbytes + self.page_bits.nbytes
-
     def mask(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each offset whether its bit is set; False for an offset without a record."""
         out = np.zeros(offsets.size, np.bool_)

@@ -153,26 +153,21 @@ class SegmentSource(Protocol):
     @property
     def base_offset(self) -> int:
         """Return the first offset that the segment may hold."""
-        ...
 
     @property
     def next_offset(self) -> int:
         """Return the offset after the segment."""
-        ...
 
     @property
     def size(self) -> int:
         """Return the bytes of the file."""
-        ...
 
     @property
     def file(self) -> str:
         """Return the name of the file, for errors."""
-        ...
 
     def chunk_reader(self, *, chunk_bytes: int = ..., verify: bool = ...) -> Iterator[Chunk]:
         """Return the chunks of the segment, in order."""
-        ...
 
 
 class TransactionOutcomes(Protocol):
@@ -186,7 +181,6 @@ class TransactionOutcomes(Protocol):
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
         """Return the `BatchOutcome` of each batch as uint8, from int64 columns of a chunk's table."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,16 +230,16 @@ class Resolution:
 
     segments: tuple[SegmentFacts, ...]
     dead: DeadBitmaps
-    passes: int
-    distinct_keys: int
-    map_bytes: int
-    map_bytes_used: int
-    map_used_ratio: float
-    probes: int
-    records: int
-    keyless: int
-    digest_seed: int
-    seconds: float
+    passes: int = 1
+    distinct_keys: int = 0
+    map_bytes: int = 0
+    map_bytes_used: int = 0
+    map_used_ratio: float = 0.0
+    probes: int = 0
+    records: int = 0
+    keyless: int = 0
+    digest_seed: int = 0
+    seconds: float = 0.0
     scratch_bytes: int = 0
 
 

@@ -87,11 +87,9 @@ class PartSource(SegmentSource, Protocol):
     @property
     def handle(self) -> Handle:
         """Return the file."""
-        ...
 
     def cuts(self, part_bytes: int) -> list[int]:
         """Return the first position, those of batches about `part_bytes` apart, and the end."""
-        ...
 
 
 _NO_ARENA = np.empty(0, np.uint8)

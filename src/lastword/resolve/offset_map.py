@@ -115,7 +115,6 @@ class OffsetMap:
         self.slots = np.empty(0, np.uint64)
         self.state = np.zeros(loops.STATE_FIELDS, np.int64) if state is None else state
         self.words = words_of(salt, digest_seed)
-        self.passes = 0
         self._unplaced = 0  # slots to make and fill before their first use
         self.peak_used = 0
         self.peak_bytes = 0
@@ -152,11 +151,6 @@ class OffsetMap:
         return self._slots_bytes + (self.arena_bytes if self.spill is None else 0)
 
     @property
-    def used_ratio(self) -> float:
-        """Return the used share of the capacity."""
-        return self._used / max(self._room(self._entry_bytes()), 1.0)
-
-    @property
     def probes(self) -> int:
         """Return the slots read since the map was made."""
         return int(self.state[loops.PROBES])
@@ -191,7 +185,6 @@ class OffsetMap:
     def start_pass(self, first_hash: int, last_hash: int) -> None:
         """Remove all keys, and set the range of hashes to take."""
         self.note_peak()
-        self.passes += 1
         self._set_range(first_hash, last_hash)
         self.state[loops.ARENA_END] = loops.ARENA_START
         self.state[loops.USED] = 0

@@ -189,10 +189,17 @@ class KeyScan:
                 yield ready.chunk
 
     def words_for(self, chunk: Chunk, max_records: Callable[[Chunk], int]) -> NDArray[np.uint64]:
-        """Return the seeds and the range of hashes of key batches; makes the map for the first chunk."""
+        """Return the seeds and the range of hashes of key batches.
+
+        Makes the map for the first chunk, with slots for the records that may come, if the budget has room.
+        """
         if self.map is None:
+            from lastword.records.columns import decode_columns
+
             chunk.decompress()
-            self._first_map(chunk, max_records(chunk))
+            lengths = decode_columns(chunk).key_length
+            keyed = lengths[lengths >= 0]
+            self.make_map(max_records(chunk), float(keyed.mean()) if keyed.size else 24.0)
         assert self.map is not None
         return self.map.words
 
@@ -231,14 +238,6 @@ class KeyScan:
                 row = int(np.searchsorted(chunk.table[:, fields.LAST_OFFSET], offset))
                 chunk.raise_status(row, status)
             make_room(chunk)
-
-    def _first_map(self, chunk: Chunk, max_records: int) -> OffsetMap:
-        """Make a map with slots for the records that may come, if the budget has room for them."""
-        from lastword.records.columns import decode_columns
-
-        lengths = decode_columns(chunk).key_length
-        keyed = lengths[lengths >= 0]
-        return self.make_map(max_records, float(keyed.mean()) if keyed.size else 24.0)
 
     def make_map(self, max_records: int, key_bytes: float) -> OffsetMap:
         """Make the map for this number of records and this average key size."""

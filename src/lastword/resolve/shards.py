@@ -219,7 +219,6 @@ def extract(
     rules: Rules,
     outcomes: TransactionOutcomes | None,
     old_due: Sequence[bool] = (),
-    progress: Callable[[int], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> dict[str, Any]:
     """Write the key batches of neighbouring segments to `out`, an empty file.
@@ -234,12 +233,12 @@ def extract(
         salt: As for `resolve`.
         rules: The rules of the resolution.
         outcomes: As for `resolve`.
-        old_due: As for `resolve`.
-        progress: Called with the bytes read, chunk by chunk.
+        old_due: For a cleaning, one for each source: whether its tombstones of magic 0 and 1 are due. These
+            formats have no delete horizon. Empty: none is due.
         block_bytes: Bytes of rows to keep in memory before they are written.
     """
     scan = _Extraction(out, shards, salt, rules, block_bytes)
-    scan.run(sources, following, outcomes, old_due, progress)
+    scan.run(sources, following, outcomes, old_due, lambda _: None)
     return scan.counts.to_parts()
 
 
@@ -266,10 +265,10 @@ class _Extraction(KeyScan):
         following: int | None,
         outcomes: TransactionOutcomes | None,
         old_due: Sequence[bool],
-        progress: Callable[[int], None] | None,
+        progress: Callable[[int], None],
         threads: int = 1,
     ) -> None:
-        """Read the segments and write the file; arguments as for `extract`."""
+        """Read the segments and write the file; `progress` is called with the bytes of each chunk."""
         self.counts.add(sources)
         chunks = self.take(
             sources,
@@ -283,8 +282,7 @@ class _Extraction(KeyScan):
             for chunk in chunks:
                 if following is not None and chunk.next_offset > following:
                     chunk.raise_status(chunk.rows - 1, kernels.BAD_OFFSET)
-                if progress is not None:
-                    progress(chunk.size_bytes)
+                progress(chunk.size_bytes)
         self._writer.finish()
 
     def words_for(self, chunk: Chunk, max_records: Callable[[Chunk], int]) -> NDArray[np.uint64]:
@@ -664,7 +662,6 @@ def merge_resolutions(
     return Resolution(
         segments=facts,
         dead=dead,
-        passes=1,
         distinct_keys=sum(shard.distinct_keys for shard in shards),
         map_bytes=map_bytes,
         map_bytes_used=max((shard.map_bytes_used for shard in shards), default=0),

@@ -120,7 +120,11 @@ class Survivors:
             if not self._next_block(most, memory_bytes):
                 self._full = True
                 return
-        table, before = self._needed(chunk, table, before)
+        # Without the rows of batches of which not even a header may stay.
+        needed = (table[:, fields.COUNT] > 0) | (chunk.table[:, fields.COUNT] == 0)
+        needed |= table[:, fields.PRODUCER_ID] >= 0
+        needed[-1] = True  # it may end its group
+        table, before = table[needed], before[needed]
         data = self._block[self._used : end + kernels.SLACK]
         table[:, fields.POSITION] -= self._used
         table[:, fields.RECORDS_POSITION : fields.RECORDS_END + 1] -= self._used
@@ -134,15 +138,6 @@ class Survivors:
             self._full = True
             return
         self._chunks.setdefault(segment, []).append(kept)
-
-    def _needed(
-        self, chunk: Chunk, table: NDArray[np.int64], before: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows without those of batches of which not even a header may stay."""
-        needed = (table[:, fields.COUNT] > 0) | (chunk.table[:, fields.COUNT] == 0)
-        needed |= table[:, fields.PRODUCER_ID] >= 0
-        needed[-1] = True  # it may end its group
-        return table[needed], before[needed]
 
     def release(self) -> None:
         """Forget the chunks in memory: the map needs the room."""

@@ -149,7 +149,6 @@ def resolve(
     salt: bytes,
     now_ms: int | None,
     outcomes: TransactionOutcomes | None = None,
-    old_due: Sequence[bool] = (),
     due_below: int = NEVER,
     progress: Callable[[int, int], None] | None = None,
     threads: int = 1,
@@ -168,8 +167,6 @@ def resolve(
         outcomes: The outcomes of the transactions in `sources`. Records of aborted transactions supersede
             nothing and are dead. Those of ongoing transactions supersede nothing and stay; a cleaning must
             not contain any. None: there are no transactions.
-        old_due: For a cleaning, one for each source: whether its tombstones of magic 0 and 1 are due. These
-            formats have no delete horizon. Empty: none is due.
         due_below: For a cleaning: tombstones at this offset and above are not due, whatever their horizon,
             because a reader that holds a lease has not passed them.
         progress: Called with (bytes done, bytes of all passes up to this one) after every chunk.
@@ -188,7 +185,6 @@ def resolve(
         "salt": salt,
         "rules": Rules.of(now_ms, due_below),
         "outcomes": outcomes,
-        "old_due": old_due,
         "threads": threads,
     }
     return LogResolver(sources, place, progress, None, by_hash=by_hash, **arguments).run()

@@ -17,21 +17,28 @@ published by the usual swap, if the certificate agrees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from struct import Struct
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from google_crc32c import value as crc32c
 
 from lastword.cleaner.engine import lease_guard, report
-from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, clean, limits_of
-from lastword.cleaner.engine.report import BuiltGroup, PreparedCleaning
+from lastword.cleaner.engine.cleaning import (
+    CleanableLog,
+    CleanContext,
+    Liveness,
+    ScanResult,
+    Steps,
+    clean,
+    limits_of,
+)
+from lastword.cleaner.engine.report import PreparedCleaning
 from lastword.cleaner.engine.sinks import Collector, CountingSink, exact_plan
 from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
 from lastword.cleaner.job_files import (
@@ -269,7 +276,7 @@ class JobLog(NamedTuple):
         return self.store.directory
 
 
-class ShardedScan:
+class ShardedScan(Liveness):
     """Liveness of one group, from the files of the job's shards."""
 
     def __init__(self, files: Files, job: ShardedJob, number: int) -> None:
@@ -277,14 +284,6 @@ class ShardedScan:
         self._group = (groups_of(files, job) or ())[number]
         self._resolution = _resolution(files, job, self._group)
         self._transactions = _transaction_facts(files, job)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
         """Return 0: the scan is done."""
@@ -311,16 +310,9 @@ class ShardedScan:
         """Return the highest offset of a tombstone that this group drops for its age; -1: none."""
         return lease_guard.highest_due(self._scan, group, self._plan.now_ms, self._job.due_below)
 
-    def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
-        """Publish a group."""
-        swap()
-
     def first_dirty(self) -> int:
         """Return the checkpoint to record when every group is published."""
         return self._plan.limit
-
-    def waiting(self) -> None:
-        """Return nothing: the tombstones are as the rewrite counted them."""
 
     def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
         """Return no offsets: leases were applied when the job began."""

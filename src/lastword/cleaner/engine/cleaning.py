@@ -14,10 +14,11 @@ docstring of `lastword.cleaner` lists the cases.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
 from lastword.cleaner.engine.throttle import PacedHandle, PacedStored, Stopped
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from lastword.resolve.survivors import Survivors
 
 
-T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
@@ -52,32 +52,26 @@ class CleanableLog(Protocol):
     @property
     def topic(self) -> str:
         """Return the topic."""
-        ...
 
     @property
     def partition(self) -> int:
         """Return the number of the partition."""
-        ...
 
     @property
     def directory(self) -> str:
         """Return the directory of the partition."""
-        ...
 
     @property
     def store(self) -> DirectorySegments:
         """Return the store of the log's segments."""
-        ...
 
     @property
     def log_start(self) -> int:
         """Return the first offset that can be read."""
-        ...
 
     @property
     def segments(self) -> Sequence[Segment]:
         """Return all segments, ascending."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +149,22 @@ class ScanResult:
     survivors: Survivors | None = None
 
 
-class Liveness(Protocol):
+class Liveness(ABC):
     """Which records of a log are dead. For one cleaning, entered before it and left after it."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
-        """Return how many bytes the scan will read."""
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        """Return how many bytes the scan will read: the log below the limit."""
+        return sum(segment.size for segment in below(segments, plan.limit))
+
+    @abstractmethod
     def scan(
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult | Plan:
@@ -181,18 +178,23 @@ class Liveness(Protocol):
             steps: Progress.
         """
 
+    @abstractmethod
     def highest_due(self, group: SegmentGroup) -> int:
         """Return the highest offset of a tombstone that this group drops for its age; -1: none."""
 
     def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
         """Publish a group by `swap`, which returns the new segment, and account for it."""
+        swap()
 
+    @abstractmethod
     def first_dirty(self) -> int:
         """Return the checkpoint to record when every group is published."""
 
     def waiting(self) -> TombstonesWaiting | None:
         """Return the tombstones that are left; None: as the rewrite counted them."""
+        return None
 
+    @abstractmethod
     def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
         """Return the offsets of tombstones that nothing but a lease keeps."""
 
@@ -209,25 +211,25 @@ class RewriteInput:
     highest_due: Callable[[SegmentGroup], int]
 
 
-class Sink(Protocol[T_co]):
+class Sink(ABC, Generic[T]):
     """The use of the groups. `verb`: `clean` or `plan`, for progress."""
 
-    @property
-    def verb(self) -> str:
-        """Return the verb for progress."""
-        ...
+    verb = "clean"
 
-    def take(self, rewrite: RewriteInput, liveness: Liveness) -> T_co:
+    @abstractmethod
+    def take(self, rewrite: RewriteInput, liveness: Liveness) -> T:
         """Rewrite every group, lowest offsets first, and return the result."""
 
-    def kept(self, plan: Plan) -> T_co:
+    @abstractmethod
+    def kept(self, plan: Plan) -> T:
         """Return the result of a cleaning that the scan found not worth it."""
 
-    def stopped(self) -> T_co:
-        """Return the result of a cleaning that was stopped while it scanned."""
+    def stopped(self) -> T:
+        """Return the result of a cleaning that was stopped while it scanned: that of an open log alone."""
+        raise AssertionError("only a cleaning of an open log is stopped")
 
     def failed(self) -> None:
-        """Count a cleaning that failed while it scanned."""
+        """Count a cleaning of an open log that failed while it scanned."""
 
 
 def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], context: CleanContext) -> T:
@@ -286,15 +288,11 @@ class Steps:
         """Count a chunk of the scan; further passes increase the total."""
         self._total_bytes += total_bytes - self._map_bytes
         self._map_bytes = total_bytes
-        self._step(done_bytes - self._done_bytes)
+        self.rewritten(done_bytes - self._done_bytes)
 
     def expect(self, rewrite_bytes: int) -> None:
         """Set the bytes that are left, once they are known."""
         self._total_bytes = self._done_bytes + rewrite_bytes
-
-    def rewritten(self, chunk_bytes: int) -> None:
-        """Count a chunk of the rewrite."""
-        self._step(chunk_bytes)
 
     def give_up(self) -> None:
         """End all further steps: their result is not needed any more."""
@@ -305,7 +303,8 @@ class Steps:
         if self._given_up or (self._stop is not None and self._stop()):
             raise Stopped
 
-    def _step(self, chunk_bytes: int) -> None:
+    def rewritten(self, chunk_bytes: int) -> None:
+        """Count a chunk of the rewrite."""
         self.check()
         self._done_bytes += chunk_bytes
         if self._progress is not None:

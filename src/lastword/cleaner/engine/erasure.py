@@ -18,8 +18,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from lastword.cleaner.engine.build import threads_for
 from lastword.cleaner.engine.cleaning import (
     CleanableLog,
     CleanContext,
+    Liveness,
     ScanResult,
     Steps,
     below,
@@ -37,9 +37,9 @@ from lastword.cleaner.engine.cleaning import (
     limits_of,
 )
 from lastword.cleaner.engine.partition import alone, prepare
-from lastword.cleaner.engine.report import BuiltGroup, CleanRound, TombstonesWaiting
+from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.engine.sinks import Publisher
-from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
+from lastword.cleaner.engine.transactions import TransactionFacts, walked
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.groups import SegmentGroup, group
 from lastword.cleaner.policy.plan import CleanRequest, Plan
@@ -227,7 +227,7 @@ def _call_with_values(columns: RecordColumns, chunk: Chunk, on_value: OnValue) -
             on_value(chunk.uncompressed[start : start + size].tobytes())
 
 
-class KeyErasure:
+class KeyErasure(Liveness):
     """The records of keys up to the tombstone of each are dead, and no others.
 
     Attributes:
@@ -242,18 +242,6 @@ class KeyErasure:
         self._keys, self._on_value = keys, on_value
         self._end = np.where(tombstones < 0, -1, tombstones + drops_tombstones)
         self._dropped = np.empty(0, np.int64)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
-        """Return how many bytes the scan will read."""
-        return sum(segment.size for segment in below(segments, plan.limit))
 
     def scan(
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
@@ -281,26 +269,16 @@ class KeyErasure:
         self.removed, self._dropped = np.concatenate(removed), np.concatenate(dropped)
         facts = counts.facts()
         seconds = context.clock.monotonic() - started
-        resolution = Resolution(
-            facts,
-            DeadBitmaps.of(self.removed),
-            1,
-            0,
-            0,
-            0,
-            0.0,
-            0,
-            int(counts.records.sum()),
-            0,
-            seed,
-            seconds,
-        )
+        records, dead = int(counts.records.sum()), DeadBitmaps.of(self.removed)
+        resolution = Resolution(facts, dead, records=records, digest_seed=seed, seconds=seconds)
         groups = group(facts, limits_of(plan)) if self.removed.size else ()
         if not groups:
             return replace(plan, action="keep")
         stats = report.scan_stats(plan, resolution)
         threads = threads_for(sum(group.size_bytes for group in groups), context.threads)
-        transactions = _kept_transactions(segments, plan, first_transaction)
+        met = walked(segments, plan.limit, plan.now_ms, plan.producer_expiration_ms, first_transaction)
+        # Every control batch and every aborted transaction stays as it is.
+        transactions = TransactionFacts(aborted=met.aborted, spoke_ms=met.spoke_ms)
         return ScanResult(sources, resolution, groups, transactions, stats, Leases(), threads)
 
     def _count(
@@ -338,30 +316,13 @@ class KeyErasure:
         at = int(np.searchsorted(self._dropped, group.next_offset)) - 1
         return int(self._dropped[at]) if at >= 0 and self._dropped[at] >= group.base_offset else -1
 
-    def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
-        """Publish a group."""
-        swap()
-
     def first_dirty(self) -> int:
         """Return 0, which is not recorded: garbage of other keys may be left anywhere."""
         return 0
 
-    def waiting(self) -> TombstonesWaiting | None:
-        """Return None: other tombstones are not counted."""
-        return None
-
     def held_back(self, scan: ScanResult) -> Int64s:
         """Return no offsets: leases keep nothing from an erasure."""
         return np.empty(0, np.int64)
-
-
-def _kept_transactions(segments: Sequence[Segment], plan: Plan, first_offset: int) -> TransactionFacts:
-    """Return the facts by which every control batch and every aborted transaction stays as it is."""
-    if first_offset < 0:
-        return NOTHING
-    walk = Transactions(segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
-    walk.walk(first_offset)
-    return TransactionFacts(aborted=walk.facts.aborted, spoke_ms=walk.facts.spoke_ms)
 
 
 @dataclass(frozen=True, slots=True)

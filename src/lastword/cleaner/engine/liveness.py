@@ -20,15 +20,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from lastword.accounts import DriveAccount, PartitionAccount
 from lastword.accounts.ledger import Watched
 from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import threads_for
-from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, below, limits_of
+from lastword.cleaner.engine.cleaning import (
+    CleanableLog,
+    CleanContext,
+    Liveness,
+    ScanResult,
+    Steps,
+    below,
+    limits_of,
+)
 from lastword.cleaner.engine.report import BuiltGroup, TombstonesWaiting
-from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
+from lastword.cleaner.engine.transactions import TransactionFacts, Transactions, walked
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.generational import Choice, SegmentRun, all_garbage, because, choose_drive
 from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup, cut, group, needs_rewrite
@@ -53,7 +61,7 @@ if TYPE_CHECKING:
     from lastword.resolve.whole import MapPlan
 
 
-class FullScan:
+class FullScan(Liveness):
     """Reads every segment below the limit.
 
     Args:
@@ -78,18 +86,11 @@ class FullScan:
         self._is_full = is_full
         self._survivors: Survivors | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._survivors is not None:
             self._survivors.close()
-
-    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
-        """Return how many bytes the scan will read."""
-        return sum(segment.size for segment in below(segments, plan.limit))
 
     def scan(
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
@@ -150,24 +151,16 @@ class FullScan:
         """Return the highest offset of a tombstone that this group drops for its age; -1: none."""
         return lease_guard.highest_due(self._scan, group, self._plan.now_ms, self._scan.leases.floor)
 
-    def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
-        """Publish a group."""
-        swap()
-
     def first_dirty(self) -> int:
         """Return the checkpoint to record when every group is published."""
         return self._plan.limit
-
-    def waiting(self) -> TombstonesWaiting | None:
-        """Return the tombstones that are left; None: as the rewrite counted them."""
-        return None
 
     def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
         """Return the offsets of tombstones that nothing but a lease keeps."""
         return lease_guard.held_back(scan, self._plan.now_ms)
 
 
-class KeptAccounts:
+class KeptAccounts(Liveness):
     """The accounts of each segment's garbage, with the running map of all keys or of a sample.
 
     Args:
@@ -206,9 +199,6 @@ class KeptAccounts:
         self._unpublished = 0
         self._survivors: Survivors | None = None
         self._facts: Sequence[SegmentFacts] = ()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -257,9 +247,9 @@ class KeptAccounts:
         self._plan = plan
         reasons: tuple[Reason, ...] = ()
         if self._runs is None and self._space_target is not None:
-            choice = choose_alone(
-                log, self._config, ledger, space_target=self._space_target, now_ms=plan.now_ms
-            )
+            own = account_of(log, self._config, ledger, drive=log.directory)
+            drive = DriveAccount(log.directory, ledger.write_clock, self._space_target, 0.0, (own,))
+            choice = choose_drive(drive, plan.now_ms)
             if choice.run is None:
                 held = leases.load(context.files, log.directory, plan.now_ms)
                 return not_worth_it(plan, ledger, choice, held)
@@ -278,7 +268,8 @@ class KeptAccounts:
             return self._full.scan(log, segments, plan, whole, steps)
         seconds = context.clock.monotonic() - started
         resolution = ledger.resolution()
-        transactions = transactions_of(ledger, log, plan)
+        first, expiration_ms = ledger.transactions_from, plan.producer_expiration_ms
+        transactions = walked(log.segments, plan.limit, plan.now_ms, expiration_ms, first)
         runs: Sequence[SegmentRun | None] = [None] if self._runs is None else self._runs
         groups = tuple(
             group for run in runs for group in groups_of(resolution, transactions, limits_of(plan), run)
@@ -468,15 +459,6 @@ def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
     ]
 
 
-def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> TransactionFacts:
-    """Return the control batches that go, by a walk over headers if the log has transactions."""
-    if ledger.transactions_from < 0:
-        return NOTHING
-    transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
-    transactions.walk(ledger.transactions_from)
-    return transactions.facts
-
-
 # ---------------------------------------------------------------- accounts
 
 
@@ -490,14 +472,6 @@ def account_of(log: CleanableLog, config: TopicConfig, ledger: Ledger, *, drive:
         total_bytes=sum(segment.size for segment in log.segments),
         log_start=log.log_start,
     )
-
-
-def choose_alone(
-    log: CleanableLog, config: TopicConfig, ledger: Ledger, *, space_target: float, now_ms: int
-) -> Choice:
-    """Choose what is due if the partition has a drive of its own."""
-    own = account_of(log, config, ledger, drive=log.directory)
-    return choose_drive(DriveAccount(log.directory, ledger.write_clock, space_target, 0.0, (own,)), now_ms)
 
 
 def held_back(ledger: Ledger, plan: Plan, held: Leases) -> NDArray[np.int64]:

@@ -98,7 +98,6 @@ def plan_partition(
     context: CleanContext,
     *,
     held: Ledger | None = None,
-    space_target: float = DEFAULT_SPACE_TARGET,
 ) -> Plan:
     """Return the plan of `clean_partition` now: scan the log, and count the bytes of the rewrite.
 
@@ -111,7 +110,6 @@ def plan_partition(
         request: The kind of the cleaning.
         context: A dry one.
         held: The accounts in memory, whose clocks of tombstones are used.
-        space_target: Space target, as if the partition had a drive of its own.
     """
     plan = chosen_plan(view, config, request, context.files, context.clock)
     if plan.action != "clean":
@@ -125,7 +123,7 @@ def plan_partition(
         if held is not None and held.exact:
             ledger.deletes.clocks.offset, ledger.deletes.clocks.since_ms = held.deletes.running()
         is_estimate = ledger.lacks(held)
-        liveness = KeptAccounts(ledger, config, space_target=space_target if request.due else None)
+        liveness = KeptAccounts(ledger, config, space_target=DEFAULT_SPACE_TARGET if request.due else None)
     counted = dry_run(view, plan, liveness, context)
     return replace(counted, exact=False) if is_estimate else counted
 

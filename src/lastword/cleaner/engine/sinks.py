@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import rewrite_each
+from lastword.cleaner.engine.cleaning import Sink
 from lastword.cleaner.engine.report import (
     BuiltGroup,
     CleanRound,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from lastword.resolve import SegmentFacts
 
 
-class Publisher:
+class Publisher(Sink[CleanRound | None]):
     """Swaps each certified group in, then records how far the log is clean.
 
     The order protects deletes: when a tombstone is removed, older copies below it are removed before it or
@@ -49,8 +50,6 @@ class Publisher:
         published: base offsets of groups that were swapped in by a process that is gone.
         holds_leases: a lease below a dropped tombstone stops the cleaning; False: its reader is refused.
     """
-
-    verb = "clean"
 
     def __init__(
         self,
@@ -190,15 +189,13 @@ def _output(store: DirectorySegments, built: BuiltGroup) -> Segment:
     return output
 
 
-class Collector:
+class Collector(Sink[PreparedCleaning]):
     """Keeps each certified group for a `Publisher` elsewhere. Takes no lock.
 
     Args:
         view: gets each output in the place of its sources, for the next cleaning by the same accounts.
         staged_in: a location for outputs, if they are not made beside the log.
     """
-
-    verb = "clean"
 
     def __init__(self, plan: Plan, view: PartitionView | None = None, staged_in: str | None = None) -> None:
         self._plan = plan
@@ -222,13 +219,6 @@ class Collector:
         """Return a cleaning without groups."""
         return PreparedCleaning(self._plan, report.NOTHING_SCANNED, (), self._plan.start)
 
-    def stopped(self) -> PreparedCleaning:
-        """Raise: a cleaning that is built elsewhere is never stopped."""
-        raise AssertionError("a cleaning that is built elsewhere is not stopped")
-
-    def failed(self) -> None:
-        """Do nothing: the failure is counted where the log is open."""
-
     def _replaced(self, group: BuiltGroup) -> Segment:
         assert self._view is not None
         output = _output(self._view.store, group)
@@ -239,7 +229,7 @@ class Collector:
         return output
 
 
-class CountingSink:
+class CountingSink(Sink[Plan]):
     """Counts what a rewrite would write, to the byte: the dry run."""
 
     verb = "plan"
@@ -271,13 +261,6 @@ class CountingSink:
     def kept(self, plan: Plan) -> Plan:
         """Return the plan that keeps the partition."""
         return plan
-
-    def stopped(self) -> Plan:
-        """Raise: a dry run is never stopped."""
-        raise AssertionError("a dry run is not stopped")
-
-    def failed(self) -> None:
-        """Do nothing: a dry run counts for no metric."""
 
 
 def written_bytes_of(rewrite: RewriteInput) -> Iterable[int]:

@@ -105,6 +105,16 @@ class Transactions:
         return self._decisions
 
 
+def walked(
+    segments: Sequence[Segment], limit: int, now_ms: int, expiration_ms: int, first_offset: int
+) -> TransactionFacts:
+    """Return the facts by a walk from the first transactional batch on; below 0: the log has none."""
+    transactions = Transactions(segments, limit, now_ms, expiration_ms)
+    if first_offset >= 0:
+        transactions.walk(first_offset)
+    return transactions.facts
+
+
 class _Control(NamedTuple):
     """A control batch of whose transaction no batch is left."""
 

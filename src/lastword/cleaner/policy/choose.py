@@ -126,12 +126,6 @@ def choose(
         action="clean",
         due=True if due else None,  # False once there is a reason to keep it
         strategy=strategy,
-        segments=0,
-        read_bytes=0,
-        write_bytes=0,
-        free_bytes=0,
-        exact=False,
-        reasons=(),
         log_start=log.log_start,
         start=start,
         limit=start,
@@ -160,7 +154,8 @@ def choose(
     if not rolls and log.may_roll:
         decided = ends.cleanable_offset >= log.log_end
         rolls = outgrown = decided and is_outgrown(segments, config, dead_bytes, now_ms)
-    plan, closed = _bounded(plan, segments, config, ends, rolls, dead_bytes)
+    closed, reasons = _cleanable(plan, segments, config, ends, rolls, dead_bytes)
+    plan = _bounded(plan, segments, closed, reasons)
     if outgrown and len(closed) == len(segments):
         times = f"more than {OUTGROWN_TIMES} times the live bytes of the closed segments"
         text = (
@@ -255,19 +250,13 @@ class _Ends(NamedTuple):
 
 
 def _bounded(
-    plan: Plan,
-    segments: Sequence[Choosable],
-    config: TopicConfig,
-    ends: _Ends,
-    rolls: bool,
-    dead_bytes: int,
-) -> tuple[Plan, Sequence[Choosable]]:
-    """Return the plan with the limit of its cleaning and the segments below; kept if there are none."""
-    closed, reasons = _cleanable(plan, segments, config, ends, rolls, dead_bytes)
+    plan: Plan, segments: Sequence[Choosable], closed: Sequence[Choosable], reasons: Sequence[Reason]
+) -> Plan:
+    """Return the plan with the limit behind the `closed` segments; kept if there are none."""
     if not closed:
         plan = replace(plan, reasons=tuple(reasons[1:]))
         why = reasons[0] if reasons else Reason(codes.NEWEST, "the log is empty")
-        return plan.kept(why.code, why.text), closed
+        return plan.kept(why.code, why.text)
     limit = closed[-1].next_offset if len(closed) == len(segments) else segments[len(closed)].base_offset
     dirty_bytes = _dirty_bytes(segments, len(closed), plan.start, to_the_byte=plan.strategy == "kafka")
     total_bytes = sum(s.size for s in closed)
@@ -284,7 +273,7 @@ def _bounded(
     )
     if total_bytes == 0:
         plan = plan.kept(codes.NEWEST, "the log holds no records")
-    return plan, closed
+    return plan
 
 
 def _rolls_by_age(segments: Sequence[Choosable], config: TopicConfig, now_ms: int) -> bool:

@@ -192,7 +192,7 @@ class Columns:
 def best_runs(
     partition: PartitionAccount, columns: Columns, *, overdue_ms: int | None = None
 ) -> list[SegmentRun]:
-    """Return the ten runs with the highest scores, of all that hold garbage.
+    """Return the ten runs with the highest scores, of all that hold garbage, by their `order`.
 
     Args:
         partition: The partition.
@@ -342,7 +342,7 @@ class _Part:
     @cached_property
     def best(self) -> tuple[SegmentRun, ...]:
         """Return the best runs of all garbage."""
-        return tuple(_in_order(best_runs(self.account, self.columns)))
+        return tuple(best_runs(self.account, self.columns))
 
     @cached_property
     def merge(self) -> SegmentRun | None:
@@ -356,14 +356,6 @@ class _Part:
     @property
     def name(self) -> str:
         return f"{self.account.topic}-{self.account.partition}"
-
-    def late_ms(self, now_ms: int) -> int:
-        """Return by how long the oldest garbage has passed `max.compaction.lag.ms`; 0 or less: it has not."""
-        due_ms = now_ms - self.account.max_compaction_lag_ms
-        if due_ms <= 0:
-            return 0
-        died_ms = [segment.oldest_dead_ms for segment in self.account.segments if segment.dead_bytes]
-        return due_ms - min((ms for ms in died_ms if ms >= 0), default=due_ms)
 
     @property
     def largest(self) -> float:
@@ -380,10 +372,6 @@ class _Part:
         if allowed <= 0:
             return float("inf") if self.garbage_bytes else 0.0
         return self.garbage_bytes / allowed
-
-
-def _in_order(runs: Sequence[SegmentRun]) -> list[SegmentRun]:
-    return sorted(runs, key=lambda run: run.order)
 
 
 class _Ranking:
@@ -475,7 +463,7 @@ class DriveChooser:
         part = _Part(account, self._drive) if account is not None and _ours(account) else None
         self._parts[number] = part
         self._add(number, 1)
-        late_ms = 0 if part is None else part.late_ms(self._now_ms)
+        late_ms = 0 if part is None else part.account.late_ms(self._now_ms)
         self._late.put(number, [((-late_ms, *part.tp), (late_ms, part))] if part and late_ms > 0 else ())
         self._over.put(number, [((-part.excess, *part.tp), part)] if part and part.excess > 1 else ())
         many = part is not None and crowded(part.account)
@@ -495,7 +483,7 @@ class DriveChooser:
     def _overdue(self) -> Choice | None:
         for late_ms, part in self._late.first(1):
             overdue_ms = self._now_ms - part.account.max_compaction_lag_ms - 1
-            best = tuple(_in_order(best_runs(part.account, part.columns, overdue_ms=overdue_ms)))
+            best = tuple(best_runs(part.account, part.columns, overdue_ms=overdue_ms))
             text = f"{part.name} holds garbage {format_duration(late_ms)} past its max.compaction.lag.ms"
             if best:
                 return Choice(self._drive.drive, "overdue", best[0], best, text)

@@ -104,12 +104,12 @@ class Plan(Value):
     action: Action
     due: bool | None
     strategy: str
-    segments: int
-    read_bytes: int
-    write_bytes: int
-    free_bytes: int
-    exact: bool
-    reasons: tuple[Reason, ...]
+    segments: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    free_bytes: int = 0
+    exact: bool = False
+    reasons: tuple[Reason, ...] = ()
     log_start: int = 0
     start: int = 0
     limit: int = 0

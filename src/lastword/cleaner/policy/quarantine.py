@@ -75,11 +75,10 @@ def load(files: Files, directory: str) -> Quarantine | None:
         return Quarantine(reason=f"{path} is there, but not readable", time_ms=0, file=path)
 
 
-def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quarantine:
+def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> None:
     """Save that `error` stopped the cleaning of this partition, durably. The first reason is kept."""
-    there = load(files, directory)
-    if there is not None:
-        return there
+    if load(files, directory) is not None:
+        return
     quarantine = Quarantine(
         reason=error.message,
         time_ms=now_ms,
@@ -93,7 +92,6 @@ def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quar
         files.mkdir(ours)
         files.fsync_dir(directory)
     FORM.save(files, _path(directory), quarantine.to_dict())
-    return quarantine
 
 
 @contextmanager
