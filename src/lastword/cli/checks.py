@@ -30,12 +30,7 @@ lastword verify data/users-0 --json
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `verify` and `audit`."""
-    command(app, "verify", usage="DIR [TOPIC...]", examples=VERIFY_EXAMPLES)(verify)
-    command(app, "audit", usage="DIR [TOPIC] OTHER", examples=AUDIT_EXAMPLES)(audit)
-
-
+@command("verify", usage="DIR [TOPIC...]", examples=VERIFY_EXAMPLES)
 def verify(
     out: Session,
     target: AnyTopics,
@@ -125,6 +120,7 @@ lastword audit data /backup/data
 """
 
 
+@command("audit", usage="DIR [TOPIC] OTHER", examples=AUDIT_EXAMPLES)
 def audit(
     out: Session,
     directory: Directory,

@@ -22,11 +22,7 @@ lastword copy data copied
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command `copy`."""
-    command(app, "copy", usage="SRC DST [TOPIC...]", examples=EXAMPLES, changes=True)(copy)
-
-
+@command("copy", usage="SRC DST [TOPIC...]", examples=EXAMPLES, changes=True)
 def copy(
     out: Session,
     source: Annotated[str, argument("SRC", "a log directory or a URL; it is not changed")],

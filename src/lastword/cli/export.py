@@ -30,11 +30,7 @@ lastword export data users --to delta:lake/users --every 1m
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command `export`."""
-    command(app, "export", usage="DIR TOPIC --to delta:PATH", examples=EXAMPLES)(export)
-
-
+@command("export", usage="DIR TOPIC --to delta:PATH", examples=EXAMPLES)
 def export(
     out: Session,
     target: WholeTopic,

@@ -49,11 +49,7 @@ HANGS_MS = 900_000
 """A coordinator ends a transaction after this time: the default of `transaction.max.timeout.ms`."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command `ls`."""
-    command(app, "ls", usage="DIR [TOPIC...]", examples=EXAMPLES)(ls)
-
-
+@command("ls", usage="DIR [TOPIC...]", examples=EXAMPLES)
 def ls(
     out: Session,
     target: AnyTopics,

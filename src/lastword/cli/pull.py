@@ -25,11 +25,7 @@ lastword pull kafka:9093 users --to data --follow --client-config client.propert
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command `pull`."""
-    command(app, "pull", usage="HOST:PORT [TOPIC...] --to DIR", examples=EXAMPLES, changes=True)(pull)
-
-
+@command("pull", usage="HOST:PORT [TOPIC...] --to DIR", examples=EXAMPLES, changes=True)
 def pull(
     out: Session,
     bootstrap: Annotated[str, argument("HOST:PORT", "a broker of the cluster; several with commas")],

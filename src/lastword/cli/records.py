@@ -42,17 +42,8 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import Ack
     from lastword.api.reader import View
     from lastword.api.record import Record
-    from lastword.api.topic import Topic
+    from lastword.api.restore import Restored
     from lastword.files import Files
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands `append`, `read`, `get`, `restore` and `dump`."""
-    command(app, "append", usage="DIR TOPIC [KEY VALUE]", examples=APPEND_EXAMPLES, changes=True)(append)
-    command(app, "read", usage="DIR TOPIC", examples=READ_EXAMPLES)(read)
-    command(app, "get", usage="DIR TOPIC KEY...", examples=GET_EXAMPLES)(get)
-    command(app, "restore", usage="DIR [TOPIC] OUT", examples=RESTORE_EXAMPLES)(restore)
-    command(app, "dump", usage="FILE...", examples=DUMP_EXAMPLES)(dump)
 
 
 APPEND_EXAMPLES = """
@@ -67,6 +58,7 @@ printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
 FIELDS = ("key", "value", "headers", "timestamp", "type", "topic", "partition", "offset", "timestamp_type")
 
 
+@command("append", usage="DIR TOPIC [KEY VALUE]", examples=APPEND_EXAMPLES, changes=True)
 def append(
     out: Session,
     directory: Directory,
@@ -101,7 +93,14 @@ def append(
         into = logs.topic(known, key_serializer="bytes", value_serializer="bytes")
         names = into.schema.saved
         if delete is not None or key is not None:
-            _append_one(out, into, names, key, value, delete, target.partition, ack)
+            if delete is not None:
+                key_data = key_candidates(delete, names[0])[0]
+            else:
+                key_data = argument_bytes(key or "", names[0], "key")
+            data = None if value is None else argument_bytes(value, names[1], "value")
+            one = into.append(key_data, data, partition=target.partition, ack=cast("Ack | None", ack))
+            text = f"{known}-{one.partition} offset {one.offset}"
+            out.summary(text, topic=known, records=1, **one.to_dict())
             return
         if sys.stdin.isatty():
             shape = '{"key": ..., "value": ...}' if delimiter is None else f"KEY{delimiter}VALUE"
@@ -109,28 +108,6 @@ def append(
         records = _delimited_records(names, delimiter) if delimiter is not None else _json_records(names)
         appended = into.extend(records, partition=target.partition, ack=cast("Ack | None", ack))
     out.summary(f"appended {plural(appended, 'record')}", topic=known, records=appended)
-
-
-def _append_one(
-    out: Session,
-    into: Topic[Any, Any],
-    names: tuple[str | None, str | None],
-    key: str | None,
-    value: str | None,
-    delete: str | None,
-    partition: int | None,
-    ack: str | None,
-) -> None:
-    if delete is not None:
-        key_data = key_candidates(delete, names[0])[0]
-    else:
-        key_data = argument_bytes(key or "", names[0], "key")
-    data = None if value is None else argument_bytes(value, names[1], "value")
-    appended = into.append(key_data, data, partition=partition, ack=cast("Ack | None", ack))
-    if out.as_json:
-        out.summary(topic=into.name, records=1, **appended.to_dict())
-    elif not out.quiet:
-        out.line(f"{into.name}-{appended.partition} offset {appended.offset}")
 
 
 def _input() -> Iterator[bytes]:
@@ -230,6 +207,7 @@ lastword read data users --last 5 --follow
 VIEWS = ("log", "newest", "changes")
 
 
+@command("read", usage="DIR TOPIC", examples=READ_EXAMPLES)
 def read(
     out: Session,
     target: OneTopic,
@@ -356,6 +334,7 @@ lastword get data/users-0 ada
 NO_VALUE = 8  # exit code if a key has no value
 
 
+@command("get", usage="DIR TOPIC KEY...", examples=GET_EXAMPLES)
 def get(
     out: Session,
     directory: Directory,
@@ -368,9 +347,7 @@ def get(
 
     Exit code 8 if a key has no value: it was never written, or was deleted.
     """
-    words = [topic, *(keys or ())]
-    target, given = Target.with_words("get", directory, words, ["KEY"] * max(1, len(words)), partition, more)
-    texts = [text for text in given if text is not None]
+    target, texts = Target.with_keys("get", directory, [topic, *(keys or ())], partition, more)
     known = target.topic_for("get", "KEY")
     if not texts:
         raise UsageError("get needs a KEY", remedy=target.command("get", *target.words, "KEY"))
@@ -402,6 +379,7 @@ lastword restore data users -
 """
 
 
+@command("restore", usage="DIR [TOPIC] OUT", examples=RESTORE_EXAMPLES)
 def restore(
     out: Session,
     directory: Directory,
@@ -425,9 +403,7 @@ def restore(
     if path == "-":
         _to_stdout(out, target, known, end)
         return
-    with out.open(target) as logs, out.progress("restore") as progress:
-        restored = logs.restore(known, target.partition, to=path, end=_when(end), progress=progress)
-        _warn_of_transactions(out, logs, known, {file.partition: file.end_offset for file in restored})
+    restored = _restored(out, target, known, path, end)
     for file in restored:
         out.row("restored", file.to_dict())
         out.line(
@@ -437,15 +413,20 @@ def restore(
     out.summary(f"wrote {path}", ok=True, file=path, keys=sum(file.keys for file in restored))
 
 
+def _restored(out: Session, target: Target, topic: str, path: str, end: str) -> list[Restored]:
+    with out.open(target) as logs, out.progress("restore") as progress:
+        restored = logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
+        _warn_of_transactions(out, logs, topic, {file.partition: file.end_offset for file in restored})
+    return restored
+
+
 def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
     """Print rows as JSON lines, after all of them were read: a temporary file holds them until then."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="lastword-restore-") as scratch:
         path = os.path.join(scratch, "rows.jsonl")
-        with out.open(target) as logs, out.progress("restore") as progress:
-            restored = logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
-            _warn_of_transactions(out, logs, topic, {file.partition: file.end_offset for file in restored})
+        _restored(out, target, topic, path, end)
         with open(path, encoding="utf-8", newline="\n") as lines:  # noqa: PTH123  # a temporary file
             row = ""
             for line in lines:  # the last line is the snapshot line, not a row
@@ -461,6 +442,7 @@ lastword dump data/recovery-point-offset-checkpoint --json
 """
 
 
+@command("dump", usage="FILE...", examples=DUMP_EXAMPLES)
 def dump(
     out: Session,
     files: Annotated[

@@ -52,13 +52,7 @@ CONSOLE_ADDRESS = "127.0.0.1:8642"
 POLL_SECONDS = 0.2  # a signal takes effect after at most this time
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `serve`, `console` and `users`."""
-    command(app, "serve", usage="DIR", examples=EXAMPLES, changes=True)(serve)
-    command(app, "console", usage="DIR", examples=CONSOLE_EXAMPLES)(console)
-    command(app, "users", usage="FILE", examples=USERS_EXAMPLES)(users)
-
-
+@command("serve", usage="DIR", examples=EXAMPLES, changes=True)
 def serve(
     out: Session,
     directory: LogDirectory,
@@ -186,6 +180,7 @@ def serve(
     signals.settle(signal.SIGTERM, signal.SIGINT)
 
 
+@command("console", usage="DIR", examples=CONSOLE_EXAMPLES)
 def console(
     out: Session,
     directory: LogDirectory,
@@ -266,6 +261,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@command("users", usage="FILE", examples=USERS_EXAMPLES)
 def users(
     out: Session,
     file: Annotated[str, argument("FILE", "the file of users; --add makes it if absent")],

@@ -46,16 +46,6 @@ if TYPE_CHECKING:
     from lastword.retention import Deletion
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `create`, `config`, `drop`, `expire`, `trim` and `lease`."""
-    command(app, "create", usage="DIR TOPIC", examples=CREATE_EXAMPLES, changes=True)(create)
-    command(app, "config", usage="DIR [TOPIC...]", examples=CONFIG_EXAMPLES, changes=True)(config)
-    command(app, "drop", usage="DIR TOPIC...", examples=DROP_EXAMPLES, changes=True)(drop)
-    command(app, "expire", usage="DIR [TOPIC...]", examples=EXPIRE_EXAMPLES, changes=True)(expire)
-    command(app, "trim", usage="DIR TOPIC --before OFFSET|TIME", examples=TRIM_EXAMPLES, changes=True)(trim)
-    command(app, "lease", usage="DIR TOPIC [NAME]", examples=LEASE_EXAMPLES)(lease)
-
-
 CREATE_EXAMPLES = """
 lastword create data users --set cleanup.policy=compact
 lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
@@ -66,6 +56,7 @@ lastword create data totals --key-serializer str --value-serializer int64 --set 
 MANY = 10_000  # more partitions than this take minutes to create, at about 100 per second
 
 
+@command("create", usage="DIR TOPIC", examples=CREATE_EXAMPLES, changes=True)
 def create(
     out: Session,
     directory: LogDirectory,
@@ -93,8 +84,8 @@ def create(
     PLACE.paths, PLACE.topic = target.paths, target.topic
     config: dict[str, Any] = dict(settings_of(settings))
     with signals.held(), out.open(target, "a") as logs:
-        with signals.released():  # an interruption removes what was created so far
-            created = logs.create_topic(
+        created = signals.interruptible(  # an interruption removes what was created so far
+            lambda: logs.create_topic(
                 topic,
                 partitions,
                 key_serializer=key_serializer,
@@ -102,6 +93,7 @@ def create(
                 partitioner=partitioner,
                 **config,
             )
+        )
         text = created.config.policy_text
     out.summary(
         f"created {topic}: {plural(partitions, 'partition')}, "
@@ -121,6 +113,7 @@ lastword config data users cities
 """
 
 
+@command("config", usage="DIR [TOPIC...]", examples=CONFIG_EXAMPLES, changes=True)
 def config(
     out: Session,
     target: SettingsOf,
@@ -167,7 +160,8 @@ def config(
                 out.row("setting", {"topic": topic, "name": name, "value": values[name], "source": source})
             if len(subjects) > 1:
                 out.line(f"{topic}:")
-            out.table(("SETTING", "VALUE", "SOURCE"), rows)
+            columns = ("SETTING", "VALUE", "SOURCE")
+            out.rows([dict(zip(columns, row, strict=True)) for row in rows], columns)
             shown += len(rows)
     out.summary(settings=shown)
 
@@ -215,6 +209,7 @@ lastword drop data events --yes
 """
 
 
+@command("drop", usage="DIR TOPIC...", examples=DROP_EXAMPLES, changes=True)
 def drop(
     out: Session,
     target: WholeTopics,
@@ -283,6 +278,7 @@ lastword expire data events
 """
 
 
+@command("expire", usage="DIR [TOPIC...]", examples=EXPIRE_EXAMPLES, changes=True)
 def expire(
     out: Session,
     target: AnyTopics,
@@ -315,18 +311,12 @@ def expire(
         out.row("deletion", deletion.to_dict())
         out.line(str(deletion))
     out.topic_totals(done, "segments", "freed_bytes")
-    freed = sum(deletion.freed_bytes for deletion in done)
-    text: str | None = f"freed {format_bytes(freed)}"
+    totals = _totals(done)
+    text: str | None = f"freed {format_bytes(totals['freed_bytes'])}"
     if not done:
         dry_run_command = target.command("expire", *target.words, "--dry-run")
         text = None if failed else f"nothing to remove; `{dry_run_command}` shows why"
-    out.summary(
-        text,
-        ok=not failed and not signals.noted(),
-        deletions=len(done),
-        segments=sum(deletion.segments for deletion in done),
-        freed_bytes=freed,
-    )
+    out.summary(text, ok=not failed and not signals.noted(), **totals)
     out.raise_all(failed[:1])
 
 
@@ -335,35 +325,39 @@ def _show_deletions(
 ) -> None:
     for deletion in deletions:
         out.row("deletion", deletion.to_dict())
-    out.table(
-        ("PARTITION", "SEGMENTS", "FREES", "START", "WHY"),
+    out.rows(
         [
-            (
-                f"{deletion.topic}-{deletion.partition}",
-                str(deletion.segments) if deletion.removes else "-",
-                format_bytes(deletion.freed_bytes) if deletion.removes else "-",
-                str(deletion.log_start),
-                _deletion_text(deletion),
-            )
+            {
+                "PARTITION": f"{deletion.topic}-{deletion.partition}",
+                "SEGMENTS": str(deletion.segments) if deletion.removes else "-",
+                "FREES": format_bytes(deletion.freed_bytes) if deletion.removes else "-",
+                "START": str(deletion.log_start),
+                "WHY": _deletion_text(deletion),
+            }
             for deletion in deletions
         ],
-        "lrrrl",
+        ("PARTITION", "WHY"),
         spare=("START", "SEGMENTS"),
     )
     for line in no_policy_lines(
         target.paths, unread, (d.topic for d in deletions if _deletion_text(d).endswith("not set"))
     ):
         out.say(line)
-    removing = [deletion for deletion in deletions if deletion.removes]
-    freed = sum(deletion.freed_bytes for deletion in removing)
-    segments = sum(deletion.segments for deletion in removing)
+    totals = _totals([deletion for deletion in deletions if deletion.removes])
+    segments = plural(totals["segments"], "segment")
     out.summary(
-        f"would remove {plural(segments, 'segment')}, {format_bytes(freed)}; nothing was changed",
+        f"would remove {segments}, {format_bytes(totals['freed_bytes'])}; nothing was changed",
         ok=ok,
-        deletions=len(removing),
-        segments=segments,
-        freed_bytes=freed,
+        **totals,
     )
+
+
+def _totals(deletions: list[Deletion]) -> dict[str, int]:
+    return {
+        "deletions": len(deletions),
+        "segments": sum(deletion.segments for deletion in deletions),
+        "freed_bytes": sum(deletion.freed_bytes for deletion in deletions),
+    }
 
 
 def _deletion_text(deletion: Deletion) -> str:
@@ -382,6 +376,7 @@ lastword trim data events -p 0 --before 4000 --yes
 """
 
 
+@command("trim", usage="DIR TOPIC --before OFFSET|TIME", examples=TRIM_EXAMPLES, changes=True)
 def trim(
     out: Session,
     target: OneTopic,
@@ -474,6 +469,7 @@ lastword lease data users replica-2 --release
 """
 
 
+@command("lease", usage="DIR TOPIC [NAME]", examples=LEASE_EXAMPLES)
 def lease(
     out: Session,
     directory: Directory,

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms, option
 from lastword.cli.target import AnyTopics, OneTopic, Target
 from lastword.errors import LastwordError, UsageError
@@ -22,12 +20,6 @@ SHOWN = 3
 """Most open transactions that another command names."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `transactions` and `groups`."""
-    command(app, "transactions", usage="DIR [TOPIC...]", examples=EXAMPLES, changes=True)(transactions)
-    command(app, "groups", usage="DIR [TOPIC]", examples=GROUPS_EXAMPLES)(groups)
-
-
 EXAMPLES = """
 lastword transactions data
 lastword transactions data orders --abort 4100 --dry-run
@@ -35,6 +27,7 @@ lastword transactions data orders --abort 4100 --yes
 """
 
 
+@command("transactions", usage="DIR [TOPIC...]", examples=EXAMPLES, changes=True)
 def transactions(
     out: Session,
     target: AnyTopics,
@@ -93,6 +86,7 @@ lastword groups data users --json
 """
 
 
+@command("groups", usage="DIR [TOPIC]", examples=GROUPS_EXAMPLES)
 def groups(
     out: Session,
     target: OneTopic,
@@ -108,23 +102,28 @@ def groups(
         positions = group_positions(logs.dirs, target.topic, target.partition)
     for position in positions:
         out.row("group", position.to_dict())
-    out.table(
-        ("GROUP", "PARTITION", "MEMBERS", "POSITION", "END", "BEHIND", "LAG"),
+    out.rows(
         [
-            (
-                position.group,
-                f"{position.topic}-{position.partition}",
-                *("-" if count is None else str(count) for count in (position.members, position.offset)),
-                *("?" if count is None else str(count) for count in (position.log_end, position.lag_offsets)),
-                "-" if position.lag_ms is None else format_duration(position.lag_ms),
-            )
+            {
+                "GROUP": position.group,
+                "PARTITION": f"{position.topic}-{position.partition}",
+                "MEMBERS": _count(position.members, "-"),
+                "POSITION": _count(position.offset, "-"),
+                "END": _count(position.log_end, "?"),
+                "BEHIND": _count(position.lag_offsets, "?"),
+                "LAG": "-" if position.lag_ms is None else format_duration(position.lag_ms),
+            }
             for position in positions
         ],
-        "llrrrrr",
+        ("GROUP", "PARTITION"),
         spare=("MEMBERS", "END"),
     )
     names = len({position.group for position in positions})
     out.summary(None if positions else "no positions of groups", groups=names, positions=len(positions))
+
+
+def _count(count: int | None, unknown: str) -> str:
+    return unknown if count is None else str(count)
 
 
 def held_texts(logs: LogDir, target: Target, topics: Iterable[str], least_ms: int = 0) -> list[str]:

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import time
 
-import typer
-
 from lastword.cli.command import Session, command
 from lastword.units import format_bytes
 from lastword.values import plural
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command `warm`."""
-    command(app, "warm", usage="", examples=EXAMPLES)(warm)
-
 
 EXAMPLES = """
 lastword warm
@@ -22,6 +14,7 @@ LASTWORD_CACHE_DIR=/opt/lastword-cache lastword warm
 """
 
 
+@command("warm", usage="", examples=EXAMPLES)
 def warm(out: Session) -> None:
     """Compile all kernels into the cache folder, once.
 
