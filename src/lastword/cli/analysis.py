@@ -25,18 +25,10 @@ if TYPE_CHECKING:
     from lastword.tools.simulate import Simulation
 
 
-EXPLAIN_EXAMPLES = """
-lastword explain data users
-lastword explain data
-lastword explain data users --key bob
-lastword explain /srv/kafka users -p 3 --key bob --json
-lastword explain /srv/kafka users --as kafka
-"""
-
 WEIGHED = 3  # rejected runs of segments that are shown without -v
 
 
-@command("explain", usage="DIR [TOPIC]", examples=EXPLAIN_EXAMPLES)
+@command("explain", usage="DIR [TOPIC]")
 def explain(
     out: Session,
     target: OneTopic,
@@ -53,6 +45,13 @@ def explain(
     With --key: every record of the key, and the rule that keeps or frees it. With --as kafka: the decision of
     Kafka's cleaner, by the cluster's settings and its checkpoint, beside that of `lastword clean`.
     Changes nothing and takes no lock: it works on the directory of a running broker.
+
+    Examples:
+        lastword explain data users
+        lastword explain data
+        lastword explain data users --key bob
+        lastword explain /srv/kafka users -p 3 --key bob --json
+        lastword explain /srv/kafka users --as kafka
     """
     from lastword.api.explaining import explain_as_kafka, explain_each, explained
 
@@ -199,14 +198,7 @@ def _lease_fields(explanation: Explanation, lease: LeaseFacts) -> dict[str, Any]
     }
 
 
-DUPLICATION_EXAMPLES = """
-lastword duplication data
-lastword duplication data users --by segment
-lastword duplication data users --by topic
-"""
-
-
-@command("duplication", usage="DIR [TOPIC...]", examples=DUPLICATION_EXAMPLES)
+@command("duplication", usage="DIR [TOPIC...]")
 def duplication(
     out: Session,
     target: AnyTopics,
@@ -216,6 +208,11 @@ def duplication(
 
     BYTES is the size of superseded records; garbage in `lastword ls` also includes records of aborted
     transactions. SPLIT counts keys that are in several partitions.
+
+    Examples:
+        lastword duplication data
+        lastword duplication data users --by segment
+        lastword duplication data users --by topic
     """
     from lastword.tools.duplication import BY, Duplication
 
@@ -242,14 +239,7 @@ def duplication(
     out.raise_all(failed[:1])
 
 
-SIMULATE_EXAMPLES = """
-lastword simulate data users --set lastword.space.target=1.25
-lastword simulate data users --set segment.bytes=64MiB --strategy kafka
-lastword simulate data users --strategy broker --picture users.svg
-"""
-
-
-@command("simulate", usage="DIR [TOPIC...]", examples=SIMULATE_EXAMPLES)
+@command("simulate", usage="DIR [TOPIC...]")
 def simulate(
     out: Session,
     target: AnyTopics,
@@ -264,6 +254,11 @@ def simulate(
     Simulates the log's history, without writing, under the current and the given settings. PER BYTE is bytes
     written by cleaning per byte appended; SPACE is the average and PEAK the maximum of bytes on disk over
     live bytes. Changes nothing.
+
+    Examples:
+        lastword simulate data users --set lastword.space.target=1.25
+        lastword simulate data users --set segment.bytes=64MiB --strategy kafka
+        lastword simulate data users --strategy broker --picture users.svg
     """
     from lastword.files import DEFAULT
 

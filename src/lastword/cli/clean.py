@@ -44,18 +44,8 @@ PLAN_SUMS = ("read_bytes", "write_bytes", "free_bytes")
 PLAN_COLUMNS = ("TOPIC", "PARTITION", "WHY")
 """The columns of text in tables of plans."""
 
-EXAMPLES = """
-lastword clean data --dry-run
-lastword clean data --dry-run --set cleanup.policy=compact
-lastword clean data users
-lastword clean data users cities --dry-run
-lastword clean data --due --max-rate 80MiB
-lastword clean data --every 15s --metrics 9464
-lastword clean data users -p 0 --retry
-"""
 
-
-@command("clean", usage="DIR [TOPIC...]", examples=EXAMPLES, changes=True)
+@command("clean", usage="DIR [TOPIC...]", changes=True)
 def clean(
     out: Session,
     target: AnyTopics,
@@ -79,6 +69,15 @@ def clean(
 
     Removes all garbage; with --due, runs only the cleanings that the settings make due. Skips topics without
     a cleanup.policy.
+
+    Examples:
+        lastword clean data --dry-run
+        lastword clean data --dry-run --set cleanup.policy=compact
+        lastword clean data users
+        lastword clean data users cities --dry-run
+        lastword clean data --due --max-rate 80MiB
+        lastword clean data --every 15s --metrics 9464
+        lastword clean data users -p 0 --retry
     """
     from lastword.api.cleaning import quarantined, unread_topics
 
@@ -268,13 +267,7 @@ def _by_topic(plans: list[Plan]) -> list[dict[str, str]]:
     return rows
 
 
-GC_EXAMPLES = """
-lastword gc s3://bucket/log --dry-run
-lastword gc s3://bucket/log --retention 1h
-"""
-
-
-@command("gc", usage="URL", examples=GC_EXAMPLES)
+@command("gc", usage="URL")
 def gc(
     out: Session,
     directory: Annotated[str, argument("URL", "the URL of a log in a bucket")],
@@ -292,6 +285,10 @@ def gc(
 
     A cleaning, retention or a writer that died leaves objects behind. The first gc notes them with the time
     of the store's clock; a later one removes those that were noted long enough ago.
+
+    Examples:
+        lastword gc s3://bucket/log --dry-run
+        lastword gc s3://bucket/log --retention 1h
     """
     target = Target.of(directory, None, None)
     if not is_url(directory):

@@ -228,17 +228,16 @@ _registered = typer.Typer()
 
 
 def command(
-    name: str, *, usage: str, examples: str, changes: bool = False
+    name: str, *, usage: str, changes: bool = False
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Register `fn(out, ...)` as a command.
 
-    Its help shows `usage`, the docstring and the examples; the list of commands shows the docstring's first
-    line.
+    Its help shows `usage` and the docstring, whose last section has command lines as `Examples:`; the list of
+    commands shows the docstring's first line.
 
     Args:
         name: The name of the command.
         usage: The arguments as they are typed.
-        examples: Command lines, one per line.
         changes: The command changes a directory, so it also takes --wait.
 
     A parameter `Annotated[T, function]` stands for the parameters of the function, which makes its value. The
@@ -290,15 +289,16 @@ def command(
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
-        text = inspect.cleandoc(examples)
+        text, _, examples = inspect.cleandoc(fn.__doc__ or "").partition("\n\nExamples:\n")
         shown = type(
             "Help", (Help,), {"usage": usage, "everywhere": frozenset(option.name for option in everywhere)}
         )
         _registered.command(
             name,
             cls=shown,
-            short_help=inspect.cleandoc(fn.__doc__ or "").splitlines()[0],
-            epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.splitlines()),
+            help=text,
+            short_help=text.splitlines()[0],
+            epilog="\b\nExamples:\n" + "\n".join(f"  {line.strip()}" for line in examples.splitlines()),
         )(run)
         return fn
 

@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 SHOWN = 10
 """Copies of a partition that are shown without -v."""
 
-EXAMPLES = """
-lastword erase data users bob --dry-run
-lastword erase data users bob --certificate bob.json --yes
-lastword erase data users --keys-file keys.txt --now --certificate erased.json --yes
-lastword erase data users --prefix customer-17/ --now --yes
-lastword erase data --check erased.json
-"""
 
-
-@command("erase", usage="DIR TOPIC KEY...", examples=EXAMPLES, changes=True)
+@command("erase", usage="DIR TOPIC KEY...", changes=True)
 def erase(
     out: Session,
     directory: Directory,
@@ -60,6 +52,13 @@ def erase(
     files, and searches all files of the partitions for the keys and their old values. Without --now a
     tombstone holds its key until a cleaning after delete.retention.ms. Exit code 1: the search found a copy.
     The certificate lists what it cannot promise: copies elsewhere.
+
+    Examples:
+        lastword erase data users bob --dry-run
+        lastword erase data users bob --certificate bob.json --yes
+        lastword erase data users --keys-file keys.txt --now --certificate erased.json --yes
+        lastword erase data users --prefix customer-17/ --now --yes
+        lastword erase data --check erased.json
     """
     if check is not None:
         return _check(out, Target.of(directory, topic, partition, more), check)

@@ -46,19 +46,11 @@ if TYPE_CHECKING:
     from lastword.files import Files
 
 
-APPEND_EXAMPLES = """
-lastword append data users ada '{"city": "London"}'
-lastword append data users --delete bob
-lastword read data users --json | lastword append copy users
-printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
-"""
-
-
 # Fields of a JSON line. `append` ignores some fields that `read --json` prints, such as the offset.
 FIELDS = ("key", "value", "headers", "timestamp", "type", "topic", "partition", "offset", "timestamp_type")
 
 
-@command("append", usage="DIR TOPIC [KEY VALUE]", examples=APPEND_EXAMPLES, changes=True)
+@command("append", usage="DIR TOPIC [KEY VALUE]", changes=True)
 def append(
     out: Session,
     directory: Directory,
@@ -77,9 +69,15 @@ def append(
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Append one record, a tombstone, or the records on stdin.
+    r"""Append one record, a tombstone, or the records on stdin.
 
     Without KEY, stdin has one record per line, as `lastword read --json` prints them.
+
+    Examples:
+        lastword append data users ada '{"city": "London"}'
+        lastword append data users --delete bob
+        lastword read data users --json | lastword append copy users
+        printf 'ada=London\nbob=Oslo\n' | lastword append data cities --delimiter =
     """
     target, (key, value) = Target.with_words(
         "append", directory, [topic, key, value], ["KEY", "VALUE"], partition, more
@@ -193,21 +191,10 @@ def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
             raise UsageError(f"stdin line {number}: {message}", remedy=remedy) from None
 
 
-READ_EXAMPLES = """
-lastword read data users
-lastword read data users --last 10
-lastword read data users --start 2026-11-20T10:00Z --end latest --json
-lastword read data users --view newest --key bob
-lastword read data users --key '\\xff\\x00' --key '{"base64":"/wA="}'
-lastword read data/users-0 --start 90m
-lastword read data users --last 5 --follow
-"""
-
-
 VIEWS = ("log", "newest", "changes")
 
 
-@command("read", usage="DIR TOPIC", examples=READ_EXAMPLES)
+@command("read", usage="DIR TOPIC")
 def read(
     out: Session,
     target: OneTopic,
@@ -229,7 +216,17 @@ def read(
         str | None, option("TIME", "with --follow: end after this long without a record (90, 5m)")
     ] = None,
 ) -> None:
-    """Read all records, or the newest record of every key."""
+    r"""Read all records, or the newest record of every key.
+
+    Examples:
+        lastword read data users
+        lastword read data users --last 10
+        lastword read data users --start 2026-11-20T10:00Z --end latest --json
+        lastword read data users --view newest --key bob
+        lastword read data users --key '\xff\x00' --key '{"base64":"/wA="}'
+        lastword read data/users-0 --start 90m
+        lastword read data users --last 5 --follow
+    """
     topic_name = target.topic_for("read")
     if last is not None and start is not None:
         raise UsageError("--last cannot be combined with --start", remedy="give one of them")
@@ -325,16 +322,10 @@ def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | 
     out.data_line(f"{place}  {key}  {value}{headers}")
 
 
-GET_EXAMPLES = """
-lastword get data users ada
-lastword get data users ada bob --json
-lastword get data/users-0 ada
-"""
-
 NO_VALUE = 8  # exit code if a key has no value
 
 
-@command("get", usage="DIR TOPIC KEY...", examples=GET_EXAMPLES)
+@command("get", usage="DIR TOPIC KEY...")
 def get(
     out: Session,
     directory: Directory,
@@ -346,6 +337,11 @@ def get(
     """Show the newest record of each of some keys.
 
     Exit code 8 if a key has no value: it was never written, or was deleted.
+
+    Examples:
+        lastword get data users ada
+        lastword get data users ada bob --json
+        lastword get data/users-0 ada
     """
     target, texts = Target.with_keys("get", directory, [topic, *(keys or ())], partition, more)
     known = target.topic_for("get", "KEY")
@@ -370,16 +366,7 @@ def get(
     return NO_VALUE if missing else 0
 
 
-RESTORE_EXAMPLES = """
-lastword restore data users users.parquet
-lastword restore data users users.jsonl --end 2026-11-20T10:00Z
-lastword restore data users users.arrow -p 0
-lastword restore data/users-0 users.arrow
-lastword restore data users -
-"""
-
-
-@command("restore", usage="DIR [TOPIC] OUT", examples=RESTORE_EXAMPLES)
+@command("restore", usage="DIR [TOPIC] OUT")
 def restore(
     out: Session,
     directory: Directory,
@@ -395,6 +382,13 @@ def restore(
 
     The file is a table, and a state can start from it: logs.state(TOPIC, snapshot=OUT). A .jsonl file ends
     with a line of type `snapshot`, which names its log and offsets; stdout gets only the rows.
+
+    Examples:
+        lastword restore data users users.parquet
+        lastword restore data users users.jsonl --end 2026-11-20T10:00Z
+        lastword restore data users users.arrow -p 0
+        lastword restore data/users-0 users.arrow
+        lastword restore data users -
     """
     target, (path,) = Target.with_words("restore", directory, [topic, to], ["OUT"], partition, more)
     known = target.topic_for("restore", "OUT")
@@ -434,15 +428,7 @@ def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
                 row = line
 
 
-DUMP_EXAMPLES = """
-lastword dump data/users-0/00000000000000000000.log
-lastword dump data/users-0 --no-records
-lastword dump data/users-0/*.index data/users-0/*.timeindex
-lastword dump data/recovery-point-offset-checkpoint --json
-"""
-
-
-@command("dump", usage="FILE...", examples=DUMP_EXAMPLES)
+@command("dump", usage="FILE...")
 def dump(
     out: Session,
     files: Annotated[
@@ -458,6 +444,12 @@ def dump(
     Decodes segments, indexes, producer snapshots, checkpoints and properties, and the fields of records in
     Kafka's own topics (__consumer_offsets, __transaction_state, __share_group_state, __cluster_metadata).
     Shows damage too (exit code 3).
+
+    Examples:
+        lastword dump data/users-0/00000000000000000000.log
+        lastword dump data/users-0 --no-records
+        lastword dump data/users-0/*.index data/users-0/*.timeindex
+        lastword dump data/recovery-point-offset-checkpoint --json
     """
     from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry, Property
     from lastword.tools.dump import dump as entries_of

@@ -46,17 +46,10 @@ if TYPE_CHECKING:
     from lastword.retention import Deletion
 
 
-CREATE_EXAMPLES = """
-lastword create data users --set cleanup.policy=compact
-lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
-lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
-"""
-
-
 MANY = 10_000  # more partitions than this take minutes to create, at about 100 per second
 
 
-@command("create", usage="DIR TOPIC", examples=CREATE_EXAMPLES, changes=True)
+@command("create", usage="DIR TOPIC", changes=True)
 def create(
     out: Session,
     directory: LogDirectory,
@@ -73,6 +66,11 @@ def create(
 
     Without a cleanup.policy, given with --set or as a default of the directory, neither cleaning nor
     retention removes anything from the topic.
+
+    Examples:
+        lastword create data users --set cleanup.policy=compact
+        lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
+        lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
     """
     if partitions > MANY:
         confirm(
@@ -104,16 +102,7 @@ def create(
     )
 
 
-CONFIG_EXAMPLES = """
-lastword config data
-lastword config data users
-lastword config data users --set cleanup.policy=compact --set segment.bytes=64MiB
-lastword config data users --unset segment.bytes
-lastword config data users cities
-"""
-
-
-@command("config", usage="DIR [TOPIC...]", examples=CONFIG_EXAMPLES, changes=True)
+@command("config", usage="DIR [TOPIC...]", changes=True)
 def config(
     out: Session,
     target: SettingsOf,
@@ -125,6 +114,13 @@ def config(
 
     Without TOPIC: the settings of the directory, and the defaults for topics without their own. Changes are
     written to lastword.toml in the directory, those of a topic to lastword.topic-NAME.toml; comments stay.
+
+    Examples:
+        lastword config data
+        lastword config data users
+        lastword config data users --set cleanup.policy=compact --set segment.bytes=64MiB
+        lastword config data users --unset segment.bytes
+        lastword config data users cities
     """
     changes = settings_of(settings)
     for name in unset or ():
@@ -203,13 +199,7 @@ def _confirm_for_all(out: Session, target: Target, names: list[str], yes: bool) 
         confirm(f"change {', '.join(removing)} of {plural(len(touched), 'topic')} ({shown})", yes, dry=False)
 
 
-DROP_EXAMPLES = """
-lastword drop data events users --dry-run
-lastword drop data events --yes
-"""
-
-
-@command("drop", usage="DIR TOPIC...", examples=DROP_EXAMPLES, changes=True)
+@command("drop", usage="DIR TOPIC...", changes=True)
 def drop(
     out: Session,
     target: WholeTopics,
@@ -220,6 +210,10 @@ def drop(
 
     Damaged partitions are deleted, too. If a partition is a link, or belongs to another topic of that name,
     nothing is deleted.
+
+    Examples:
+        lastword drop data events users --dry-run
+        lastword drop data events --yes
     """
     if len(target.topics) < 2:
         target.topic_for("drop")
@@ -272,13 +266,7 @@ def _extent(logs: LogDir, topic: str) -> _Extent:
     return _Extent(len(partitions), unreadable, size_bytes)
 
 
-EXPIRE_EXAMPLES = """
-lastword expire data --dry-run
-lastword expire data events
-"""
-
-
-@command("expire", usage="DIR [TOPIC...]", examples=EXPIRE_EXAMPLES, changes=True)
+@command("expire", usage="DIR [TOPIC...]", changes=True)
 def expire(
     out: Session,
     target: AnyTopics,
@@ -288,6 +276,10 @@ def expire(
     """Remove old segments by size and age.
 
     Needs `delete` in cleanup.policy. Segments below the log start are removed under any known policy.
+
+    Examples:
+        lastword expire data --dry-run
+        lastword expire data events
     """
     from lastword.api.cleaning import expire_outlook, unread_topics
 
@@ -369,14 +361,7 @@ def _deletion_text(deletion: Deletion) -> str:
     return f"keep: {deletion.reason}"
 
 
-TRIM_EXAMPLES = """
-lastword trim data events --before 90d --dry-run
-lastword trim data events --before 2026-11-01T00:00Z --yes
-lastword trim data events -p 0 --before 4000 --yes
-"""
-
-
-@command("trim", usage="DIR TOPIC --before OFFSET|TIME", examples=TRIM_EXAMPLES, changes=True)
+@command("trim", usage="DIR TOPIC --before OFFSET|TIME", changes=True)
 def trim(
     out: Session,
     target: OneTopic,
@@ -389,6 +374,11 @@ def trim(
     """Raise the log start and remove the records before it.
 
     Applies to all partitions of the topic, or to one of them; under any cleanup.policy.
+
+    Examples:
+        lastword trim data events --before 90d --dry-run
+        lastword trim data events --before 2026-11-01T00:00Z --yes
+        lastword trim data events -p 0 --before 4000 --yes
     """
     from lastword.api import cleaning
 
@@ -462,14 +452,7 @@ def _show_trim(out: Session, topic: str, before: dict[int, int], after: dict[int
             out.line(f"{topic}-{number}: already starts at {offset}")
 
 
-LEASE_EXAMPLES = """
-lastword lease data users
-lastword lease data users replica-2 -p 0 --advance 4711
-lastword lease data users replica-2 --release
-"""
-
-
-@command("lease", usage="DIR TOPIC [NAME]", examples=LEASE_EXAMPLES)
+@command("lease", usage="DIR TOPIC [NAME]")
 def lease(
     out: Session,
     directory: Directory,
@@ -488,6 +471,11 @@ def lease(
     """List the leases of a topic, or change one.
 
     A tombstone stays until the reader of every lease has passed it. Works beside a writer, without the lock.
+
+    Examples:
+        lastword lease data users
+        lastword lease data users replica-2 -p 0 --advance 4711
+        lastword lease data users replica-2 --release
     """
     target, (name,) = Target.with_words("lease", directory, [topic, name], ["NAME"], partition, more)
     topic_name = target.topic_for("lease")

@@ -20,14 +20,7 @@ SHOWN = 3
 """Most open transactions that another command names."""
 
 
-EXAMPLES = """
-lastword transactions data
-lastword transactions data orders --abort 4100 --dry-run
-lastword transactions data orders --abort 4100 --yes
-"""
-
-
-@command("transactions", usage="DIR [TOPIC...]", examples=EXAMPLES, changes=True)
+@command("transactions", usage="DIR [TOPIC...]", changes=True)
 def transactions(
     out: Session,
     target: AnyTopics,
@@ -42,6 +35,11 @@ def transactions(
     Committed readers stay at the first offset of an open transaction, and nothing behind it is cleaned. A
     broker or `lastword serve` ends a transaction whose coordinator has it when its time is up; --abort ends
     one that hangs, with a marker in each partition. Its records are then never read.
+
+    Examples:
+        lastword transactions data
+        lastword transactions data orders --abort 4100 --dry-run
+        lastword transactions data orders --abort 4100 --yes
     """
     if abort is None:
         if dry_run or yes:
@@ -80,13 +78,7 @@ def _show(out: Session, found: list[OpenTransaction], at_ms: int) -> None:
     )
 
 
-GROUPS_EXAMPLES = """
-lastword groups data
-lastword groups data users --json
-"""
-
-
-@command("groups", usage="DIR [TOPIC]", examples=GROUPS_EXAMPLES)
+@command("groups", usage="DIR [TOPIC]")
 def groups(
     out: Session,
     target: OneTopic,
@@ -95,6 +87,10 @@ def groups(
 
     The positions are records of __consumer_offsets, which this command reads. BEHIND counts offsets to the
     log end, LAG is the age of the first batch that the group has not read.
+
+    Examples:
+        lastword groups data
+        lastword groups data users --json
     """
     from lastword.api.groups import group_positions
 

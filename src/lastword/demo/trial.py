@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 COMPACTED_TEXT: Any = {"key_serializer": "str", "value_serializer": "str", "cleanup_policy": "compact"}
 """Arguments of `create_topic` for the logs of the demonstration."""
 
-EXAMPLES = """
-lastword demo
-lastword demo --keep demo-logs
-"""
-
 TOPIC = "accounts"
 SEGMENT_BYTES = 1 << 20
 UPDATES = 200_000
@@ -110,7 +105,7 @@ class History:
             yield f"account-{key:08d}", None if delete else f"update {number:08d} " + "." * 60
 
 
-@command("demo", usage="", examples=EXAMPLES)
+@command("demo", usage="")
 def demo(
     out: Session,
     keep: Annotated[str | None, option("DIR", "keep the logs in this directory")] = None,
@@ -120,6 +115,10 @@ def demo(
     Writes 200,000 updates, including two keys with the same MD5, and shows what each rule read, wrote, kept
     and lost. Takes about ten seconds; the first run on a machine takes longer, because it
     compiles the kernels.
+
+    Examples:
+        lastword demo
+        lastword demo --keep demo-logs
     """
     from lastword.errors import UsageError
     from lastword.files import DEFAULT
