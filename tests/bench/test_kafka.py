@@ -7,20 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench import kafka
-from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
+from tests.kafka.conftest import kafka_jars as kafka_jars
 
-pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka"), pytest.mark.usefixtures("kafka_jars")]
 SEGMENT_BYTES = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def needs_kafka() -> None:
-    try:
-        KafkaJars.find_or_fetch()
-    except KafkaMissing as missing:
-        if must_not_skip(missing):
-            raise
-        pytest.skip(str(missing))
 
 
 def logs(partition: Path) -> dict[str, bytes]:

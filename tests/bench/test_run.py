@@ -9,8 +9,8 @@ import pytest
 from bench.registry import WORKLOADS, rate
 
 from bench import run
+from tests.kafka.conftest import kafka_jars as kafka_jars
 from tests.support.exhaustive import stride
-from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 LOCAL = (
@@ -33,15 +33,10 @@ STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover", "partitio
     [LOCAL[:: stride(5)], STORAGE[:: stride(4)], ("drives",), ("server",)],
     ids=["cleaning", "storage", "drives", "server"],
 )
+@pytest.mark.usefixtures("kafka_jars")
 def test_every_local_workload_gives_a_ratio(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...]
 ) -> None:
-    try:
-        KafkaJars.find_or_fetch()
-    except KafkaMissing as missing:
-        if must_not_skip(missing):
-            raise
-        pytest.skip(str(missing))
     arguments = ["--size", "20000", "--repetitions", "1", "--sets", "a-none", "--only", ",".join(names)]
     figures = tmp_path / "figures.json"
     assert run.main([*arguments, "--json", str(figures), "--data", str(tmp_path / "data")]) == 0

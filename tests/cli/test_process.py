@@ -32,11 +32,6 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def test_python_m_lastword():
-    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"lastword {lastword.__version__}\n"
-
-
 def test_a_closed_pipe_ends_with_0(data):
     process = subprocess.Popen(
         [*COMMAND, "read", str(data), "users"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -46,27 +41,6 @@ def test_a_closed_pipe_ends_with_0(data):
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(30) == 0
-
-
-@pytest.mark.slow
-def test_read_into_append(data, tmp_path):
-    subprocess.run([*COMMAND, "create", str(tmp_path / "copy"), "users"], check=True, capture_output=True)
-    read = subprocess.Popen([*COMMAND, "read", str(data), "users", "--json"], stdout=subprocess.PIPE)
-    done = subprocess.run(
-        [*COMMAND, "append", str(tmp_path / "copy"), "users", "--json"],
-        stdin=read.stdout,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    read.stdout.close()
-    assert read.wait(30) == 0
-    assert json.loads(done.stdout)["records"] == 5000
-    with lastword.open(data) as source, lastword.open(tmp_path / "copy") as copy:
-        raw = {"key_serializer": "bytes", "value_serializer": "bytes"}
-        assert [(r.timestamp, r.key, r.value) for r in source.topic("users", **raw).read()] == [
-            (r.timestamp, r.key, r.value) for r in copy.topic("users").read()
-        ]
 
 
 def test_ctrl_c_while_cleaning_stops_at_a_safe_point(data, monkeypatch, capsys):
@@ -196,13 +170,6 @@ def test_the_progress_bar_is_not_red(monkeypatch):
     shown = sys.stderr.getvalue()
     assert "\x1b[36m" in shown  # cyan
     assert not re.search(r"\x1b\[(31|91|38;5;(197|1|9)|38;2;249)m", shown)
-
-
-def test_quiet(data, capsys):
-    assert main.run(["clean", str(data), "-q"]) == 0
-    assert main.run(["verify", str(data), "-q"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "" and len(captured.out.splitlines()) == 1
 
 
 def test_color_only_when_wanted(data, monkeypatch, capsys):

@@ -14,8 +14,8 @@ import pytest
 
 import lastword
 from lastword.cli import main
-from lastword.cli.output import table
 from lastword.clock import ManualClock
+from lastword.values import table
 
 LONG = "a-topic-whose-name-is-long-as-names-of-applications-are.v2"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lastword.api.serializers import field_bytes, field_json
 from lastword.api.text import escape, field_text, json_escaped, key_candidates, key_text, unescape, value_text
-from lastword.cli.output import cut, table
+from lastword.values import cut, table
 
 
 def test_nulls_and_their_spelling():

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from lastword.demo.kafka_model import (
-    DigestMap,
     KafkaCleaner,
-    KafkaCleaning,
     ModelBatch,
     ModelSegment,
     lost,
@@ -27,6 +25,9 @@ from tests.support.exhaustive import stride
 
 T = 1_700_000_000_000
 ROUNDS = sorted({(name, number) for name, number, _ in test_compact.ROUNDS})
+
+
+Segments = tuple[ModelSegment, ...]
 
 
 def record(offset: int, key: bytes | None, value: bytes | None = b"v") -> RawRecord:
@@ -59,11 +60,10 @@ def kept_by_kafka(name: str, number: int) -> frozenset[int]:
     return frozenset(line["offset"] for line in lines)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), ROUNDS[:: stride(3)])
-def test_the_model_keeps_what_kafka_kept(name: str, number: int, tmp_path: Path) -> None:
+def cleaned_by_the_model(name: str, number: int, root: Path) -> tuple[Segments, Segments]:
+    """Clean a golden case as Kafka did in a round; return the segments before and after."""
     case = loader.case(name)
-    segments, limit, first_dirty = model_of(name, f"round{number}-before", tmp_path)
+    segments, limit, first_dirty = model_of(name, f"round{number}-before", root)
     after, rounds = KafkaCleaner().clean(
         segments,
         limit,
@@ -71,22 +71,21 @@ def test_the_model_keeps_what_kafka_kept(name: str, number: int, tmp_path: Path)
         now_ms=test_compact.moment(case, number),
         delete_retention_ms=int(case.config["delete.retention.ms"]),
     )
-    assert set(offsets(after)) == kept_by_kafka(name, number)
     assert len(rounds) == ((first_dirty or 0) < limit)
+    return segments, after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number"), ROUNDS[:: stride(3)])
+def test_the_model_keeps_what_kafka_kept(name: str, number: int, tmp_path: Path) -> None:
+    _, after = cleaned_by_the_model(name, number, tmp_path)
+    assert set(offsets(after)) == kept_by_kafka(name, number)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_the_model_loses_the_value_that_kafka_lost(number: int, tmp_path: Path) -> None:
     """Two keys of one MD5: Kafka lost a live value in its first round and another in its third."""
-    case = loader.case("md5-collision")
-    segments, limit, first_dirty = model_of("md5-collision", f"round{number}-before", tmp_path)
-    after, _ = KafkaCleaner().clean(
-        segments,
-        limit,
-        first_dirty=first_dirty or 0,
-        now_ms=test_compact.moment(case, number),
-        delete_retention_ms=int(case.config["delete.retention.ms"]),
-    )
+    segments, after = cleaned_by_the_model("md5-collision", number, tmp_path)
     gone = lost(segments, after)
     expected = {1: [0], 2: [], 3: [2]}[number]
     assert [record.offset for record in gone] == expected
@@ -120,8 +119,9 @@ def test_a_full_map_takes_more_rounds_each_from_offset_0() -> None:
 
 def test_a_known_key_stops_a_full_map_too() -> None:
     log = (segment(*(record(n, b"same") for n in range(3))),)
-    _, done = KafkaCleaner(2 * 24, 0.75).clean_once(log, 3, first_dirty=0, now_ms=T, delete_retention_ms=0)
-    assert (done.next_dirty, done.mapped) == (1, 1)
+    cleaner = KafkaCleaner(2 * 24, 0.75)
+    _, done = cleaner.clean_once(log, 3, first_dirty=0, now_ms=T, delete_retention_ms=0)
+    assert (done.next_dirty, len(cleaner.map)) == (1, 1)
 
 
 def test_a_tombstone_goes_when_its_time_has_passed() -> None:
@@ -169,7 +169,7 @@ def test_records_without_a_key_go_and_aborted_ones_say_nothing() -> None:
     )
     after, (done,) = KafkaCleaner(1 << 10).clean(log, 4, now_ms=T, delete_retention_ms=0)
     assert offsets(after) == [0]
-    assert (done.keyless, done.map_messages, done.kept) == (1, 4, 1)
+    assert (done.map_messages, done.kept) == (4, 1)
 
 
 def test_sizes_are_those_of_the_bytes() -> None:
@@ -183,15 +183,3 @@ def test_sizes_are_those_of_the_bytes() -> None:
     for row in rows:
         builder.append(row.timestamp, row.key, row.value, row.headers, offset_delta=row.offset - 7)
     assert plain_bytes(rows) == len(builder.build(7))
-
-
-def test_a_map_without_room_for_a_key_is_refused() -> None:
-    with pytest.raises(ValueError, match="take no key"):
-        KafkaCleaner(24)
-    with pytest.raises(ValueError, match="no slot"):
-        DigestMap(23)
-
-
-def test_a_round_is_a_value() -> None:
-    _, (done,) = KafkaCleaner(1 << 10).clean((segment(record(0, b"a")),), 1, now_ms=T, delete_retention_ms=0)
-    assert isinstance(done, KafkaCleaning) and done.to_dict()["mapped"] == 1

@@ -14,19 +14,14 @@ from tests.differential.compare import Totals, check_ours, clean_ours, compare
 from tests.differential.kafka_cleaner import KafkaCleaner
 from tests.differential.logs import TOPIC, random_log
 from tests.differential.relay import WHO, live
+from tests.kafka.conftest import jars_of
 from tests.support.exhaustive import stride
-from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
+from tests.support.jars import KAFKA_VERSION
 
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[KafkaCleaner]:
-    try:
-        jars = KafkaJars.find_or_fetch()
-    except KafkaMissing as missing:
-        if must_not_skip(missing):
-            raise
-        pytest.skip(str(missing))
-    with KafkaCleaner(jars) as cleaner:
+    with KafkaCleaner(jars_of(KAFKA_VERSION)) as cleaner:
         yield cleaner
 
 

@@ -28,9 +28,3 @@ def test_unpacking_gives_the_recorded_bytes_and_times(tmp_path: Path) -> None:
             path = tmp_path / stage / name
             assert hashlib.sha256(path.read_bytes()).hexdigest() == facts["sha256"], name
             assert path.stat().st_mtime_ns // 1_000_000 == facts["mtime_ms"], name
-
-
-def test_one_stage_can_be_unpacked_alone(tmp_path: Path) -> None:
-    loader.case("md5-collision").unpack(tmp_path, "round2-before")
-    assert [path.name for path in tmp_path.iterdir()] == ["round2-before"]
-    assert (tmp_path / "round2-before" / "cleaner-offset-checkpoint").exists()

@@ -43,23 +43,19 @@ def test_a_broker_keeps_what_was_produced_over_a_kill_and_adopts_a_directory(
     ]
 
 
-def test_the_dump_tool_complains_of_a_flipped_bit(tools: Tools, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("extensions", "number", "position", "bit"),
+    [((".log",), 1, 70, 4), ((".index", ".timeindex"), 0, 3, 1)],
+    ids=["log", "index"],
+)
+def test_the_dump_tool_complains_of_a_flipped_bit(
+    extensions: tuple[str, ...], number: int, position: int, bit: int, tools: Tools, tmp_path: Path
+) -> None:
     partition = loader.case("v2-none").unpack(tmp_path) / "data" / "v2-none-0"
-    logs = loader.partition_files(partition)
-    assert complaints(tools.dump_log(logs)) == []
-    flip(logs[1], 70, 4)
-    assert complaints(tools.dump_log(logs)) != []
-
-
-def test_the_dump_tool_complains_of_a_wrong_index(tools: Tools, tmp_path: Path) -> None:
-    partition = loader.case("v2-none").unpack(tmp_path) / "data" / "v2-none-0"
-    indexes = loader.partition_files(partition, ".index") + loader.partition_files(partition, ".timeindex")
-    assert complaints(tools.dump_log(indexes)) == []
-    index = loader.partition_files(partition, ".index")[0]
-    data = bytearray(index.read_bytes())
-    data[3] += 1
-    index.write_bytes(data)
-    assert complaints(tools.dump_log(indexes)) != []
+    files = [path for extension in extensions for path in loader.partition_files(partition, extension)]
+    assert complaints(tools.dump_log(files)) == []
+    flip(files[number], position, bit)
+    assert complaints(tools.dump_log(files)) != []
 
 
 def test_the_dump_tool_complains_of_batches_that_kafka_s_own_cleaner_emptied(

@@ -49,6 +49,7 @@ CLOCK = ManualClock(1_700_001_000_000)
 MARKER = ".kafka_cleanshutdown"
 CHECKPOINTS = ("recovery-point", "replication", "log-start", "cleaner")
 ISOLATIONS = ("read_committed", "read_uncommitted")
+ANOTHER_ID = "version: 0\ntopic_id: 8NF3-egPS7iQnuFlNIOLlg"
 GARBAGE = bytes(range(1, 88))  # 87 bytes that are no batch
 
 
@@ -200,17 +201,13 @@ def test_no_epochs_no_snapshots_no_checkpoint_lines(clean: bool, tmp_path: Path)
     serves_all(there, reported="bad-epochs" if clean else "")
 
 
-def test_partition_metadata_missing(clean: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "another id"])
+def test_partition_metadata_that_is_not_the_topics(is_missing: bool, clean: bool, tmp_path: Path) -> None:
     """A broker would set the directory aside and begin an empty partition; no client gets an error."""
     there = place(tmp_path / "logs", "v2-mixed", clean=clean)
     (there.partition / "partition.metadata").unlink()
-    serves_all(there)
-    assert not list(there.root.glob("*-stray"))
-
-
-def test_partition_metadata_with_another_id(clean: bool, tmp_path: Path) -> None:
-    there = place(tmp_path / "logs", "v2-mixed", clean=clean)
-    (there.partition / "partition.metadata").write_text("version: 0\ntopic_id: 8NF3-egPS7iQnuFlNIOLlg")
+    if not is_missing:
+        (there.partition / "partition.metadata").write_text(ANOTHER_ID)
     serves_all(there)
     assert not list(there.root.glob("*-stray"))
 
@@ -221,9 +218,7 @@ def test_partition_metadata_of_two_topics_in_one(tmp_path: Path) -> None:
         topic = logs.create_topic("t", partitions=2)
         for number in range(2):
             topic.append(b"k", b"v", partition=number)
-    (tmp_path / "logs" / "t-1" / "partition.metadata").write_text(
-        "version: 0\ntopic_id: 8NF3-egPS7iQnuFlNIOLlg"
-    )
+    (tmp_path / "logs" / "t-1" / "partition.metadata").write_text(ANOTHER_ID)
     before = sorted(path for path in (tmp_path / "logs" / "t-1").iterdir())
     for mode in ("r", "a"):
         logs = lastword.open(tmp_path / "logs", mode, clock=CLOCK)

@@ -120,17 +120,6 @@ def test_6U_268_an_empty_active_segment_is_not_rolled(tmp_path: Path) -> None:
     log.abandon()
 
 
-def test_6U_270_a_read_in_a_hole_gives_the_next_record(tmp_path: Path) -> None:
-    """6U.270: A read at a hole in the offsets returns the next record."""
-    at = [*range(50), *range(50, 200, 7)]
-    segment = write_segment(tmp_path, 0, b"".join(batch(o, b"a") for o in at))
-    log, _ = opened(os.path.dirname(segment.file))
-    for start in range(50, at[-1] + 1):
-        assert offsets(log, start)[0] == next(o for o in at if o >= start)
-    assert offsets(log, at[-1] + 1) == []
-    log.abandon()
-
-
 def test_6U_271_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
     """6U.271: A read at the gap that a truncation left continues in the next segment."""
     segment = write_segment(tmp_path, 0, batch(0, b"a"))

@@ -30,11 +30,11 @@ NEWER = 100
 """Base offset of the batch whose records supersede the others."""
 
 
-def newer(*keys: bytes) -> bytes:
+def newer(*keys: bytes, offset: int = NEWER, timestamp: int = T + 99) -> bytes:
     builder = BatchBuilder()
     for key in keys:
-        builder.append(T + 99, key, b"new")
-    return builder.build(NEWER)
+        builder.append(timestamp, key, b"new")
+    return builder.build(offset)
 
 
 def cut(root: Path, *batches: bytes) -> list[tuple[BatchHeader, list[RawRecord], bytes]]:
@@ -84,16 +84,10 @@ def test_6M_126_an_empty_batch_that_must_stay_stays(tmp_path: Path) -> None:
     batches = cut(tmp_path, batch(3, b"a", **producer), newer(b"k3", b"x"))
     data = batches[0][2]
     assert len(data) == 61 and batches[0][1] == []
-    second = write_segment(tmp_path / "t", 0, [data for _, _, data in batches] + [_again(b"x")])
+    second = write_segment(tmp_path / "t", 0, [data for _, _, data in batches] + [newer(b"x", offset=500)])
     ((facts, new),) = rewrite_all([second], tmp_path / "o2")
     assert left(new)[0][2] == data
     assert (facts.records_read, facts.records_kept) == (3, 2)
-
-
-def _again(key: bytes) -> bytes:
-    builder = BatchBuilder()
-    builder.append(T, key, b"newest")
-    return builder.build(500)
 
 
 def test_6M_127_an_empty_batch_that_need_not_stay_goes(tmp_path: Path) -> None:
@@ -105,7 +99,7 @@ def test_6M_127_an_empty_batch_that_need_not_stay_goes(tmp_path: Path) -> None:
     batches = cut(tmp_path, batch(3, b"a", base_sequence=10, **producer), newer(b"k3", b"x"))
     kept = [data for _, _, data in batches]
     later = batch(200, b"a", base_sequence=11, **producer)
-    second = write_segment(tmp_path / "t", 0, [*kept, later, _again(b"x")])
+    second = write_segment(tmp_path / "t", 0, [*kept, later, newer(b"x", offset=500)])
     ((_, new),) = rewrite_all([second], tmp_path / "o2")
     assert [(h.base_offset, h.count) for h, _, _ in left(new)] == [(100, 1), (200, 1), (500, 1)]
 
@@ -159,7 +153,7 @@ def test_6M_132_133_what_is_left_in_every_form(tmp_path: Path, magic: int, codec
     """
     source = entry(magic, codec, 0) + entry(magic, codec, 3) + entry(magic, codec, 6)
     segment = write_segment(
-        tmp_path / "s", 0, [source, _with(0, b"k1", b"k5", b"k6", b"k7", b"k8", offset=NEWER)]
+        tmp_path / "s", 0, [source, newer(b"k1", b"k5", b"k6", b"k7", b"k8", timestamp=0)]
     )
     ((facts, new),) = rewrite_all([segment], tmp_path / "o", plan(index_interval_bytes=0))
     batches = left(new)
@@ -185,13 +179,6 @@ def test_6M_132_133_what_is_left_in_every_form(tmp_path: Path, magic: int, codec
         entries = list(new.time_index.entries())
         reached = {h.max_timestamp: h.last_offset for h, _, _ in rows}
         assert entries[-1] == TimeEntry(max(times), reached[max(times)])
-
-
-def _with(time: int, *keys: bytes, offset: int) -> bytes:
-    builder = BatchBuilder()
-    for key in keys:
-        builder.append(time, key, b"new")
-    return builder.build(offset)
 
 
 def test_6M_135_the_size_of_the_next_batch(tmp_path: Path) -> None:

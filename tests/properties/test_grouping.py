@@ -70,25 +70,24 @@ def test_6D_30_31_what_is_clean_dirty_and_neither(tmp_path: Path) -> None:
     log.close()
 
 
-def test_6D_32_huge_limits_make_one_group() -> None:
-    """6D.32: With huge limits there is one group with all segments in order."""
-    assert ranges(facts(9), HUGE) == [(0, 8)]
-
-
-@pytest.mark.parametrize("limits", [replace(HUGE, segment_bytes=1), replace(HUGE, segment_index_bytes=1)])
-def test_6D_33_limits_of_one_byte_make_groups_of_one(limits: OutputLimits) -> None:
-    """6D.33: With limits of one byte every group has one segment."""
-    assert ranges(facts(5), limits) == [(n, n) for n in range(5)]
-
-
-@pytest.mark.parametrize("count", [9, 10])
-def test_6D_34_three_fit(count: int) -> None:
-    """6D.34: With limits of three segments and one byte, every group but the last has three segments.
+@pytest.mark.parametrize(
+    ("count", "limits", "most"),
+    [
+        (9, HUGE, 9),
+        (5, replace(HUGE, segment_bytes=1), 1),
+        (5, replace(HUGE, segment_index_bytes=1), 1),
+        (9, replace(HUGE, segment_bytes=3 * 100 + 1), 3),
+        (10, replace(HUGE, segment_bytes=3 * 100 + 1), 3),
+    ],
+)
+def test_6D_32_33_34_as_many_as_fit(count: int, limits: OutputLimits, most: int) -> None:
+    """6D.32: With huge limits there is one group with all segments in order.
+    6D.33: With limits of one byte every group has one segment.
+    6D.34: With limits of three segments and one byte, every group but the last has three segments.
 
     Here: The size of a segment is the bytes that the round keeps, not its bytes before the round.
     """
-    limits = replace(HUGE, segment_bytes=3 * 100 + 1)
-    expected = [(n, min(n + 2, count - 1)) for n in range(0, count, 3)]
+    expected = [(first, min(first + most, count) - 1) for first in range(0, count, most)]
     assert ranges(facts(count), limits) == expected
 
 

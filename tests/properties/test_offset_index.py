@@ -33,32 +33,29 @@ def index_bytes(segment: Segment) -> bytes:
     return Path(segment.stored.path(names.INDEX)).read_bytes()
 
 
-def test_6P_191_an_empty_index_leads_to_the_beginning() -> None:
-    """6P.191: A lookup in an empty index returns the base offset at position 0."""
-    index = index_of()
-    for offset in (0, BASE, BASE + 1, 1 << 40):
-        assert index.lookup(offset) == OffsetEntry(BASE, 0)
-    assert index.last == OffsetEntry(BASE, 0) and len(index) == 0
-
-
-def test_6P_192_present_and_absent_offsets() -> None:
-    """6P.192: A lookup of an offset returns the entry with the greatest offset that is not above it; below
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [],
+        some_entries(40),
+        [(BASE + number, number) for number in range(1, 1281)],
+        [(BASE, 71), (BASE + 1, 142)],
+    ],
+    ids=["empty", "gaps", "10 KiB", "base offset"],
+)
+def test_6P_191_192_193_200_present_and_absent_offsets(entries: list[tuple[int, int]]) -> None:
+    """6P.191: A lookup in an empty index returns the base offset at position 0.
+    6P.192: A lookup of an offset returns the entry with the greatest offset that is not above it; below
     the first entry, the base offset at position 0.
+    6P.193: The first and the last entry of a full index are found.
+    6P.200: An entry with the segment's base offset is valid.
     """
-    entries = some_entries(40)
     index = index_of(*entries)
-    for offset in range(BASE - 3, BASE + 520):
-        below = [e for e in entries if e[0] <= offset]
+    for offset in (0, *range(BASE - 3, BASE + 520), BASE + 1280, 1 << 40):
+        below = [entry for entry in entries if entry[0] <= offset]
         assert index.lookup(offset) == OffsetEntry(*(below[-1] if below else (BASE, 0)))
-
-
-def test_6P_193_first_and_last_of_a_full_index() -> None:
-    """6P.193: The first and the last entry of a full index are found."""
-    entries = [(BASE + n, n) for n in range(1, 1281)]  # 10 KiB
-    index = index_of(*entries)
-    assert index.lookup(BASE + 1) == OffsetEntry(BASE + 1, 1)
-    assert index.lookup(BASE + 1280) == index.last == OffsetEntry(BASE + 1280, 1280)
-    assert index.lookup(BASE) == OffsetEntry(BASE, 0)
+    assert index.last == OffsetEntry(*(entries[-1] if entries else (BASE, 0)))
+    assert len(index) == len(entries) and not index.damaged
 
 
 def test_6P_194_entries_by_number() -> None:
@@ -157,10 +154,3 @@ def test_full_truncation(tmp_path: Path) -> None:
     log.append_batches([batch(0, b"a")] * 3)
     assert [e.offset for e in log.active.offset_index.entries()] == [3, 4]
     log.abandon()
-
-
-def test_6P_200_an_entry_of_the_base_offset_is_sound() -> None:
-    """6P.200: An entry with the segment's base offset is valid."""
-    index = index_of((BASE, 71))
-    assert not index.damaged and index.last == OffsetEntry(BASE, 71)
-    assert index_of((BASE, 71), (BASE + 1, 142)).lookup(BASE) == OffsetEntry(BASE, 71)

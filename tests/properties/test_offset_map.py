@@ -21,13 +21,20 @@ def filled(slots: int, keys: int) -> DigestMap:
 
 
 @pytest.mark.parametrize("keys", [10, 100, 1000, 5000])
-def test_6A_1_every_key_reads_back_its_offset(keys: int) -> None:
-    """6A.1: Every key reads back the offset that was put with it, for 10 to 5,000 keys at two slots a key."""
+def test_6A_1_5_6_every_key_reads_back_its_offset(keys: int) -> None:
+    """6A.1: Every key reads back the offset that was put with it, for 10 to 5,000 keys at two slots a key.
+    6A.5: The latest offset is the offset of the last put.
+    6A.6: The used ratio is 0 for an empty map, and entries divided by slots after each put.
+    """
     offset_map = DigestMap(keys * 48)
+    assert (offset_map.latest_offset, offset_map.used_ratio) == (-1, 0.0)
     for number in range(keys):
         offset_map.put(key(number), number)
-        assert offset_map.get(key(number)) == number
+        assert offset_map.get(key(number)) == offset_map.latest_offset == number
+        assert offset_map.used_ratio == (number + 1) / (2 * keys)
     assert [offset_map.get(key(number)) for number in range(keys)] == list(range(keys))
+    offset_map.put(key(0), 3)  # the last put wins, no max
+    assert (offset_map.latest_offset, offset_map.get(key(0)), len(offset_map)) == (3, 3, keys)
 
 
 def test_6A_2_a_cleared_map_knows_no_key() -> None:
@@ -65,28 +72,6 @@ def test_6A_4_the_latest_offset_can_be_set_and_changes_no_entry() -> None:
         assert [offset_map.get(key(number)) for number in range(8)] == list(range(8))
 
 
-def test_6A_5_the_latest_offset_is_that_of_the_last_put() -> None:
-    """6A.5: The latest offset is the offset of the last put."""
-    offset_map = DigestMap(100 * 24)
-    assert offset_map.latest_offset == -1
-    for number in range(5):
-        offset_map.put(key(number), number)
-        assert offset_map.latest_offset == number
-    offset_map.put(key(0), 3)
-    assert (offset_map.latest_offset, offset_map.get(key(0)), len(offset_map)) == (3, 3, 5), (
-        "the last put wins, no max"
-    )
-
-
-def test_6A_6_use_is_entries_over_slots() -> None:
-    """6A.6: The used ratio is 0 for an empty map, and entries divided by slots after each put."""
-    offset_map = DigestMap(10 * 24)
-    assert offset_map.used_ratio == 0.0
-    for number in range(5):
-        offset_map.put(key(number), number)
-        assert offset_map.used_ratio == (number + 1) / 10
-
-
 @pytest.mark.parametrize(
     ("slots", "load_factor", "keys"), [(1, 1.0, 0), (2, 0.5, 0), (2, 0.9, 1), (3, 0.75, 2)]
 )
@@ -94,6 +79,8 @@ def test_6A_7_a_cleaner_without_room_for_a_key_cannot_be_made(
     slots: int, load_factor: float, keys: int
 ) -> None:
     """6A.7: A cleaner whose map has no room for a key cannot be constructed."""
+    with pytest.raises(ValueError, match="no slot"):
+        DigestMap(23)
     if not keys:
         with pytest.raises(ValueError, match="take no key"):
             KafkaCleaner(slots * 24, load_factor)

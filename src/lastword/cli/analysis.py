@@ -7,8 +7,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-
 from lastword.api.text import field_text, key_candidates, key_text
 from lastword.cli.command import Session, command, now_ms, option
 from lastword.cli.output import attempted
@@ -27,24 +25,10 @@ if TYPE_CHECKING:
     from lastword.tools.simulate import Simulation
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `explain`, `duplication` and `simulate`."""
-    command(app, "explain", usage="DIR [TOPIC]", examples=EXPLAIN_EXAMPLES)(explain)
-    command(app, "duplication", usage="DIR [TOPIC...]", examples=DUPLICATION_EXAMPLES)(duplication)
-    command(app, "simulate", usage="DIR [TOPIC...]", examples=SIMULATE_EXAMPLES)(simulate)
-
-
-EXPLAIN_EXAMPLES = """
-lastword explain data users
-lastword explain data
-lastword explain data users --key bob
-lastword explain /srv/kafka users -p 3 --key bob --json
-lastword explain /srv/kafka users --as kafka
-"""
-
 WEIGHED = 3  # rejected runs of segments that are shown without -v
 
 
+@command("explain", usage="DIR [TOPIC]")
 def explain(
     out: Session,
     target: OneTopic,
@@ -61,6 +45,13 @@ def explain(
     With --key: every record of the key, and the rule that keeps or frees it. With --as kafka: the decision of
     Kafka's cleaner, by the cluster's settings and its checkpoint, beside that of `lastword clean`.
     Changes nothing and takes no lock: it works on the directory of a running broker.
+
+    Examples:
+        lastword explain data users
+        lastword explain data
+        lastword explain data users --key bob
+        lastword explain /srv/kafka users -p 3 --key bob --json
+        lastword explain /srv/kafka users --as kafka
     """
     from lastword.api.explaining import explain_as_kafka, explain_each, explained
 
@@ -72,11 +63,10 @@ def explain(
     verdicts: list[KafkaVerdict] = []
     failed: list[LastwordError] = []
     with out.open(target, **what_if(sets)) as logs:
-        if cleaner is not None:
-            selected = logs.dirs.select(target.topic, target.partition)
-            verdicts += explain_as_kafka(logs.dirs, selected, failed)
         if key is None:
             selected = logs.dirs.select(target.topic, target.partition)
+            if cleaner is not None:
+                verdicts += explain_as_kafka(logs.dirs, selected, failed)
             explanations += explain_each(logs.dirs, selected, failed)
         else:
             name = logs.dirs.only_topic(target.topic)
@@ -147,7 +137,6 @@ def _show_explanation(
 def _show_verdict(
     out: Session, explanation: Explanation, config: TopicConfig, target: Target, assumed: bool
 ) -> None:
-    clean = target.command("clean", explanation.topic)
     plan = explanation.plan
     verdict = explanation.verdict
     if explanation.quarantine is not None:
@@ -170,7 +159,7 @@ def _show_verdict(
     elif assumed:
         out.line(f"{verdict}. This assumes --set, which is not saved")
     else:
-        out.line(f"{verdict}. To clean it now: {clean}")
+        out.line(f"{verdict}. To clean it now: {target.command('clean', explanation.topic)}")
     if explanation.counted is not None and explanation.counted.garbage_bytes:
         out.line(f"  {explanation.counted}")
     if explanation.key is None:
@@ -209,13 +198,7 @@ def _lease_fields(explanation: Explanation, lease: LeaseFacts) -> dict[str, Any]
     }
 
 
-DUPLICATION_EXAMPLES = """
-lastword duplication data
-lastword duplication data users --by segment
-lastword duplication data users --by topic
-"""
-
-
+@command("duplication", usage="DIR [TOPIC...]")
 def duplication(
     out: Session,
     target: AnyTopics,
@@ -225,6 +208,11 @@ def duplication(
 
     BYTES is the size of superseded records; garbage in `lastword ls` also includes records of aborted
     transactions. SPLIT counts keys that are in several partitions.
+
+    Examples:
+        lastword duplication data
+        lastword duplication data users --by segment
+        lastword duplication data users --by topic
     """
     from lastword.tools.duplication import BY, Duplication
 
@@ -251,25 +239,7 @@ def duplication(
     out.raise_all(failed[:1])
 
 
-SIMULATE_EXAMPLES = """
-lastword simulate data users --set lastword.space.target=1.25
-lastword simulate data users --set segment.bytes=64MiB --strategy kafka
-lastword simulate data users --strategy broker --picture users.svg
-"""
-
-_SIMULATION_COLUMNS = (
-    "PARTITION",
-    "SETTINGS",
-    "STRATEGY",
-    "ROUNDS",
-    "READ",
-    "WRITTEN",
-    "PER BYTE",
-    "SPACE",
-    "PEAK",
-)
-
-
+@command("simulate", usage="DIR [TOPIC...]")
 def simulate(
     out: Session,
     target: AnyTopics,
@@ -284,6 +254,11 @@ def simulate(
     Simulates the log's history, without writing, under the current and the given settings. PER BYTE is bytes
     written by cleaning per byte appended; SPACE is the average and PEAK the maximum of bytes on disk over
     live bytes. Changes nothing.
+
+    Examples:
+        lastword simulate data users --set lastword.space.target=1.25
+        lastword simulate data users --set segment.bytes=64MiB --strategy kafka
+        lastword simulate data users --strategy broker --picture users.svg
     """
     from lastword.files import DEFAULT
 
@@ -307,10 +282,9 @@ def simulate(
         )
     for simulation in simulations:
         out.row("simulation", simulation.to_dict())
-    out.table(
-        _SIMULATION_COLUMNS,
+    out.rows(
         [_simulation_cells(simulation) for simulation in simulations],
-        "lllrrrrrr",
+        ("PARTITION", "SETTINGS", "STRATEGY"),
         spare=("PEAK", "READ"),
     )
     for simulation in simulations:
@@ -338,19 +312,19 @@ def simulate(
     out.raise_all(failed[:1])
 
 
-def _simulation_cells(simulation: Simulation) -> tuple[str, ...]:
+def _simulation_cells(simulation: Simulation) -> dict[str, str]:
     about = "" if simulation.share == 1.0 else "~ "
-    return (
-        f"{simulation.topic}-{simulation.partition}" if simulation.topic else "all",
-        _settings_text(simulation),
-        simulation.strategy,
-        str(simulation.rounds),
-        about + format_bytes(simulation.read_bytes),
-        about + format_bytes(simulation.written_bytes),
-        f"{about}{simulation.write_amplification:.2f}",
-        f"{about}{simulation.space_amplification:.2f}",
-        f"{about}{simulation.space_amplification_peak:.2f}",
-    )
+    return {
+        "PARTITION": f"{simulation.topic}-{simulation.partition}" if simulation.topic else "all",
+        "SETTINGS": _settings_text(simulation),
+        "STRATEGY": simulation.strategy,
+        "ROUNDS": str(simulation.rounds),
+        "READ": about + format_bytes(simulation.read_bytes),
+        "WRITTEN": about + format_bytes(simulation.written_bytes),
+        "PER BYTE": f"{about}{simulation.write_amplification:.2f}",
+        "SPACE": f"{about}{simulation.space_amplification:.2f}",
+        "PEAK": f"{about}{simulation.space_amplification_peak:.2f}",
+    }
 
 
 def _settings_text(simulation: Simulation) -> str:

@@ -22,20 +22,7 @@ if TYPE_CHECKING:
     from lastword.tools.findings import Problem
 
 
-VERIFY_EXAMPLES = """
-lastword verify data
-lastword verify data users --quick
-lastword verify data users --md5
-lastword verify data/users-0 --json
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands `verify` and `audit`."""
-    command(app, "verify", usage="DIR [TOPIC...]", examples=VERIFY_EXAMPLES)(verify)
-    command(app, "audit", usage="DIR [TOPIC] OTHER", examples=AUDIT_EXAMPLES)(audit)
-
-
+@command("verify", usage="DIR [TOPIC...]")
 def verify(
     out: Session,
     target: AnyTopics,
@@ -52,6 +39,12 @@ def verify(
     """Check every checksum, index, checkpoint and invariant.
 
     Changes nothing. Exit code 1 if there are problems.
+
+    Examples:
+        lastword verify data
+        lastword verify data users --quick
+        lastword verify data users --md5
+        lastword verify data/users-0 --json
     """
     from lastword.tools.findings import OPEN, RESTORE
 
@@ -116,15 +109,7 @@ def _repairs(problems: Sequence[Problem]) -> str:
     return f"{by_opening}, {by_removing}" if opened else by_removing
 
 
-AUDIT_EXAMPLES = """
-lastword audit data users consumer.parquet
-lastword audit data users delivered.jsonl --json
-lastword audit data users /backup/data
-lastword audit data/users-0 consumer.parquet
-lastword audit data /backup/data
-"""
-
-
+@command("audit", usage="DIR [TOPIC] OTHER")
 def audit(
     out: Session,
     directory: Directory,
@@ -144,6 +129,13 @@ def audit(
 
     The newest delivered offset is compared with the newest logged offset. Exit code 1 if keys are missing,
     stale or phantom. Without TOPIC: all topics if OTHER is a directory, else the only topic.
+
+    Examples:
+        lastword audit data users consumer.parquet
+        lastword audit data users delivered.jsonl --json
+        lastword audit data users /backup/data
+        lastword audit data/users-0 consumer.parquet
+        lastword audit data /backup/data
     """
     from lastword.files import DEFAULT
 

@@ -12,7 +12,7 @@ import socketserver
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,29 +37,15 @@ if TYPE_CHECKING:
     from lastword.cleaner.policy.plan import Plan
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `clean` and `gc`."""
-    command(app, "clean", usage="DIR [TOPIC...]", examples=EXAMPLES, changes=True)(clean)
-    command(app, "gc", usage="URL", examples=GC_EXAMPLES)(gc)
-
-
 MOST_LINES = 20
 """More cleanings or plans than these are shown by topic."""
+ROUND_SUMS = ("read_bytes", "written_bytes", "freed_bytes")
 PLAN_SUMS = ("read_bytes", "write_bytes", "free_bytes")
 PLAN_COLUMNS = ("TOPIC", "PARTITION", "WHY")
 """The columns of text in tables of plans."""
 
-EXAMPLES = """
-lastword clean data --dry-run
-lastword clean data --dry-run --set cleanup.policy=compact
-lastword clean data users
-lastword clean data users cities --dry-run
-lastword clean data --due --max-rate 80MiB
-lastword clean data --every 15s --metrics 9464
-lastword clean data users -p 0 --retry
-"""
 
-
+@command("clean", usage="DIR [TOPIC...]", changes=True)
 def clean(
     out: Session,
     target: AnyTopics,
@@ -83,6 +69,15 @@ def clean(
 
     Removes all garbage; with --due, runs only the cleanings that the settings make due. Skips topics without
     a cleanup.policy.
+
+    Examples:
+        lastword clean data --dry-run
+        lastword clean data --dry-run --set cleanup.policy=compact
+        lastword clean data users
+        lastword clean data users cities --dry-run
+        lastword clean data --due --max-rate 80MiB
+        lastword clean data --every 15s --metrics 9464
+        lastword clean data users -p 0 --retry
     """
     from lastword.api.cleaning import quarantined, unread_topics
 
@@ -162,30 +157,24 @@ def clean(
         for line in brief:
             out.line(line)
         out.say("-v shows each partition")
-    out.topic_totals(results, "read_bytes", "written_bytes", "freed_bytes")
-    freed = sum(result.freed_bytes for result in results)
-    read = sum(result.read_bytes for result in results)
-    written = sum(result.written_bytes for result in results)
-    text: str | None = (
-        f"read {format_bytes(read)}, wrote {format_bytes(written)}, {format_freed('freed', freed)}"
-    )
+    out.topic_totals(results, *ROUND_SUMS)
+    totals = {name: sum(getattr(result, name) for result in results) for name in ROUND_SUMS}
+    text: str | None = _totals_text(totals)
     if not results:
         text = (
             None
             if failed
             else f"nothing to clean; `{target.command('clean', *target.words, '--dry-run')}` shows why"
         )
-    out.summary(
-        text,
-        ok=not failed and not signals.noted(),
-        rounds=len(results),
-        read_bytes=read,
-        written_bytes=written,
-        freed_bytes=freed,
-    )
+    out.summary(text, ok=not failed and not signals.noted(), rounds=len(results), **totals)
     for sentence in held:
         out.say(sentence)
     out.raise_all(failed)
+
+
+def _totals_text(totals: Mapping[str, int]) -> str:
+    read, written = format_bytes(totals["read_bytes"]), format_bytes(totals["written_bytes"])
+    return f"read {read}, wrote {written}, {format_freed('freed', totals['freed_bytes'])}"
 
 
 def _brief(results: list[CleanRound]) -> list[str]:
@@ -278,12 +267,7 @@ def _by_topic(plans: list[Plan]) -> list[dict[str, str]]:
     return rows
 
 
-GC_EXAMPLES = """
-lastword gc s3://bucket/log --dry-run
-lastword gc s3://bucket/log --retention 1h
-"""
-
-
+@command("gc", usage="URL")
 def gc(
     out: Session,
     directory: Annotated[str, argument("URL", "the URL of a log in a bucket")],
@@ -301,6 +285,10 @@ def gc(
 
     A cleaning, retention or a writer that died leaves objects behind. The first gc notes them with the time
     of the store's clock; a later one removes those that were noted long enough ago.
+
+    Examples:
+        lastword gc s3://bucket/log --dry-run
+        lastword gc s3://bucket/log --retention 1h
     """
     target = Target.of(directory, None, None)
     if not is_url(directory):
@@ -308,12 +296,8 @@ def gc(
             f"{directory} is no log in a bucket",
             remedy="give a URL: s3://BUCKET/PREFIX; the garbage of a directory is removed by clean",
         )
-    if dry_run:
-        with out.open(target) as logs:
-            result = logs.collect(retention=retention, dry_run=True)
-    else:
-        with out.change(target) as logs:
-            result = logs.collect(retention=retention)
+    with out.open(target) if dry_run else out.change(target) as logs:
+        result = logs.collect(retention=retention, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
     if result.removed_objects or not result.waiting_objects:
         out.line(f"{verb} {_objects(result.removed_objects, result.removed_bytes)}")
@@ -439,7 +423,7 @@ def keep_cleaning(
     address = None if metrics is None else parse_address(metrics)
     # Not a SimpleQueue: in CPython 3.11 its `get(timeout=)` hangs if a signal handler runs past the timeout.
     ended: queue.Queue[Done] = queue.Queue()
-    totals = {"rounds": 0, "deletions": 0, "failed": 0, "read_bytes": 0, "written_bytes": 0, "freed_bytes": 0}
+    totals = dict.fromkeys(("rounds", "deletions", "failed", *ROUND_SUMS), 0)
     with ExitStack() as stack:
         logs = stack.enter_context(out.change(target))
         if address is not None:
@@ -460,18 +444,15 @@ def keep_cleaning(
         logs.cleaner.stop()
         while not ended.empty():
             _show_done(out, ended.get(), totals)
-    read, written = (format_bytes(totals[f"{verb}_bytes"]) for verb in ("read", "written"))
-    freed = format_freed("freed", totals["freed_bytes"])
-    out.summary(f"read {read}, wrote {written}, {freed}", ok=not totals["failed"], **totals)
+    out.summary(_totals_text(totals), ok=not totals["failed"], **totals)
     signals.settle(signal.SIGTERM)
 
 
 def _show_done(out: Session, done: Done, totals: dict[str, int]) -> None:
     if done.round is not None:
         totals["rounds"] += 1
-        totals["read_bytes"] += done.round.read_bytes
-        totals["written_bytes"] += done.round.written_bytes
-        totals["freed_bytes"] += done.round.freed_bytes
+        for name in ROUND_SUMS:
+            totals[name] += getattr(done.round, name)
         out.row("round", done.round.to_dict())
         out.line(f"{format_time(done.time_ms)}  {done.round}")
         if done.round.stopped_by == "lease":

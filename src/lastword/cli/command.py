@@ -1,6 +1,6 @@
 """Register commands: global options, `--help`, the session, and questions before data is removed.
 
-`@command(app)` adds the global options to a command's own options and passes a `Session` as its first
+`@command(name)` adds the global options to a command's own options and passes a `Session` as its first
 argument.
 """
 
@@ -223,26 +223,28 @@ def now_ms() -> int:
     return (CONTEXT.clock or SystemClock()).now_ms()
 
 
+_registered = typer.Typer()
+"""Has the commands of the modules that were imported."""
+
+
 def command(
-    app: typer.Typer, name: str, *, usage: str, examples: str, changes: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    name: str, *, usage: str, changes: bool = False
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Register `fn(out, ...)` as a command.
 
-    Its help shows `usage`, the docstring and the examples; the list of commands shows the docstring's first
-    line.
+    Its help shows `usage` and the docstring, whose last section has command lines as `Examples:`; the list of
+    commands shows the docstring's first line.
 
     Args:
-        app: The application that gets the command.
         name: The name of the command.
         usage: The arguments as they are typed.
-        examples: Command lines, one per line.
         changes: The command changes a directory, so it also takes --wait.
 
     A parameter `Annotated[T, function]` stands for the parameters of the function, which makes its value. The
     last of them is shown behind the command's own options.
     """
 
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def register(fn: Callable[..., T]) -> Callable[..., T]:
         parameters = list(inspect.signature(fn, eval_str=True).parameters.values())[1:]
         makers = _makers(parameters)
         words = [word for maker in makers.values() for word in _words_of(maker)]
@@ -287,17 +289,18 @@ def command(
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
-        text = inspect.cleandoc(examples)
+        text, _, examples = inspect.cleandoc(fn.__doc__ or "").partition("\n\nExamples:\n")
         shown = type(
             "Help", (Help,), {"usage": usage, "everywhere": frozenset(option.name for option in everywhere)}
         )
-        app.command(
+        _registered.command(
             name,
             cls=shown,
-            short_help=inspect.cleandoc(fn.__doc__ or "").splitlines()[0],
-            epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.splitlines()),
+            help=text,
+            short_help=text.splitlines()[0],
+            epilog="\b\nExamples:\n" + "\n".join(f"  {line.strip()}" for line in examples.splitlines()),
         )(run)
-        return run
+        return fn
 
     return register
 
@@ -498,13 +501,7 @@ class Commands(Unconverted, typer.core.TyperGroup):
 
 def _built(name: str, module: str) -> Any:
     """Import a module of commands and build the command with this name."""
+    importlib.import_module(module if "." in module else f"lastword.cli.{module}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.registered_commands = [command for command in _registered(module) if command.name == name]
+    app.registered_commands = [one for one in _registered.registered_commands if one.name == name]
     return typer.main.get_command(app)
-
-
-@functools.cache
-def _registered(module: str) -> list[Any]:
-    app = typer.Typer()
-    importlib.import_module(module if "." in module else f"lastword.cli.{module}").register(app)
-    return app.registered_commands

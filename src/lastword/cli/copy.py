@@ -15,18 +15,8 @@ from lastword.objects import is_url
 from lastword.units import format_bytes
 from lastword.values import plural
 
-EXAMPLES = """
-lastword copy /srv/kafka s3://bucket/backup users
-lastword copy s3://bucket/backup restored users --verify
-lastword copy data copied
-"""
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command `copy`."""
-    command(app, "copy", usage="SRC DST [TOPIC...]", examples=EXAMPLES, changes=True)(copy)
-
-
+@command("copy", usage="SRC DST [TOPIC...]", changes=True)
 def copy(
     out: Session,
     source: Annotated[str, argument("SRC", "a log directory or a URL; it is not changed")],
@@ -44,6 +34,11 @@ def copy(
 
     Offsets, timestamps, settings, leases and names of batches stay. A second copy sends what is new or was
     cleaned, and goes on where a stopped copy ended.
+
+    Examples:
+        lastword copy /srv/kafka s3://bucket/backup users
+        lastword copy s3://bucket/backup restored users --verify
+        lastword copy data copied
     """
     import lastword
 

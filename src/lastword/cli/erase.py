@@ -21,23 +21,11 @@ if TYPE_CHECKING:
     from lastword.tools.erasure import Erasure
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command `erase`."""
-    command(app, "erase", usage="DIR TOPIC KEY...", examples=EXAMPLES, changes=True)(erase)
-
-
 SHOWN = 10
 """Copies of a partition that are shown without -v."""
 
-EXAMPLES = """
-lastword erase data users bob --dry-run
-lastword erase data users bob --certificate bob.json --yes
-lastword erase data users --keys-file keys.txt --now --certificate erased.json --yes
-lastword erase data users --prefix customer-17/ --now --yes
-lastword erase data --check erased.json
-"""
 
-
+@command("erase", usage="DIR TOPIC KEY...", changes=True)
 def erase(
     out: Session,
     directory: Directory,
@@ -64,14 +52,18 @@ def erase(
     files, and searches all files of the partitions for the keys and their old values. Without --now a
     tombstone holds its key until a cleaning after delete.retention.ms. Exit code 1: the search found a copy.
     The certificate lists what it cannot promise: copies elsewhere.
+
+    Examples:
+        lastword erase data users bob --dry-run
+        lastword erase data users bob --certificate bob.json --yes
+        lastword erase data users --keys-file keys.txt --now --certificate erased.json --yes
+        lastword erase data users --prefix customer-17/ --now --yes
+        lastword erase data --check erased.json
     """
     if check is not None:
         return _check(out, Target.of(directory, topic, partition, more), check)
-    words = [topic, *(keys or ())]
-    target, given = Target.with_words(
-        "erase", directory, words, ["KEY"] * max(1, len(words)), partition, more
-    )
-    texts = [text for text in given if text is not None]
+    target, given = Target.with_keys("erase", directory, [topic, *(keys or ())], partition, more)
+    texts = [*given]
     known = target.topic_for("erase", "KEY")
     if keys_file is not None:
         texts += _lines(keys_file)
@@ -80,7 +72,7 @@ def erase(
     start = None if prefix is None else unescape(prefix)
     options = [*(() if prefix is None else ("--prefix", prefix))]
     options += () if keys_file is None else ("--keys-file", keys_file)
-    again = target.command("erase", *target.words, *(text for text in given if text is not None), *options)
+    again = target.command("erase", *target.words, *given, *options)
     with out.open(target) as logs:
         wanted = _keys_of(logs, known, texts)
         planned = _erased(out, logs, target, known, wanted, start, now=now, dry_run=True)[0]

@@ -20,21 +20,8 @@ if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.lake.export import Exported
 
-EXAMPLES = """
-lastword export data users --to delta:lake/users --dry-run
-lastword export data users --to delta:lake/users
-lastword export data users --to delta:s3://bucket/lake
-lastword export data users --to delta:lake/typed --value-format json --value-schema 'n BIGINT'
-lastword export data users --to delta:lake/copy --layout merge
-lastword export data users --to delta:lake/users --every 1m
-"""
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command `export`."""
-    command(app, "export", usage="DIR TOPIC --to delta:PATH", examples=EXAMPLES)(export)
-
-
+@command("export", usage="DIR TOPIC --to delta:PATH")
 def export(
     out: Session,
     target: WholeTopic,
@@ -60,6 +47,14 @@ def export(
 
     The first export makes the table. A later one writes what has changed since, and marks the rows of
     replaced and deleted keys; an export without changes writes nothing.
+
+    Examples:
+        lastword export data users --to delta:lake/users --dry-run
+        lastword export data users --to delta:lake/users
+        lastword export data users --to delta:s3://bucket/lake
+        lastword export data users --to delta:lake/typed --value-format json --value-schema 'n BIGINT'
+        lastword export data users --to delta:lake/copy --layout merge
+        lastword export data users --to delta:lake/users --every 1m
     """
     known = target.topic_for("export", "--to", to or "delta:PATH")
     if to is None:

@@ -25,16 +25,6 @@ from lastword.objects import is_url
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
 
-EXAMPLES = """
-lastword ls data
-lastword ls data users --segments
-lastword ls data users events
-lastword ls data --by partition --sort garbage
-lastword ls data/users-0 --segments --json
-lastword ls data --quick
-lastword ls data --metrics 9464 --every 5m
-"""
-
 COLUMNS = {
     "topic": (("TOPIC", "POLICY"), ("SEGMENTS", "LIVE", "NEWEST")),
     "partition": (
@@ -49,11 +39,7 @@ HANGS_MS = 900_000
 """A coordinator ends a transaction after this time: the default of `transaction.max.timeout.ms`."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command `ls`."""
-    command(app, "ls", usage="DIR [TOPIC...]", examples=EXAMPLES)(ls)
-
-
+@command("ls", usage="DIR [TOPIC...]")
 def ls(
     out: Session,
     target: AnyTopics,
@@ -78,6 +64,15 @@ def ls(
     narrow terminal omits columns; pipes and files get all columns.
 
     With --metrics it keeps running, and reads each closed segment once.
+
+    Examples:
+        lastword ls data
+        lastword ls data users --segments
+        lastword ls data users events
+        lastword ls data --by partition --sort garbage
+        lastword ls data/users-0 --segments --json
+        lastword ls data --quick
+        lastword ls data --metrics 9464 --every 5m
     """
     if by is not None and segments and by != "segment":
         raise UsageError("--segments means --by segment", remedy="give one of them")

@@ -23,7 +23,7 @@ from lastword.api.serializers import bytes_json
 from lastword.api.text import json_escaped
 from lastword.cli.remedies import remedy_of
 from lastword.errors import LastwordError, PartialFailure
-from lastword.values import Progress, cut, table, table_of, terminal_width
+from lastword.values import Progress, cut, table_of, terminal_width
 
 
 class OfTopic(Protocol):
@@ -118,26 +118,16 @@ class Output:
         if self.as_json:
             self.stdout.write(_json_line(kind, fields))
 
-    def table(
-        self,
-        header: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        right: str = "",
-        spare: Sequence[str] = (),
-    ) -> None:
-        """Write a table: fitted to the width of a terminal, complete in pipes and files.
-
-        See the function `table` for the arguments.
-        """
-        if rows and not self.as_json:
-            width = terminal_width(self.stdout) if self.on_terminal else None
-            for text in table(header, rows, right, width=width, spare=spare):
-                self.line(text)
-
     def rows(
         self, rows: Sequence[Mapping[str, str]], text_columns: Sequence[str], spare: Sequence[str] = ()
     ) -> None:
-        """Write a table of rows that have their cells by column, as `Value.cells` returns them."""
+        """Write a table: fitted to the width of a terminal, complete in pipes and files.
+
+        Args:
+            rows: The cells of each row by column, as `Value.cells` returns them.
+            text_columns: The columns that are aligned left.
+            spare: Columns to omit from a narrow terminal, in this order.
+        """
         if rows and not self.as_json:
             width = terminal_width(self.stdout) if self.on_terminal else None
             for text in table_of(rows, text_columns, width=width, spare=spare):

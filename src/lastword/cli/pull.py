@@ -18,18 +18,8 @@ from lastword.values import plural
 if TYPE_CHECKING:
     from lastword.pulling import PullResult
 
-EXAMPLES = """
-lastword pull 127.0.0.1:9092 users orders --to data
-lastword pull 127.0.0.1:9092 --to data --dry-run
-lastword pull kafka:9093 users --to data --follow --client-config client.properties
-"""
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command `pull`."""
-    command(app, "pull", usage="HOST:PORT [TOPIC...] --to DIR", examples=EXAMPLES, changes=True)(pull)
-
-
+@command("pull", usage="HOST:PORT [TOPIC...] --to DIR", changes=True)
 def pull(
     out: Session,
     bootstrap: Annotated[str, argument("HOST:PORT", "a broker of the cluster; several with commas")],
@@ -52,6 +42,11 @@ def pull(
 
     Whole batches are copied as they are, with the settings of the topics and the positions of groups. A
     second pull copies what is new, and goes on where a stopped one ended.
+
+    Examples:
+        lastword pull 127.0.0.1:9092 users orders --to data
+        lastword pull 127.0.0.1:9092 --to data --dry-run
+        lastword pull kafka:9093 users --to data --follow --client-config client.properties
     """
     import lastword
 

@@ -42,31 +42,15 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import Ack
     from lastword.api.reader import View
     from lastword.api.record import Record
-    from lastword.api.topic import Topic
+    from lastword.api.restore import Restored
     from lastword.files import Files
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands `append`, `read`, `get`, `restore` and `dump`."""
-    command(app, "append", usage="DIR TOPIC [KEY VALUE]", examples=APPEND_EXAMPLES, changes=True)(append)
-    command(app, "read", usage="DIR TOPIC", examples=READ_EXAMPLES)(read)
-    command(app, "get", usage="DIR TOPIC KEY...", examples=GET_EXAMPLES)(get)
-    command(app, "restore", usage="DIR [TOPIC] OUT", examples=RESTORE_EXAMPLES)(restore)
-    command(app, "dump", usage="FILE...", examples=DUMP_EXAMPLES)(dump)
-
-
-APPEND_EXAMPLES = """
-lastword append data users ada '{"city": "London"}'
-lastword append data users --delete bob
-lastword read data users --json | lastword append copy users
-printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
-"""
 
 
 # Fields of a JSON line. `append` ignores some fields that `read --json` prints, such as the offset.
 FIELDS = ("key", "value", "headers", "timestamp", "type", "topic", "partition", "offset", "timestamp_type")
 
 
+@command("append", usage="DIR TOPIC [KEY VALUE]", changes=True)
 def append(
     out: Session,
     directory: Directory,
@@ -85,9 +69,15 @@ def append(
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Append one record, a tombstone, or the records on stdin.
+    r"""Append one record, a tombstone, or the records on stdin.
 
     Without KEY, stdin has one record per line, as `lastword read --json` prints them.
+
+    Examples:
+        lastword append data users ada '{"city": "London"}'
+        lastword append data users --delete bob
+        lastword read data users --json | lastword append copy users
+        printf 'ada=London\nbob=Oslo\n' | lastword append data cities --delimiter =
     """
     target, (key, value) = Target.with_words(
         "append", directory, [topic, key, value], ["KEY", "VALUE"], partition, more
@@ -101,7 +91,14 @@ def append(
         into = logs.topic(known, key_serializer="bytes", value_serializer="bytes")
         names = into.schema.saved
         if delete is not None or key is not None:
-            _append_one(out, into, names, key, value, delete, target.partition, ack)
+            if delete is not None:
+                key_data = key_candidates(delete, names[0])[0]
+            else:
+                key_data = argument_bytes(key or "", names[0], "key")
+            data = None if value is None else argument_bytes(value, names[1], "value")
+            one = into.append(key_data, data, partition=target.partition, ack=cast("Ack | None", ack))
+            text = f"{known}-{one.partition} offset {one.offset}"
+            out.summary(text, topic=known, records=1, **one.to_dict())
             return
         if sys.stdin.isatty():
             shape = '{"key": ..., "value": ...}' if delimiter is None else f"KEY{delimiter}VALUE"
@@ -109,28 +106,6 @@ def append(
         records = _delimited_records(names, delimiter) if delimiter is not None else _json_records(names)
         appended = into.extend(records, partition=target.partition, ack=cast("Ack | None", ack))
     out.summary(f"appended {plural(appended, 'record')}", topic=known, records=appended)
-
-
-def _append_one(
-    out: Session,
-    into: Topic[Any, Any],
-    names: tuple[str | None, str | None],
-    key: str | None,
-    value: str | None,
-    delete: str | None,
-    partition: int | None,
-    ack: str | None,
-) -> None:
-    if delete is not None:
-        key_data = key_candidates(delete, names[0])[0]
-    else:
-        key_data = argument_bytes(key or "", names[0], "key")
-    data = None if value is None else argument_bytes(value, names[1], "value")
-    appended = into.append(key_data, data, partition=partition, ack=cast("Ack | None", ack))
-    if out.as_json:
-        out.summary(topic=into.name, records=1, **appended.to_dict())
-    elif not out.quiet:
-        out.line(f"{into.name}-{appended.partition} offset {appended.offset}")
 
 
 def _input() -> Iterator[bytes]:
@@ -216,20 +191,10 @@ def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
             raise UsageError(f"stdin line {number}: {message}", remedy=remedy) from None
 
 
-READ_EXAMPLES = """
-lastword read data users
-lastword read data users --last 10
-lastword read data users --start 2026-11-20T10:00Z --end latest --json
-lastword read data users --view newest --key bob
-lastword read data users --key '\\xff\\x00' --key '{"base64":"/wA="}'
-lastword read data/users-0 --start 90m
-lastword read data users --last 5 --follow
-"""
-
-
 VIEWS = ("log", "newest", "changes")
 
 
+@command("read", usage="DIR TOPIC")
 def read(
     out: Session,
     target: OneTopic,
@@ -251,7 +216,17 @@ def read(
         str | None, option("TIME", "with --follow: end after this long without a record (90, 5m)")
     ] = None,
 ) -> None:
-    """Read all records, or the newest record of every key."""
+    r"""Read all records, or the newest record of every key.
+
+    Examples:
+        lastword read data users
+        lastword read data users --last 10
+        lastword read data users --start 2026-11-20T10:00Z --end latest --json
+        lastword read data users --view newest --key bob
+        lastword read data users --key '\xff\x00' --key '{"base64":"/wA="}'
+        lastword read data/users-0 --start 90m
+        lastword read data users --last 5 --follow
+    """
     topic_name = target.topic_for("read")
     if last is not None and start is not None:
         raise UsageError("--last cannot be combined with --start", remedy="give one of them")
@@ -347,15 +322,10 @@ def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | 
     out.data_line(f"{place}  {key}  {value}{headers}")
 
 
-GET_EXAMPLES = """
-lastword get data users ada
-lastword get data users ada bob --json
-lastword get data/users-0 ada
-"""
-
 NO_VALUE = 8  # exit code if a key has no value
 
 
+@command("get", usage="DIR TOPIC KEY...")
 def get(
     out: Session,
     directory: Directory,
@@ -367,10 +337,13 @@ def get(
     """Show the newest record of each of some keys.
 
     Exit code 8 if a key has no value: it was never written, or was deleted.
+
+    Examples:
+        lastword get data users ada
+        lastword get data users ada bob --json
+        lastword get data/users-0 ada
     """
-    words = [topic, *(keys or ())]
-    target, given = Target.with_words("get", directory, words, ["KEY"] * max(1, len(words)), partition, more)
-    texts = [text for text in given if text is not None]
+    target, texts = Target.with_keys("get", directory, [topic, *(keys or ())], partition, more)
     known = target.topic_for("get", "KEY")
     if not texts:
         raise UsageError("get needs a KEY", remedy=target.command("get", *target.words, "KEY"))
@@ -393,15 +366,7 @@ def get(
     return NO_VALUE if missing else 0
 
 
-RESTORE_EXAMPLES = """
-lastword restore data users users.parquet
-lastword restore data users users.jsonl --end 2026-11-20T10:00Z
-lastword restore data users users.arrow -p 0
-lastword restore data/users-0 users.arrow
-lastword restore data users -
-"""
-
-
+@command("restore", usage="DIR [TOPIC] OUT")
 def restore(
     out: Session,
     directory: Directory,
@@ -417,6 +382,13 @@ def restore(
 
     The file is a table, and a state can start from it: logs.state(TOPIC, snapshot=OUT). A .jsonl file ends
     with a line of type `snapshot`, which names its log and offsets; stdout gets only the rows.
+
+    Examples:
+        lastword restore data users users.parquet
+        lastword restore data users users.jsonl --end 2026-11-20T10:00Z
+        lastword restore data users users.arrow -p 0
+        lastword restore data/users-0 users.arrow
+        lastword restore data users -
     """
     target, (path,) = Target.with_words("restore", directory, [topic, to], ["OUT"], partition, more)
     known = target.topic_for("restore", "OUT")
@@ -425,9 +397,7 @@ def restore(
     if path == "-":
         _to_stdout(out, target, known, end)
         return
-    with out.open(target) as logs, out.progress("restore") as progress:
-        restored = logs.restore(known, target.partition, to=path, end=_when(end), progress=progress)
-        _warn_of_transactions(out, logs, known, {file.partition: file.end_offset for file in restored})
+    restored = _restored(out, target, known, path, end)
     for file in restored:
         out.row("restored", file.to_dict())
         out.line(
@@ -437,15 +407,20 @@ def restore(
     out.summary(f"wrote {path}", ok=True, file=path, keys=sum(file.keys for file in restored))
 
 
+def _restored(out: Session, target: Target, topic: str, path: str, end: str) -> list[Restored]:
+    with out.open(target) as logs, out.progress("restore") as progress:
+        restored = logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
+        _warn_of_transactions(out, logs, topic, {file.partition: file.end_offset for file in restored})
+    return restored
+
+
 def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
     """Print rows as JSON lines, after all of them were read: a temporary file holds them until then."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="lastword-restore-") as scratch:
         path = os.path.join(scratch, "rows.jsonl")
-        with out.open(target) as logs, out.progress("restore") as progress:
-            restored = logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
-            _warn_of_transactions(out, logs, topic, {file.partition: file.end_offset for file in restored})
+        _restored(out, target, topic, path, end)
         with open(path, encoding="utf-8", newline="\n") as lines:  # noqa: PTH123  # a temporary file
             row = ""
             for line in lines:  # the last line is the snapshot line, not a row
@@ -453,14 +428,7 @@ def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
                 row = line
 
 
-DUMP_EXAMPLES = """
-lastword dump data/users-0/00000000000000000000.log
-lastword dump data/users-0 --no-records
-lastword dump data/users-0/*.index data/users-0/*.timeindex
-lastword dump data/recovery-point-offset-checkpoint --json
-"""
-
-
+@command("dump", usage="FILE...")
 def dump(
     out: Session,
     files: Annotated[
@@ -476,6 +444,12 @@ def dump(
     Decodes segments, indexes, producer snapshots, checkpoints and properties, and the fields of records in
     Kafka's own topics (__consumer_offsets, __transaction_state, __share_group_state, __cluster_metadata).
     Shows damage too (exit code 3).
+
+    Examples:
+        lastword dump data/users-0/00000000000000000000.log
+        lastword dump data/users-0 --no-records
+        lastword dump data/users-0/*.index data/users-0/*.timeindex
+        lastword dump data/recovery-point-offset-checkpoint --json
     """
     from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry, Property
     from lastword.tools.dump import dump as entries_of

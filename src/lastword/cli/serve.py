@@ -30,35 +30,11 @@ from lastword.values import plural
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
 
-EXAMPLES = """
-lastword serve data
-lastword serve data --listen 127.0.0.1:0 --json
-lastword serve data --partitions 3 --no-auto-create-topics --metrics 9464
-lastword serve data --listen 0.0.0.0:9093 --advertise log.example:9093 --insecure
-lastword serve data --users users.toml --tls-cert cert.pem --tls-key key.pem
-lastword serve data --listen 127.0.0.1:0 --console --console-listen 127.0.0.1:0
-"""
-CONSOLE_EXAMPLES = """
-lastword console data
-lastword console data --listen 127.0.0.1:0 --json
-"""
-USERS_EXAMPLES = """
-lastword users users.toml --add ada
-lastword users users.toml
-lastword users users.toml --remove ada
-"""
-
 CONSOLE_ADDRESS = "127.0.0.1:8642"
 POLL_SECONDS = 0.2  # a signal takes effect after at most this time
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `serve`, `console` and `users`."""
-    command(app, "serve", usage="DIR", examples=EXAMPLES, changes=True)(serve)
-    command(app, "console", usage="DIR", examples=CONSOLE_EXAMPLES)(console)
-    command(app, "users", usage="FILE", examples=USERS_EXAMPLES)(users)
-
-
+@command("serve", usage="DIR", changes=True)
 def serve(
     out: Session,
     directory: LogDirectory,
@@ -104,6 +80,14 @@ def serve(
     A directory that is absent is made. The server holds its lock and runs its cleaner. A second server of a
     log in a bucket is a standby, and takes over when the first one ends or is cut off. SIGTERM and Ctrl-C
     finish the requests that were received, refuse others, sync, and end with exit code 0.
+
+    Examples:
+        lastword serve data
+        lastword serve data --listen 127.0.0.1:0 --json
+        lastword serve data --partitions 3 --no-auto-create-topics --metrics 9464
+        lastword serve data --listen 0.0.0.0:9093 --advertise log.example:9093 --insecure
+        lastword serve data --users users.toml --tls-cert cert.pem --tls-key key.pem
+        lastword serve data --listen 127.0.0.1:0 --console --console-listen 127.0.0.1:0
     """
     from lastword.cli.clean import exporter, parse_address
     from lastword.server.context import Options
@@ -186,6 +170,7 @@ def serve(
     signals.settle(signal.SIGTERM, signal.SIGINT)
 
 
+@command("console", usage="DIR")
 def console(
     out: Session,
     directory: LogDirectory,
@@ -201,6 +186,10 @@ def console(
     index, ~ marks estimates, and an exact count is a button that names its cost.
 
     Open the printed address: it has a token, without which the page shows nothing.
+
+    Examples:
+        lastword console data
+        lastword console data --listen 127.0.0.1:0 --json
     """
     from lastword.cli.clean import parse_address
 
@@ -266,6 +255,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@command("users", usage="FILE")
 def users(
     out: Session,
     file: Annotated[str, argument("FILE", "the file of users; --add makes it if absent")],
@@ -278,6 +268,11 @@ def users(
 
     The password is asked for on a terminal, else it is the first line of stdin. The file has salted keys and
     no password; only its owner can read it. A running server uses changes immediately.
+
+    Examples:
+        lastword users users.toml --add ada
+        lastword users users.toml
+        lastword users users.toml --remove ada
     """
     from lastword.server.security import credentials, read_users, write_users
 

@@ -2,8 +2,8 @@
 
 A read-only command is interrupted immediately. A command that changes a directory holds signals (`held`) from
 before the directory is opened until it is closed. A held signal takes effect only where the command allows
-it: in `released`, while the command waits for input or for a lock, and where the command checks `noted`. So
-the directory is always closed, with the marker of a clean stop, before the process ends.
+it: in `interruptible`, while the command waits for input or for a lock, and where the command checks `noted`.
+So the directory is always closed, with the marker of a clean stop, before the process ends.
 
 A second signal, at least one second after the first, ends the process immediately: the next opening recovers.
 (When a terminal hangs up, SIGHUP can arrive twice: from the kernel and from the shell.)
@@ -93,25 +93,16 @@ def held() -> Iterator[None]:
         _state.depth -= 1
 
 
-@contextmanager
-def released() -> Iterator[None]:
-    """Allow interruption inside `held`. A signal that was noted earlier interrupts here."""
-    depth, _state.depth = _state.depth, 0
-    try:
-        if noted():
-            raise Ended
-        yield
-    finally:
-        _state.depth = depth
+def interruptible(call: Callable[[], T]) -> T:
+    """Call a function that a signal may interrupt inside `held`; cheap enough for each line of a file.
 
-
-def interruptible(wait: Callable[[], T]) -> T:
-    """Call a function that waits, interruptible as in `released`; cheap enough for each line of a file."""
+    A signal that was noted earlier interrupts here.
+    """
     depth, _state.depth = _state.depth, 0
     try:
         if _state.first is not None:
             raise Ended
-        return wait()
+        return call()
     finally:
         _state.depth = depth
 

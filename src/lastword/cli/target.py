@@ -176,6 +176,19 @@ class Target:
             )
         return target, [*given, *[None] * (len(names) - len(given))]
 
+    @classmethod
+    def with_keys(
+        cls,
+        command: str,
+        directory: str,
+        words: Sequence[str | None],
+        partition: int | None,
+        more: list[str] | None,
+    ) -> tuple[Target, list[str]]:
+        """Return the target of `DIR TOPIC KEY...` and the keys, as `with_words` does."""
+        target, keys = cls.with_words(command, directory, words, ["KEY"] * len(words), partition, more)
+        return target, [key for key in keys if key is not None]
+
     def command(self, verb: str, *words: str) -> str:
         """Return a command over the same directories that can be pasted."""
         return command_line(verb, self.paths, *words)

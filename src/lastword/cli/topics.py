@@ -46,26 +46,10 @@ if TYPE_CHECKING:
     from lastword.retention import Deletion
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `create`, `config`, `drop`, `expire`, `trim` and `lease`."""
-    command(app, "create", usage="DIR TOPIC", examples=CREATE_EXAMPLES, changes=True)(create)
-    command(app, "config", usage="DIR [TOPIC...]", examples=CONFIG_EXAMPLES, changes=True)(config)
-    command(app, "drop", usage="DIR TOPIC...", examples=DROP_EXAMPLES, changes=True)(drop)
-    command(app, "expire", usage="DIR [TOPIC...]", examples=EXPIRE_EXAMPLES, changes=True)(expire)
-    command(app, "trim", usage="DIR TOPIC --before OFFSET|TIME", examples=TRIM_EXAMPLES, changes=True)(trim)
-    command(app, "lease", usage="DIR TOPIC [NAME]", examples=LEASE_EXAMPLES)(lease)
-
-
-CREATE_EXAMPLES = """
-lastword create data users --set cleanup.policy=compact
-lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
-lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
-"""
-
-
 MANY = 10_000  # more partitions than this take minutes to create, at about 100 per second
 
 
+@command("create", usage="DIR TOPIC", changes=True)
 def create(
     out: Session,
     directory: LogDirectory,
@@ -82,6 +66,11 @@ def create(
 
     Without a cleanup.policy, given with --set or as a default of the directory, neither cleaning nor
     retention removes anything from the topic.
+
+    Examples:
+        lastword create data users --set cleanup.policy=compact
+        lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
+        lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
     """
     if partitions > MANY:
         confirm(
@@ -93,8 +82,8 @@ def create(
     PLACE.paths, PLACE.topic = target.paths, target.topic
     config: dict[str, Any] = dict(settings_of(settings))
     with signals.held(), out.open(target, "a") as logs:
-        with signals.released():  # an interruption removes what was created so far
-            created = logs.create_topic(
+        created = signals.interruptible(  # an interruption removes what was created so far
+            lambda: logs.create_topic(
                 topic,
                 partitions,
                 key_serializer=key_serializer,
@@ -102,6 +91,7 @@ def create(
                 partitioner=partitioner,
                 **config,
             )
+        )
         text = created.config.policy_text
     out.summary(
         f"created {topic}: {plural(partitions, 'partition')}, "
@@ -112,15 +102,7 @@ def create(
     )
 
 
-CONFIG_EXAMPLES = """
-lastword config data
-lastword config data users
-lastword config data users --set cleanup.policy=compact --set segment.bytes=64MiB
-lastword config data users --unset segment.bytes
-lastword config data users cities
-"""
-
-
+@command("config", usage="DIR [TOPIC...]", changes=True)
 def config(
     out: Session,
     target: SettingsOf,
@@ -132,6 +114,13 @@ def config(
 
     Without TOPIC: the settings of the directory, and the defaults for topics without their own. Changes are
     written to lastword.toml in the directory, those of a topic to lastword.topic-NAME.toml; comments stay.
+
+    Examples:
+        lastword config data
+        lastword config data users
+        lastword config data users --set cleanup.policy=compact --set segment.bytes=64MiB
+        lastword config data users --unset segment.bytes
+        lastword config data users cities
     """
     changes = settings_of(settings)
     for name in unset or ():
@@ -167,7 +156,8 @@ def config(
                 out.row("setting", {"topic": topic, "name": name, "value": values[name], "source": source})
             if len(subjects) > 1:
                 out.line(f"{topic}:")
-            out.table(("SETTING", "VALUE", "SOURCE"), rows)
+            columns = ("SETTING", "VALUE", "SOURCE")
+            out.rows([dict(zip(columns, row, strict=True)) for row in rows], columns)
             shown += len(rows)
     out.summary(settings=shown)
 
@@ -209,12 +199,7 @@ def _confirm_for_all(out: Session, target: Target, names: list[str], yes: bool) 
         confirm(f"change {', '.join(removing)} of {plural(len(touched), 'topic')} ({shown})", yes, dry=False)
 
 
-DROP_EXAMPLES = """
-lastword drop data events users --dry-run
-lastword drop data events --yes
-"""
-
-
+@command("drop", usage="DIR TOPIC...", changes=True)
 def drop(
     out: Session,
     target: WholeTopics,
@@ -225,6 +210,10 @@ def drop(
 
     Damaged partitions are deleted, too. If a partition is a link, or belongs to another topic of that name,
     nothing is deleted.
+
+    Examples:
+        lastword drop data events users --dry-run
+        lastword drop data events --yes
     """
     if len(target.topics) < 2:
         target.topic_for("drop")
@@ -277,12 +266,7 @@ def _extent(logs: LogDir, topic: str) -> _Extent:
     return _Extent(len(partitions), unreadable, size_bytes)
 
 
-EXPIRE_EXAMPLES = """
-lastword expire data --dry-run
-lastword expire data events
-"""
-
-
+@command("expire", usage="DIR [TOPIC...]", changes=True)
 def expire(
     out: Session,
     target: AnyTopics,
@@ -292,6 +276,10 @@ def expire(
     """Remove old segments by size and age.
 
     Needs `delete` in cleanup.policy. Segments below the log start are removed under any known policy.
+
+    Examples:
+        lastword expire data --dry-run
+        lastword expire data events
     """
     from lastword.api.cleaning import expire_outlook, unread_topics
 
@@ -315,18 +303,12 @@ def expire(
         out.row("deletion", deletion.to_dict())
         out.line(str(deletion))
     out.topic_totals(done, "segments", "freed_bytes")
-    freed = sum(deletion.freed_bytes for deletion in done)
-    text: str | None = f"freed {format_bytes(freed)}"
+    totals = _totals(done)
+    text: str | None = f"freed {format_bytes(totals['freed_bytes'])}"
     if not done:
         dry_run_command = target.command("expire", *target.words, "--dry-run")
         text = None if failed else f"nothing to remove; `{dry_run_command}` shows why"
-    out.summary(
-        text,
-        ok=not failed and not signals.noted(),
-        deletions=len(done),
-        segments=sum(deletion.segments for deletion in done),
-        freed_bytes=freed,
-    )
+    out.summary(text, ok=not failed and not signals.noted(), **totals)
     out.raise_all(failed[:1])
 
 
@@ -335,35 +317,39 @@ def _show_deletions(
 ) -> None:
     for deletion in deletions:
         out.row("deletion", deletion.to_dict())
-    out.table(
-        ("PARTITION", "SEGMENTS", "FREES", "START", "WHY"),
+    out.rows(
         [
-            (
-                f"{deletion.topic}-{deletion.partition}",
-                str(deletion.segments) if deletion.removes else "-",
-                format_bytes(deletion.freed_bytes) if deletion.removes else "-",
-                str(deletion.log_start),
-                _deletion_text(deletion),
-            )
+            {
+                "PARTITION": f"{deletion.topic}-{deletion.partition}",
+                "SEGMENTS": str(deletion.segments) if deletion.removes else "-",
+                "FREES": format_bytes(deletion.freed_bytes) if deletion.removes else "-",
+                "START": str(deletion.log_start),
+                "WHY": _deletion_text(deletion),
+            }
             for deletion in deletions
         ],
-        "lrrrl",
+        ("PARTITION", "WHY"),
         spare=("START", "SEGMENTS"),
     )
     for line in no_policy_lines(
         target.paths, unread, (d.topic for d in deletions if _deletion_text(d).endswith("not set"))
     ):
         out.say(line)
-    removing = [deletion for deletion in deletions if deletion.removes]
-    freed = sum(deletion.freed_bytes for deletion in removing)
-    segments = sum(deletion.segments for deletion in removing)
+    totals = _totals([deletion for deletion in deletions if deletion.removes])
+    segments = plural(totals["segments"], "segment")
     out.summary(
-        f"would remove {plural(segments, 'segment')}, {format_bytes(freed)}; nothing was changed",
+        f"would remove {segments}, {format_bytes(totals['freed_bytes'])}; nothing was changed",
         ok=ok,
-        deletions=len(removing),
-        segments=segments,
-        freed_bytes=freed,
+        **totals,
     )
+
+
+def _totals(deletions: list[Deletion]) -> dict[str, int]:
+    return {
+        "deletions": len(deletions),
+        "segments": sum(deletion.segments for deletion in deletions),
+        "freed_bytes": sum(deletion.freed_bytes for deletion in deletions),
+    }
 
 
 def _deletion_text(deletion: Deletion) -> str:
@@ -375,13 +361,7 @@ def _deletion_text(deletion: Deletion) -> str:
     return f"keep: {deletion.reason}"
 
 
-TRIM_EXAMPLES = """
-lastword trim data events --before 90d --dry-run
-lastword trim data events --before 2026-11-01T00:00Z --yes
-lastword trim data events -p 0 --before 4000 --yes
-"""
-
-
+@command("trim", usage="DIR TOPIC --before OFFSET|TIME", changes=True)
 def trim(
     out: Session,
     target: OneTopic,
@@ -394,6 +374,11 @@ def trim(
     """Raise the log start and remove the records before it.
 
     Applies to all partitions of the topic, or to one of them; under any cleanup.policy.
+
+    Examples:
+        lastword trim data events --before 90d --dry-run
+        lastword trim data events --before 2026-11-01T00:00Z --yes
+        lastword trim data events -p 0 --before 4000 --yes
     """
     from lastword.api import cleaning
 
@@ -467,13 +452,7 @@ def _show_trim(out: Session, topic: str, before: dict[int, int], after: dict[int
             out.line(f"{topic}-{number}: already starts at {offset}")
 
 
-LEASE_EXAMPLES = """
-lastword lease data users
-lastword lease data users replica-2 -p 0 --advance 4711
-lastword lease data users replica-2 --release
-"""
-
-
+@command("lease", usage="DIR TOPIC [NAME]")
 def lease(
     out: Session,
     directory: Directory,
@@ -492,6 +471,11 @@ def lease(
     """List the leases of a topic, or change one.
 
     A tombstone stays until the reader of every lease has passed it. Works beside a writer, without the lock.
+
+    Examples:
+        lastword lease data users
+        lastword lease data users replica-2 -p 0 --advance 4711
+        lastword lease data users replica-2 --release
     """
     target, (name,) = Target.with_words("lease", directory, [topic, name], ["NAME"], partition, more)
     topic_name = target.topic_for("lease")

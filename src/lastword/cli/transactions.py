@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from lastword.cli.command import Session, Yes, command, confirm, dry_run_option, now_ms, option
 from lastword.cli.target import AnyTopics, OneTopic, Target
 from lastword.errors import LastwordError, UsageError
@@ -22,19 +20,7 @@ SHOWN = 3
 """Most open transactions that another command names."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands `transactions` and `groups`."""
-    command(app, "transactions", usage="DIR [TOPIC...]", examples=EXAMPLES, changes=True)(transactions)
-    command(app, "groups", usage="DIR [TOPIC]", examples=GROUPS_EXAMPLES)(groups)
-
-
-EXAMPLES = """
-lastword transactions data
-lastword transactions data orders --abort 4100 --dry-run
-lastword transactions data orders --abort 4100 --yes
-"""
-
-
+@command("transactions", usage="DIR [TOPIC...]", changes=True)
 def transactions(
     out: Session,
     target: AnyTopics,
@@ -49,6 +35,11 @@ def transactions(
     Committed readers stay at the first offset of an open transaction, and nothing behind it is cleaned. A
     broker or `lastword serve` ends a transaction whose coordinator has it when its time is up; --abort ends
     one that hangs, with a marker in each partition. Its records are then never read.
+
+    Examples:
+        lastword transactions data
+        lastword transactions data orders --abort 4100 --dry-run
+        lastword transactions data orders --abort 4100 --yes
     """
     if abort is None:
         if dry_run or yes:
@@ -87,12 +78,7 @@ def _show(out: Session, found: list[OpenTransaction], at_ms: int) -> None:
     )
 
 
-GROUPS_EXAMPLES = """
-lastword groups data
-lastword groups data users --json
-"""
-
-
+@command("groups", usage="DIR [TOPIC]")
 def groups(
     out: Session,
     target: OneTopic,
@@ -101,6 +87,10 @@ def groups(
 
     The positions are records of __consumer_offsets, which this command reads. BEHIND counts offsets to the
     log end, LAG is the age of the first batch that the group has not read.
+
+    Examples:
+        lastword groups data
+        lastword groups data users --json
     """
     from lastword.api.groups import group_positions
 
@@ -108,23 +98,28 @@ def groups(
         positions = group_positions(logs.dirs, target.topic, target.partition)
     for position in positions:
         out.row("group", position.to_dict())
-    out.table(
-        ("GROUP", "PARTITION", "MEMBERS", "POSITION", "END", "BEHIND", "LAG"),
+    out.rows(
         [
-            (
-                position.group,
-                f"{position.topic}-{position.partition}",
-                *("-" if count is None else str(count) for count in (position.members, position.offset)),
-                *("?" if count is None else str(count) for count in (position.log_end, position.lag_offsets)),
-                "-" if position.lag_ms is None else format_duration(position.lag_ms),
-            )
+            {
+                "GROUP": position.group,
+                "PARTITION": f"{position.topic}-{position.partition}",
+                "MEMBERS": _count(position.members, "-"),
+                "POSITION": _count(position.offset, "-"),
+                "END": _count(position.log_end, "?"),
+                "BEHIND": _count(position.lag_offsets, "?"),
+                "LAG": "-" if position.lag_ms is None else format_duration(position.lag_ms),
+            }
             for position in positions
         ],
-        "llrrrrr",
+        ("GROUP", "PARTITION"),
         spare=("MEMBERS", "END"),
     )
     names = len({position.group for position in positions})
     out.summary(None if positions else "no positions of groups", groups=names, positions=len(positions))
+
+
+def _count(count: int | None, unknown: str) -> str:
+    return unknown if count is None else str(count)
 
 
 def held_texts(logs: LogDir, target: Target, topics: Iterable[str], least_ms: int = 0) -> list[str]:

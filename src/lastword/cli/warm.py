@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import time
 
-import typer
-
 from lastword.cli.command import Session, command
 from lastword.units import format_bytes
 from lastword.values import plural
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command `warm`."""
-    command(app, "warm", usage="", examples=EXAMPLES)(warm)
-
-
-EXAMPLES = """
-lastword warm
-LASTWORD_CACHE_DIR=/opt/lastword-cache lastword warm
-"""
-
-
+@command("warm", usage="")
 def warm(out: Session) -> None:
     """Compile all kernels into the cache folder, once.
 
@@ -29,6 +17,10 @@ def warm(out: Session) -> None:
     restore otherwise compile missing kernels themselves. The folder is LASTWORD_CACHE_DIR, else lastword in
     the user's cache directory; it is valid for one version of lastword, NumPy and Python, and for one type
     of processor.
+
+    Examples:
+        lastword warm
+        LASTWORD_CACHE_DIR=/opt/lastword-cache lastword warm
     """
     began = time.monotonic()
     from lastword.kernels import warming

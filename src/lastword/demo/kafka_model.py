@@ -151,24 +151,16 @@ class KafkaCleaning(Value):
     """Result of one cleaning.
 
     Attributes:
-        first_dirty: First offset of its map.
         next_dirty: First offset of the next cleaning's map.
-        mapped: Digests in the map.
-        used_ratio: Share of the map's slots that were taken.
         map_messages: Records that the map pass read; a marker counts as one, aborted records count too.
         kept: Records in the copy.
-        keyless: Records without a key that were dropped.
         read_bytes: Bytes read by map pass and copy.
         written_bytes: Bytes of the copy.
     """
 
-    first_dirty: int
     next_dirty: int
-    mapped: int
-    used_ratio: float
     map_messages: int
     kept: int
-    keyless: int
     read_bytes: int
     written_bytes: int
 
@@ -215,19 +207,12 @@ class KafkaCleaner:
     ) -> tuple[tuple[ModelSegment, ...], KafkaCleaning]:
         """Map from `first_dirty` on, then copy from the start of the log."""
         below = [segment for segment in segments if segment.base_offset < limit]
-        old_horizon_ms = max(
-            (
-                (segment.base_offset, segment.mtime_ms)
-                for segment in below
-                if segment.base_offset < first_dirty
-            ),
-            default=(0, delete_retention_ms),
-        )[1]
-        old_horizon_ms -= delete_retention_ms
+        clean = [segment for segment in below if segment.base_offset < first_dirty]
+        old_horizon_ms = clean[-1].mtime_ms - delete_retention_ms if clean else 0
         messages, map_bytes = self._fill(below, first_dirty, limit)
         end = self.map.latest_offset + 1
         cleaned: list[ModelSegment] = []
-        kept = keyless = read_bytes = written_bytes = 0
+        kept = read_bytes = written_bytes = 0
         for segment in segments:
             if segment.base_offset >= min(end, limit):
                 cleaned.append(segment)
@@ -237,23 +222,12 @@ class KafkaCleaner:
             for batch in segment.batches:
                 read_bytes += batch.size_bytes
                 left = self._survivors(batch, now_ms, spared)
-                keyless += 0 if batch.aborted else sum(r.key is None for r in batch.records)
                 if left or batch.control:
                     batches.append(_cut(batch, left, now_ms + delete_retention_ms))
                     kept += len(left)
             cleaned.append(replace(segment, batches=tuple(batches)))
             written_bytes += cleaned[-1].size_bytes
-        return tuple(cleaned), KafkaCleaning(
-            first_dirty,
-            end,
-            len(self.map),
-            self.map.used_ratio,
-            messages,
-            kept,
-            keyless,
-            map_bytes + read_bytes,
-            written_bytes,
-        )
+        return tuple(cleaned), KafkaCleaning(end, messages, kept, map_bytes + read_bytes, written_bytes)
 
     def _fill(self, below: Sequence[ModelSegment], start: int, limit: int) -> tuple[int, int]:
         """Fill the map; return (messages, bytes) read."""

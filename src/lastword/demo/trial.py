@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from lastword.cli.command import Session, command, option
 from lastword.units import format_bytes
 from lastword.values import Value
@@ -22,18 +20,8 @@ if TYPE_CHECKING:
     from lastword.demo.kafka_model import ModelSegment
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command `demo`."""
-    command(app, "demo", usage="", examples=EXAMPLES)(demo)
-
-
 COMPACTED_TEXT: Any = {"key_serializer": "str", "value_serializer": "str", "cleanup_policy": "compact"}
 """Arguments of `create_topic` for the logs of the demonstration."""
-
-EXAMPLES = """
-lastword demo
-lastword demo --keep demo-logs
-"""
 
 TOPIC = "accounts"
 SEGMENT_BYTES = 1 << 20
@@ -68,6 +56,17 @@ class Cleaned(Value):
     written_bytes: int
     kept: int
     lost: int
+
+    def cells(self) -> dict[str, str]:
+        """Return the cells of a table's row, by column."""
+        return {
+            "RULE": self.rule,
+            "ROUNDS": str(self.rounds),
+            "READ": format_bytes(self.read_bytes),
+            "WRITTEN": format_bytes(self.written_bytes),
+            "KEPT": f"{self.kept:,}",
+            "LOST": f"{self.lost:,}",
+        }
 
 
 @dataclass(slots=True)
@@ -106,6 +105,7 @@ class History:
             yield f"account-{key:08d}", None if delete else f"update {number:08d} " + "." * 60
 
 
+@command("demo", usage="")
 def demo(
     out: Session,
     keep: Annotated[str | None, option("DIR", "keep the logs in this directory")] = None,
@@ -115,6 +115,10 @@ def demo(
     Writes 200,000 updates, including two keys with the same MD5, and shows what each rule read, wrote, kept
     and lost. Takes about ten seconds; the first run on a machine takes longer, because it
     compiles the kernels.
+
+    Examples:
+        lastword demo
+        lastword demo --keep demo-logs
     """
     from lastword.errors import UsageError
     from lastword.files import DEFAULT
@@ -151,21 +155,7 @@ def run_demo(out: Session, path: str, updates: int = UPDATES) -> None:
         lost[ours.rule] = missing
     for rule in rules:
         out.row("rule", rule.to_dict())
-    out.table(
-        ("RULE", "ROUNDS", "READ", "WRITTEN", "KEPT", "LOST"),
-        [
-            (
-                rule.rule,
-                str(rule.rounds),
-                format_bytes(rule.read_bytes),
-                format_bytes(rule.written_bytes),
-                f"{rule.kept:,}",
-                f"{rule.lost:,}",
-            )
-            for rule in rules
-        ],
-        "lrrrrr",
-    )
+    out.rows([rule.cells() for rule in rules], ("RULE",))
     out.say(f"to keep: {live:,} values, and {deleted:,} tombstones until delete.retention.ms has passed")
     for name, values in lost.items():
         for value in values:
