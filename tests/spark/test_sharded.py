@@ -20,7 +20,6 @@ from lastword.clock import Clock
 from lastword.files import Files
 from lastword.spark import sharded
 from tests.spark.conftest import append, create, numbered, read_directly
-from tests.spark.test_spark import clean_here
 
 EXTRACT, RESOLVE, MARK = sharded.extract, sharded.resolve_shard, sharded.mark_unit
 REWRITE = sharded.rewrite_group
@@ -42,6 +41,12 @@ def files(root: Path, partition: int) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (root / f"t-{partition}").glob("*.log")}
 
 
+def cleaned_here(root: Path) -> list[Any]:
+    """Clean by the library, with the strategy of a divided cleaning."""
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        return logs.clean("t", strategy="kafka")
+
+
 def left_over(root: Path) -> list[Path]:
     return [*root.rglob("sharded-*"), *root.rglob("planned-*"), *root.rglob("rewrite-*")]
 
@@ -57,7 +62,7 @@ def test_the_same_as_the_embedded_clean(spark: Any, root: Path, tmp_path: Path) 
         row.partition: row
         for row in lastword.spark.clean(spark, str(root), "t", progress=reports.append, **given).collect()
     }
-    for here in clean_here(copy):
+    for here in cleaned_here(copy):
         row, plan = rounds[here.partition], planned[here.partition]
         assert (row.records_read, row.records_kept) == (here.records_read, here.records_kept)
         assert tuple(row.removed) == tuple(here.removed.to_dict().values())
@@ -83,7 +88,7 @@ def test_each_step_dies_once_and_counts_once(
     for name, step in dying.items():
         monkeypatch.setattr(sharded, name, step)
     lastword.spark.clean(spark, str(root), "t", 0, task_bytes=20_000)
-    clean_here(copy)
+    cleaned_here(copy)
     assert sorted(path.name for path in root.glob("*.died")) == [
         "extract.died",
         "mark.died",
@@ -144,7 +149,7 @@ lastword.spark.clean(spark, {str(root)!r}, "t", 0, task_bytes=20_000)
         spark, str(root), "t", 0, task_bytes=20_000, progress=lambda p: steps.append(p.done_bytes)
     ).collect()
     assert rounds[0].complete
-    clean_here(copy)
+    cleaned_here(copy)
     rows = [row for row in read_directly(root) if row["partition"] == 0]
     assert rows == [row for row in read_directly(copy) if row["partition"] == 0]
     assert not left_over(root)
