@@ -159,24 +159,6 @@ def test_refusals_reach_the_user(spark: SparkSession, root: Path) -> None:
         load(spark, root).write.format("lastword").mode("overwrite").option("topic", "t").save(str(root))
 
 
-def test_a_table_of_the_catalog_has_no_use(spark: SparkSession, root: Path) -> None:
-    rows = spark.createDataFrame([(b"k", b"v")], "key binary, value binary")
-    options = {"path": str(root), "topic": "catalog"}
-    rows.write.format("lastword").options(**options).saveAsTable("saved")
-    create_now = rows.writeTo("created").using("lastword")
-    for name, value in options.items():
-        create_now = create_now.option(name, value)
-    create_now.create()
-    assert load(spark, root, subscribe="catalog").count() == 2
-    for name in ("saved", "created"):
-        with pytest.raises(AnalysisException):
-            spark.table(name).collect()
-        spark.sql(f"DROP TABLE {name}")
-    assert load(spark, root, subscribe="catalog").count() == 2
-    with pytest.raises(AnalysisException):
-        spark.sql("CREATE TABLE empty USING lastword")
-
-
 def test_cleaning_needs_a_policy(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "log"
     create(root, "t")
