@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import lastword
 from lastword.logdir.log_dir import LogDirectory
 from lastword.records.batch import BatchBuilder
 from lastword.spark.options import parse_read
@@ -86,6 +87,12 @@ def create(root: Path, topic: str, partitions: int = 1, **settings: Any) -> None
     named = {name.replace("_", "."): value for name, value in settings.items()}
     with LogDirectory.open(str(root), "a") as directory:
         directory.create_topic(topic, partitions, {"cleanup.policy": "compact", **named})
+
+
+def changed(log: Path | str, work: Callable[[lastword.LogDir], Any]) -> Any:
+    """Return the result of work on a log that is open to append, without a background cleaner."""
+    with lastword.open(log, "a", log_cleaner_enable=False) as logs:
+        return work(logs)
 
 
 def numbered(first: int, count: int, keys: int) -> list[Row]:

@@ -41,7 +41,7 @@ from lastword.spark.source import LogReader
 from lastword.spark.splits import choose, plan
 from lastword.spark.stream import LogStreamReader
 from lastword.spark.write import BucketJob, LogWriter, StagedMessage, WriteJob, prepare
-from tests.spark.conftest import append, create, descriptions, numbered, rows_of
+from tests.spark.conftest import append, changed, create, descriptions, numbered, rows_of
 from tests.spark.test_stream_write import undone
 from tests.support.stores import Server
 
@@ -189,8 +189,7 @@ def test_a_commit_to_a_deleted_topic_changes_nothing(url: str) -> None:
     made(url)
     write = job(url)
     message = staged(write, frame(0, 100))
-    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-        logs.delete_topic("t")
+    changed(url, lambda logs: logs.delete_topic("t"))
     with pytest.raises(LastwordError, match="does not exist any more"):
         LogWriter(write).commit([message])
     with pytest.raises(UnknownTopicError):
@@ -201,23 +200,12 @@ def test_a_commit_to_a_recreated_topic_changes_nothing(url: str) -> None:
     made(url)
     write = job(url)
     message = staged(write, frame(0, 5))
-    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-        logs.delete_topic("t")
+    changed(url, lambda logs: logs.delete_topic("t"))
     made(url, 4)
     with pytest.raises(LastwordError, match="topic t was deleted and recreated since rows were staged"):
         LogWriter(write).commit([message])
     LogWriter(write).abort([message])
     assert rows(url) == []
-
-
-def test_appends_of_others_during_a_write_are_kept(url: str) -> None:
-    made(url)
-    write = job(url)
-    message = staged(write, frame(0, 100))
-    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-        logs["t"].append(b"other", b"1")
-    LogWriter(write).commit([message])
-    assert len(rows(url)) == 101
 
 
 def test_the_writer_of_a_commit_finds_the_uploads_of_the_tasks(url: str) -> None:
@@ -356,8 +344,7 @@ def test_others_change_a_giant_partition_meanwhile(
     def meanwhile(files: Any, job: Any) -> None:
         merge(files, job)
         if others:
-            with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-                others.pop(0)(logs)
+            changed(url, lambda logs: others.pop(0)(logs))
 
     monkeypatch.setattr(sharded, "merge", meanwhile)
     (cleaned,) = lastword.spark.clean(None, url, "t", task_bytes=20_000)
@@ -366,8 +353,7 @@ def test_others_change_a_giant_partition_meanwhile(
         logs.clean("t")
         logs["t"].append(b"other", b"1")
     assert records_at(url) == records_at(root)
-    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
-        logs["t"].extend((b"key-%d" % (n % 7), b"more") for n in range(700))
+    changed(url, lambda logs: logs["t"].extend((b"key-%d" % (n % 7), b"more") for n in range(700)))
     with pytest.raises(PartialFailure, match="changed while it was cleaned"):
         lastword.spark.clean(None, url, "t", task_bytes=1)
     newest = {key: value for _, _, key, value in records_at(root)} | {

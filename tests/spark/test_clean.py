@@ -23,7 +23,7 @@ import lastword.spark
 from lastword.accounts.snapshot import saved_entries
 from lastword.files import DEFAULT, OVERLAP_FROM, OVERLAP_THREADS
 from lastword.logdir.ledgers import Ledgers
-from lastword.spark.tasks import results_as_completed, run_tasks
+from lastword.spark.tasks import results_as_completed
 from tests.spark.conftest import append, create, descriptions, numbered
 from tests.support.waiting import until
 
@@ -253,18 +253,6 @@ def waits(task: tuple[str, str]) -> None:
     while name and not Path(go).exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_task_that_fails_for_good_is_raised(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="no task of ours"):
-        run_tasks(spark, fails, list(range(5)))
-    assert run_tasks(spark, fails, []) == []
-
-
-def fails(number: int) -> int:
-    if number == 2:
-        raise RuntimeError("no task of ours")
-    return number
 
 
 def test_many_results_are_published_on_threads_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

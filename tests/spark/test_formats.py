@@ -50,13 +50,3 @@ def test_every_record_that_kafka_shows(name: str, isolation: str, tmp_path: Path
             key=lambda x: x["offset"],
         )
         same(read_directly(root / stage, subscribe=name, view="newest", isolationLevel=isolation), alive)
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize(("name", "stage"), [("upgrade-lz4", "data"), ("tx-compact-retain", "round2-before")])
-def test_in_a_session(name: str, stage: str, spark: Any, tmp_path: Path) -> None:
-    root = case(name).unpack(tmp_path, stage) / stage
-    for isolation in ("read_committed", "read_uncommitted"):
-        reader = spark.read.format("lastword").option("subscribe", name).option("isolationLevel", isolation)
-        rows = reader.option("maxRecordsPerPartition", 100).load(str(root)).orderBy("offset").collect()
-        same(rows, shown(name, stage, isolation))

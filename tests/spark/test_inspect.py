@@ -15,7 +15,7 @@ import lastword.spark
 from lastword import errors
 from lastword.api import erasing
 from lastword.errors import NotALogDirError, PartialFailure, UsageError
-from tests.spark.conftest import append, create, descriptions, numbered
+from tests.spark.conftest import append, changed, create, descriptions, numbered
 from tests.support.damage import flip
 
 pytestmark = pytest.mark.spark
@@ -121,8 +121,7 @@ def test_audit(spark: Any, root: Path) -> None:
 def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> None:
     """The partition may be null in some rows, or not exist in the topic; the key may not be null."""
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
-    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
-        logs.clean("t")
+    changed(copy, lambda logs: logs.clean("t"))
     rows = [(None, b"0-key-0", 5), (None, b"nobody", 3), (0, b"nobody", 3), (9, b"0-key-1", 3)]
     frame = spark.createDataFrame(rows, "Partition int, KEY binary, offset int")
     with lastword.open(copy) as logs:
@@ -232,8 +231,7 @@ def test_how_far_a_query_is_behind(spark: Any, tmp_path: Path) -> None:
     (behind,) = lag("t", 1)
     assert behind[:5] == ("t", 1, 0, 2, 2)
     assert 0 <= round(1000 * behind[5]) - (before_ms - 1000) < 60_000
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.topic("t").trim(1, partition=1)
+    changed(root, lambda logs: logs.topic("t").trim(1, partition=1))
     (trimmed,) = lag("t", 1)
     assert trimmed[:5] == ("t", 1, 0, 2, 1)
     assert abs(behind[5] - trimmed[5] - 1) < 60, "the next record is a second younger"

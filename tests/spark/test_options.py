@@ -70,18 +70,10 @@ def test_a_bad_value_is_told_with_its_option(name: str, value: str, said: str) -
     assert name in message and said in message and value in message
 
 
-def test_an_unknown_option_is_refused_with_the_nearest() -> None:
-    assert "unknown option 'endingoffset'; nearest: endingOffsets" in refused(endingOffset="1")
-
-
 def test_all_problems_at_once() -> None:
     message = refused(endingOffset="1", view="new", includeHeaders="maybe")
-    assert all(word in message for word in ("endingoffset", "view", "includeHeaders"))
-
-
-def test_a_servers_address_is_refused_naming_path() -> None:
-    message = refused(**{"kafka.bootstrap.servers": "localhost:9092"})
-    assert "kafka.bootstrap.servers" in message and "'path'" in message
+    assert "unknown option 'endingoffset'; nearest: endingOffsets" in message
+    assert "view" in message and "includeHeaders" in message
 
 
 def test_client_options_give_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,6 +86,7 @@ def test_client_options_give_one_warning(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("kafka.bootstrap.servers", "'path'"),
         ("kafka.auto.offset.reset", "startingOffsets"),
         ("kafka.enable.auto.commit", "checkpoint"),
         ("kafka.value.deserializer", "cast the column value"),
@@ -101,7 +94,8 @@ def test_client_options_give_one_warning(caplog: pytest.LogCaptureFixture) -> No
     ],
 )
 def test_what_kafkas_source_refuses_is_refused_with_what_to_use(name: str, said: str) -> None:
-    assert f"option '{name}' has no meaning here" in refused(**{name: "x"}) and said in refused(**{name: "x"})
+    message = refused(**{name: "localhost:9092"})
+    assert f"option '{name}' has no meaning here" in message and said in message
 
 
 def test_the_password_of_a_registry_has_a_name_that_spark_hides(tmp_path: Path) -> None:

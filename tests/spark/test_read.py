@@ -18,7 +18,6 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StructType
 
 import lastword
-from lastword.api import arrow
 from lastword.errors import (
     CorruptBatchError,
     LastwordError,
@@ -41,7 +40,7 @@ from lastword.spark.stream import LogStreamReader
 from tests.fakes.recording import RecordingFiles
 from tests.golden.loader import case, names, value_matches
 from tests.naive.pack import seal
-from tests.spark.conftest import append, create, numbered, read_directly, rows_of
+from tests.spark.conftest import append, changed, create, numbered, read_directly, rows_of
 from tests.support.exhaustive import stride
 from tests.transactions import end_transaction
 
@@ -279,22 +278,6 @@ def test_the_segments_of_a_plan_are_used_as_long_as_they_are_there(
         assert planned["listdir"] == 0 and len(expected) == 150
 
 
-def test_only_small_batches_are_joined() -> None:
-    batches = [
-        pa.record_batch({"n": pa.array([n] * rows, pa.int64())}) for n, rows in enumerate([2, 3, 9, 1])
-    ]
-    joined = list(arrow.joined(batches, 6 * 8))
-    assert [batch["n"].to_pylist() for batch in joined] == [[0] * 2 + [1] * 3, [2] * 9, [3]]
-    assert joined[1] is batches[2]
-
-
-def test_a_task_travels(root: Path) -> None:
-    reader = LogReader(parse_read({"path": str(root), "subscribe": "t"}), full_schema(False))
-    task = pickle.loads(pickle.dumps(reader.partitions()[1]))
-    again = pickle.loads(pickle.dumps(reader))
-    assert sum(batch.num_rows for batch in again.read(task)) == 30
-
-
 def test_bounds(root: Path) -> None:
     both = read_directly(root, startingOffsets='{"t":{"0":13,"1":-2}}', endingOffsets='{"t":{"0":29,"1":-1}}')
     assert offsets(both) == list(range(13, 29)) and offsets(both, 1) == list(range(30))
@@ -340,8 +323,7 @@ def test_a_start_above_its_end(root: Path) -> None:
 
 
 def test_a_range_of_which_all_is_gone(root: Path) -> None:
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.topic("t").trim(200, partition=0)
+    changed(root, lambda logs: logs.topic("t").trim(200, partition=0))
     ends = {"assign": '{"t":[0]}', "endingOffsets": '{"t":{"0":50}}'}
     with pytest.raises(OffsetOutOfRangeError, match="the end, offset 50, is below log start 200"):
         read_directly(root, **ends)
@@ -367,13 +349,11 @@ def test_what_happens_to_a_topic_after_its_read_was_planned(root: Path, view: st
     def found() -> list[int]:
         return [row["offset"] for batch in lenient.read(task) for row in batch.to_pylist()]
 
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.topic("t").trim(295, partition=0)
+    changed(root, lambda logs: logs.topic("t").trim(295, partition=0))
     with pytest.raises(OffsetOutOfRangeError, match=r"below log start 295\n.*load it again"):
         list(strict.read(task))
     assert min(found()) == 295
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.delete_topic("t")
+    changed(root, lambda logs: logs.delete_topic("t"))
     with pytest.raises(UnknownTopicError, match=r"t-0 is not in .*: it was deleted after"):
         list(strict.read(task))
     assert found() == []
@@ -391,8 +371,7 @@ def test_a_planned_range_that_is_wholly_below_the_log_start_has_no_rows(root: Pa
     reader = LogReader(parse_read(options), full_schema(False))
     (task,) = reader.partitions()
     append(root, "t", 0, [numbered(n, 10, 20) for n in range(300, 500, 10)])
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.topic("t").trim(450, partition=0)
+    changed(root, lambda logs: logs.topic("t").trim(450, partition=0))
     cleaned(root)  # saves the garbage index
     assert list(reader.read(task)) == []
 
@@ -641,8 +620,7 @@ def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytes
     """Segments with exact accounts are not resolved again, and later records are included."""
     create(tmp_path, "t", segment_bytes="2KiB")
     append(tmp_path, "t", 0, [numbered(20 * n, 20, 11) for n in range(20)])
-    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
-        logs.clean("t", strategy="generational")
+    changed(tmp_path, lambda logs: logs.clean("t", strategy="generational"))
     assert (tmp_path / "t-0" / "lastword" / "accounts").exists()
     append(tmp_path, "t", 0, [numbered(400 + 20 * n, 20, 13) for n in range(9)])
     seen = []
@@ -695,8 +673,7 @@ def test_files_that_a_cleaning_swapped_are_found_again(root: Path, view: str, be
     batches = reader.read(task)
     rows = next(batches).to_pylist() if began else []
     before = sorted(path.name for path in (root / "t-0").glob("*.log"))
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.clean("t", strategy="kafka")
+    changed(root, lambda logs: logs.clean("t", strategy="kafka"))
     assert sorted(path.name for path in (root / "t-0").glob("*.log")) != before
     rows += [row for batch in batches for row in batch.to_pylist()]
     assert offsets(rows) == sorted(set(offsets(rows)))

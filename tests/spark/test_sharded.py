@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,11 @@ pytest.importorskip("pyspark")
 
 import lastword
 import lastword.spark
-from lastword.clock import Clock
 from lastword.files import Files
 from lastword.spark import sharded
 from tests.spark.conftest import append, create, numbered, read_directly
-from tests.spark.test_spark import clean_here
 
-EXTRACT, RESOLVE, MARK = sharded.extract, sharded.resolve_shard, sharded.mark_unit
-REWRITE = sharded.rewrite_group
+STEPS = {name: getattr(sharded, name) for name in ("extract", "resolve_shard", "mark_unit", "rewrite_group")}
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -42,6 +40,12 @@ def files(root: Path, partition: int) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (root / f"t-{partition}").glob("*.log")}
 
 
+def cleaned_here(root: Path) -> list[Any]:
+    """Clean by the library, with the strategy of a divided cleaning."""
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        return logs.clean("t", strategy="kafka")
+
+
 def left_over(root: Path) -> list[Path]:
     return [*root.rglob("sharded-*"), *root.rglob("planned-*"), *root.rglob("rewrite-*")]
 
@@ -57,7 +61,7 @@ def test_the_same_as_the_embedded_clean(spark: Any, root: Path, tmp_path: Path) 
         row.partition: row
         for row in lastword.spark.clean(spark, str(root), "t", progress=reports.append, **given).collect()
     }
-    for here in clean_here(copy):
+    for here in cleaned_here(copy):
         row, plan = rounds[here.partition], planned[here.partition]
         assert (row.records_read, row.records_kept) == (here.records_read, here.records_kept)
         assert tuple(row.removed) == tuple(here.removed.to_dict().values())
@@ -74,50 +78,29 @@ def test_each_step_dies_once_and_counts_once(
     spark: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = shutil.copytree(root, tmp_path / "copy")
-    dying = {
-        "extract": extract_dies,
-        "resolve_shard": resolve_dies,
-        "mark_unit": mark_dies,
-        "rewrite_group": rewrite_dies,
-    }
-    for name, step in dying.items():
-        monkeypatch.setattr(sharded, name, step)
+    for name in STEPS:
+        monkeypatch.setattr(sharded, name, DiesOnce(name))
     lastword.spark.clean(spark, str(root), "t", 0, task_bytes=20_000)
-    clean_here(copy)
-    assert sorted(path.name for path in root.glob("*.died")) == [
-        "extract.died",
-        "mark.died",
-        "resolve.died",
-        "rewrite.died",
-    ]
+    cleaned_here(copy)
+    assert {path.stem for path in root.glob("*.died")} == set(STEPS)
     rows = [row for row in read_directly(root) if row["partition"] == 0]
     assert rows == [row for row in read_directly(copy) if row["partition"] == 0]
     assert not left_over(root)
 
 
-def extract_dies(files: Files, directory: str, number: int) -> Any:
-    return once(directory, "extract", EXTRACT(files, directory, number))
+@dataclass(frozen=True)
+class DiesOnce:
+    """A step of a divided cleaning. Its first attempt fails after it did all its work."""
 
+    name: str
 
-def resolve_dies(files: Files, directory: str, number: int) -> None:
-    once(directory, "resolve", RESOLVE(files, directory, number))
-
-
-def mark_dies(files: Files, directory: str, number: int) -> None:
-    once(directory, "mark", MARK(files, directory, number))
-
-
-def rewrite_dies(files: Files, directory: str, number: int, now_ms: int, clock: Clock) -> None:
-    once(directory, "rewrite", REWRITE(files, directory, number, now_ms, clock))
-
-
-def once(directory: str, step: str, result: Any) -> Any:
-    """Fail the first attempt after it did all its work."""
-    try:
-        os.close(os.open(Path(directory).parents[2] / f"{step}.died", os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return result
-    raise RuntimeError("the first attempt dies at its end")
+    def __call__(self, files: Files, directory: str, *arguments: Any, **options: Any) -> Any:
+        result = STEPS[self.name](files, directory, *arguments, **options)
+        try:
+            os.close(os.open(Path(directory).parents[2] / f"{self.name}.died", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return result
+        raise RuntimeError("the first attempt dies at its end")
 
 
 def test_a_driver_that_was_killed_is_gone_on_with(spark: Any, root: Path, tmp_path: Path) -> None:
@@ -144,7 +127,7 @@ lastword.spark.clean(spark, {str(root)!r}, "t", 0, task_bytes=20_000)
         spark, str(root), "t", 0, task_bytes=20_000, progress=lambda p: steps.append(p.done_bytes)
     ).collect()
     assert rounds[0].complete
-    clean_here(copy)
+    cleaned_here(copy)
     rows = [row for row in read_directly(root) if row["partition"] == 0]
     assert rows == [row for row in read_directly(copy) if row["partition"] == 0]
     assert not left_over(root)

@@ -16,9 +16,7 @@ from pyspark.sql import functions as F
 
 import lastword.spark
 from lastword.errors import DataError, NoPolicyError, PartialFailure
-from lastword.logdir.log_dir import LogDirectory
 from tests.spark.conftest import append, create, numbered
-from tests.support.cleaning import clean
 from tests.support.damage import flip
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -159,39 +157,6 @@ def test_refusals_reach_the_user(spark: SparkSession, root: Path) -> None:
         save(spark.range(3).toDF("id"), root)
     with pytest.raises(AnalysisException, match="mode overwrite is refused"):
         load(spark, root).write.format("lastword").mode("overwrite").option("topic", "t").save(str(root))
-
-
-def clean_here(root: Path) -> list[Any]:
-    rounds = []
-    with LogDirectory.open(str(root), "a") as directory:
-        for number in directory.partitions("t"):
-            rounds.append(
-                clean(
-                    directory.log("t", number),
-                    directory.topic_config("t"),
-                    first_dirty=directory.first_dirty("t", number),
-                    record_first_dirty=lambda offset, n=number: directory.set_first_dirty("t", n, offset),
-                )
-            )
-    return rounds
-
-
-def test_a_table_of_the_catalog_has_no_use(spark: SparkSession, root: Path) -> None:
-    rows = spark.createDataFrame([(b"k", b"v")], "key binary, value binary")
-    options = {"path": str(root), "topic": "catalog"}
-    rows.write.format("lastword").options(**options).saveAsTable("saved")
-    create_now = rows.writeTo("created").using("lastword")
-    for name, value in options.items():
-        create_now = create_now.option(name, value)
-    create_now.create()
-    assert load(spark, root, subscribe="catalog").count() == 2
-    for name in ("saved", "created"):
-        with pytest.raises(AnalysisException):
-            spark.table(name).collect()
-        spark.sql(f"DROP TABLE {name}")
-    assert load(spark, root, subscribe="catalog").count() == 2
-    with pytest.raises(AnalysisException):
-        spark.sql("CREATE TABLE empty USING lastword")
 
 
 def test_cleaning_needs_a_policy(spark: SparkSession, tmp_path: Path) -> None:

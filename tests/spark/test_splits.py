@@ -118,10 +118,5 @@ def test_the_number_of_tasks_follows_the_bytes_and_not_the_partitions(partitions
     assert len(tasks) <= 2 * max(splits.FEW_TASKS, cost // splits.SHARED_TASK_BYTES)
 
 
-def test_large_partitions_do_not_share() -> None:
-    sizes = [30 << 20 if number % 2 else 100 for number in range(200)]
-    assert len(tasks_of(sizes)) == 200
-
-
 def test_a_shared_task_keeps_the_limit_of_records() -> None:
     assert {len(task) for task in tasks_of([100] * 2_000, 10, maxRecordsPerPartition="35")} <= {3, 2}

@@ -67,8 +67,17 @@ def a_log(root: Path, seed: int, transactions: bool = True, codec: int = 0) -> L
     return log.roll()
 
 
-def prepared(log: LogBuilder) -> Any:
-    return prepare(log.log, log.config, CleanRequest(log.first_dirty))
+def begun(log: LogBuilder, **how: Any) -> ShardedJob:
+    """Begin the divided cleaning of a log."""
+    plan = prepare(log.log, log.config, CleanRequest(log.first_dirty))
+    return jobs.start(log.files, log.directory, log.log.segments, plan, salt=SALT, **how)
+
+
+def all_steps(log: LogBuilder, job: ShardedJob, twice: bool = False) -> None:
+    """Do every step that is left."""
+    step = steps(log, job, twice)
+    while step():
+        pass
 
 
 def steps(log: LogBuilder, job: ShardedJob, twice: bool = False) -> Callable[[], bool]:
@@ -120,11 +129,8 @@ def finish(log: LogBuilder, job: ShardedJob, kill_before_swap: int = -1) -> Clea
 
 
 def clean(log: LogBuilder, *, twice: bool = False, **how: Any) -> CleanRound:
-    given = {"shards": 3, "unit_bytes": 5000, "salt": SALT} | how
-    job = jobs.start(log.files, log.directory, log.log.segments, prepared(log), **given)
-    step = steps(log, job, twice)
-    while step():
-        pass
+    job = begun(log, **{"shards": 3, "unit_bytes": 5000} | how)
+    all_steps(log, job, twice)
     return finish(log, job)
 
 
@@ -176,10 +182,8 @@ def test_producers_are_forgotten_at_the_same_time(tmp_path: Path) -> None:
 def test_a_log_without_transactions_is_not_scanned_for_them(tmp_path: Path) -> None:
     log = a_log(tmp_path / "a", 7, transactions=False)
     twin = a_log(tmp_path / "b", 7, transactions=False)
-    job = jobs.start(log.files, log.directory, log.log.segments, prepared(log), salt=SALT)
-    step = steps(log, job)
-    while step():
-        pass
+    job = begun(log)
+    all_steps(log, job)
     assert not Path(job.scratch, "transactions.json").exists()
     same(finish(log, job), twin.clean())
     assert segments(log) == segments(twin)
@@ -194,9 +198,7 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
         log.files, log.directory, view.segments, chosen, shards=4, unit_bytes=3000, rewrites=False
     )
     before = segments(log)
-    step = steps(log, job)
-    while step():
-        pass
+    all_steps(log, job)
     plan = sharded.planned(log.files, job)
     assert (plan.write_bytes, plan.free_bytes, plan.segments, plan.read_bytes, plan.exact) == (
         expected.write_bytes,
@@ -218,9 +220,7 @@ def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
     twin.abandon().reopen()
     for kill in count(0, stride(3)):
         log = a_log(tmp_path / f"{kill}", 11)
-        job = jobs.start(
-            log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=6, unit_bytes=5000
-        )
+        job = begun(log, shards=6, unit_bytes=5000)
         step = steps(log, job)
         left = kill
         while left and step():
@@ -238,9 +238,7 @@ def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
         again = jobs.unfinished(log.files, log.directory, log.clock)
         assert again == job
         jobs.go_on(log.files, again)
-        step = steps(log, again)
-        while step():
-            pass
+        all_steps(log, again)
         same(finish(log, again), expected)
         log.abandon().reopen()
         assert segments(log) == segments(twin)
@@ -251,9 +249,7 @@ def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
 def test_a_job_that_no_longer_fits_is_removed(tmp_path: Path) -> None:
     for number, spoil in enumerate((age, other_segments, lease, half_written, older)):
         log = a_log(tmp_path / str(number), 5)
-        job = jobs.start(
-            log.files, log.directory, log.log.segments, prepared(log), scratch=str(tmp_path), salt=SALT
-        )
+        job = begun(log, scratch=str(tmp_path))
         steps(log, job)()
         assert jobs.unfinished(log.files, log.directory, log.clock) == job
         spoil(log, job)
@@ -301,9 +297,7 @@ def test_damage_of_scratch_files_is_no_damage_of_the_log(tmp_path: Path) -> None
         ("unit-00001.data", "shard-00002.dead", "shard-00000.npz", "unit-00000.npz", "dead-00001.npz")
     ):
         log = a_log(tmp_path / str(number), 2, transactions=False)
-        job = jobs.start(
-            log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=3, unit_bytes=5000
-        )
+        job = begun(log, shards=3, unit_bytes=5000)
         step = steps(log, job)
         with pytest.raises(CorruptFileError, match="not as it was written"):
             while not Path(job.scratch, name).exists():
@@ -324,9 +318,7 @@ def test_damage_of_scratch_files_is_no_damage_of_the_log(tmp_path: Path) -> None
 
 def test_every_bit_of_dead_rows_is_checked(tmp_path: Path) -> None:
     log = a_log(tmp_path, 2, transactions=False)
-    job = jobs.start(
-        log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=3, unit_bytes=9000
-    )
+    job = begun(log, shards=3, unit_bytes=9000)
     step = steps(log, job)
     while jobs.shards_left(log.files, job):
         step()
@@ -392,9 +384,7 @@ def dead_bytes(log: PartitionLog, shards: int) -> int:
 
 def test_progress_reaches_its_end(tmp_path: Path) -> None:
     log = a_log(tmp_path, 9)
-    job = jobs.start(
-        log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=3, unit_bytes=5000
-    )
+    job = begun(log, shards=3, unit_bytes=5000)
     step = steps(log, job)
     shares = [0.0]
     while step():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from lastword.records.batch import BatchBuilder
 from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
 from lastword.spark.stream import TOPIC_IDS, LogStreamReader, share_offsets
-from tests.spark.conftest import append, create, numbered
+from tests.spark.conftest import append, changed, create, numbered
 from tests.transactions import end_transaction
 
 ALL = ReadAllAvailable()
@@ -106,11 +105,6 @@ def test_a_stream_from_the_end_sees_what_is_undecided_when_it_is_committed(
         end_transaction(directory.log("t", 0), 7, 0, commit=True)
         records = rows(reader, offsets, reader.latestOffset(offsets, ALL))
     assert [row["value"] for row in records] == [b"undecided"]
-
-
-def test_offsets_are_json_of_the_shape_of_kafkas_source(root: Path) -> None:
-    offsets = json.loads(json.dumps(make_reader(root).initialOffset()))
-    assert offsets["t"] == {"0": 10, "1": 5} and set(offsets[TOPIC_IDS]) == {"t"}
 
 
 def test_a_trigger_opens_the_directory_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,14 +237,6 @@ def test_available_now_ends_where_the_log_ended(root: Path) -> None:
     assert places(start) == {"t": {"0": 10, "1": 5}}
 
 
-def test_a_restart_plans_the_unfinished_batch_from_its_offsets(root: Path) -> None:
-    reader = make_reader(root, startingOffsets="earliest")
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ALL)
-    append(root, "t", 0, [numbered(10, 3, 4)])
-    assert len(rows(make_reader(root), start, end)) == 15  # a new process calls `partitions` first
-
-
 def test_new_partitions_are_read_from_their_beginning(tmp_path: Path) -> None:
     create(tmp_path, "ta")
     append(tmp_path, "ta", 0, [numbered(0, 3, 2)])
@@ -268,8 +254,7 @@ class TestLoss:
         reader = make_reader(root, startingOffsets="earliest")
         start = reader.initialOffset()
         end = reader.latestOffset(start, ALL)
-        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-            logs.topic("t").trim(4, partition=0)
+        changed(root, lambda logs: logs.topic("t").trim(4, partition=0))
         with pytest.raises(
             OffsetOutOfRangeError, match=r"t-0: offset 0 is below log start 4.*\n.*failOnDataLoss"
         ):
@@ -290,8 +275,7 @@ class TestLoss:
     def test_a_topic_that_was_recreated(self, root: Path) -> None:
         reader = make_reader(root, startingOffsets="earliest")
         start = reader.initialOffset()
-        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-            logs.delete_topic("t")
+        changed(root, lambda logs: logs.delete_topic("t"))
         create(root, "t", 2)
         append(root, "t", 0, [numbered(0, 50, 4)])
         with pytest.raises(OffsetOutOfRangeError, match="deleted and recreated"):
@@ -304,8 +288,7 @@ class TestLoss:
         first = make_reader(root, startingOffsets="earliest")
         start = first.initialOffset()
         end = first.latestOffset(start, ALL)
-        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-            logs.delete_topic("t")
+        changed(root, lambda logs: logs.delete_topic("t"))
         create(root, "t", 2)
         append(root, "t", 0, [numbered(0, 10, 4)])
         append(root, "t", 1, [numbered(0, 5, 4)])
@@ -337,8 +320,7 @@ class TestLoss:
         assert [row["offset"] for row in rows(reader, end, following)] == [10, 11]
 
     def test_no_batch_goes_through_offsets_that_are_gone(self, root: Path) -> None:
-        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-            logs.topic("t").trim(8, partition=0)
+        changed(root, lambda logs: logs.topic("t").trim(8, partition=0))
         reader = make_reader(root, failOnDataLoss="false", maxOffsetsPerTrigger="2")
         end = reader.latestOffset({"t": {"0": 1, "1": 5}}, ReadMaxRows(2))
         assert places(end) == {"t": {"0": 10, "1": 5}}
@@ -346,8 +328,7 @@ class TestLoss:
     def test_a_topic_that_is_gone(self, root: Path) -> None:
         reader = make_reader(root)
         start = reader.initialOffset()
-        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-            logs.delete_topic("t")
+        changed(root, lambda logs: logs.delete_topic("t"))
         with pytest.raises(UnknownTopicError, match="t-0 is gone"):
             reader.latestOffset(start, ALL)
 
@@ -355,8 +336,7 @@ class TestLoss:
         reader = make_reader(root, startingOffsets="earliest")
         start = reader.initialOffset()
         end = reader.latestOffset(start, ALL)
-        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-            logs.clean("t")
+        changed(root, lambda logs: logs.clean("t"))
         assert len(rows(reader, start, end)) == 7  # four keys in partition 0, three in partition 1
 
 
@@ -451,8 +431,7 @@ def test_a_lease_is_taken_in_a_topic_that_was_recreated_and_cleaned(root: Path, 
     reader = make_reader(root, **options)
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.delete_topic("t")
+    changed(root, lambda logs: logs.delete_topic("t"))
     create(root, "t", 2)
     append(root, "t", 0, [numbered(0, 20, 4)])
     dropped(root, "t-0")
@@ -480,8 +459,7 @@ def test_a_lease_of_a_query_that_passes_over_loss(root: Path) -> None:
     reader = make_reader(root, startingOffsets="earliest", lease="query", failOnDataLoss="false")
     end = reader.latestOffset(reader.initialOffset(), ALL)
     append(root, "t", 0, [numbered(10, 5, 4)])
-    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        logs.topic("t").trim(12, partition=0)
+    changed(root, lambda logs: logs.topic("t").trim(12, partition=0))
     reader.commit(end)
     assert leased(root) == {0: 12, 1: 5}
 

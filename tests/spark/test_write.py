@@ -42,7 +42,7 @@ from lastword.spark.options import parse_write
 from lastword.spark.schema import sink_columns
 from lastword.spark.source import LastwordDataSource
 from lastword.spark.write import LogWriter, StagedMessage, TaskRows, prepare
-from tests.spark.conftest import create, read_directly
+from tests.spark.conftest import changed, create, read_directly
 from tests.support.waiting import until
 
 
@@ -518,8 +518,7 @@ def test_a_job_without_a_topic_survives_the_deletion_of_another_topic(
     rows = batch((b"k", b"v")).append_column("topic", pa.array(["t"]))
 
     def delete() -> None:
-        with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
-            logs.delete_topic("a")
+        changed(tmp_path, lambda logs: logs.delete_topic("a"))
 
     def given() -> Iterator[pa.RecordBatch]:
         yield rows

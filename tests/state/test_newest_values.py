@@ -94,20 +94,6 @@ def test_a_mostly_clean_log_is_taken_in_order(logs, monkeypatch):
     )
 
 
-def test_only_a_mostly_clean_one_is(logs, monkeypatch):
-    logs.create_topic("users", 1, key_serializer="str", value_serializer="json", **SMALL)
-    users = logs.state("users")
-    users.update({f"key {n}": {"n": n} for n in range(400)})
-    view = logs.dirs.views("users")[0]
-    assert not newest._is_mostly_clean(view, 0, view.log_end, 0)
-    logs.clean("users")
-    first_dirty = logs.dirs.first_dirty("users", 0)
-    assert newest._is_mostly_clean(logs.dirs.views("users")[0], 0, view.log_end, first_dirty)
-    users.update({f"key {n}": {"n": -n} for n in range(400)})
-    view = logs.dirs.views("users")[0]
-    assert not newest._is_mostly_clean(view, 0, view.log_end, first_dirty)
-
-
 def test_what_was_replaced_does_not_count_against_the_limit(logs, monkeypatch):
     monkeypatch.setattr(newest.scan, "PLAIN_BYTES_LOADED", -1)
     users = logs.state("users", key_serializer="bytes", value_serializer="bytes")

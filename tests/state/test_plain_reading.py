@@ -12,7 +12,6 @@ from lastword.partition import scan
 from lastword.partition.counts import count_plain
 from lastword.records.batch import BatchBuilder, read_header
 from lastword.wire import LEADER_EPOCH_AT, LENGTH_AT, MAGIC_AT
-from tests.golden import loader
 from tests.support.exhaustive import stride
 from tests.transactions import end_transaction
 
@@ -138,28 +137,6 @@ def test_damaged_logs(tmp_path, monkeypatch, seed):
         assert codes(seen(tmp_path / "data")) == plain
         refused += any(isinstance(found, tuple) and isinstance(found[0], type) for found in plain)
     assert refused
-
-
-GOLDEN = [("dir-clean", "data"), ("dir-clean-kafka28", "data"), ("dir-killed", "recovered")]
-
-
-@pytest.mark.parametrize(("case", "stage"), GOLDEN)
-def test_logs_that_kafka_wrote(tmp_path, monkeypatch, case, stage):
-    root = loader.case(case).unpack(tmp_path / "logs") / stage
-    with lastword.open(root) as logs:
-        names = [topic.name for topic in logs.topics()]
-    counted = 0
-    for name in names:
-        with lastword.open(root) as logs:
-            several = len(logs.dirs.views(name)) > 1
-        if several:
-            continue
-        force(monkeypatch, plain=True)
-        plain = seen(root, name)
-        force(monkeypatch, plain=False)
-        assert seen(root, name) == plain, name
-        counted += 1
-    assert counted > 1
 
 
 @pytest.mark.parametrize("batches", [60, 61])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import pickle
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastword.errors import SerializerError
-from lastword.value_formats import format_of
 from lastword.value_formats.json_text import JsonFormat
 from tests.support.exhaustive import few
 from tests.value_formats.columns import LOCAL, TIMESTAMP, columns, same, types
@@ -175,8 +172,3 @@ def test_other_time_zones_are_the_same_instant() -> None:
     assert JSON.encode(berlin).to_pylist() == [b'"2026-07-01T00:00:00.000Z"']
     read = JSON.decode(pa.array([b'"2026-07-01T02:00:00+02:00"', b'"2026-07-01"']), TIMESTAMP).column
     assert read.to_pylist() == [datetime(2026, 7, 1, tzinfo=UTC)] * 2
-
-
-def test_formats_travel() -> None:
-    copied: Any = pickle.loads(pickle.dumps(format_of("json", {})))
-    assert copied == JSON and copied.own_type() is None

@@ -21,7 +21,7 @@ from lastword.errors import SerializerError
 from lastword.value_formats import format_of
 from lastword.value_formats.protobuf import ProtobufFormat, message_of
 from tests.support.exhaustive import few
-from tests.value_formats.columns import TIMESTAMP, same, texts, values
+from tests.value_formats.columns import TIMESTAMP, same, values
 
 FIELD = descriptor_pb2.FieldDescriptorProto
 SCALARS = [
@@ -353,11 +353,3 @@ def test_what_options_must_say(tmp_path: Path) -> None:
             format_of("protobuf", {"descFilePath": str(file), "messageName": "p.Full"})
     copied: Any = pickle.loads(pickle.dumps(PLACE))
     assert copied == PLACE and "descriptors" not in repr(copied)
-
-
-@given(texts)
-@settings(max_examples=10, deadline=None)
-def test_a_subset_of_the_fields_is_read(city: str) -> None:
-    column = pa.array([{"city": city, "population": 5}], CITY)
-    part = pa.struct([("population", pa.int64())])
-    assert PLACE.decode(PLACE.encode(column), part).column.to_pylist() == [{"population": 5}]

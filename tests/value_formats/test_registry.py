@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,12 @@ from lastword.value_formats import format_of
 from lastword.value_formats.debezium import DebeziumFormat
 from lastword.value_formats.interface import ValueFormat
 from lastword.value_formats.registry import format_by_id
-from tests.value_formats.registries import FakeRegistry, serving
+from tests.value_formats.registries import FakeRegistry
 from tests.value_formats.test_avro import USER, field, record
 
 FIRST = record(field("id", "long"))
 SECOND = record(field("id", "long"), field("name", ["null", "string"], default=None))
 THIRD = record(field("id", "long"), field("city", "string", default="Rome"))
-
-
-@pytest.fixture
-def registry() -> Iterator[FakeRegistry]:
-    format_by_id.cache_clear()
-    with serving() as server:
-        yield server
 
 
 def confluent(registry: FakeRegistry, **settings: Any) -> ValueFormat:

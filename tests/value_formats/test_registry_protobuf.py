@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from lastword.value_formats.debezium import DebeziumFormat
 from lastword.value_formats.interface import ValueFormat, ValueRefused
 from lastword.value_formats.protobuf import message_of
 from lastword.value_formats.registry import bytes_of, format_by_id, indexes_of
-from tests.value_formats.registries import FakeRegistry, serving
+from tests.value_formats.registries import FakeRegistry
 from tests.value_formats.test_protobuf import map_of, member, optional
 
 CITY = pa.struct([pa.field("city", pa.string(), False), ("population", pa.int64())])
@@ -76,13 +75,6 @@ def add(registry: FakeRegistry, subject: str, file: Any, **more: Any) -> int:
 def write_set(path: Path, *files: Any) -> str:
     path.write_bytes(descriptor_pb2.FileDescriptorSet(file=files).SerializeToString())
     return str(path)
-
-
-@pytest.fixture
-def registry() -> Iterator[FakeRegistry]:
-    format_by_id.cache_clear()
-    with serving() as server:
-        yield server
 
 
 def confluent(place: str, **settings: str) -> ValueFormat:

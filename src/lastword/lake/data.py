@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastword.arrow import pa, pc, pq
+from lastword.arrow import PositionedFile, pa, pc, pq
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.objects.interface import ObjectStore
 from lastword.units import KIB, MIB
@@ -178,38 +178,17 @@ class _Pieces(io.RawIOBase):
         return len(data)
 
 
-class _Ranges(io.RawIOBase):
-    """An object as a file that Arrow reads. Its end is read once: the footer, maybe with the last columns."""
+def _opened(store: ObjectStore, key: str, size: int) -> PositionedFile:
+    """Open an object for Arrow. Its end is read once: the footer, maybe with the last columns."""
+    tail_at = max(0, size - TAIL_BYTES)
+    tail = memoryview(store.get_range(key, tail_at, size - tail_at))
 
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        self._store = store
-        self._key = key
-        self._size = size
-        self._position = 0
-        self._tail_at = max(0, size - TAIL_BYTES)
-        self._tail = memoryview(store.get_range(key, self._tail_at, size - self._tail_at))
+    def read_at(size: int, position: int) -> bytes:
+        if position >= tail_at:
+            return bytes(tail[position - tail_at :][:size])
+        return bytes(store.get_range(key, position, size)) if size else b""
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size - self._position)
-        size = left if size < 0 else min(size, left)
-        at, self._position = self._position, self._position + size
-        if at >= self._tail_at:
-            return bytes(self._tail[at - self._tail_at :][:size])
-        return bytes(self._store.get_range(self._key, at, size)) if size else b""
+    return PositionedFile(size, read_at)
 
 
 class DataReader:
@@ -222,7 +201,7 @@ class DataReader:
     def __init__(self, store: ObjectStore, key: str, size: int) -> None:
         self._path = f"{store.url}/{key}"
         with self._readable():
-            self._file = pq.ParquetFile(pa.PythonFile(_Ranges(store, key, size), mode="r"), pre_buffer=True)
+            self._file = pq.ParquetFile(pa.PythonFile(_opened(store, key, size), mode="r"), pre_buffer=True)
 
     @property
     def rows(self) -> int:

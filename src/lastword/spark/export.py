@@ -31,7 +31,7 @@ from lastword.objects import ObjectStore, is_url
 from lastword.spark.bootstrap import shared_log, shared_path
 from lastword.spark.bucket import open_logs
 from lastword.spark.options import StorageOptions
-from lastword.values import ProgressLike
+from lastword.values import ProgressLike, in_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,15 +181,8 @@ class _SparkWork:
 
     def rewrite(self, files: Sequence[tuple[DataFile, Any]]) -> None:
         """As `Work.rewrite`, with tasks of some files each."""
-        groups: list[list[tuple[DataFile, Any]]] = []
-        size_bytes = TASK_BYTES
-        for file, dead in files:
-            if size_bytes >= TASK_BYTES:
-                groups.append([])
-                size_bytes = 0
-            groups[-1].append((file, dead))
-            size_bytes += file.size
-        for _ in self._run(_rewrite, [_RewriteTask(self._job, tuple(group)) for group in groups]):
+        groups = in_groups(files, lambda each: each[0].size, TASK_BYTES)
+        for _ in self._run(_rewrite, [_RewriteTask(self._job, tuple(group)) for group, _ in groups]):
             pass
 
     def finish(self) -> None:

@@ -127,7 +127,8 @@ def read_batches(
     if options.view != "log":
         chunks = newest_chunks(task, options, files, tombstones=options.view == "changes")
     else:
-        chunks = log_chunks(task, options, files)
+        between = chunks_between(task, options, files)
+        chunks = ((chunk, selected(chunk, hidden, first, task.end)) for chunk, hidden, first in between)
     yield from to_spark(chunks, task, options, target, columns)
 
 
@@ -215,7 +216,7 @@ def to_spark(
         if CHANGE in columns:
             batch = batch.append_column(CHANGE, changes(deletes))
         if keys is not None:
-            batch = only_keys(batch, keys)
+            batch = batch.filter(pc.is_in(batch.column("key"), value_set=keys, skip_nulls=True))
         if decoders:
             batch = decoded(batch, decoders, target, task, options)
         arrays = [
@@ -251,11 +252,6 @@ def changes(deletes: NDArray[np.bool_]) -> pa.Array:
     """Return the change (`upsert` or `delete`) of each record."""
     kinds = pa.array(deletes.astype("int8"), pa.int8())
     return pa.DictionaryArray.from_arrays(kinds, pa.array(["upsert", "delete"])).cast(pa.string())
-
-
-def only_keys(batch: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
-    """Return the rows with one of the keys."""
-    return batch.filter(pc.is_in(batch.column("key"), value_set=keys, skip_nulls=True))
 
 
 # ---------------------------------------------------------------- columns with a format
@@ -324,14 +320,6 @@ def decoded(
 
 
 # ---------------------------------------------------------------- all records
-
-
-def log_chunks(
-    task: LogPartition, options: ReadOptions, files: Files
-) -> Iterator[tuple[Chunk, RecordColumns]]:
-    """Yield decoded chunks with only the records of the task's range."""
-    for chunk, hidden, first in chunks_between(task, options, files):
-        yield chunk, selected(chunk, hidden, first, task.end)
 
 
 def selected(chunk: Chunk, hidden: NDArray[np.bool_] | None, first: int, end: int) -> RecordColumns:
@@ -405,12 +393,10 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
 
     A partition is lost if it is missing, or belongs to a recreated topic.
     """
-    if options.fail_on_data_loss or not files.is_dir(os.path.dirname(task.directory)):
-        check_seen(task.directory, files)
-    elif not files.is_dir(task.directory):
+    is_there = options.fail_on_data_loss or files.is_dir(task.directory)
+    if not is_there and files.is_dir(os.path.dirname(task.directory)):
         return None
-    else:
-        check_seen(task.directory, files)
+    check_seen(task.directory, files)
     view = PartitionView.load(DirectorySegments(files, task.directory))
     if task.topic_id is None or known_topic_id(files, task.directory) in (None, task.topic_id):
         return view

@@ -127,6 +127,8 @@ def schema_of_read(options: ReadOptions) -> StructType | str:
 
     SparkOptionError if the type of a column with a format is not known. Only Spark can parse DDL.
     """
+    from pyspark.sql.pandas.types import from_arrow_type
+
     formats = options.formats
     schema = full_schema(options.include_headers, options.view)
     if formats.permissive:
@@ -148,7 +150,7 @@ def schema_of_read(options: ReadOptions) -> StructType | str:
                     remedy=f"option {field.name}_schema, such as 'city STRING, population BIGINT', or "
                     f".schema('{field.name} struct<city:string,population:bigint>, offset long')",
                 )
-            field.dataType = spark_type(own)
+            field.dataType = from_arrow_type(own)
     if not given:
         return schema
     return ", ".join(f"`{f.name}` {given.get(f.name) or _ddl_of(f.dataType)}" for f in schema.fields)
@@ -271,13 +273,6 @@ def incomparable(kind: DataType) -> str | None:
 
 def _is_nested(kind: DataType) -> bool:
     return isinstance(kind, StructType | MapType | ArrayType)
-
-
-def spark_type(kind: pa.DataType) -> DataType:
-    """Return Spark's type for an Arrow type."""
-    from pyspark.sql.pandas.types import from_arrow_type
-
-    return from_arrow_type(kind)
 
 
 def arrow_schema(schema: EngineSchema) -> pa.Schema:

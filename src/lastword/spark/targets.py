@@ -24,7 +24,6 @@ from lastword.spark.bucket import files_at, open_directory, transaction
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.splits import INTERNAL_TOPICS
-from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,40 +34,12 @@ LOCK_PATIENCE_SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class TargetTopic:
-    """The properties of a topic that a task needs. A recreated topic has another `topic_id`.
-
-    Timestamps are within `most_past_ms` before and `most_future_ms` after the time of writing.
-    """
+    """A topic as a task needs it. A recreated topic has another `topic_id`."""
 
     topic: str
     partitions: int
-    partitioner: str
-    compacts: bool
-    codec: int
-    level: int | None
-    max_message_bytes: int
-    segment_bytes: int
-    most_past_ms: int
-    most_future_ms: int
-    topic_id: str | None = None
-
-    @classmethod
-    def of(cls, topic: str, partitions: int, config: TopicConfig, topic_id: str | None = None) -> TargetTopic:
-        """Return the properties of a topic with this configuration."""
-        given = config.message_timestamp_type == "CreateTime"
-        return cls(
-            topic,
-            partitions,
-            config.lastword_partitioner or "murmur2",
-            config.compacts,
-            config.codec,
-            config.compression_level,
-            config.max_message_bytes,
-            config.segment_bytes,
-            config.message_timestamp_before_max_ms if given else INT64_MAX,
-            config.message_timestamp_after_max_ms if given else INT64_MAX,
-            topic_id,
-        )
+    config: TopicConfig
+    topic_id: str | None
 
 
 def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopic:
@@ -88,7 +59,7 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopi
             f"partitions {listed} of topic {topic}, which has {count}, are not in {path}",
             remedy="write to a directory that holds all of them",
         )
-    return TargetTopic.of(topic, len(numbers), directory.topic_config(topic), directory.topic_id(topic))
+    return TargetTopic(topic, len(numbers), directory.topic_config(topic), directory.topic_id(topic))
 
 
 def check_own(topic: str) -> None:
@@ -134,8 +105,8 @@ def make_target(options: WriteOptions, columns: SinkColumns, query: str | None =
                 directory.create_topic(*given, exist_ok=True)
         files = files_at(options.path, options.storage)
     target = existing_target(options.path, topic, files)
-    _check_same(options, target, open_directory(options.path, files=files).topic_config(topic))
-    if target.compacts and columns.key is None:
+    _check_same(options, target)
+    if target.config.compacts and columns.key is None:
         raise KeyRequiredError.of(topic)
     return target
 
@@ -178,12 +149,12 @@ def exists(path: str, topic: str, files: Files) -> bool:
     return files.exists(path) and topic in RootListing(files, path).get().numbers
 
 
-def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig) -> None:
+def _check_same(options: WriteOptions, target: TargetTopic) -> None:
     wrong, changes = [], ""
     if options.partitions is not None and options.partitions != target.partitions:
         wrong.append(f"has {target.partitions} partitions, not {options.partitions}")
     for name, expected in parse_topic_settings(options.settings).items():
-        actual = getattr(config, name.replace(".", "_"))
+        actual = getattr(target.config, name.replace(".", "_"))
         if actual != expected:
             setting = TOPIC_SETTINGS[name]
             wrong.append(f"has {name} = {setting.show(actual)}, not {setting.show(expected)}")
@@ -198,7 +169,7 @@ def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig)
 NAMED_PARTITIONERS = ("murmur2", "crc32")
 
 
-def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarray:
+def partitions_of(keys: pa.Array, target: TargetTopic) -> np.ndarray:
     """Return the int64 partition of each key of a binary array without nulls, as `api.schema` does.
 
     Tasks have only the partitioners with a name. A callable of the topic's creator cannot travel to them, so
@@ -206,6 +177,7 @@ def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarr
     """
     import numpy as np
 
+    partitioner, partitions = target.config.lastword_partitioner or "murmur2", target.partitions
     if partitioner not in NAMED_PARTITIONERS:
         raise SparkOptionError(
             f"the topic's partitioner {partitioner!r} is a function that tasks do not have",

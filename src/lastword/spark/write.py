@@ -537,7 +537,7 @@ class TaskRows:
         check_timestamps(target, rows.column("timestamp"), now_ms)
         numbers = self._partitions(target, rows, batch)
         keys = rows.column("key")
-        if target.compacts and keys.null_count:
+        if target.config.compacts and keys.null_count:
             first = int(np.flatnonzero(np.asarray(keys.is_null()))[0])
             raise KeyRequiredError.of(f"{target.topic}-{int(numbers[first])}")
         pending = self._pending.setdefault(target.topic, PendingRows(target))
@@ -571,10 +571,9 @@ class TaskRows:
         open_rows = numbers < 0
         keyed = open_rows & np.asarray(keys.is_valid())
         if keyed.all():
-            return partitions_of(keys, target.partitions, target.partitioner)
+            return partitions_of(keys, target)
         if keyed.any():
-            chosen = keys.take(_indices(keyed))
-            numbers[keyed] = partitions_of(chosen, target.partitions, target.partitioner)
+            numbers[keyed] = partitions_of(keys.take(_indices(keyed)), target)
         if (numbers < 0).any():
             numbers[numbers < 0] = self._keyless_partition % target.partitions
             self._keyless_partition += 1
@@ -619,24 +618,27 @@ class TaskRows:
         """Append the record batches of one partition to its staged file, or to the shared file."""
         from lastword.records.pack import Workspace, pack
 
-        target, writer = pending.target, pending.writers.get(number)
+        config, writer = pending.target.config, pending.writers.get(number)
         self._workspace = self._workspace or Workspace()
-        most = min(target.max_message_bytes, target.segment_bytes)
-        size = min(BATCH_BYTES, most)
+        most = min(config.max_message_bytes, config.segment_bytes)
         for run in pack(
-            columns, codec=target.codec, level=target.level, batch_bytes=size, workspace=self._workspace
+            columns,
+            codec=config.codec,
+            level=config.compression_level,
+            batch_bytes=min(BATCH_BYTES, most),
+            workspace=self._workspace,
         ):
             if max(run.sizes) > most:
-                setting = "max.message.bytes" if most == target.max_message_bytes else "segment.bytes"
+                setting = "max.message.bytes" if most == config.max_message_bytes else "segment.bytes"
                 raise RecordTooLargeError(
-                    f"{target.topic}: a record needs a batch of {max(run.sizes)} bytes, "
+                    f"{pending.target.topic}: a record needs a batch of {max(run.sizes)} bytes, "
                     f"above {setting} {most}",
                     remedy=f"raise {setting}, or split the value",
                 )
             if writer is not None:
                 writer.write(run.data, run.records)
             else:
-                self._shared.write(target.topic, number, run.data, run.records)
+                self._shared.write(pending.target.topic, number, run.data, run.records)
 
 
 def normal_rows(
@@ -689,9 +691,13 @@ def normal_rows(
 
 def check_timestamps(target: TargetTopic, timestamps: pa.Array, now_ms: int) -> None:
     """Raise SparkOptionError if a timestamp is outside the bounds of the topic, as `Topic.append` does."""
-    bounds = pc.min_max(timestamps).as_py()
+    config, bounds = target.config, pc.min_max(timestamps).as_py()
+    if config.message_timestamp_type != "CreateTime":
+        return
+    earliest = now_ms - config.message_timestamp_before_max_ms
+    latest = now_ms + config.message_timestamp_after_max_ms
     for timestamp in (bounds["min"], bounds["max"]):
-        if not -target.most_past_ms <= timestamp - now_ms <= target.most_future_ms:
+        if not earliest <= timestamp <= latest:
             raise SparkOptionError(
                 f"{target.topic}: a row's timestamp of {timestamp} is too far from now",
                 remedy="see message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic",

@@ -238,7 +238,8 @@ def _newest(
         yield from replayed(view, start, end, tombstones, keys, committed)
         return
     for part in _resolved(view, start, end, tombstones, map_bytes, progress, committed):
-        yield from (record for record in part.raw() if keys is None or record.key in keys)
+        records = part.raw()
+        yield from records if keys is None else (record for record in records if record.key in keys)
 
 
 def newest_pairs(

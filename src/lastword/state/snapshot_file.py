@@ -17,9 +17,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from lastword.arrow import pa, pq
+from lastword.arrow import PositionedFile, pa, pq
 from lastword.errors import (
     CorruptFileError,
     FileVanishedError,
@@ -95,8 +96,7 @@ def mark_directory(files: Files, path: str, reach: Reach) -> None:
 
 def format_of(path: str) -> str:
     """Return the extension of a path; UsageError if it is not one of `FORMATS`."""
-    name = os.path.basename(path.rstrip("/"))
-    extension = name[max(name.rfind("."), 0) :].lower() if "." in name[1:] else ""
+    extension = Path(path).suffix.lower()
     if extension not in FORMATS:
         raise UsageError(
             f"{path} ends with {extension or 'no extension'}", remedy=f"one of {', '.join(FORMATS)}"
@@ -287,7 +287,8 @@ def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:
 
 def _opened(files: Files, path: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     with _damage(path):
-        source = pa.PythonFile(_ArrowSource(_open(files, path)), mode="r")
+        handle = _open(files, path)
+        source = pa.PythonFile(PositionedFile(handle.size(), handle.pread, handle.close), mode="r")
         if format_of(path) == ".parquet":
             table = pq.ParquetFile(source, page_checksum_verification=True)
             return table.schema_arrow, _checked(path, table.iter_batches(batch_size=16_384))
@@ -315,39 +316,6 @@ def _damage(path: str) -> Iterator[None]:
             remedy="restore to a new file",
             file=path,
         ) from None
-
-
-class _ArrowSource(io.RawIOBase):
-    """A file for Arrow's readers, read by position."""
-
-    def __init__(self, handle: Handle) -> None:
-        super().__init__()
-        self._handle = handle
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        base = (0, self._at, self._handle.size())[whence]
-        self._at = base + position
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = self._handle.size() - self._at
-        data = self._handle.pread(left if size < 0 else min(size, max(left, 0)), self._at)
-        self._at += len(data)
-        return data
-
-    def close(self) -> None:
-        self._handle.close()
-        super().close()
 
 
 def _open(files: Files, path: str) -> Handle:

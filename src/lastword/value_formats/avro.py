@@ -31,7 +31,15 @@ from typing import Any, ClassVar
 
 from lastword.arrow import pa
 from lastword.errors import MissingError
-from lastword.value_formats.interface import ValueFormat, ValueRefused, first_problem, is_list, widens
+from lastword.value_formats.interface import (
+    ValueFormat,
+    ValueRefused,
+    first_problem,
+    is_list,
+    is_same,
+    is_text,
+    widens,
+)
 
 Schema = Any
 """A schema as `fastavro.parse_schema` returns it: a name, a list (union) or a dict."""
@@ -216,9 +224,9 @@ def _unsupported(kind: pa.DataType) -> str | None:
     if pa.types.is_map(kind) and not is_text(kind.key_type):
         return "Avro has maps with string keys only"
     if pa.types.is_struct(kind):
-        for number in range(kind.num_fields):
-            if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", kind.field(number).name):
-                return f"{kind.field(number).name!r} is no name in Avro"
+        for field in kind:
+            if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", field.name):
+                return f"{field.name!r} is no name in Avro"
     is_time = pa.types.is_timestamp(kind) and kind.unit == "us"
     if pa.types.is_nested(kind) or kind in primitives() or pa.types.is_decimal(kind) or is_time:
         return None
@@ -250,10 +258,9 @@ def _derived(kind: pa.DataType, name: str, space: str, names: set[str]) -> Any:
     inner = f"{space}.{name}" if space else name
     if types.is_struct(kind):
         full = _new_name(inner, names)
-        fields = [kind.field(number) for number in range(kind.num_fields)]
         members = [
             {"name": field.name, "type": _nullable(field, _derived(field.type, field.name, full, names))}
-            for field in fields
+            for field in kind
         ]
         return {"type": "record", "name": full, "fields": members}
     if types.is_map(kind):
@@ -288,11 +295,6 @@ def _nullable(field: pa.Field, schema: Any) -> Any:
 
 
 # ---------------------------------------------------------------- the type of a schema
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether the type is a string of either offset width."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 class Types:
@@ -440,8 +442,7 @@ class Types:
         if name == "record" and pa.types.is_struct(kind):
             members = {f["name"]: f["type"] for f in schema["fields"]}
             parts: list[tuple[str, Convert]] = []
-            for number in range(kind.num_fields):
-                field = kind.field(number)
+            for field in kind:
                 if field.name not in members and self.lenient and field.nullable:
                     continue
                 if field.name not in members:
@@ -456,7 +457,7 @@ class Types:
             return lambda entries: [(key, read_entry(item)) for key, item in entries.items()]
         own = self.arrow(schema)
         small = own == pa.int32() and kind in (pa.int8(), pa.int16())  # Avro has no smaller integer
-        if not _same(own, kind) and not small and not (self.lenient and widens(own, kind)):
+        if not is_same(own, kind) and not small and not (self.lenient and widens(own, kind)):
             raise ValueRefused(f"the schema has {own}, not {kind}")
         return _itself
 
@@ -486,7 +487,7 @@ class Types:
             write_entry = self._item_writer(kind.item_field, schema["values"])
             return lambda entries: {key: write_entry(item) for key, item in entries}
         own = self.arrow(schema)
-        if not _same(own, kind) and not widens(kind, own):
+        if not is_same(own, kind) and not widens(kind, own):
             raise ValueRefused(f"the schema has {own}, not {kind}")
         if name == "enum":
             return partial(_symbol, schema)
@@ -497,7 +498,7 @@ class Types:
         return _itself
 
     def _record_writer(self, kind: pa.DataType, schema: Schema) -> Convert:
-        fields = {kind.field(number).name: kind.field(number) for number in range(kind.num_fields)}
+        fields = {field.name: field for field in kind}
         if len(fields) < kind.num_fields:
             raise ValueRefused("two fields of a struct have one name")
         members = {f["name"]: f for f in schema["fields"]}
@@ -557,15 +558,3 @@ def _whole_millis(value: Any) -> Any:
     if value.microsecond % 1000:
         raise ValueRefused(f"{value} has microseconds, and the schema milliseconds")
     return value
-
-
-def _same(own: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
-    types = pa.types
-    if types.is_timestamp(own) and types.is_timestamp(kind):
-        return own.unit == kind.unit and (own.tz is None) == (kind.tz is None)
-    if is_text(own):
-        return is_text(kind)
-    if types.is_binary(own):
-        return bool(types.is_binary(kind) or types.is_large_binary(kind))
-    return bool(own == kind)

@@ -62,7 +62,7 @@ class DebeziumFormat(ValueFormat):
         """Return the type of a row in the schema of the events. Raises ValueRefused for another schema."""
         self.check_events()
         event = self.events.own_type()
-        return None if event is None else field_type(event, "after")
+        return None if event is None else event.field("after").type
 
     def check_events(self) -> None:
         """Raise ValueRefused if the events have a schema, and it is not of change events.
@@ -158,12 +158,6 @@ class DebeziumFormat(ValueFormat):
             )
         write = self._events_to_write(kind).encoder(event_type(kind))
         return lambda row: write({"before": None, "after": row, "source": SOURCE, "op": op, "ts_ms": now_ms})
-
-
-def field_type(kind: pa.DataType, name: str) -> pa.DataType | None:
-    """Return the type of a field of a struct; None if there is none."""
-    number = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
-    return None if number < 0 else kind.field(number).type
 
 
 def event_type(row: pa.DataType) -> pa.DataType:

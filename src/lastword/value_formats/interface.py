@@ -165,7 +165,7 @@ def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]
     """Return the first problem of a type or of a type within it, with the path of its field."""
     children: list[tuple[str, pa.DataType]] = []
     if pa.types.is_struct(kind):
-        children = [(kind.field(number).name, kind.field(number).type) for number in range(kind.num_fields)]
+        children = [(field.name, field.type) for field in kind]
         names = [name for name, _ in children]
         if len(set(names)) < len(names):
             return "two fields of a struct have one name"
@@ -178,6 +178,24 @@ def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]
         if problem is None and (inner := first_problem(child, refuse)) is not None:
             problem = f"{name}: {inner}"
     return problem
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether the type is a string of either offset width."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether the type is binary of either offset width."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def is_same(own: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
+    if pa.types.is_timestamp(own) and pa.types.is_timestamp(kind):
+        return own.unit == kind.unit and (own.tz is None) == (kind.tz is None)
+    same_width = (is_text(own) and is_text(kind)) or (is_binary(own) and is_binary(kind))
+    return bool(same_width or own == kind)
 
 
 def is_list(kind: pa.DataType) -> bool:

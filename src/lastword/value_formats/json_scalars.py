@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from lastword.arrow import pa
-from lastword.value_formats.interface import ValueRefused
+from lastword.value_formats.interface import ValueRefused, is_binary, is_text
 
 Write = Callable[[Any], str]
 Read = Callable[[Any], Any]
@@ -56,11 +56,6 @@ quoted: Callable[[str], str] = json.encoder.encode_basestring
 """Return a string in quotes, with only those characters escaped that JSON requires."""
 
 
-def is_binary(kind: pa.DataType) -> bool:
-    """Return whether the type is binary of either offset width."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
 # ---------------------------------------------------------------- values without parts
 
 
@@ -76,7 +71,7 @@ class Scalar:
 def scalar_of(kind: pa.DataType) -> Scalar | None:
     """Return the functions of a type without parts; None if the type has no JSON."""
     types = pa.types
-    if types.is_string(kind) or types.is_large_string(kind):
+    if is_text(kind):
         return Scalar(quoted, _read_text)
     if types.is_boolean(kind):
         return Scalar(lambda value: "true" if value else "false", _read_flag)

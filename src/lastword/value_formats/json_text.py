@@ -26,13 +26,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lastword.arrow import pa
-from lastword.value_formats.interface import ValueFormat, ValueRefused, first_problem, is_list
+from lastword.value_formats.interface import (
+    ValueFormat,
+    ValueRefused,
+    first_problem,
+    is_binary,
+    is_list,
+    is_text,
+)
 from lastword.value_formats.json_scalars import (
     NOT_FINITE,
     Read,
     Scalar,
     Write,
-    is_binary,
     parse,
     quoted,
     refuse,
@@ -63,7 +69,7 @@ class JsonFormat(ValueFormat):
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_binary(kind):
+        if is_text(kind) or is_binary(kind):
             return "text and bytes are written and read as they are, without a format"
         return problem_of(kind)
 
@@ -120,8 +126,7 @@ def writer_of(kind: pa.DataType) -> Write:
     if is_variant(kind):
         return write_variant
     if pa.types.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        return _struct_writer([(field.name, writer_of(field.type)) for field in fields])
+        return _struct_writer([(field.name, writer_of(field.type)) for field in kind])
     if pa.types.is_map(kind):
         return _map_writer(scalar_of(kind.key_type), kind.key_type, writer_of(kind.item_type))
     if is_list(kind):
@@ -137,24 +142,19 @@ def _struct_writer(fields: list[tuple[str, Write]]) -> Write:
     named = [(name, f"{quoted(name)}:", write) for name, write in fields]
 
     def write_struct(value: dict[str, Any]) -> str:
-        return (
-            "{"
-            + ",".join(
-                [head + write(item) for name, head, write in named if (item := value[name]) is not None]
-            )
-            + "}"
-        )
+        parts = [head + write(item) for name, head, write in named if (item := value[name]) is not None]
+        return "{" + ",".join(parts) + "}"
 
     return write_struct
 
 
 def _map_writer(key: Scalar | None, key_type: pa.DataType, write: Write) -> Write:
     assert key is not None, key_type
-    is_text = pa.types.is_string(key_type) or pa.types.is_large_string(key_type)
+    is_key_text = is_text(key_type)
 
     def write_key(value: Any) -> str:
         text = key.write(value)
-        return text if is_text or text.startswith('"') else f'"{text}"'
+        return text if is_key_text or text.startswith('"') else f'"{text}"'
 
     def write_map(entries: list[tuple[Any, Any]]) -> str:
         parts = [f"{write_key(name)}:{'null' if item is None else write(item)}" for name, item in entries]
@@ -168,8 +168,7 @@ def reader_of(kind: pa.DataType) -> Read:
     if is_variant(kind):
         return read_variant
     if pa.types.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        return _struct_reader([(field.name, reader_of(field.type), field.nullable) for field in fields])
+        return _struct_reader([(field.name, reader_of(field.type), field.nullable) for field in kind])
     if pa.types.is_map(kind):
         key = scalar_of(kind.key_type)
         assert key is not None, kind

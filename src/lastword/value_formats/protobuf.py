@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 from lastword.arrow import pa
 from lastword.errors import MissingError
-from lastword.value_formats.interface import ValueFormat, ValueRefused, is_list, widens
+from lastword.value_formats.interface import ValueFormat, ValueRefused, is_list, is_same, widens
 
 Convert = Callable[[Any], Any]
 
@@ -50,26 +50,23 @@ def need_protobuf() -> None:
 
 def files_of(descriptors: bytes) -> list[Any]:
     """Return the files (`FileDescriptorProto`) of a descriptor file. ValueError if it is malformed."""
-    need_protobuf()
-    from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from google.protobuf.message import DecodeError
-
-    try:
-        return list(FileDescriptorSet.FromString(descriptors).file)
-    except DecodeError as error:
-        raise ValueError(f"is no descriptor file: {error}") from None
+    return list(_parsed("FileDescriptorSet", descriptors, "file").file)
 
 
 def file_of(descriptor: bytes) -> Any:
     """Return the file of a serialized `FileDescriptorProto`. ValueError if it is malformed."""
+    return _parsed("FileDescriptorProto", descriptor, "of a file")
+
+
+def _parsed(kind: str, data: bytes, what: str) -> Any:
     need_protobuf()
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
 
     try:
-        return FileDescriptorProto.FromString(descriptor)
+        return getattr(descriptor_pb2, kind).FromString(data)
     except DecodeError as error:
-        raise ValueError(f"is no descriptor of a file: {error}") from None
+        raise ValueError(f"is no descriptor {what}: {error}") from None
 
 
 def descriptors_of(name: str, files: Mapping[str, Any]) -> bytes:
@@ -283,17 +280,8 @@ def _may_be_null(member: Any) -> bool:
     return bool(member.has_presence and not member.is_required and not member.has_default_value)
 
 
-def _same(own: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
-    types = pa.types
-    if types.is_timestamp(own):
-        return bool(types.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None)
-    wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-    return bool(kind in (own, wide.get(own)))
-
-
 def _check(own: pa.DataType, kind: pa.DataType, *, lenient: bool = False) -> None:
-    if not _same(own, kind) and not (lenient and widens(own, kind)):
+    if not is_same(own, kind) and not (lenient and widens(own, kind)):
         raise ValueRefused(f"the message has {own}, not {kind}")
 
 
@@ -302,8 +290,7 @@ def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> li
     if not pa.types.is_struct(kind):
         raise ValueRefused(f"message {descriptor.full_name} is a struct, not {kind}")
     members = []
-    for number in range(kind.num_fields):
-        item = kind.field(number)
+    for item in kind:
         if item.name not in descriptor.fields_by_name:
             if lenient and item.nullable:
                 continue

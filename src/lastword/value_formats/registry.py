@@ -32,7 +32,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -431,7 +431,13 @@ class ConfluentFormat(ValueFormat):
 
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
         """Return a function from bytes to a value that `pyarrow.array` accepts. It raises ValueRefused."""
-        decoders: dict[int, Callable[[bytes], Any]] = {}
+
+        @cache
+        def decoder_of(number: int) -> Callable[[bytes], Any]:
+            try:
+                return self._decoder_of(number, kind)
+            except ValueRefused as refused:
+                return partial(_refuse, refused)
 
         def decode(data: bytes) -> Any:
             if len(data) < HEADER_BYTES or data[0]:
@@ -440,13 +446,7 @@ class ConfluentFormat(ValueFormat):
                     "formats avro, protobuf and json have no id, and a GUID of a schema (01, or the header "
                     "__value_schema_id or __key_schema_id) is not supported"
                 )
-            number = int.from_bytes(data[1:HEADER_BYTES], "big")
-            if number not in decoders:
-                try:
-                    decoders[number] = self._decoder_of(number, kind)
-                except ValueRefused as refused:
-                    decoders[number] = partial(_refuse, refused)
-            return decoders[number](data[HEADER_BYTES:])
+            return decoder_of(int.from_bytes(data[1:HEADER_BYTES], "big"))(data[HEADER_BYTES:])
 
         return decode
 
@@ -479,8 +479,8 @@ class ConfluentFormat(ValueFormat):
     ) -> Callable[[bytes], Any]:
         """Return the decoder of messages with one schema id, which may be of any type in its file."""
         names = {place: name for name, place in messages_of(files_of(written.descriptors)[-1]).items()}
-        decoders: dict[tuple[int, ...], Callable[[bytes], Any]] = {}
 
+        @cache
         def decoder_at(place: tuple[int, ...]) -> Callable[[bytes], Any]:
             if place not in names:
                 raise ValueRefused(f"its schema id {number} has no message with the indexes {list(place)}")
@@ -497,9 +497,7 @@ class ConfluentFormat(ValueFormat):
 
         def decode(data: bytes) -> Any:
             place, start = indexes_of(data)
-            if place not in decoders:
-                decoders[place] = decoder_at(place)
-            return decoders[place](data[start:])
+            return decoder_at(place)(data[start:])
 
         return decode
 
