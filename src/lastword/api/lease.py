@@ -119,7 +119,7 @@ class Lease(ProcessBound):
                     remedy="take it with Topic.lease",
                 )
             positions[number] = lease.position
-        return _one_or_all(positions)
+        return next(iter(positions.values())) if len(positions) == 1 else positions
 
     def advance(self, position: Position) -> None:
         """Move the lease to `position` and renew it. Durable when the call returns.
@@ -256,7 +256,3 @@ def _by_partition(dirs: OpenDirs, topic: str, position: Position) -> dict[int, i
             remedy=partitions_text(numbers),
         )
     return dict(position)
-
-
-def _one_or_all(positions: dict[int, int]) -> int | dict[int, int]:
-    return next(iter(positions.values())) if len(positions) == 1 else positions
