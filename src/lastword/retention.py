@@ -113,23 +113,24 @@ def outlook(log: PartitionLog | PartitionView, config: TopicConfig, now_ms: int)
     if config.policy is None:
         return keep(config.policy_unknown, (NO_POLICY,))
     prefix = _Prefix(log.segments, log_end, min(log_end, log.removable_offset))
-    reasons: list[str] = []
-    codes: list[str] = []
-    for code, rule in _passes(config, log_start, now_ms):
-        taken = prefix.take(rule(prefix))
-        if taken:
-            codes.append(code)
-            reasons.append(_sentence(code, taken, config, log_start))
-    if not prefix.gone:
+    taken = {LOG_START: prefix.take(lambda _: not prefix.is_at_last and prefix.next_base <= log_start)}
+    if config.deletes and config.retention_bytes >= 0:
+        taken[BYTES] = prefix.take(_too_large(prefix, config.retention_bytes))
+    if config.deletes and config.retention_ms >= 0:
+        taken[MS] = prefix.take(lambda segment: _is_old(segment, now_ms - config.retention_ms))
+    reasons = {code: _sentence(code, gone, config, log_start) for code, gone in taken.items() if gone}
+    gone = prefix.segments[: prefix.count]
+    rest = prefix.segments[prefix.count :]
+    if not gone:
         return keep(_reason_to_keep(prefix, config, now_ms), (WITHIN,))
     return Deletion(
         log.topic,
         log.partition,
-        len(prefix.gone),
-        sum(segment.size for segment in prefix.gone),
-        max(log_start, prefix.next_base(len(prefix.gone) - 1)),
-        "; ".join(reasons),
-        tuple(codes),
+        len(gone),
+        sum(segment.size for segment in gone),
+        max(log_start, rest[0].base_offset if rest else log_end),
+        "; ".join(reasons.values()),
+        tuple(reasons),
         log_start,
     )
 
@@ -144,54 +145,32 @@ class _Prefix:
         self.count = 0
 
     @property
-    def gone(self) -> Sequence[Segment]:
-        return self.segments[: self.count]
+    def is_at_last(self) -> bool:
+        """Whether the first segment that is left is the last one."""
+        return self.count == len(self.segments) - 1
 
     @property
-    def left(self) -> Sequence[Segment]:
-        return self.segments[self.count :]
+    def next_base(self) -> int:
+        """The base offset of the successor of the first segment that is left; the log end without one."""
+        return self.log_end if self.is_at_last else self.segments[self.count + 1].base_offset
 
-    def next_base(self, index: int) -> int:
-        """Return the base offset of the segment's successor; the log end for the last segment."""
-        return self.segments[index + 1].base_offset if index + 1 < len(self.segments) else self.log_end
-
-    def take(self, deletable: Callable[[int, Segment], bool]) -> Sequence[Segment]:
+    def take(self, deletable: Callable[[Segment], bool]) -> Sequence[Segment]:
         """Extend the prefix by the segments that the rule allows, up to the first that it does not."""
         before = self.count
         while self.count < len(self.segments):
             segment = self.segments[self.count]
-            last = self.count == len(self.segments) - 1
-            if (last and segment.size == 0) or self.next_base(self.count) > self.top:
+            if (self.is_at_last and segment.size == 0) or self.next_base > self.top:
                 break
-            if not deletable(self.count, segment):
+            if not deletable(segment):
                 break
             self.count += 1
         return self.segments[before : self.count]
 
 
-_Rule = Callable[[_Prefix], Callable[[int, Segment], bool]]
+def _too_large(prefix: _Prefix, limit: int) -> Callable[[Segment], bool]:
+    over = sum(segment.size for segment in prefix.segments[prefix.count :]) - limit
 
-
-def _passes(config: TopicConfig, log_start: int, now_ms: int) -> list[tuple[str, _Rule]]:
-    passes: list[tuple[str, _Rule]] = [(LOG_START, lambda prefix: _breached(prefix, log_start))]
-    if config.deletes and config.retention_bytes >= 0:
-        passes.append((BYTES, lambda prefix: _too_large(prefix, config.retention_bytes)))
-    if config.deletes and config.retention_ms >= 0:
-        passes.append((MS, lambda prefix: lambda _, segment: _is_old(segment, now_ms - config.retention_ms)))
-    return passes
-
-
-def _breached(prefix: _Prefix, log_start: int) -> Callable[[int, Segment], bool]:
-    def rule(index: int, segment: Segment) -> bool:
-        return index + 1 < len(prefix.segments) and prefix.segments[index + 1].base_offset <= log_start
-
-    return rule
-
-
-def _too_large(prefix: _Prefix, limit: int) -> Callable[[int, Segment], bool]:
-    over = sum(segment.size for segment in prefix.left) - limit
-
-    def rule(index: int, segment: Segment) -> bool:
+    def rule(segment: Segment) -> bool:
         nonlocal over
         if over - segment.size < 0:
             return False

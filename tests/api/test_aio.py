@@ -17,7 +17,6 @@ from lastword.errors import (
     NotALogDirError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
-    SerializerError,
     UsageError,
 )
 from lastword.testing.unsynced import UNSYNCED
@@ -178,19 +177,6 @@ async def test_a_follower_ends(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
             await reader.aclose()
             assert await waiting is None
-
-
-async def test_a_record_that_cannot_be_decoded_comes_after_those_before_it(tmp_path: Path) -> None:
-    async with opened(tmp_path) as logs:
-        users = await logs.create_topic("users")
-        await users.extend([(b"k", b"{" if n == 5 else b"%d" % n) for n in range(9)])
-        reader = (await logs.topic("users", value_serializer="json")).read()
-        values = []
-        with pytest.raises(SerializerError):
-            async for record in reader:
-                values.append(record.value)
-        assert values == [0, 1, 2, 3, 4]
-        assert reader.position == {0: 5}
 
 
 async def test_a_reader_that_is_closed_while_it_decodes_ends(tmp_path: Path) -> None:

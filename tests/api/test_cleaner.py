@@ -169,18 +169,6 @@ def test_a_check_plans_only_the_partitions_that_have_changed(logs, clock, monkey
     assert checked() == (20, inspected)
 
 
-def test_the_first_look_comes_after_the_back_off(logs, clock):
-    filled(logs)
-    logs.cleaner.start()
-    clock.advance(14_000)
-    assert logs.cleaner.history() == []
-    clock.advance(1_000)
-    until(logs.cleaner.history)
-    (done,) = logs.cleaner.history()
-    assert (done.topic, done.result, done.round.removed.superseded > 20) == ("users", "ok", True)
-    assert str(done) == str(done.round)
-
-
 # ---------------------------------------------------------------- what it cleans
 
 
@@ -509,28 +497,20 @@ def test_no_call_waits_for_it(slow, verb):
     ]
 
 
-def test_a_pause_that_waits_gives_up(slow):
-    logs, _ = slow
+def test_appends_and_reads_go_on_beside_it_and_without_its_budget_it_ends(slow):
+    """A pause that waits for its end gives up in time."""
+    logs, topic = slow
+    values = newest(topic) | {b"k0": b"newer"}
+    began = time.monotonic()
+    topic.append(b"k0", b"newer")
+    assert newest(topic) == values
     with pytest.raises(BusyError):
         logs.cleaner.pause("users", 0, abort=False, timeout=0.02)
     assert [partition.pauses for partition in logs.cleaner.status().partitions] == [0]
-
-
-def test_appends_and_reads_go_on_beside_it(slow):
-    _, topic = slow
-    before = newest(topic)
-    began = time.monotonic()
-    topic.append(b"k0", b"newer")
-    assert newest(topic) == before | {b"k0": b"newer"}
-    assert time.monotonic() - began < 10
-
-
-def test_a_budget_that_is_lifted_lets_it_end(slow):
-    logs, topic = slow
-    before = newest(topic)
+    assert time.monotonic() - began < 10 and not logs.cleaner.history()
     logs.cleaner.set_budget(None)
     until(logs.cleaner.history)
-    assert logs.cleaner.history()[0].result == "ok" and newest(topic) == before
+    assert logs.cleaner.history()[0].result == "ok" and newest(topic) == values
 
 
 @pytest.mark.slow

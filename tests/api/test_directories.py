@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -298,28 +299,16 @@ def test_a_topic_that_is_created_in_another_directory_while_its_name_is_deleted_
 
 
 def test_other_topics_are_created_while_a_deletion_waits_for_a_cleaning(roots: list[str]) -> None:
-    outcomes: list[LastwordError | None] = []
-
-    def delete() -> None:
-        try:
-            logs.delete_topic("t")
-            outcomes.append(None)
-        except LastwordError as error:
-            outcomes.append(error)
-
-    with opened(roots) as logs:
+    with opened(roots) as logs, ThreadPoolExecutor(2) as pool:
         logs.create_topic("t")
         directory = logs.dirs.partitions("t")[0]
-        threads = [threading.Thread(target=delete) for _ in range(2)]
         with directory.claim("t", 0):
-            for thread in threads:
-                thread.start()
+            deletions = [pool.submit(logs.delete_topic, "t") for _ in range(2)]
             while directory._locks._wanted[TopicPartition("t", 0)] < 2:
                 time.sleep(0.001)
             assert logs.create_topic("other", segment_bytes="1MiB").config.segment_bytes == 1 << 20
-        for thread in threads:
-            thread.join()
-        assert sorted(type(error).__name__ for error in outcomes) == ["NoneType", "UnknownTopicError"]
+        errors = [deletion.exception() for deletion in deletions]
+        assert sorted(type(error).__name__ for error in errors) == ["NoneType", "UnknownTopicError"]
         assert list(logs.dirs.topics()) == ["other"]
 
 

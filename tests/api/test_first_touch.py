@@ -37,6 +37,7 @@ def directory(tmp_path_factory):
             for start in range(0, RECORDS, 1000):
                 cleaned.update({b"%d" % n: b"%d" % turn for n in range(start, start + 1000)})
         logs.clean("cleaned")
+        assert logs["cleaned"].get(b"7") == b"5"  # saves the key index
     return os.fspath(root)
 
 
@@ -48,6 +49,8 @@ CALLS = {
     "state of a cleaned topic": OPENED + "assert len(logs.state('cleaned')) == 20000",
     "state to append": OPENED.replace("argv[1]", "argv[1], 'a'") + "assert len(logs.state('users')) == 20000",
     "restore": OPENED + "assert logs.restore('users', to=sys.argv[2])[0].keys == 20000",
+    "get": OPENED
+    + "assert [logs['cleaned'].get(b'%d' % n) for n in range(20000, 19950, -1)] == [None] + [b'5'] * 49",
     "read": OPENED + "assert len(list(logs['users'].read())) == 20000",
 }
 

@@ -140,30 +140,6 @@ def test_from_the_end_on(reader, writer, clock):
     assert records.position == {0: 3}
 
 
-def test_through_rolls_and_cleanings(reader, writer, clock):
-    """The files of the log change; the records that the reader returns do not."""
-    topic = writer.topic("a")
-    rounds = [put(writer, *range(n, n + 12)) for n in range(0, 96, 12)]
-    for number in (3, 5, 7):
-        rounds.insert(number, lambda: writer.clean("a"))
-    clock.todo = rounds
-    records = reader.topic("a").read(follow=True, timeout=1)
-    assert [int(value) for _, value in seen(records)] == list(range(96))
-    assert len(topic.segments(0)) > 2
-    assert records.position[0] == writer.dirs.log("a", 0).log_end
-
-
-def test_what_was_cleaned_before_it_was_read_is_a_gap(reader, writer, clock):
-    def replace() -> None:
-        put(writer, *[7] * 30)()
-        writer.clean("a")
-
-    clock.todo = [replace]
-    records = reader.topic("a").read(follow=True, timeout=1, partition=0)
-    assert [int(value) for _, value in seen(records)][-1] == 7
-    assert records.position == {0: 30}
-
-
 def test_keys_are_looked_for(reader, writer, clock):
     clock.todo = [put(writer, 1, 2, 3), put(writer, 4), put(writer, 2)]
     records = reader.topic("a").read(follow=True, timeout=1, keys=[b"k2"])

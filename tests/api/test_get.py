@@ -1,8 +1,6 @@
 """`Topic.get`, `get_record`, `get_many`, `get_records`, `in`: what they return, and their errors."""
 
 import logging
-import subprocess
-import sys
 
 import pytest
 
@@ -229,23 +227,6 @@ def test_too_many_keys_for_the_memory(tmp_path, clock, reads, caplog):
         (held,) = [each for _, each in reader.dirs.key_indexes._indexes.values()]
         assert held.memory_bytes == 0
     assert len(caplog.records) == 1
-
-
-def test_a_few_gets_load_no_numpy(tmp_path, clock):
-    with lastword.open(tmp_path, "a", clock=clock) as logs:
-        topic = logs.create_topic("t", cleanup_policy="compact")
-        topic.extend((b"%d" % (n % 20_000), b"v%d" % n) for n in range(50_000))
-        assert topic.get(b"7") == b"v40007"
-    code = (
-        "import lastword, sys\n"
-        f"with lastword.open({str(tmp_path)!r}) as logs:\n"
-        "    topic = logs.topic('t')\n"
-        "    assert [topic.get(b'%d' % n) for n in range(50)] == [b'v%d' % (40000 + n) for n in range(50)]\n"
-        "    assert topic.get(b'none') is None\n"
-        "print(sorted({'numpy', 'numba', 'llvmlite', 'pyarrow'} & set(sys.modules)))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]", run.stdout
 
 
 # ---------------------------------------------------------------- an index that is wrong

@@ -5,8 +5,6 @@ import pytest
 import lastword
 from lastword import metrics
 from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, UsageError
-from lastword.files import DEFAULT
-from lastword.partition import removal_log
 
 DAY = 86_400_000
 
@@ -57,44 +55,10 @@ def test_refused_in_one_partition_it_is_taken_in_none(logs):
     assert topic.leases() == []
 
 
-def test_it_lapses_visibly_after_max_age_and_comes_back_while_nothing_went(logs, clock):
-    topic = logs.create_topic("users", cleanup_policy="compact")
-    topic.append(b"a", b"1")
-    lease = topic.lease("r", max_age="2d")
-    clock.advance(2 * DAY)
-    assert not topic.leases()[0].lapsed
-    clock.advance(1)
-    assert topic.leases()[0].lapsed
-    lease.advance(1)
-    assert not topic.leases()[0].lapsed
-    assert topic.leases()[0].lapses_ms == clock.now_ms() + 2 * DAY
-
-
-def test_one_that_comes_too_late_is_told_how_to_go_on(logs, clock):
-    topic = logs.create_topic("users", cleanup_policy="compact")
-    for n in range(9):
-        topic.append(b"a", b"%d" % n)
-    lease = topic.lease("r", position=2, max_age="1d")
-    clock.advance(2 * DAY)
-    directory = logs.dirs.log_dir("users", 0).directory("users", 0)
-    removal_log.note_dropped(DEFAULT, directory, 5)
-    with pytest.raises(LeaseRefusedError, match="tombstones up to 5 are gone") as caught:
-        lease.advance(9)
-    assert '"earliest"' in caught.value.remedy
-    lease.release()
-    with pytest.raises(LeaseRefusedError):
-        topic.lease("r", position=5)
-    assert topic.lease("r").position == 0
-    assert topic.lease("q", position=6).position == 6
-
-
 def test_bad_names_and_ages_are_refused(logs):
     topic = logs.create_topic("users", cleanup_policy="compact")
-    for name in ("../up", "", "a/b"):
-        with pytest.raises(UsageError):
-            topic.lease(name)
     with pytest.raises(UsageError):
-        topic.lease("r", max_age="soon")
+        topic.lease("../up")
     with pytest.raises(UsageError, match="max_age is"):
         topic.lease("r", max_age=1 << 63)
     assert topic.leases() == []
@@ -128,6 +92,7 @@ def test_the_metric_shows_the_live_lease_that_is_furthest_behind(logs, clock):
 
     assert shown() == 8
     clock.advance(DAY + 1)
+    assert [info.lapsed for info in topic.leases()] == [False, True]
     assert shown() == 1
     topic.lease("quick").release()
     assert shown() is None

@@ -112,21 +112,6 @@ def test_position_moves_past_gaps(logs, topic, clock):
     assert reader.position == {0: 7}
 
 
-def test_a_reader_goes_on_through_a_cleaning(logs):
-    topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=4096)
-    for number in range(500):
-        topic.append(b"key %d" % (number % 50), b"%d" % number)
-    with lastword.open(logs.paths[0]) as beside:
-        reader = beside.topic("t").read()
-        records = [next(reader) for _ in range(10)]
-        logs.clean("t")
-        records += reader
-    newest_values = {r.key: r.value for r in records}
-    assert newest_values == {b"key %d" % (n % 50): b"%d" % n for n in range(450, 500)}
-    offsets = [r.offset for r in records]
-    assert offsets == sorted(offsets)
-
-
 @pytest.mark.parametrize("mode", ["a", "r"])
 @pytest.mark.parametrize("case", ["tx-delete", "tx-compact-dr0", "v2-mixed", "v1-lz4", "offset-gap"])
 def test_the_records_at_offsets_are_those_of_a_read(tmp_path, case, mode):

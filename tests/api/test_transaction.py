@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from itertools import count
 from typing import Any
@@ -466,20 +467,16 @@ def test_what_cannot_be_taken_back_is_not_committed_by_the_next_one(tmp_path, mo
 
 def test_a_deletion_and_a_move_wait_for_a_transaction(tmp_path):
     places = [tmp_path / "a", tmp_path / "b"]
-    with lastword.open(places, "a", **QUIET) as logs:
+    with lastword.open(places, "a", **QUIET) as logs, ThreadPoolExecutor(2) as pool:
         for name in ("moved", "deleted"):
             logs.create_topic(name, **JSON)
         log_dir = logs.dirs.log_dir("moved", 0)
         (other,) = (str(place) for place in places if str(place) != log_dir.path)
-        calls = (lambda: logs.move("moved", 0, other), lambda: logs.delete_topic("deleted"))
-        threads = [threading.Thread(target=call) for call in calls]
         with logs.dirs.commits:
-            for thread in threads:
-                thread.start()
-                thread.join(0.05)
-            assert all(thread.is_alive() for thread in threads)
-        for thread in threads:
-            thread.join()
+            calls = pool.submit(logs.move, "moved", 0, other), pool.submit(logs.delete_topic, "deleted")
+            assert not wait(calls, 0.1).done
+        for call in calls:
+            call.result()
         assert logs.dirs.log_dir("moved", 0).path == other and "deleted" not in logs
 
 

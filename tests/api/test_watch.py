@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,22 +126,6 @@ def test_a_deletion_between_both_parts_is_shown(logs, writer, clock, leased, mon
     fill(writer, range(20))
     clean(writer, clock)
     assert b"a" not in {record.key for record in topic.read()}, "closed, it holds no tombstone"
-
-
-def test_a_key_filter_sees_its_keys_alone(logs, writer, clock):
-    topic = writer[TOPIC]
-    topic.extend([(b"a", b"1"), (b"b", b"2")], partition=1)
-    clock.todo = [
-        lambda: topic.extend([(b"a", b"3"), (b"b", b"4"), (b"c", b"5")], partition=1),
-        lambda: topic.delete(b"b", partition=1),
-    ]
-    with logs[TOPIC].watch([b"b", b"new"], start="newest", timeout=1) as changes:
-        assert [(record.key, record.value) for record in changes] == [
-            (b"b", b"2"),
-            (b"b", b"4"),
-            (b"b", None),
-        ]
-        assert changes.position == {0: 0, 1: 6}
 
 
 def test_an_open_transaction_holds_it_up_and_an_aborted_one_is_not_shown(logs, writer, clock):
@@ -392,42 +374,6 @@ def test_in_a_bucket():
             topic.delete(b"a", partition=0)
             assert next(changes).is_tombstone
         assert topic.leases() == []
-
-
-_OTHER = """
-import sys, lastword
-with lastword.open(sys.argv[1], "a", log_cleaner_enable=False) as logs:
-    topic = logs["users"]
-    topic.set_config(segment_bytes=2000, delete_retention_ms=0)
-    for n in range(600):
-        key = b"k%d" % (n * n % 31)
-        topic.append(key, None if n % 5 == 0 else b"%d" % n)
-        if n % 150 == 149:
-            logs.clean("users")
-    topic.append(b"end", b"")
-"""
-
-
-def test_beside_a_writer_and_cleaner_in_another_process(tmp_path):
-    with lastword.open(tmp_path, "a", files=UNSYNCED) as logs:
-        logs.create_topic("users", cleanup_policy="compact", partitions=2)
-    with lastword.open(tmp_path) as logs:
-        held: dict[bytes, bytes] = {}
-        deleted, at = set(), {0: -1, 1: -1}
-        with logs["users"].watch(start="newest", timeout=20) as changes:
-            process = subprocess.Popen([sys.executable, "-c", _OTHER, str(tmp_path)])
-            for record in changes:
-                assert record.offset > at[record.partition]
-                at[record.partition] = record.offset
-                apply(held, [record])
-                deleted |= {record.key} if record.is_tombstone else set()
-                if record.key == b"end":
-                    changes.close()
-            assert process.wait(30) == 0
-        with logs["users"].watch(start=changes.position, timeout=0) as rest:
-            apply(held, rest)
-        assert deleted
-        assert held == {record.key: record.value for record in logs["users"].newest()}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -110,7 +110,6 @@ def commit(root: Path, manifest: CommitManifest, files: Files = DEFAULT, patienc
         files,
         lambda: LogDirectory.open(str(root), "a", files, clock),
         patience_seconds=patience,
-        now_ms=clock.now_ms,
     )
 
 
@@ -245,15 +244,6 @@ def test_a_commit_looks_the_settings_of_a_topic_up_once_for_all_its_partitions(
     assert lookups(2) == lookups(20) == 1
 
 
-def test_a_manifest_that_is_none_is_refused(root: Path) -> None:
-    (root / "lastword.inbox-00000000000000000001-j").write_bytes(b"00000000 {}")
-    with open_to_append(str(root)):
-        pass
-    assert "no commit" in (root / "lastword.refused-00000000000000000001-j").read_text()
-    with pytest.raises(CorruptFileError):
-        CommitManifest.decoded(b"zz", "f")
-
-
 def test_a_damaged_memory_of_writers_stops_commits_with_names(root: Path) -> None:
     commit(root, CommitManifest("j", stage(root, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
     (root / "lastword.writers").write_text("{")
@@ -295,6 +285,10 @@ def test_a_snapshot_gets_its_name_when_its_log_is_durable(root: Path, commits: i
     assert steps.index(("fsync_dir", "t-0")) > named
 
 
+def is_append(call: Call) -> bool:
+    return call.name == "append" and call.path.endswith(".log")
+
+
 ON_THREADS = pytest.mark.parametrize("much_bytes", [0, 16 << 20], ids=["on threads", "one by one"])
 
 
@@ -305,17 +299,12 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
     monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
     monkeypatch.setattr(apply, "PARALLEL_PARTITION_BYTES", 0)
 
-    def full(call: Call) -> LastwordError | None:
-        is_append = call.name == "append" and call.path.endswith(".log")
-        return DiskFullError("full") if full.on and is_append else None  # type: ignore[attr-defined]
-
-    full.on = True  # type: ignore[attr-defined]
-    files = RecordingFiles(OsFiles(), fail=full)
+    files = RecordingFiles(OsFiles(), fail=lambda call: DiskFullError("full") if is_append(call) else None)
     manifest = CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b"]}), sync=True)
     leave(root, manifest)
     open_to_append(str(root), files, ManualClock(NOW_MS)).close()
     assert pending(DEFAULT, str(root))
-    full.on = False  # type: ignore[attr-defined]
+    files.fail = None
     open_to_append(str(root), files, ManualClock(NOW_MS)).close()
     assert values(root) == {0: ["a"], 1: ["b"]}
 
@@ -476,16 +465,13 @@ def test_a_driver_is_told_that_the_drive_is_full(root: Path) -> None:
 
     tries = itertools.count()
 
-    def full(call: object) -> LastwordError | None:
-        if "append" not in str(call) or ".log" not in str(call):
-            return None
-        assert next(tries) < 20, "it tries for ever"
-        return DiskFullError("no room")
+    def full(call: Call) -> LastwordError | None:
+        assert not is_append(call) or next(tries) < 20, "it tries for ever"
+        return DiskFullError("no room") if is_append(call) else None
 
     with pytest.raises(DiskFullError, match="no room; commit j was begun, and is completed when"):
         commit(root, manifest, RecordingFiles(OsFiles(), fail=full))
-    with open_to_append(str(root)):
-        pass
+    open_to_append(str(root)).close()
     assert values(root)[0] == ["a"]
 
 
@@ -500,8 +486,7 @@ def test_a_log_that_cannot_be_closed_has_its_batches_only_once(root: Path) -> No
     with pytest.raises(DiskFullError, match="no room; commit j was begun, and is completed when"):
         commit(root, manifest, RecordingFiles(OsFiles(), fail=full))
     assert not (root / names.CLEAN_SHUTDOWN).exists()
-    with open_to_append(str(root)):
-        pass
+    open_to_append(str(root)).close()
     assert values(root) == {0: ["a"], 1: ["b", "c"]} and leftovers(root) == []
 
 
@@ -611,14 +596,23 @@ def test_an_old_mark_counts_while_its_manifest_is_there(root: Path) -> None:
     assert not list(root.glob("lastword.committed-*"))
 
 
-@pytest.mark.parametrize("version", [2, 4])
-def test_a_manifest_of_another_version_is_refused(root: Path, version: int) -> None:
-    body = b'{"format":%d,"job":"j","files":[]}' % version
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"format":2,"job":"j","files":[]}', "another version"),
+        (b'{"format":4,"job":"j","files":[]}', "another version"),
+        (b"zz", "no commit"),
+        (b"{}", "no commit"),
+    ],
+)
+def test_a_manifest_that_is_none_or_of_another_version_is_refused(root: Path, body: bytes, why: str) -> None:
     manifest = b"%08x %s\n" % (zlib.crc32(body), body)
     (root / f"lastword.inbox-{NOW_MS:020d}-j").write_bytes(manifest)
     open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
     (refused,) = root.glob("lastword.refused-*")
-    assert "another version" in refused.read_text() and values(root) == {0: [], 1: []}
+    assert why in refused.read_text() and values(root) == {0: [], 1: []}
+    with pytest.raises(CorruptFileError, match="its checksum differs"):
+        CommitManifest.decoded(manifest.replace(b" ", b"0 "), "f")
 
 
 @WAYS
@@ -660,9 +654,8 @@ def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> No
     DEFAULT.write_atomic(root / f"lastword.inbox-{1:020d}-j", CommitManifest("j", files, sync=True).encoded())
     room = itertools.count()
 
-    def full(call: object) -> LastwordError | None:
-        grows = "append" in str(call) and ".log" in str(call)
-        return DiskFullError("full") if grows and next(room) >= 3 else None
+    def full(call: Call) -> LastwordError | None:
+        return DiskFullError("full") if is_append(call) and next(room) >= 3 else None
 
     monkeypatch.setattr(staged_batches, "BLOCK_BYTES", 20)
     open_to_append(str(root), RecordingFiles(OsFiles(), fail=full), ManualClock(NOW_MS)).close()

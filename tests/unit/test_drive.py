@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +14,7 @@ import pytest
 from lastword.errors import LockLostError
 from lastword.files import OsFiles, Steps, drive, interface, run_together, system
 from lastword.files.lock import FileLock
+from tests.support.threads import together
 
 
 class Kernel:
@@ -129,9 +129,7 @@ def test_syncs_in_the_block_do_no_work_of_their_own(kernel: Kernel, files: OsFil
         assert kernel.calls == {"syncfs": 1} and not handle.unsynced
         # Other threads may rely on changes that others made meanwhile.
         for sync in (handle.fsync, partial(files.fsync_dir, root / "b")):
-            thread = threading.Thread(target=sync)
-            thread.start()
-            thread.join()
+            together(sync)
         assert kernel.calls == {"syncfs": 1, "fdatasync": 1, "fsync": 1}
     handle.fsync()
     files.fsync_dir(root / "b")

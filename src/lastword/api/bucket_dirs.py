@@ -498,27 +498,21 @@ def in_private(
         ledgers: The garbage indexes that this process keeps between transactions.
         kept: The log directory that stays open between transactions.
     """
-    failures: list[PartialFailure] = []
     of_copy: CopyLedgers | None = None
 
-    def run(files: BucketFiles) -> T | None:
+    def run(files: BucketFiles) -> tuple[T | None, PartialFailure | None]:
         nonlocal of_copy
-        failures.clear()
         of_copy = None if ledgers is None else ledgers.of(files)
-        try:
-            return _run(files, load, clock, work, of_copy, kept)
-        except _Partly as partly:
-            failures.append(partly.failure)
-            return None
+        return _run(files, load, clock, work, of_copy, kept)
 
     def committed(changes: Changes) -> None:
         if of_copy is not None:
             of_copy.committed(changes)
 
     copy = None if kept is None else kept.copy
-    result = bucket.transaction(run, uploads=uploads, committed=committed, kept=copy)
-    if failures:
-        raise failures[0]
+    result, failure = bucket.transaction(run, uploads=uploads, committed=committed, kept=copy)
+    if failure is not None:
+        raise failure
     return cast("T", result)  # None only after a failure
 
 
@@ -529,8 +523,10 @@ def _run(
     work: Callable[[OpenDirs], T],
     ledgers: CopyLedgers | None,
     kept: KeptDirs | None,
-) -> T:
+) -> tuple[T | None, PartialFailure | None]:
     """Run `work` on a log directory in `files`, and leave the files as after a clean stop.
+
+    Returns its result, or the error with which it failed in part.
 
     The active segments are rolled: a stored segment never grows, and the next transaction appends to an
     empty one.
@@ -541,6 +537,7 @@ def _run(
         directory.ledgers.kept = ledgers
         dirs = _PrivateDirs(LogDirSet([directory], {}), "a", files, clock)
     [directory] = dirs.directories
+    result: T | None = None
     failure: PartialFailure | None = None
     try:
         try:
@@ -556,9 +553,7 @@ def _run(
         kept.keep(files, dirs)
     else:
         dirs.close()
-    if failure is not None:
-        raise _Partly(failure)
-    return result
+    return result, failure
 
 
 def _abandon(dirs: OpenDirs) -> None:
@@ -596,14 +591,6 @@ class KeptDirs:
         if self._dirs is not None:
             _abandon(self._dirs)
         self._files = self._dirs = None
-
-
-class _Partly(Exception):
-    """A transaction failed in part: its work is committed."""
-
-    def __init__(self, failure: PartialFailure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 @dataclass(slots=True, eq=False)

@@ -188,12 +188,9 @@ def _short_of_room(
 
     There is enough for the largest output and for a new active segment of each partition.
     """
-    by_dir: dict[LogDirectory, list[tuple[str, int]]] = {}
-    for tp in chosen:
-        if sizes[tp]:  # else it is empty, or cannot be opened
-            by_dir.setdefault(dirs.log_dir(*tp), []).append(tp)
-    short = []
-    for log_dir, partitions in by_dir.items():
+    short: list[tuple[str, int]] = []
+    with_bytes = [tp for tp in chosen if sizes[tp]]  # the others are empty, or cannot be opened
+    for log_dir, partitions in _by_directory(dirs, with_bytes).items():
         largest = max(min(sizes[tp], dirs.config(tp[0]).segment_bytes) for tp in partitions)
         if log_dir.files.free_bytes(log_dir.path) < largest + ROLL_BYTES * len(partitions):
             short += partitions

@@ -237,7 +237,10 @@ class Contents:
     def _restore_once(self, progress: ProgressLike | None, snapshot: SnapshotFile | None) -> None:
         self._topic_id = self._id_of_now()  # before the views: an older id only restores once more
         ranges = {range_.partition: range_ for range_ in self._ranges_of(self._dirs.views(self.topic))}
-        removals = {number: self._removals_of(range_.view) for number, range_ in ranges.items()}
+        removals = {
+            number: removal_log.load(range_.view.files, range_.view.directory)
+            for number, range_ in ranges.items()
+        }
         for number, range_ in ranges.items():
             if removals[number].cut_count:  # list the files after the note was read: a cut may be in between
                 range_.renew()
@@ -290,9 +293,6 @@ class Contents:
         """Return the id of the topic, or None. It lists nothing again."""
         log_dirs = self._dirs.dir_set.log_dirs(self.topic)
         return next((log_dir.topic_id(self.topic) for log_dir in log_dirs.values()), None)
-
-    def _removals_of(self, view: PartitionView) -> RemovalLog:
-        return removal_log.load(view.files, view.directory)
 
     def _load(self, snapshot: SnapshotFile, ranges: dict[int, Range]) -> dict[int, _LoadStats]:
         """Put the values of a snapshot into the mapping, and return the statistics of each partition.
@@ -374,16 +374,14 @@ class Contents:
 
     def _put_all(self, values: Mapping[bytes, bytes | None]) -> None:
         for key, value in values.items():
-            self._put(self.data, key, value)
+            self._put(key, value)
 
-    def _put(self, data: dict[bytes, bytes], key: bytes, value: bytes | None) -> None:
-        old = data.get(key)
+    def _put(self, key: bytes, value: bytes | None) -> None:
+        old = self.data.pop(key, None) if value is None else self.data.get(key)
         if old is not None:
             self._bytes -= len(key) + len(old)
-        if value is None:
-            data.pop(key, None)
-        else:
-            data[key] = value
+        if value is not None:
+            self.data[key] = value
             self._bytes += len(key) + len(value)
 
     def refresh(self) -> int:
@@ -518,15 +516,14 @@ class Contents:
             assert record.key is not None
             tail.values[record.key] = record.value
             if self.ttl_ms >= 0:
-                at = expires_at(record.timestamp, record.headers, self.ttl_ms)
-                tail.expiry[record.key] = at, own_ttl(record.headers)
+                tail.expiry[record.key] = self._expiry_of(record.value, record.timestamp, record.headers)
         return tail
 
     def _take(self, tail: _Tail) -> None:
         """Put the records of a partition into the mapping."""
         self._put_all(tail.values)
-        for key, (at, own_ms) in tail.expiry.items():
-            self._expires(key, *((NEVER, None) if tail.values[key] is None else (at, own_ms)))
+        for key, expiry in tail.expiry.items():
+            self._expires(key, *expiry)
         self._check_size(self._bytes)
         self._reached[tail.partition] = tail.reached
 
@@ -573,7 +570,7 @@ class Contents:
             alone = not self._logs or sum(after.values()) - sum(before.values()) == len(written)
             if alone and all(self._reached[number].end == end for number, end in before.items()):
                 for key, value in written:
-                    self._put(self.data, key, value)
+                    self._put(key, value)
                     self._note_written(key, value, headers)
                 for number, end in after.items():
                     self._reached[number].end = end
@@ -629,7 +626,7 @@ class Contents:
         if number >= 0 and (reached is None or reached.end + 1 != end):
             self._changed.add(number)
             return
-        self._put(self.data, key, value)
+        self._put(key, value)
         self._note_written(key, value, headers)
         if reached is not None:
             reached.end = end
@@ -641,8 +638,7 @@ class Contents:
 
     def _note_written(self, key: bytes, value: bytes | None, headers: tuple[Header, ...]) -> None:
         if self.ttl_ms >= 0:
-            at = NEVER if value is None else expires_at(self._dirs.clock.now_ms(), headers, self.ttl_ms)
-            self._expires(key, at, None if value is None else own_ttl(headers))
+            self._expires(key, *self._expiry_of(value, self._dirs.clock.now_ms(), headers))
 
     def sync(self) -> None:
         """Sync: changes acknowledged with "os" survive a power cut when the call returns.
@@ -708,10 +704,15 @@ class Contents:
             return
         for record in newest(Range(view.held(start), start, end), tombstones=True, map_bytes=self._map_bytes):
             assert record.key is not None
-            at = expires_at(record.timestamp, record.headers, self.ttl_ms)
-            self._expires(
-                record.key, *((NEVER, None) if record.value is None else (at, own_ttl(record.headers)))
-            )
+            self._expires(record.key, *self._expiry_of(record.value, record.timestamp, record.headers))
+
+    def _expiry_of(
+        self, value: bytes | None, timestamp: int, headers: tuple[Header, ...]
+    ) -> tuple[int, int | None]:
+        """Return the time at which a value expires, and its own time to live; a deletion never expires."""
+        if value is None:
+            return NEVER, None
+        return expires_at(timestamp, headers, self.ttl_ms), own_ttl(headers)
 
     def _expires(self, key: bytes, at: int, own_ms: int | None) -> None:
         if own_ms is None:
@@ -732,7 +733,7 @@ class Contents:
                 if self._expiry.get(key) == at:
                     del self._expiry[key]
                     self._own_ttl_ms.pop(key, None)
-                    self._put(self.data, key, None)
+                    self._put(key, None)
 
     def remaining_ms(self, key: bytes) -> int | None:
         """Return the time until a value expires; None: never."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from lastword.config.setting import NO_POLICY
 from lastword.config.settings import UNKNOWN
 from lastword.errors import (
     CorruptFileError,
-    FileVanishedError,
     InconsistentTopicIdError,
     LastwordError,
     PartialFailure,
@@ -36,11 +35,9 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.copies import Brought, SourceLog
 from lastword.objects import is_url
 from lastword.parse import check_path
+from lastword.partition.reads import read_again
 from lastword.units import format_bytes
 from lastword.values import Meter, ProgressLike, Value, plural
-
-ATTEMPTS = 20
-"""How often a partition is copied again because a cleaning has replaced its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +178,6 @@ class CopyFailed(Exception):
     """A partition failed in a private copy: the round runs again without it."""
 
 
-@dataclass
-class _Round:
-    """The partitions that one round has copied, with what was done, and bytes that it may still copy."""
-
-    most_bytes: int | None
-    brought: dict[TopicPartition, tuple[SourceLog, Brought]] = field(default_factory=dict)
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more may be copied."""
-        return self.most_bytes is not None and self.most_bytes <= 0
-
-
 class Copying:
     """One call of `copy`. Another way to bring the files overrides `bring_all`, `bring` and `difference`.
 
@@ -286,36 +270,32 @@ class Copying:
         self, todo: Sequence[TopicPartition], dirs: OpenDirs
     ) -> dict[TopicPartition, tuple[SourceLog, Brought]]:
         """Copy partitions, into a bucket until the round has `most_commit_bytes`."""
-        round_ = _Round(self.most_bytes)
+        done: dict[TopicPartition, tuple[SourceLog, Brought]] = {}
+        left = self.most_bytes
         for tp in todo:
-            if round_.over:
+            if left is not None and left <= 0:
                 break
             try:
-                log, brought = self.bring(dirs, tp, round_.most_bytes)
+                log, brought = self.bring(dirs, tp, left)
             except LastwordError as error:
                 self.failed[tp] = error
                 if self.most_bytes is not None:  # in a bucket
                     raise CopyFailed from error
                 continue
-            round_.brought[tp] = log, brought
-            if round_.most_bytes is not None:
-                round_.most_bytes -= brought.copied_bytes
-        return round_.brought
+            done[tp] = log, brought
+            if left is not None:
+                left -= brought.copied_bytes
+        return done
 
     def bring(self, dirs: OpenDirs, tp: TopicPartition, most_bytes: int | None) -> tuple[SourceLog, Brought]:
         """Copy one partition; again with a new view if a cleaning has removed a file."""
-        for attempt in range(ATTEMPTS):
+
+        def bring() -> tuple[SourceLog, Brought]:
             first_dirty = self.source.first_dirty(*tp)
             log = SourceLog.of(self.source.checked_view(*tp), first_dirty)
-            try:
-                return log, copies.bring(
-                    log, dirs.log_dir(*tp), tp, most_bytes=most_bytes, on_bytes=self.count
-                )
-            except FileVanishedError:
-                if attempt == ATTEMPTS - 1:
-                    raise
-                self.source.refresh()
-        raise AssertionError
+            return log, copies.bring(log, dirs.log_dir(*tp), tp, most_bytes=most_bytes, on_bytes=self.count)
+
+        return read_again(bring, self.source.refresh)
 
     def count(self, size: int) -> None:
         """Report copied bytes; end the call if it is to stop."""
@@ -354,16 +334,13 @@ class Copying:
 
     def _verify(self, tp: TopicPartition) -> None:
         """Compare the segments of the source and the target; copy again if the source was cleaned since."""
-        for attempt in range(ATTEMPTS):
-            try:
-                differs = self.difference(tp)
-                break
-            except FileVanishedError:
-                if attempt == ATTEMPTS - 1:
-                    raise
-                self.source.refresh()
-                self.bring_all([tp])
-                self.target.refresh()
+
+        def bring_again() -> None:
+            self.source.refresh()
+            self.bring_all([tp])
+            self.target.refresh()
+
+        differs = read_again(partial(self.difference, tp), bring_again)
         if differs is not None:
             self.target.transaction(lambda dirs: _forget(dirs, tp))
             raise CorruptFileError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,36 +103,26 @@ def export_topic(
     delta_schema(form.schema)  # a package that is missing is named before the log is read
     source = Source(dirs, form, progress)
     began = dirs.clock.monotonic()
-    with store_at(place, storage_options, dirs.local_files) as store, _counted_failure(columns.topic):
-        result = export(
-            Table(store),
-            source.moment,
-            TableForm(
-                columns.topic,
-                form.schema,
-                layout,
-                dirs.settings.instance.lastword_space_target,
-                form.format_name,
-            ),
-            clock=dirs.clock,
-            dry_run=dry_run,
-            before_write=partial(_check_store, store, dirs),
-            checkpoint=partial(_checkpoint, store.url, storage_options or {}),
-            work=None if work is None else (lambda writing: work(writing, source.passed)),
-        )
+    space_target = dirs.settings.instance.lastword_space_target
+    with store_at(place, storage_options, dirs.local_files) as store:
+        try:
+            result = export(
+                Table(store),
+                source.moment,
+                TableForm(columns.topic, form.schema, layout, space_target, form.format_name),
+                clock=dirs.clock,
+                dry_run=dry_run,
+                before_write=partial(_check_store, store, dirs),
+                checkpoint=partial(_checkpoint, store.url, storage_options or {}),
+                work=None if work is None else (lambda writing: work(writing, source.passed)),
+            )
+        except LastwordError:
+            metrics.EXPORTS.add(1, columns.topic, "failed")
+            raise
     source.finish()
     if not dry_run:
         _count(result, dirs.clock.now_ms(), dirs.clock.monotonic() - began)
     return result
-
-
-@contextmanager
-def _counted_failure(topic: str) -> Iterator[None]:
-    try:
-        yield
-    except LastwordError:
-        metrics.EXPORTS.add(1, topic, "failed")
-        raise
 
 
 def _count(result: Exported, now_ms: int, seconds: float) -> None:

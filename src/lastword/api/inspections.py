@@ -338,11 +338,10 @@ def describe(
     topic: str,
     progress: ProgressLike | bool | None,
     *,
-    partition: int | None = None,
     quick: bool = False,
 ) -> list[PartitionInfo]:
-    """Count the partitions of a topic, or one of them. The first error is raised."""
-    rows = count_each(dirs, dirs.select(topic, partition), partition_info, progress, quick=quick)
+    """Count the partitions of a topic. The first error is raised."""
+    rows = count_each(dirs, dirs.select(topic, None), partition_info, progress, quick=quick)
     return [_raised(row) for _, row in rows]
 
 
@@ -490,8 +489,8 @@ class _Count:
 def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
     """Count each segment of a view."""
     short = scan.is_short(view, view.segments[0].base_offset if view.segments else 0, view.log_end)
-    with_index = quick or not short
-    known = _accounted(dirs, view) if with_index else None
+    statement = index_statement(dirs, view) if quick or not short else None
+    known = None if statement is None else _counts(view, *statement)
     if known is not None and (quick or all(count.exact for count in known)):
         with meter.part(view.segment_set.size):
             return known
@@ -505,12 +504,6 @@ def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bo
         _Count(count.records, count.dead_records, count.dead_bytes, count.tombstones, True)
         for count in counted
     ]
-
-
-def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
-    """Return the counts of the garbage index or its summary; None if neither fits the log."""
-    statement = index_statement(dirs, view)
-    return None if statement is None else _counts(view, *statement)
 
 
 def index_statement(dirs: OpenDirs, view: PartitionView) -> tuple[PartitionAccount, bool] | None:
@@ -652,8 +645,7 @@ def duplication(
     size = sum(
         segment.size for topics in views.values() for view in topics.values() for segment in view.segments
     )
-    most_passes = 2 if by == "segment" else 3
-    meter = Meter("duplication", progress, size * most_passes)
+    meter = Meter("duplication", progress, size * (2 if by == "segment" else 3))  # passes at most
     rows: list[Duplication] = []
     failed = list(errors)
     for name, of_topic in views.items():

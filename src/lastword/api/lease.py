@@ -122,8 +122,9 @@ class Lease(ProcessBound):
                 )
             return lease.position
 
-        dirs, numbers = self._dirs, self._dirs.partitions(self.topic)
-        return _one_or_all({n: dirs.at(self.topic, n, partial(position_of, n)) for n in numbers})
+        dirs = self._dirs
+        positions = {n: dirs.at(self.topic, n, partial(position_of, n)) for n in dirs.partitions(self.topic)}
+        return next(iter(positions.values())) if len(positions) == 1 else positions
 
     def advance(self, position: Position) -> None:
         """Move the lease to `position` and renew it. Durable when the call returns.
@@ -269,7 +270,3 @@ def _by_partition(dirs: OpenDirs, topic: str, position: Position) -> dict[int, i
             remedy=partitions_text(numbers),
         )
     return dict(position)
-
-
-def _one_or_all(positions: dict[int, int]) -> int | dict[int, int]:
-    return next(iter(positions.values())) if len(positions) == 1 else positions

@@ -249,14 +249,11 @@ def _directory(
     try:
         return opens(files, clock, load)
     except LogDirLockedError as error:
-        holder = next((dirs for dirs in writers() if _among(path, dirs.paths)), None)
+        real = os.path.realpath(path)
+        holder = next((dirs for dirs in writers() if real in map(os.path.realpath, dirs.paths)), None)
         if holder is not None and error.pid == os.getpid():
             raise LogDirLockedError.held_here(path, error.pid, holder, holder.opened_at) from None
         raise
-
-
-def _among(path: str, paths: Sequence[str]) -> bool:
-    return os.path.realpath(path) in {os.path.realpath(each) for each in paths}
 
 
 def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:

@@ -110,7 +110,7 @@ def ranges(
                     remedy = "partitions are ints: {int(number): offset for number, offset in saved.items()}"
                 raise UsageError(
                     f"{bound_name} names partition {unknown[0]!r}, "
-                    f"but the partitions are {_list(sorted(views))}",
+                    f"but the partitions are {', '.join(map(str, sorted(views)))}",
                     remedy=remedy,
                 )
     result = []
@@ -137,7 +137,6 @@ def _of(given: Bounds, partition: int, default: str) -> Any:
 def _offset(
     view: PartitionLog | PartitionView, log_end: int, stable: int, bound: Any, bound_name: str
 ) -> int:
-    name = f"{view.topic}-{view.partition}"
     if bound == "earliest":
         return view.log_start
     if bound == "latest":
@@ -157,15 +156,15 @@ def _offset(
         )
         raise UsageError(f"{bound_name}={bound!r} is not a position in a log", remedy=remedy)
     if offset < view.log_start:
-        why = read_note(view.files, view.directory, view.log_start)
-        raise OffsetOutOfRangeError.below(name, offset, view.log_start, why)
+        raise _below(view, offset)
     if offset > log_end:
-        raise OffsetOutOfRangeError.above(name, offset, log_end)
+        raise OffsetOutOfRangeError.above(f"{view.topic}-{view.partition}", offset, log_end)
     return offset
 
 
-def _list(partitions: list[int]) -> str:
-    return ", ".join(str(partition) for partition in partitions)
+def _below(view: PartitionLog | PartitionView, offset: int) -> OffsetOutOfRangeError:
+    why = read_note(view.files, view.directory, view.log_start)
+    return OffsetOutOfRangeError.below(f"{view.topic}-{view.partition}", offset, view.log_start, why)
 
 
 FOLLOW_REFRESH_MS = 250
@@ -208,8 +207,8 @@ class Follow:
         self._timeout = timeout
         self._committed = committed
         self.waits = True
+        self.is_stopped = False
         self._restarts = False
-        self._stopped = False
 
     @property
     def is_due(self) -> bool:
@@ -228,22 +227,17 @@ class Follow:
         """Start the timeout again, because a range had records."""
         self._restarts = True
 
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether `stop` was called."""
-        return self._stopped
-
     def stop(self) -> None:
         """End the iteration at its next step. May be called from any thread."""
-        self._stopped = True
+        self.is_stopped = True
 
     def __iter__(self) -> Iterator[Range]:
         quiet_since, polls_seconds = self._clock.monotonic(), deque[float](maxlen=COMPARED_POLLS)
-        while not self._stopped:
+        while not self.is_stopped:
             any_due, began = False, self._clock.monotonic()
             self._refresh()
             for partition, current in self._current_views.items():
-                if self._stopped:
+                if self.is_stopped:
                     return
                 due = self._due(partition, current)
                 if due is not None:
@@ -274,9 +268,7 @@ class Follow:
         view = current.get()
         start = self._position[partition]
         if view.log_start > start:
-            why = read_note(view.files, view.directory, view.log_start)
-            name = f"{view.topic}-{view.partition}"
-            raise OffsetOutOfRangeError.below(name, start, view.log_start, why)
+            raise _below(view, start)
         end = min(view.stable_offset, view.log_end) if self._committed else view.log_end
         return Range(view, start, end) if start < end else None
 
@@ -510,7 +502,7 @@ class Reader(ProcessBound, Closing, Iterator[Record[K, V]], Generic[K, V]):
 
     def _few(self, range_: Range) -> Iterator[Record[K, V]]:
         for raw in self._raw(range_):
-            record = self._record(range_.partition, raw)
+            record = decoded(raw, self._topic, range_.partition, self._key, self._value)
             self._position[range_.partition] = raw.offset + 1
             yield record
 
@@ -556,9 +548,6 @@ class Reader(ProcessBound, Closing, Iterator[Record[K, V]], Generic[K, V]):
             keys=self._keys,
             committed=self._committed,
         )
-
-    def _record(self, partition: int, raw: RawRecord) -> Record[K, V]:
-        return decoded(raw, self._topic, partition, self._key, self._value)
 
     # -------------------------------------------------------------- Arrow
 

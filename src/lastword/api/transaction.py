@@ -90,7 +90,6 @@ if TYPE_CHECKING:
     from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
-    from lastword.partition.producer_state import Producer
     from lastword.records.record import Header
 
 POSITIONS_TOPIC = "__lastword_positions"
@@ -539,7 +538,10 @@ class Committer:
         for tp, log in logs.items():
             log.config.check_takes_records(f"{tp[0]}-{tp[1]}")
         is_deciding, before = False, decisions.log_end
-        self._failure = self._interrupted()  # until the last marker is there
+        self._failure = BusyError(  # until the last marker is there: what is open is left to the next opening
+            f"{self._dirs.paths[0]}: an earlier transaction of this process was interrupted",
+            remedy="close the directory and open it to write again: that ends the transaction",
+        )
         try:
             with self._held(logs.values(), changes):
                 for tp, log in logs.items():
@@ -621,13 +623,6 @@ class Committer:
                 is_ended = False
         return is_ended
 
-    def _interrupted(self) -> LastwordError:
-        """Return the error of further transactions, if what is open is left to the next opening."""
-        return BusyError(
-            f"{self._dirs.paths[0]}: an earlier transaction of this process was interrupted",
-            remedy="close the directory and open it to write again: that ends the transaction",
-        )
-
     def _close(self) -> None:
         """Leave nothing for the next opening to do, if nothing is open."""
         with self._dirs.commits, suppress(LastwordError):
@@ -669,7 +664,8 @@ class Committer:
                 log = dirs.log(name, number)
                 producer = log.producer(producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    is_committed = _is_of(producer, epoch) and (name, number) in partitions
+                    is_decided = producer.epoch == epoch  # this transaction, and not the one before
+                    is_committed = is_decided and (name, number) in partitions
                     log.append_batch(_marker(dirs, producer_id, producer.epoch, commit=is_committed))
                 if producer is not None:
                     ended.append(log)
@@ -691,11 +687,6 @@ def _committer(dirs: OpenDirs) -> Committer:
             dirs.committer = Committer(dirs)
         committer: Committer = dirs.committer
         return committer
-
-
-def _is_of(producer: Producer, epoch: int) -> bool:
-    """Return whether the open transaction of a producer is the one that was decided last."""
-    return producer.epoch == epoch
 
 
 def _add_note(error: BaseException, note: str) -> None:

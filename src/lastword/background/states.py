@@ -26,7 +26,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from lastword.clock import Clock
 from lastword.errors import BusyError, UsageError
@@ -46,8 +46,8 @@ class PartitionState(Value):
 
     def after(self, event: Event) -> PartitionState:
         """Return the state after an event; UsageError if there is none."""
-        transition = _TABLE.get((self.kind, event))
-        if transition is None or (event == "resume" and self.pauses == 0):
+        kinds, transition = _TABLE[event]
+        if self.kind not in kinds or (event == "resume" and self.pauses == 0):
             held = f" with {self.pauses} pauses" if self.pauses else ""
             remedy = "logs.cleaner.status() lists the pauses" if event == "resume" else None
             raise UsageError(f"a partition that is {self.kind}{held} cannot {event}", remedy=remedy)
@@ -74,28 +74,19 @@ def _to(kind: Kind) -> Callable[[PartitionState], PartitionState]:
     return lambda state: PartitionState(kind, state.pauses)
 
 
-_TABLE: dict[tuple[Kind, Event], Callable[[PartitionState], PartitionState]] = {
-    ("idle", "begin"): _to("cleaning"),
-    ("cleaning", "end"): _settled,
-    ("aborted", "end"): _settled,
-    ("cleaning", "damage"): _to("quarantined"),
-    ("aborted", "damage"): _to("quarantined"),
-    ("idle", "find"): _to("quarantined"),
-    ("paused", "find"): _to("quarantined"),
-    ("idle", "pause"): _paused,
-    ("cleaning", "pause"): _paused,
-    ("aborted", "pause"): _paused,
-    ("paused", "pause"): _paused,
-    ("quarantined", "pause"): _paused,
-    ("cleaning", "abort"): _to("aborted"),
-    ("aborted", "abort"): _to("aborted"),
-    ("cleaning", "resume"): _resumed,
-    ("aborted", "resume"): _resumed,
-    ("paused", "resume"): _resumed,
-    ("quarantined", "resume"): _resumed,
-    ("quarantined", "retry"): _settled,
-}
 RUNNING: frozenset[Kind] = frozenset({"cleaning", "aborted"})
+_EACH: frozenset[Kind] = frozenset(get_args(Kind))
+_TABLE: dict[Event, tuple[frozenset[Kind], Callable[[PartitionState], PartitionState]]] = {
+    "begin": (frozenset({"idle"}), _to("cleaning")),
+    "end": (RUNNING, _settled),
+    "damage": (RUNNING, _to("quarantined")),
+    "find": (frozenset({"idle", "paused"}), _to("quarantined")),
+    "pause": (_EACH, _paused),
+    "abort": (RUNNING, _to("aborted")),
+    "resume": (_EACH, _resumed),  # if there is a pause
+    "retry": (frozenset({"quarantined"}), _settled),
+}
+"""From which states each event is legal, and the state after it."""
 
 
 class States:

@@ -18,7 +18,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -436,17 +436,10 @@ class DirectoryWork:
                 yield from self._expire(log_dir, inside, drive)
                 for tp, config in inside.items():
                     self._expire_values(tp, log_dir, config)
-            self._remove_deferred(by_directory)
             for log_dir in by_directory:
+                with suppress(LastwordError):  # a drive that fails raises where it is written
+                    log_dir.remove_deferred()
                 log_dir.expire_producers()
-
-    @staticmethod
-    def _remove_deferred(log_dirs: Iterable[LogDirectory]) -> None:
-        for log_dir in log_dirs:
-            try:
-                log_dir.remove_deferred()
-            except LastwordError:  # a drive that fails raises where it is written
-                continue
 
     def _expire_values(self, tp: TopicPartition, log_dir: LogDirectory, config: TopicConfig) -> None:
         """Append tombstones for values whose time to live has passed."""

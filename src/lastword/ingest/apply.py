@@ -35,7 +35,7 @@ from functools import cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
-from lastword.clock import Clock
+from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
 from lastword.errors import (
     BusyError,
@@ -493,9 +493,6 @@ def commit(
     open_log_dir: Callable[[], LogDirectory],
     *,
     patience_seconds: float,
-    sleep: Callable[[float], None] = time.sleep,
-    monotonic: Callable[[], float] = time.monotonic,
-    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> None:
     """Put the manifest into the inbox, and return when it is ingested, by this process or another.
 
@@ -505,21 +502,19 @@ def commit(
         files: The storage.
         open_log_dir: Opens the directory to append, or raises LogDirLockedError.
         patience_seconds: How long to wait for another process to ingest the manifest.
-        sleep: Waits between two checks of the inbox.
-        monotonic: The steady clock.
-        now_ms: The wall clock.
 
     Raises:
         BusyError: The holder of the lock did not ingest the manifest in time: it is a broker, or does not
             watch the inbox. The manifest was removed, and nothing was written.
         DataError: The commit was refused; its staged files are damaged, or a topic is gone.
     """
-    name = f"{next_number(files, root, now_ms()):020d}-{manifest.commit_id}"
+    clock = SystemClock()  # another process, which has its own, ingests the manifest
+    name = f"{next_number(files, root, clock.now_ms()):020d}-{manifest.commit_id}"
     waiting = os.path.join(root, names.INBOX + name)
     applying = os.path.join(root, names.APPLYING + name)
     refused = os.path.join(root, names.REFUSED + name)
     files.write_atomic(waiting, manifest.encoded())
-    deadline = monotonic() + patience_seconds
+    deadline = clock.monotonic() + patience_seconds
     while True:
         check_refusal(files, refused, manifest)
         if not files.exists(waiting) and not files.exists(applying):
@@ -531,14 +526,14 @@ def commit(
                 ingest_pending(directory, close_logs=True)
                 continue
         except LogDirLockedError as error:
-            late = monotonic() - deadline
+            late = clock.monotonic() - deadline
             if late > 0:
                 _stop_waiting(error, files, root, waiting, applying, late, patience_seconds)
         except LastwordError as error:
             if not _add_outcome(error, files, root, waiting, applying, manifest.commit_id):
                 continue  # this manifest is ingested: another one failed
             raise
-        sleep(0.05)
+        clock.sleep(0.05)
 
 
 def check_refusal(files: Files, refused: str, manifest: CommitManifest) -> None:

@@ -288,8 +288,10 @@ class StagedPath(NamedTuple):
 
     def check(self, files: Files) -> None:
         """Verify the size. CorruptFileError if the file is not as its writer left it."""
-        size_bytes = sum(run.size_bytes for run in self.runs)
-        if _size(files, self.path) not in (size_bytes, -1 if self.may_be_gone else None):
+        facts = files.stat(self.path)
+        if facts is None and self.may_be_gone:
+            return
+        if facts is None or facts.size != sum(run.size_bytes for run in self.runs):
             raise CorruptFileError(
                 f"{self.path} is not as its writer left it; nothing was appended",
                 remedy="run the job again",
@@ -372,8 +374,9 @@ def keep_alive(files: Files, root: str, commit_id: str, now_ms: int) -> None:
 
 def discard_all(files: Files, root: str, commit_id: str, partitions: Iterable[tuple[str, int]]) -> None:
     """Remove all staged files of a commit, which is complete, refused or aborted."""
-    for name in _shared_files(files, root, commit_id):
-        files.unlink(os.path.join(root, name), missing_ok=True)
+    for name in files.listdir(root):
+        if _commit_of(name) == commit_id:
+            files.unlink(os.path.join(root, name), missing_ok=True)
     for topic, partition in partitions:
         discard(files, os.path.join(root, names.partition_dir(topic, partition)), commit_id)
 
@@ -452,19 +455,10 @@ def _staged_paths(files: Files, root: str, commit_id: str) -> Iterator[str]:
                 yield path
 
 
-def _shared_files(files: Files, root: str, commit_id: str) -> list[str]:
-    return [name for name in files.listdir(root) if _commit_of(name) == commit_id]
-
-
 def _commit_of(name: str) -> str | None:
     """Return the commit id in the name of a shared file; None for another file."""
     rest = name.removeprefix(names.STAGED)
     return None if rest == name else rest.rsplit("-", 2)[0]
-
-
-def _size(files: Files, path: str) -> int:
-    facts = files.stat(path)
-    return -1 if facts is None else facts.size
 
 
 # ---------------------------------------------------------------- manifests and named writers
@@ -603,15 +597,13 @@ class InboxEntry(NamedTuple):
         return self.name.partition("-")[2]
 
 
-def entries(
-    files: Files, root: str, prefixes: Sequence[str] = (names.INBOX, names.APPLYING)
-) -> list[InboxEntry]:
+def entries(files: Files, root: str) -> list[InboxEntry]:
     """List the manifests of the root, in the order of their numbers."""
     listed = []
     for name in files.listdir(root):
         if name[: len(names.OURS)] != names.OURS:  # that of a partition
             continue
-        for prefix in prefixes:
+        for prefix in (names.INBOX, names.APPLYING):
             rest = name.removeprefix(prefix)
             number, dash, _ = rest.partition("-")
             if rest != name and dash and number.isdecimal() and not name.endswith(".tmp"):

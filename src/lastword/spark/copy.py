@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lastword.api.copying import (
-    ATTEMPTS,
     CopyFailed,
     Copying,
     CopyResult,
@@ -49,6 +48,8 @@ if TYPE_CHECKING:
     from lastword.logdir.copies import Brought, SourceFile, SourceLog
     from lastword.values import ProgressLike
 
+ATTEMPTS = 20
+"""How often a partition is copied again because a cleaning has replaced its files."""
 TASK_BYTES = 256 << 20
 """A task copies files of about this size, at least one."""
 
