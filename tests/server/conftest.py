@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from lastword.server import Server
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 
+Opened = Callable[..., lastword.LogDir]
+
 
 @pytest.fixture
 def clock() -> ManualClock:
@@ -18,8 +21,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Iterator[lastword.LogDir]:
-    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+def opened(tmp_path: Path) -> Opened:
+    """Open the log of a test. The tests in the folder `bucket` open one in a bucket."""
+    return partial(lastword.open, tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False)
+
+
+@pytest.fixture
+def logs(opened: Opened) -> Iterator[lastword.LogDir]:
+    with opened() as logs:
         yield logs
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +25,8 @@ from lastword.protocol.messages import (
 )
 from lastword.server import Server, consumer_group_state
 from lastword.server.assignors import ranges, uniform
-from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, offset_fetch
+from tests.server.conftest import Opened
 from tests.server.test_groups import Consumer
 from tests.server.writer import Writer
 from tests.support.exhaustive import stride
@@ -37,8 +36,8 @@ SESSION_MS, REBALANCE_MS = 45_000, 30_000
 
 
 @pytest.fixture
-def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
-    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock, log_cleaner_enable=False) as logs:
+def logs(opened: Opened, clock: ManualClock) -> Iterator[lastword.LogDir]:
+    with opened(clock=clock) as logs:
         logs.create_topic("users", 4, cleanup_policy="compact")
         logs.create_topic("events", 2, cleanup_policy="delete")
         yield logs

@@ -31,14 +31,15 @@ from lastword.server import Server, classic_groups
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, offset_delete
+from tests.server.conftest import Opened
 from tests.support.waiting import until
 
 SESSION_MS, REBALANCE_MS = 10_000, 60_000
 
 
 @pytest.fixture
-def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
-    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock) as logs:
+def logs(opened: Opened, clock: ManualClock) -> Iterator[lastword.LogDir]:
+    with opened(clock=clock) as logs:
         logs.create_topic("users", 3)
         yield logs
 

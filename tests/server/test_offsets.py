@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +22,8 @@ from lastword.server.classic_groups import ClassicGroup, ClassicMember
 from lastword.server.consumer_group_state import ConsumerGroup, ConsumerMember
 from lastword.server.group_leases import lease_name
 from lastword.server.group_store import Committed
-from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, offset_delete
+from tests.server.conftest import Opened
 from tests.server.test_groups import Consumer
 from tests.support.waiting import until
 
@@ -39,8 +38,8 @@ def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
-    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock, log_cleaner_enable=False) as logs:
+def logs(opened: Opened, clock: ManualClock) -> Iterator[lastword.LogDir]:
+    with opened(clock=clock) as logs:
         logs.create_topic("users", 3, cleanup_policy="compact", delete_retention_ms=0, segment_bytes="1KiB")
         yield logs
 

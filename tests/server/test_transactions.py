@@ -32,14 +32,15 @@ from lastword.server.transactions import TransactionCoordinator
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
 from tests.server.client import Client, batch, offset_delete, produce_request, served
+from tests.server.conftest import Opened
 from tests.server.test_groups import full_drive
 from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of
 from tests.support.waiting import until
 
 
 @pytest.fixture
-def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
-    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock) as logs:
+def logs(opened: Opened, clock: ManualClock) -> Iterator[lastword.LogDir]:
+    with opened(clock=clock) as logs:
         logs.create_topic("users", 2, cleanup_policy="delete")
         logs.create_topic("events", cleanup_policy="delete")
         yield logs

@@ -5,13 +5,14 @@ The modules here have the tests of those beside this folder. `make test` takes e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 import lastword
+from tests.server.conftest import Opened
 from tests.support.exhaustive import stride
 
 FOLDER = Path(__file__).parent
@@ -27,6 +28,22 @@ DIRECTORY_ONLY = {
     "test_a_fetch_goes_on_while_its_segment_is_replaced",
     "test_the_view_has_the_newest_record_of_each_key",
     "test_an_open_transaction_ends_the_view",
+    "test_a_full_drive_is_answered",
+    "test_a_plan_that_cannot_be_stored_is_made_again",
+    "test_a_sync_that_fails_is_answered",
+    "test_a_commit_waits_for_the_drive_if_the_settings_say_so",
+    "test_a_tombstone_stays_until_a_group_has_read_it",
+    "test_a_partition_never_has_two_owners",
+    "test_a_history_finds_a_planted_fault",
+    "test_a_decision_is_synced_before_its_first_marker",
+    "test_a_decision_whose_sync_failed_once_is_completed",
+    # The end of a transaction is one commit here.
+    "test_a_marker_that_cannot_be_appended_is_tried_again",
+    "test_a_partition_that_fails_costs_the_others_no_markers",
+    "test_markers_wait_for_appends_in_work",
+    # They serve the log twice, or read it before a commit.
+    "test_a_transactional_id_is_forgotten",
+    "test_of_two_transactions_the_later_offset_wins",
     # A commit is a segment, and an answer has not all of them.
     "test_limits_end_at_whole_batches",
     # They count the listings of a directory.
@@ -38,10 +55,9 @@ _numbers = count()
 
 
 @pytest.fixture
-def logs() -> Iterator[lastword.LogDir]:
+def opened() -> Opened:
     url = f"memory://served-{next(_numbers)}/log"
-    with lastword.open(url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=0) as logs:
-        yield logs
+    return partial(lastword.open, url, "a", log_cleaner_enable=False, lastword_commit_linger_ms=0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
