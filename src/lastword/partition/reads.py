@@ -88,39 +88,6 @@ class Readable(Protocol):
         """Take the segments of now."""
 
 
-class Reads:
-    """Read methods of an open log and of a view, which are `Readable`."""
-
-    damage: CorruptBatchError | None = None
-    """The error of a read that reaches the end of a log which must end elsewhere."""
-
-    def check_end(self) -> None:
-        """Raise `damage` if there is any: a plan or a figure over the whole log would miss records."""
-        if self.damage is not None:
-            raise self.damage
-
-    def chunks(
-        self: Readable,
-        start_offset: int,
-        end_offset: int | None = None,
-        *,
-        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-    ) -> Iterator[Chunk]:
-        """Yield chunks of [start, end) offsets; see `read_chunks`."""
-        return read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes)
-
-    def batches(
-        self: Readable, start_offset: int, end_offset: int | None = None
-    ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
-        """Yield batches of [start, end) offsets in plain Python; see `read_batches`."""
-        return read_batches(self, start_offset, end_offset)
-
-    def offset_at(self: Readable, timestamp: int) -> int | None:
-        """Return the offset of the first record not older than `timestamp` (ms), or None."""
-        record = record_at_time(self, timestamp)
-        return None if record is None else max(record.offset, self.log_start)
-
-
 def read_chunks(
     log: Readable,
     start_offset: int,
@@ -253,6 +220,26 @@ def read_batches(
                 raise
             log.refresh()
             _check_ends(log, offset, end, log_start)
+
+
+class Reads:
+    """Read methods of an open log and of a view, which are `Readable`."""
+
+    damage: CorruptBatchError | None = None
+    """The error of a read that reaches the end of a log which must end elsewhere."""
+
+    def check_end(self) -> None:
+        """Raise `damage` if there is any: a plan or a figure over the whole log would miss records."""
+        if self.damage is not None:
+            raise self.damage
+
+    chunks = read_chunks
+    batches = read_batches
+
+    def offset_at(self: Readable, timestamp: int) -> int | None:
+        """Return the offset of the first record not older than `timestamp` (ms), or None."""
+        record = record_at_time(self, timestamp)
+        return None if record is None else max(record.offset, self.log_start)
 
 
 def record_at_time(log: Readable, timestamp: int) -> RawRecord | None:

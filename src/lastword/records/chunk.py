@@ -405,7 +405,8 @@ class ChunkReader:
         left = self._end - self.position
         if self._have < 17:
             return self._have < left
-        size = self._first_size()
+        length = self._raw[LENGTH_AT:LEADER_EPOCH_AT].tobytes()
+        size = int.from_bytes(length, "big", signed=True) + OVERHEAD_BYTES
         if self._max_batch_bytes is not None and size > self._max_batch_bytes:
             self._raise(kernels.BAD_LENGTH)
         if size > left or size <= self._have:
@@ -414,12 +415,6 @@ class ChunkReader:
         larger[: self._have] = self._raw[: self._have]
         self._raw = larger
         return True
-
-    def _first_size(self) -> int:
-        return (
-            int.from_bytes(self._raw[LENGTH_AT:LEADER_EPOCH_AT].tobytes(), "big", signed=True)
-            + OVERHEAD_BYTES
-        )
 
     def _chunk(self, rows: int, first_offset: int) -> Chunk:
         table = self._table[:rows]
