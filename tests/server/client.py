@@ -156,8 +156,7 @@ def offset_commit(
     )
     named: dict[str, Any] = {"topic_id": fields.pop("topic_id")} if "topic_id" in fields else {"name": topic}
     topics = [kind.OffsetCommitRequestTopic(partitions=[given], **named)]
-    body: dict[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": ""} | fields
-    return kind(group_id=group, topics=topics, **body)
+    return kind(group_id=group, topics=topics, **fields)
 
 
 def offset_fetch(
@@ -190,22 +189,10 @@ def produce_request(
 
 def fetch_request(asked: list[tuple[str, int, int]], **fields: Any) -> Message:
     """`asked`: topic, partition, offset."""
-    partition_bytes = fields.pop("partition_max_bytes", 1 << 20)
-    epoch = fields.pop("current_leader_epoch", -1)
-    topics = [
-        FetchRequest.FetchTopic(
-            topic=topic,
-            partitions=[
-                FetchRequest.FetchPartition(
-                    partition=partition,
-                    current_leader_epoch=epoch,
-                    fetch_offset=offset,
-                    partition_max_bytes=partition_bytes,
-                )
-            ],
-        )
-        for topic, partition, offset in asked
-    ]
+    kind, names = FetchRequest, ("partition_max_bytes", "current_leader_epoch")
+    given = {"partition_max_bytes": 1 << 20} | {name: fields.pop(name) for name in names if name in fields}
+    parts = [(topic, kind.FetchPartition(partition=n, fetch_offset=at, **given)) for topic, n, at in asked]
+    topics = [kind.FetchTopic(topic=topic, partitions=[part]) for topic, part in parts]
     chosen: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 50 << 20, "topics": topics}
     return FetchRequest(**chosen | fields)
 
