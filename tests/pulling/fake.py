@@ -113,9 +113,7 @@ class FakeCluster:
         return MetadataResponse(brokers=brokers, cluster_id=self.cluster_id, controller_id=0, topics=topics)
 
     def on_DescribeConfigs(self, broker: FakeBroker, request: Request) -> Any:
-        result = DescribeConfigsResponse.DescribeConfigsResult(
-            resource_type=2, resource_name="users", configs=[]
-        )
+        result = DescribeConfigsResponse.DescribeConfigsResult(resource_type=2, resource_name="users")
         return DescribeConfigsResponse(results=[result])
 
     def on_ListOffsets(self, broker: FakeBroker, request: Request) -> Any:
@@ -123,7 +121,6 @@ class FakeCluster:
         partitions = [
             ListOffsetsResponse.ListOffsetsPartitionResponse(
                 partition_index=asked.partition_index,
-                timestamp=-1,
                 offset=self.start if asked.timestamp == -2 else self.end,
                 leader_epoch=-1 if request.version < 4 else 0,
             )

@@ -88,8 +88,7 @@ def test_a_retriable_error_is_repeated(fake: FakeCluster, copy: Path, code: int)
     fake.answers["Fetch"] = times(3, lambda request, body: fake.fetched(request, b"", error=code))
     assert pull(fake, copy).next_offset == 6
     assert len(fake.requests("Metadata")) >= 4
-    whole = times(2, lambda request, body: type(body)(error_code=code))
-    fake.answers["Fetch"] = whole
+    fake.answers["Fetch"] = times(2, lambda request, body: type(body)(error_code=code))  # of the whole
     assert pull(fake, copy.with_name("other")).next_offset == 6
 
 
@@ -305,8 +304,7 @@ def test_answers_that_end_in_a_batch(fake: FakeCluster, copy: Path, monkeypatch:
     size = len(fake.batches[0][2])
     for most in (size * 2 + 40, size + 1, size, size - 1, 20, 5):
         monkeypatch.setattr(leader, "PARTITION_BYTES", most)
-        to = copy / str(most)
-        to.parent.mkdir(exist_ok=True)
+        to = copy.with_name(str(most))
         assert pull(fake, to).next_offset == 6
         assert offsets(to) == list(range(6))
 
@@ -332,8 +330,7 @@ def test_wrong_batches_are_not_appended(fake: FakeCluster, copy: Path) -> None:
         "leader epoch": at_offset(good[2], 2, -1) + at_offset(good[2], 3, 5) + at_offset(good[2], 4, 1),
     }
     for number, (text, data) in enumerate(wrong.items()):
-        to = copy / str(number)
-        to.parent.mkdir(exist_ok=True)
+        to = copy.with_name(str(number))
         fake.answers["Fetch"] = lambda request, body, data=data: fake.fetched(  # type: ignore[misc]
             request,
             good[0] + good[1] + data if request.body.topics[0].partitions[0].fetch_offset < 2 else data,
@@ -373,8 +370,7 @@ def test_random_answers(fake: FakeCluster, copy: Path) -> None:
             return frame[: 8 + position] + bytes([frame[8 + position] ^ 0x41]) + frame[9 + position :]
 
         fake.answers["Fetch"] = times(1, changed)
-        to = copy / str(position)
-        to.parent.mkdir(exist_ok=True)
+        to = copy.with_name(str(position))
         try:
             pull(fake, to, client_config={"request.timeout.ms": 300})
         except lastword.errors.LastwordError:

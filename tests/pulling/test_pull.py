@@ -31,6 +31,7 @@ from lastword.pulling.cluster import BrokerConnection
 from lastword.pulling.positions import ClusterPositions, Key, Position, SavedPositions
 from lastword.records.batch import BatchBuilder
 from lastword.server import Server
+from tests.server.client import Client
 from tests.support.waiting import until
 from tests.transactions import end_transaction
 
@@ -477,13 +478,9 @@ def test_a_position_waits_until_its_records_are_synced(
 
 
 def commit(cluster: Server, group: str, topic: str, offsets: dict[int, int]) -> None:
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": group})
-    wanted = [
-        confluent_kafka.TopicPartition(topic, number, offset, f"text {offset}")
-        for number, offset in offsets.items()
-    ]
-    consumer.commit(offsets=wanted, asynchronous=False)
-    consumer.close()
+    with Client(cluster) as client:
+        for number, offset in offsets.items():
+            assert client.commit(offset, group, topic=topic, partition=number, text=f"text {offset}") == 0
 
 
 def positions(copy: Path) -> dict[tuple[str, str, int], int]:

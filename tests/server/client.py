@@ -95,21 +95,10 @@ class Client:
 
     # -------------------------------------------------------------- shortcuts
 
-    def produce(
-        self,
-        topic: str,
-        records: Any,
-        *,
-        acks: int = -1,
-        version: int = 12,
-        partition: int = 0,
-        transactional_id: str | None = None,
-    ) -> Any:
+    def produce(self, topic: str, records: Any, *, version: int = 12, **fields: Any) -> Any:
         """Return the answer for the partition."""
-        body = produce_request(
-            topic, records, acks=acks, partition=partition, transactional_id=transactional_id
-        )
-        if not acks:
+        body = produce_request(topic, records, **fields)
+        if not fields.get("acks", -1):
             self.send(body, version)
             return None
         return self.ask(body, version).responses[0].partition_responses[0]
@@ -121,9 +110,7 @@ class Client:
 
     def offset(self, topic: str, timestamp: int, *, isolation_level: int = 0, version: int = 9) -> Any:
         """Return the answer of ListOffsets for partition 0."""
-        asked = ListOffsetsRequest.ListOffsetsPartition(
-            partition_index=0, current_leader_epoch=-1, timestamp=timestamp
-        )
+        asked = ListOffsetsRequest.ListOffsetsPartition(timestamp=timestamp)
         body = ListOffsetsRequest(
             replica_id=-1,
             isolation_level=isolation_level,
@@ -156,7 +143,7 @@ def new_topic(name: str, partitions: int = 1, settings: Mapping[str, str] | None
         for key, value in (settings or {}).items()
     ]
     return CreateTopicsRequest.CreatableTopic(
-        name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=configs
+        name=name, num_partitions=partitions, replication_factor=1, configs=configs
     )
 
 
@@ -169,8 +156,7 @@ def offset_commit(
     )
     named: dict[str, Any] = {"topic_id": fields.pop("topic_id")} if "topic_id" in fields else {"name": topic}
     topics = [kind.OffsetCommitRequestTopic(partitions=[given], **named)]
-    body: dict[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": ""} | fields
-    return kind(group_id=group, topics=topics, **body)
+    return kind(group_id=group, topics=topics, **fields)
 
 
 def offset_fetch(
@@ -203,35 +189,12 @@ def produce_request(
 
 def fetch_request(asked: list[tuple[str, int, int]], **fields: Any) -> Message:
     """`asked`: topic, partition, offset."""
-    partition_bytes = fields.pop("partition_max_bytes", 1 << 20)
-    epoch = fields.pop("current_leader_epoch", -1)
-    topics = [
-        FetchRequest.FetchTopic(
-            topic=topic,
-            partitions=[
-                FetchRequest.FetchPartition(
-                    partition=partition,
-                    current_leader_epoch=epoch,
-                    fetch_offset=offset,
-                    last_fetched_epoch=-1,
-                    log_start_offset=-1,
-                    partition_max_bytes=partition_bytes,
-                )
-            ],
-        )
-        for topic, partition, offset in asked
-    ]
-    chosen: dict[str, Any] = {
-        "max_wait_ms": 0,
-        "min_bytes": 1,
-        "max_bytes": 50 << 20,
-        "isolation_level": 0,
-        "session_id": 0,
-        "session_epoch": -1,
-        "topics": topics,
-        "forgotten_topics_data": [],
-    }
-    return FetchRequest(**(chosen | fields))
+    kind, names = FetchRequest, ("partition_max_bytes", "current_leader_epoch")
+    given = {"partition_max_bytes": 1 << 20} | {name: fields.pop(name) for name in names if name in fields}
+    parts = [(topic, kind.FetchPartition(partition=n, fetch_offset=at, **given)) for topic, n, at in asked]
+    topics = [kind.FetchTopic(topic=topic, partitions=[part]) for topic, part in parts]
+    chosen: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 50 << 20, "topics": topics}
+    return FetchRequest(**chosen | fields)
 
 
 def headers(data: bytes) -> Iterator[BatchHeader]:

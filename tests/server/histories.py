@@ -29,13 +29,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import lastword
 from lastword.clock import SystemClock
 from lastword.protocol import codes
-from lastword.protocol.messages import EndTxnRequest
 from tests.server.client import Address, Client, headers
 from tests.server.writer import Writer, committed_records, offset_of
 
@@ -184,17 +184,9 @@ class Producing(threading.Thread):
         writer.sequences.clear()
 
     def _send_end(self, commit: bool) -> None:
-        writer = self._writer
-        body = EndTxnRequest(
-            transactional_id=writer.name,
-            producer_id=writer.producer_id,
-            producer_epoch=writer.epoch,
-            committed=commit,
-        )
-        try:
-            self._client.send(body, 5 if writer.version == 2 else 4)
-        except OSError:
-            return
+        with suppress(OSError):
+            version = 5 if self._writer.version == 2 else 4
+            self._client.send(self._writer.end_request(commit=commit), version)
 
     def _until_done(self, call: Callable[[], int]) -> None:
         end = time.monotonic() + 60

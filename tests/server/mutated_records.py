@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lastword.protocol import codes, encode_stored, java_hash, messages
-from tests.server.client import Client, batch
+from tests.server.client import Client, batch, offset_fetch
 
 GROUPS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
 FOUND, REFUSED, UNKNOWN = "found", "refused", "unknown"
@@ -59,7 +59,6 @@ def transactional(transactional_id: str) -> tuple[bytes, bytes]:
         producer_id=PRODUCER_ID,
         producer_epoch=3,
         transaction_timeout_ms=60_000,
-        transaction_status=0,
         transaction_partitions=None,
         transaction_last_update_timestamp_ms=1 << 41,
         transaction_start_timestamp_ms=-1,
@@ -157,10 +156,7 @@ def asked(client: Client, cases: list[Case]) -> dict[str, str]:
 
 
 def _offset(client: Client, group: str) -> str:
-    kind = messages.OffsetFetchRequest
-    wanted = kind.OffsetFetchRequestTopics(name="t", partition_indexes=[0])
-    body = kind(groups=[kind.OffsetFetchRequestGroup(group_id=group, topics=[wanted], member_epoch=-1)])
-    answer = _loaded(client, body, 9, lambda answer: answer.groups[0])
+    answer = _loaded(client, offset_fetch(group, topic="t"), 9, lambda answer: answer.groups[0])
     if answer.error_code:
         return _refusal(answer.error_code)
     offset = answer.topics[0].partitions[0].committed_offset
@@ -168,9 +164,7 @@ def _offset(client: Client, group: str) -> str:
 
 
 def _producer(client: Client, transactional_id: str) -> str:
-    body = messages.InitProducerIdRequest(
-        transactional_id=transactional_id, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1
-    )
+    body = messages.InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=1000)
     answer = _loaded(client, body, 4, lambda answer: answer)
     if answer.error_code:
         return _refusal(answer.error_code)

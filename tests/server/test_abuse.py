@@ -9,7 +9,6 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,10 @@ from lastword.records import produced
 from lastword.server import Server
 from lastword.server import memory as memory_module
 from lastword.server import server as server_module
-from lastword.testing.unsynced import UNSYNCED
 from lastword.wire import GZIP, UNCOMPRESSED
 from tests.protocol.random_messages import random_message
 from tests.server import hostile
-from tests.server.client import Client, batch, fetch_request
+from tests.server.client import Client, batch, fetch_request, served
 from tests.server.hostile import known
 from tests.support.exhaustive import stride
 from tests.support.waiting import until
@@ -113,15 +111,6 @@ def test_a_client_that_ends_while_its_fetch_waits_is_not_reported(
 # -------------------------------------------------------------- limits
 
 
-@contextlib.contextmanager
-def limited(tmp_path: Path, **settings: Any) -> Iterator[tuple[Server, lastword.LogDir]]:
-    with (
-        lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False, **settings) as logs,
-        lastword.serve(logs, "127.0.0.1:0") as server,
-    ):
-        yield server, logs
-
-
 def is_closed(sock: socket.socket, seconds: float = 5) -> bool:
     sock.settimeout(seconds)
     try:
@@ -133,15 +122,14 @@ def is_closed(sock: socket.socket, seconds: float = 5) -> bool:
 
 
 def test_a_connection_above_the_number_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with limited(tmp_path, max_connections=3) as (server, _), contextlib.ExitStack() as stack:
-        first, *others = [stack.enter_context(Client(server)) for _ in range(3)]
-        for client in (first, *others):
+    with served(tmp_path, max_connections=2) as (_, server, first), Client(server) as second:
+        for client in (first, second):
             assert client.ask(ApiVersionsRequest()).error_code == 0
         for _ in range(20):
             with connected(server) as sock:
                 assert is_closed(sock)
         assert [r.getMessage().partition(": ")[2] for r in caplog.records if r.levelname == "WARNING"] == [
-            "refused: 3 connections are open (max.connections)"
+            "refused: 2 connections are open (max.connections)"
         ]
         first.socket.close()
         time.sleep(0.05)
@@ -149,7 +137,7 @@ def test_a_connection_above_the_number_is_closed(tmp_path: Path, caplog: pytest.
 
 
 def test_an_idle_connection_is_closed_and_a_long_poll_is_not(tmp_path: Path) -> None:
-    with limited(tmp_path, connections_max_idle_ms=150) as (server, logs), Client(server) as client:
+    with served(tmp_path, connections_max_idle_ms=150) as (logs, server, client):
         logs.create_topic("users")
         with connected(server) as idle, connected(server) as half:
             half.sendall(struct.pack(">i", 1000) + b"half")
@@ -161,7 +149,7 @@ def test_an_idle_connection_is_closed_and_a_long_poll_is_not(tmp_path: Path) -> 
 
 
 def test_a_client_that_goes_during_a_long_poll_keeps_no_connection(tmp_path: Path) -> None:
-    with limited(tmp_path, connections_max_idle_ms=150) as (server, logs):
+    with served(tmp_path, connections_max_idle_ms=150) as (logs, server, _):
         logs.create_topic("users")
         for _ in range(3):
             with Client(server) as client:
@@ -174,7 +162,7 @@ def test_without_descriptors_nothing_is_accepted_for_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_module, "ACCEPT_PAUSE_SECONDS", 0.2)
-    with limited(tmp_path) as (server, _):
+    with served(tmp_path) as (_, server, _):
         calls = []
 
         class Listener:
@@ -198,7 +186,7 @@ def test_large_requests_share_the_memory(tmp_path: Path, monkeypatch: pytest.Mon
     and the slow clients are closed, so that the large request of another one is received."""
     monkeypatch.setattr(memory_module, "SLOW_SECONDS", 0.1)
     with (
-        limited(tmp_path, queued_max_request_bytes="1MiB") as (server, logs),
+        served(tmp_path, queued_max_request_bytes="1MiB") as (logs, server, client),
         contextlib.ExitStack() as stack,
     ):
         logs.create_topic("users")
@@ -215,9 +203,7 @@ def test_large_requests_share_the_memory(tmp_path: Path, monkeypatch: pytest.Mon
             time.sleep(0.002)
         assert server.memory.used > 1 << 20
         assert is_served(server)
-        with Client(server, timeout=30) as client:
-            large = batch((b"k", bytes(1_000_000)))
-            assert client.produce("users", large).error_code == 0
+        assert client.produce("users", batch((b"k", bytes(1_000_000)))).error_code == 0
         assert is_served(server)
         assert sum(is_closed(sock, 0.01) for sock in slow) >= 1
     assert server.memory.used == 0

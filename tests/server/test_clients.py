@@ -17,6 +17,7 @@ import pytest
 import lastword
 from lastword.errors import UsageError
 from lastword.server import Server
+from tests.server.client import Client
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 admin = pytest.importorskip("confluent_kafka.admin")
@@ -172,7 +173,8 @@ def test_transactions_of_aiokafka(server: Server) -> None:
     asyncio.run(write())
     found = read(server, "users", count=2, isolation_level="read_committed", group_id="readers")
     assert [message.value() for message in found] == [b"0", b"2"]
-    assert offset_of(server, "readers", "users") == 2
+    with Client(server) as client:
+        assert client.committed("readers").committed_offset == 2
 
 
 class _Proxy:
@@ -248,11 +250,3 @@ def test_a_record_behind_an_aborted_batch_whose_answer_was_lost(tmp_path: Path) 
             else:
                 done.append(b"%d" % len(done))
         assert done and [record.value for record in logs.topic("users").read()] == done
-
-
-def offset_of(server: Server, group: str, topic: str) -> int:
-    """Return the committed offset of partition 0."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": server.bootstrap_servers, "group.id": group})
-    (committed,) = consumer.committed([confluent_kafka.TopicPartition(topic, 0)], 10)
-    consumer.close()
-    return int(committed.offset)

@@ -28,7 +28,7 @@ from lastword.server.assignors import ranges, uniform
 from tests.server.client import Client, offset_fetch
 from tests.server.conftest import Opened
 from tests.server.test_groups import Consumer
-from tests.server.writer import Writer
+from tests.server.writer import started
 from tests.support.exhaustive import stride
 from tests.support.waiting import until
 
@@ -372,8 +372,7 @@ def test_only_members_of_the_epoch_commit(client: Client, clock: ManualClock) ->
     assert member.commit(6, partition=kept, epoch=old) == 0  # it has had this partition since
     assert numbers(other)
     assert member.commit(6, partition=numbers(other)[0], epoch=old) == codes.STALE_MEMBER_EPOCH
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     fields = {"member_id": "a", "generation_id_or_member_epoch": old}
     for version, stale in ((5, codes.ILLEGAL_GENERATION), (6, codes.STALE_MEMBER_EPOCH)):
         fields["version"] = version

@@ -32,6 +32,7 @@ from lastword.server.coordinator import CoordinatorTopic
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, offset_delete
 from tests.server.conftest import Opened
+from tests.server.writer import started
 from tests.support.waiting import until
 
 SESSION_MS, REBALANCE_MS = 10_000, 60_000
@@ -48,9 +49,16 @@ class Consumer:
     """A member of a group, by requests."""
 
     def __init__(
-        self, server: Server, group: str = "g", *, instance: str | None = None, version: int = 9
+        self,
+        server: Server,
+        group: str = "g",
+        *,
+        instance: str | None = None,
+        version: int = 9,
+        **fields: Any,
     ) -> None:
         self.client = Client(server)
+        self.fields = fields
         self.group = group
         self.instance = instance
         self.version = version
@@ -58,25 +66,21 @@ class Consumer:
         self.generation = -1
         self.joined: Any = None
 
-    def send_join(
-        self, metadata: bytes = b"m", protocols: tuple[str, ...] = ("range",), **fields: Any
-    ) -> None:
-        body = JoinGroupRequest(
-            **{
-                "group_id": self.group,
-                "session_timeout_ms": SESSION_MS,
-                "rebalance_timeout_ms": REBALANCE_MS,
-                "member_id": self.id,
-                "group_instance_id": self.instance,
-                "protocol_type": "consumer",
-                "protocols": [
-                    JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=metadata)
-                    for name in protocols
-                ],
-            }
-            | fields
-        )
-        self.client.send(body, self.version)
+    def send_join(self, **fields: Any) -> None:
+        """Join with the fields of the consumer and these: also `metadata`, and `protocols` by name."""
+        given = {"metadata": b"m", "protocols": ("range",)} | self.fields | fields
+        metadata, names = given.pop("metadata"), given.pop("protocols")
+        kind = JoinGroupRequest.JoinGroupRequestProtocol
+        body = {
+            "group_id": self.group,
+            "session_timeout_ms": SESSION_MS,
+            "rebalance_timeout_ms": REBALANCE_MS,
+            "member_id": self.id,
+            "group_instance_id": self.instance,
+            "protocol_type": "consumer",
+            "protocols": [kind(name=name, metadata=metadata) for name in names],
+        }
+        self.client.send(JoinGroupRequest(**(body | given)), self.version)
 
     def receive_join(self) -> Any:
         self.joined = self.client.receive()
@@ -91,35 +95,24 @@ class Consumer:
             self.receive_join()
         return self.joined
 
+    def _own(self) -> dict[str, Any]:
+        named = {"group_id": self.group, "group_instance_id": self.instance}
+        return {"generation_id": self.generation, "member_id": self.id, **named}
+
     def send_sync(self, assignments: dict[str, bytes] | None = None) -> None:
         given = [
             SyncGroupRequest.SyncGroupRequestAssignment(member_id=member, assignment=data)
             for member, data in (assignments or {}).items()
         ]
-        self.client.send(
-            SyncGroupRequest(
-                group_id=self.group,
-                generation_id=self.generation,
-                member_id=self.id,
-                group_instance_id=self.instance,
-                protocol_type="consumer",
-                protocol_name="range",
-                assignments=given,
-            )
-        )
+        names = {"protocol_type": "consumer", "protocol_name": "range"}
+        self.client.send(SyncGroupRequest(**self._own(), **names, assignments=given))
 
     def sync(self, assignments: dict[str, bytes] | None = None) -> Any:
         self.send_sync(assignments)
         return self.client.receive()
 
     def heartbeat(self) -> int:
-        body = HeartbeatRequest(
-            group_id=self.group,
-            generation_id=self.generation,
-            member_id=self.id,
-            group_instance_id=self.instance,
-        )
-        return self.client.ask(body).error_code
+        return self.client.ask(HeartbeatRequest(**self._own())).error_code
 
     def leave(self) -> Any:
         member = LeaveGroupRequest.MemberIdentity(member_id=self.id, group_instance_id=self.instance)
@@ -153,19 +146,23 @@ def two(server: Server) -> tuple[Consumer, Consumer]:
 
 def joined(leader: Consumer, other: Consumer) -> Consumer:
     """Let a second consumer join the group of a stable leader, and sync both."""
+    rebalance(leader, other)
+    assign(leader, other)
+    return other
+
+
+def rebalance(leader: Consumer, other: Consumer) -> None:
+    """Let another consumer join, and wait for the plan of a stable leader."""
     other.send_join()
     if other.id == "" and other.instance is None:
         assert other.receive_join().error_code == codes.MEMBER_ID_REQUIRED
         other.send_join()
     until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
     leader.send_join()
-    leader.receive_join()
-    other.receive_join()
+    assert leader.receive_join().error_code == other.receive_join().error_code == 0
     assert leader.generation == other.generation
     assert {member.member_id for member in leader.joined.members} == {leader.id, other.id}
     other.send_sync()
-    assign(leader, other)
-    return other
 
 
 def assign(leader: Consumer, other: Consumer) -> None:
@@ -176,17 +173,10 @@ def assign(leader: Consumer, other: Consumer) -> None:
 
 def awaiting_the_leader(server: Server, **fields: Any) -> tuple[Consumer, Consumer]:
     """Return the leader of a group and another member, whose SyncGroup waits for that of the leader."""
-    leader, other = Consumer(server), Consumer(server)
-    leader.join(**fields)
+    leader, other = Consumer(server, **fields), Consumer(server)
+    leader.join()
     leader.sync({})
-    other.send_join()
-    other.receive_join()
-    other.send_join()
-    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
-    leader.send_join(**fields)
-    leader.receive_join()
-    other.receive_join()
-    other.send_sync()
+    rebalance(leader, other)
     group: Any = server.node.groups.store.get("g")
     until(lambda: group.members[other.id].syncing is not None)
     return leader, other
@@ -263,6 +253,8 @@ def test_a_member_that_does_not_join_again_is_removed(
     third.send_join()
     until(lambda: first.heartbeat() == codes.REBALANCE_IN_PROGRESS)
     first.send_join()
+    group: Any = server.node.groups.store.get("g")
+    until(lambda: group.members[first.id].joining)
     for _ in range(REBALANCE_MS // 5000 + 1):  # the second member is alive, but does not join
         clock.advance(5000)
         second.heartbeat()
@@ -280,36 +272,39 @@ def test_a_member_that_waits_for_the_leader_stays(server: Server, clock: ManualC
     until(lambda: state(client)[1] == 1)
 
 
+def test_only_a_commit_in_a_transaction_is_accepted_before_the_assignment(
+    server: Server, clock: ManualClock, client: Client
+) -> None:
+    leader, _ = awaiting_the_leader(server)
+    fields = {"generation_id_or_member_epoch": leader.generation, "member_id": leader.id}
+    assert client.commit(5, **fields) == codes.REBALANCE_IN_PROGRESS
+    assert started(client, clock).commit_offset(5, **fields) == 0
+
+
 def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server: Server) -> None:
     """Consumers put their generation in it. Only another protocol begins a rebalance, as in Kafka."""
-    leader, static = Consumer(server), Consumer(server, instance="one")
-    leader.join(protocols=("range", "sticky"))
+    both = {"protocols": ("range", "sticky")}
+    leader, static = Consumer(server, **both), Consumer(server, instance="one", **both)
+    leader.join()
     leader.sync({leader.id: b"all"})
-    static.send_join(protocols=("range", "sticky"))
-    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
-    leader.send_join(protocols=("range", "sticky"))
-    assert leader.receive_join().protocol_name == static.receive_join().protocol_name == "range"
-    static.send_sync()
-    leader.sync({leader.id: b"one", static.id: b"two"})
-    static.client.receive()
-    again = Consumer(server, instance="one")
-    assert again.join(metadata=b"other", protocols=("range", "sticky")).error_code == 0
+    joined(leader, static)
+    again = Consumer(server, instance="one", metadata=b"other", **both)
+    assert again.join().error_code == 0
     assert again.generation == static.generation and again.id != static.id
     assert (leader.heartbeat(), again.sync().assignment) == (0, b"two")
     assert static.heartbeat() == static.commit(3) == codes.FENCED_INSTANCE_ID
-    leader.send_join(protocols=("range", "sticky"))  # the leader assigns by the new metadata
+    leader.send_join()  # the leader assigns by the new metadata
     until(lambda: again.heartbeat() == codes.REBALANCE_IN_PROGRESS)
-    again.send_join(metadata=b"other", protocols=("range", "sticky"))
+    again.send_join()
     assert again.receive_join().error_code == 0
     metadata = {member.member_id: bytes(member.metadata) for member in leader.receive_join().members}
     assert metadata == {leader.id: b"m", again.id: b"other"}
     again.send_sync()
-    leader.sync({leader.id: b"one", again.id: b"two"})
-    again.client.receive()
-    third = Consumer(server, instance="one")
-    third.send_join(protocols=("sticky",))
+    assign(leader, again)
+    third = Consumer(server, instance="one", protocols=("sticky",))
+    third.send_join()
     until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
-    leader.send_join(protocols=("range", "sticky"))
+    leader.send_join()
     assert leader.receive_join().protocol_name == third.receive_join().protocol_name == "sticky"
 
 
@@ -416,12 +411,7 @@ def test_a_plan_that_cannot_be_stored_is_made_again(server: Server, client: Clie
         assert leader.sync({leader.id: b"one", other.id: b"two"}).error_code == codes.NOT_COORDINATOR
         assert other.client.receive().error_code == codes.NOT_COORDINATOR
     assert state(client) == ("PreparingRebalance", 2)
-    other.send_join()
-    leader.send_join()
-    leader.receive_join()
-    other.receive_join()
-    other.send_sync()
-    assign(leader, other)
+    joined(leader, other)
 
 
 def test_a_full_drive_is_answered(two: tuple[Consumer, Consumer], server: Server, client: Client) -> None:
@@ -461,7 +451,6 @@ def test_a_sync_that_fails_is_answered(
     heartbeat = ConsumerGroupHeartbeatRequest(
         group_id="new",
         member_id="m",
-        member_epoch=0,
         rebalance_timeout_ms=REBALANCE_MS,
         subscribed_topic_names=["users"],
         topic_partitions=[],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import lastword
 from tests.server import kills
 
 pytest.importorskip("confluent_kafka")
@@ -33,10 +34,6 @@ def test_nothing_is_lost_when_processes_are_killed(folder: Path) -> None:
     assert verdict.violations == []
 
 
-def first(lines: list[list[object]], word: str) -> list[object]:
-    return next(line for line in lines if line[0] == word)
-
-
 def lost(lines: list[list[object]]) -> None:
     line = next(line for line in lines if line[0] == "acked" and line[3] == kills.EVENTS)
     line[5] = 10**9  # type: ignore[call-overload]
@@ -47,20 +44,16 @@ def superseded(lines: list[list[object]]) -> None:
     lines.append(["acked", 10**6, *line[2:]])
 
 
-def aborted(lines: list[list[object]]) -> None:
+def exchanged(lines: list[list[object]]) -> None:
+    """Name the transactions that were committed aborted, and those that were aborted committed."""
+    names = {"committed": "aborted", "aborted": "committed"}
     for line in lines:
-        if line[0] == "committed":
-            line[0] = "aborted"
-
-
-def committed(lines: list[list[object]]) -> None:
-    for line in lines:
-        if line[0] == "aborted":
-            line[0] = "committed"
+        line[0] = names.get(str(line[0]), line[0])
 
 
 def phantom(lines: list[list[object]]) -> None:
-    first(lines, "read")[4] = json.dumps(["nobody", 1, 1])
+    read = next(line for line in lines if line[0] == "read")
+    read[4] = json.dumps(["nobody", 1, 1])
 
 
 def backwards(lines: list[list[object]]) -> None:
@@ -79,8 +72,8 @@ def unread(lines: list[list[object]]) -> None:
     [
         ("idempotent", lost, "lost: idempotent"),
         ("idempotent", superseded, "was acknowledged"),
-        ("transactional", aborted, "aborted, but there"),
-        ("transactional", committed, "lost: transaction"),
+        ("transactional", exchanged, "aborted, but there"),
+        ("transactional", exchanged, "lost: transaction"),
         ("reader", phantom, "phantom"),
         ("reader", backwards, "out of order"),
         ("reader", unread, "not read"),
@@ -102,8 +95,6 @@ def test_the_judge_names_a_fault(
 
 
 def test_the_judge_names_a_record_that_is_there_twice(folder: Path, tmp_path: Path) -> None:
-    import lastword
-
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     with lastword.open(copy / "data", "a", log_cleaner_enable=False) as logs:

@@ -54,6 +54,17 @@ def enough(rows: Rows, wanted: dict[str, int]) -> bool:
     return all(len(rows[topic]) >= count for topic, count in wanted.items())
 
 
+def settings(server: str, level: str, group: str | None) -> dict[str, Any]:
+    """Return the settings of a consumer, by the names that the clients in Python share."""
+    return {
+        "bootstrap_servers": server,
+        "group_id": group,
+        "isolation_level": level,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
+
+
 class Confluent:
     def produce(self, server: str, topic: str, codec: str, records: list[Any]) -> None:
         producer = confluent_kafka.Producer(
@@ -76,16 +87,8 @@ class Confluent:
     def read(
         self, server: str, wanted: dict[str, int], level: str, start: int = 0, group: str | None = None
     ) -> Rows:
-        consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": server,
-                "group.id": group or "matrix",
-                "isolation.level": level,
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": 100,
-            }
-        )
+        named = settings(server, level, group or "matrix") | {"fetch_wait_max_ms": 100}
+        consumer = confluent_kafka.Consumer({key.replace("_", "."): value for key, value in named.items()})
         if group:
             consumer.subscribe(list(wanted))
         else:
@@ -131,13 +134,7 @@ class Aiokafka:
     ) -> Rows:
         async def run() -> Rows:
             consumer = aiokafka.AIOKafkaConsumer(
-                *(wanted if group else ()),
-                bootstrap_servers=server,
-                group_id=group,
-                isolation_level=level,
-                auto_offset_reset="earliest",
-                enable_auto_commit=False,
-                fetch_max_wait_ms=100,
+                *(wanted if group else ()), **settings(server, level, group), fetch_max_wait_ms=100
             )
             rows: Rows = {topic: [] for topic in wanted}
             async with consumer:
@@ -181,13 +178,7 @@ class KafkaPython:
         self, server: str, wanted: dict[str, int], level: str, start: int = 0, group: str | None = None
     ) -> Rows:
         consumer = kafka.KafkaConsumer(
-            *(wanted if group else ()),
-            bootstrap_servers=server,
-            group_id=group,
-            isolation_level=level,
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            fetch_max_wait_ms=100,
+            *(wanted if group else ()), **settings(server, level, group), fetch_max_wait_ms=100
         )
         if not group:
             partitions = [kafka.TopicPartition(topic, 0) for topic in wanted]

@@ -20,7 +20,7 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.forgetful import ForgetfulFiles, Image
 from tests.fakes.hasty import HastyFiles
 from tests.server.client import Client, served
-from tests.server.writer import Writer, described, offset_of
+from tests.server.writer import described, offset_of, started
 from tests.support.exhaustive import stride
 
 TOPICS = ("users", "events")
@@ -33,11 +33,10 @@ def transactions(root: Path, clock: ManualClock, version: int) -> ForgetfulFiles
         for topic in TOPICS:
             logs.create_topic(topic, cleanup_policy="delete")
         offset_of(client)
-        Writer(client, clock).init()
+        started(client, clock)
     files = ForgetfulFiles(root, HastyFiles())
     with served(root, files=files, clock=clock, lastword_ack="disk") as (_, _, client):
-        writer = Writer(client, clock, version=version)
-        assert writer.init().error_code == 0
+        writer = started(client, clock, version=version)
         for number in range(4):
             for topic in TOPICS:
                 assert writer.send(b"%d" % number, topic) == 0

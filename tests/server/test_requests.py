@@ -30,7 +30,6 @@ from lastword.protocol.messages import (
     DescribeConfigsRequest,
     DescribeLogDirsRequest,
     DescribeTopicPartitionsRequest,
-    FetchRequest,
     IncrementalAlterConfigsRequest,
     InitProducerIdRequest,
     JoinGroupRequest,
@@ -59,7 +58,7 @@ from tests.server.client import (
     produce_request,
     served,
 )
-from tests.server.writer import Writer
+from tests.server.writer import started
 from tests.support.threads import together
 from tests.transactions import end_transaction
 
@@ -485,14 +484,9 @@ def test_the_batch_that_contains_the_offset_comes_first(client: Client, users: l
     assert bases(client.fetch("users", 0)) == [0, 10, 20, 30, 40]
     assert bases(client.fetch("users", 27)) == [20, 30, 40]
     assert bases(client.fetch("users", 50)) == []
-    assert client.fetch("users", 51).error_code == codes.OFFSET_OUT_OF_RANGE
-    assert client.fetch("users", -1).error_code == codes.OFFSET_OUT_OF_RANGE
-
-
-def test_one_batch_is_sent_even_if_it_is_too_large(client: Client, users: lastword.Topic) -> None:
-    for _ in range(3):
-        client.produce("users", batch(*[(b"k", b"v" * 100)] * 10))
-    assert bases(client.fetch("users", 0, partition_max_bytes=10)) == [0]
+    for outside in (51, -1):
+        assert client.fetch("users", outside).error_code == codes.OFFSET_OUT_OF_RANGE
+    assert bases(client.fetch("users", 0, partition_max_bytes=10)) == [0], "also if it is too large"
     assert bases(client.fetch("users", 15, max_bytes=1)) == [10]
     assert bases(client.fetch("users", 0, partition_max_bytes=2500)) == [0, 10]
 
@@ -538,15 +532,11 @@ def test_a_fetch_waits_for_bytes(server: Server, client: Client, users: lastword
     thread.join()
 
 
-def test_a_leader_epoch_is_compared(client: Client, users: lastword.Topic) -> None:
+def test_another_epoch_or_replica_is_refused(client: Client, users: lastword.Topic) -> None:
     client.produce("users", ONE)
     assert client.fetch("users", 0, current_leader_epoch=0).error_code == 0
     assert client.fetch("users", 0, current_leader_epoch=1).error_code == codes.UNKNOWN_LEADER_EPOCH
-
-
-def test_another_replica_is_refused(client: Client, users: lastword.Topic) -> None:
-    body = fetch_request([("users", 0, 0)], replica_id=7)
-    assert client.ask(body, 12).responses[0].partitions[0].error_code == codes.NOT_LEADER_OR_FOLLOWER
+    assert client.fetch("users", 0, replica_id=7).error_code == codes.NOT_LEADER_OR_FOLLOWER
 
 
 def test_the_partitions_of_a_session_have_their_turn(client: Client, logs: lastword.LogDir) -> None:
@@ -908,9 +898,7 @@ def test_the_end_of_a_leader_epoch(client: Client, users: lastword.Topic) -> Non
     client.produce("users", ONE)
 
     def ask(epoch: int) -> tuple[int, int]:
-        partition = OffsetForLeaderEpochRequest.OffsetForLeaderPartition(
-            partition=0, current_leader_epoch=-1, leader_epoch=epoch
-        )
+        partition = OffsetForLeaderEpochRequest.OffsetForLeaderPartition(leader_epoch=epoch)
         topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic="users", partitions=[partition])
         answer = client.ask(OffsetForLeaderEpochRequest(replica_id=-1, topics=[topic]))
         return answer.topics[0].partitions[0].leader_epoch, answer.topics[0].partitions[0].end_offset
@@ -955,16 +943,16 @@ def test_log_directories_are_described_beside_a_drive_that_is_gone(tmp_path: Pat
             closes()
 
 
+def unlisted() -> None:
+    raise StorageError("cannot list the directory: Input/output error")
+
+
 def test_topics_that_cannot_be_listed_are_answered(
     server: Server, logs: lastword.LogDir, users: lastword.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the error, if the answer has a place for it; the others close the connection."""
-
-    def fails() -> None:
-        raise StorageError("cannot list the directory: Input/output error")
-
     with Client(server) as client, monkeypatch.context() as patch:
-        patch.setattr(logs.dirs.dir_set, "log_dirs_by_topic", fails)
+        patch.setattr(logs.dirs.dir_set, "log_dirs_by_topic", unlisted)
         server.context.topics.changed("users")
         error = codes.KAFKA_STORAGE_ERROR
         assert client.ask(fetch_request([("users", 0, 0)]), 12).error_code == error
@@ -981,14 +969,11 @@ def test_topics_that_cannot_be_listed_are_answered(
 def test_a_topic_that_is_created_again_is_found_after_a_listing_that_failed(
     client: Client, logs: lastword.LogDir, users: lastword.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails() -> None:
-        raise StorageError("cannot list the directory: Input/output error")
-
     before = client.topic_id()
     logs.delete_topic("users")
     logs.create_topic("users")
     with monkeypatch.context() as patch:
-        patch.setattr(logs.dirs.dir_set, "log_dirs_by_topic", fails)
+        patch.setattr(logs.dirs.dir_set, "log_dirs_by_topic", unlisted)
         assert client.ask(fetch_request([("users", 0, 0)]), 12).error_code == codes.KAFKA_STORAGE_ERROR
     assert client.topic_id() != before
 
@@ -1039,8 +1024,7 @@ def test_closing_waits_for_work_that_takes_long(
 
     with lastword.serve(tmp_path, "127.0.0.1:0") as server, Client(server) as client:
         create(client, new_topic("users"))
-        writer = Writer(client, SystemClock())
-        writer.init()
+        writer = started(client, SystemClock())
         monkeypatch.setattr(PartitionLog, "append_batch", slow)
         data = batch((b"k", bytes(300_000)), producer=(writer.producer_id, 0, 0), attributes=0x10)
         client.send(produce_request("users", data, transactional_id="t"), 12)
@@ -1117,16 +1101,13 @@ def test_a_partition_that_is_named_twice_has_one_answer(client: Client, users: l
 
 def test_a_session_over_a_topic_that_was_created_again(client: Client, logs: lastword.LogDir) -> None:
     logs.create_topic("users")
-    topic_id = client.topic_id()
-    partition = fetch_request([("", 0, 0)]).topics[0].partitions[0]  # type: ignore[attr-defined]
-    fields: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
-    topics = [FetchRequest.FetchTopic(topic_id=topic_id, partitions=[partition])]
-    first = client.ask(FetchRequest(session_epoch=0, topics=topics, forgotten_topics_data=[], **fields), 13)
+    body: Any = fetch_request([("", 0, 0)], session_epoch=0)
+    body.topics[0].topic_id = client.topic_id()
+    first = client.ask(body, 13)
     assert first.error_code == 0 and first.session_id
     logs.delete_topic("users")
     logs.create_topic("users")
-    more = {"session_id": first.session_id, "session_epoch": 1, "topics": [], "forgotten_topics_data": []}
-    answer = client.ask(FetchRequest(**fields, **more), 13)
+    answer = client.ask(fetch_request([], session_id=first.session_id, session_epoch=1), 13)
     assert answer.responses[0].partitions[0].error_code == codes.INCONSISTENT_TOPIC_ID
 
 

@@ -33,6 +33,7 @@ from lastword.server import server as server_module
 from lastword.server.security import Users, read_users, write_users
 from tests.server.certificates import Pem, made_pem
 from tests.server.client import Client, batch, fetch_request
+from tests.server.test_clients import read
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 USERS = {"ada": "secret, =\u00e9", "bob": "other"}
@@ -344,14 +345,7 @@ def test_librdkafka_over_tls(mechanism: str | None, serve: Serve, pem: Pem, logs
     for value in values:
         producer.produce("users", value)
     assert producer.flush(20) == 0
-    consumer = confluent_kafka.Consumer(config | {"group.id": "g", "auto.offset.reset": "earliest"})
-    consumer.subscribe(["users"])
-    messages: list[Any] = []
-    end = time.monotonic() + 20
-    while len(messages) < 100 and time.monotonic() < end:
-        messages += consumer.consume(100, 0.5)
-    consumer.close()
-    assert [message.value() for message in messages] == values
+    assert [message.value() for message in read(server, "users", count=100, **config)] == values
 
 
 def test_kafka_python_over_tls(serve: Serve, pem: Pem) -> None:

@@ -20,7 +20,6 @@ from lastword.protocol.messages import (
     DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeProducersRequest,
-    EndTxnRequest,
     InitProducerIdRequest,
     ListTransactionsRequest,
 )
@@ -34,7 +33,7 @@ from tests.fakes.recording import RecordingFiles
 from tests.server.client import Client, batch, offset_delete, produce_request, served
 from tests.server.conftest import Opened
 from tests.server.test_groups import full_drive
-from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of
+from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of, started
 from tests.support.waiting import until
 
 
@@ -48,9 +47,7 @@ def logs(opened: Opened, clock: ManualClock) -> Iterator[lastword.LogDir]:
 
 @pytest.fixture(params=[1, 2])
 def writer(request: pytest.FixtureRequest, client: Client, clock: ManualClock) -> Writer:
-    writer = Writer(client, clock, version=request.param)
-    assert writer.init().error_code == 0
-    return writer
+    return started(client, clock, version=request.param)
 
 
 # ------------------------------------------------------------------ commit, abort
@@ -97,12 +94,10 @@ def test_states_while_a_transaction_is_open(writer: Writer, client: Client, cloc
 
 
 def test_an_end_is_repeated(client: Client, clock: ManualClock) -> None:
-    first = Writer(client, clock, version=1)
-    first.init()
+    first = started(client, clock, version=1)
     first.send(b"v")
     assert [first.end(), first.end(), first.end(commit=False)] == [0, 0, codes.INVALID_TXN_STATE]
-    second = Writer(client, clock, "u")
-    second.init()
+    second = started(client, clock, "u")
     second.send(b"v")
     before = second.epoch
     assert second.end() == 0 and second.epoch == before + 1
@@ -121,8 +116,7 @@ def test_an_end_without_a_transaction(client: Client, clock: ManualClock) -> Non
     assert first.end() == codes.INVALID_PRODUCER_ID_MAPPING
     first.init()
     assert first.end() == first.end(commit=False) == codes.INVALID_TXN_STATE
-    second = Writer(client, clock, "u")
-    second.init()
+    second = started(client, clock, "u")
     assert second.end() == codes.INVALID_TXN_STATE
     assert (second.end(commit=False), second.epoch) == (0, 1)
     second.name = ""
@@ -150,8 +144,7 @@ def test_a_second_instance_fences_the_first(writer: Writer, client: Client, cloc
 
 @pytest.mark.parametrize("version", range(6))
 def test_a_fenced_epoch_in_each_version(client: Client, clock: ManualClock, version: int) -> None:
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     writer.init()
     fields = {"producer_id": writer.producer_id, "producer_epoch": 7} if version >= 3 else {}
     body = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000, **fields)
@@ -165,8 +158,7 @@ def test_a_fenced_epoch_in_each_version(client: Client, clock: ManualClock, vers
 
 def test_a_producer_that_goes_on_gets_the_next_epoch(client: Client, clock: ManualClock) -> None:
     """KIP-360: with its producer id and epoch, also if the answer was lost."""
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     fields = {"producer_id": writer.producer_id, "producer_epoch": 0}
     for _ in range(2):
         answer = writer.init(**fields)
@@ -195,8 +187,7 @@ def test_two_phase_commit_is_refused(client: Client, clock: ManualClock) -> None
 
 
 def test_exhausted_epochs_bring_a_new_producer_id(client: Client, clock: ManualClock, server: Server) -> None:
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     exhaust(server, writer)
     first = writer.producer_id
     assert writer.send(b"v") == 0
@@ -226,8 +217,7 @@ def exhaust(server: Server, writer: Writer) -> None:
 
 
 def test_fencing_of_the_last_epoch(client: Client, clock: ManualClock, server: Server) -> None:
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     exhaust(server, writer)
     writer.send(b"lost")
     other = Writer(client, clock)
@@ -265,10 +255,7 @@ def results(answer: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_partitions_of_several_transactions(client: Client, clock: ManualClock, version: int) -> None:
-    writers = [Writer(client, clock, name) for name in ("a", "b")]
-    for writer in writers:
-        writer.init()
-    first, second = writers
+    first, second = (started(client, clock, name) for name in "ab")
     ask = [
         batched(first, ("users", 0), ("users", 1)),
         batched(second, ("users", 0), ("none", 0), ("users", 7)),
@@ -292,8 +279,7 @@ def test_partitions_of_several_transactions(client: Client, clock: ManualClock, 
 
 
 def test_a_partition_that_was_not_added(client: Client, clock: ManualClock) -> None:
-    writer = Writer(client, clock, version=1)
-    writer.init()
+    writer = started(client, clock, version=1)
     for version, code in ((10, codes.INVALID_TXN_STATE), (11, codes.TRANSACTION_ABORTABLE)):
         assert writer.send(b"v", adds=False, version=version) == code
         assert [writer.send(b"v", "events"), writer.send(b"v", adds=False, version=version)] == [0, code]
@@ -311,8 +297,7 @@ def test_a_transactional_batch_without_a_transactional_id(client: Client) -> Non
 
 
 def test_partitions_of_one_request_are_refused_alone(client: Client, clock: ManualClock) -> None:
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     body = produce_request("users", b"", transactional_id="t")
     good = batch((b"k", b"v"), producer=(writer.producer_id, 0, 0), attributes=0x10, timestamp=clock.now_ms())
     other = batch((b"k", b"v"), producer=(9, 0, 0), attributes=0x10, timestamp=clock.now_ms())
@@ -369,9 +354,8 @@ def test_of_two_transactions_the_later_offset_wins(
     client: Client, clock: ManualClock, logs: lastword.LogDir, first: str
 ) -> None:
     """In each order of their ends, and after a restart."""
-    writers = {name: Writer(client, clock, name) for name in "ab"}
+    writers = {name: started(client, clock, name) for name in "ab"}
     for offset, writer in enumerate(writers.values(), 5):
-        writer.init()
         assert writer.commit_offset(offset) == 0
     assert writers.pop(first).end() == 0
     assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
@@ -403,8 +387,7 @@ def test_a_deletion_ends_the_offsets_of_open_transactions(
 ) -> None:
     with served(tmp_path, clock=clock) as (logs, _, client):
         logs.create_topic("users", 2, cleanup_policy="delete")
-        writer = Writer(client, clock)
-        writer.init()
+        writer = started(client, clock)
         assert writer.commit_offset(5) == 0
         delete(client, logs)
         until(lambda: offset_of(client, stable=True) == (-1, 0))
@@ -439,8 +422,7 @@ def test_offsets_of_a_group_of_another_protocol_are_refused(writer: Writer, serv
 
 def test_offsets_by_the_id_of_a_topic(client: Client, clock: ManualClock) -> None:
     """Version 6 (KIP-1319); its errors are those of OffsetCommit."""
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     assert writer.commit_offset(5, version=6) == 0
     assert writer.end() == 0
     assert offset_of(client) == (5, 0)
@@ -495,9 +477,7 @@ def test_the_time_of_a_later_transaction_may_be_shorter(
 
 
 def test_a_transactional_id_is_forgotten(client: Client, clock: ManualClock, server: Server) -> None:
-    idle, busy = Writer(client, clock, "idle"), Writer(client, clock, "busy")
-    idle.init()
-    busy.init()
+    idle, busy = (started(client, clock, name) for name in ("idle", "busy"))
     clock.advance(coordinator.EXPIRATION_MS - 1000)
     time.sleep(0.03)
     busy.init()
@@ -514,15 +494,12 @@ def test_a_transactional_id_is_forgotten(client: Client, clock: ManualClock, ser
 
 def test_list_transactions(client: Client, clock: ManualClock) -> None:
     def listed(version: int = 2, **fields: Any) -> list[str]:
-        body = ListTransactionsRequest(**{"state_filters": [], "producer_id_filters": []} | fields)
-        answer = client.ask(body, version)
+        answer = client.ask(ListTransactionsRequest(**fields), version)
         assert answer.error_code == 0
         return [state.transactional_id for state in answer.transaction_states]
 
     assert listed() == []
-    writers = [Writer(client, clock, name) for name in ("pay-1", "pay-2", "ship")]
-    for writer in writers:
-        writer.init()
+    writers = [started(client, clock, name) for name in ("pay-1", "pay-2", "ship")]
     writers[0].send(b"v")
     clock.advance(1000)
     writers[1].send(b"v", "events")
@@ -532,17 +509,16 @@ def test_list_transactions(client: Client, clock: ManualClock) -> None:
     assert listed(1, state_filters=["Ongoing"], duration_filter=500) == ["pay-1"]
     assert listed(transactional_id_pattern="pay-.*") == ["pay-1", "pay-2"]
     assert listed(transactional_id_pattern="pay") == []
-    body = ListTransactionsRequest(state_filters=["Odd"], producer_id_filters=[])
-    answer = client.ask(body)
+    answer = client.ask(ListTransactionsRequest(state_filters=["Odd"]))
     assert (answer.unknown_state_filters, answer.transaction_states) == (["Odd"], [])
-    body = ListTransactionsRequest(state_filters=[], producer_id_filters=[], transactional_id_pattern="a)|(b")
+    body = ListTransactionsRequest(transactional_id_pattern="a)|(b")
     assert client.ask(body).error_code == codes.INVALID_REGULAR_EXPRESSION
 
 
 def test_a_request_that_reads_creates_no_topic(client: Client, logs: lastword.LogDir) -> None:
     assert described(client).error_code == codes.TRANSACTIONAL_ID_NOT_FOUND
     assert described(client, "").error_code == codes.INVALID_REQUEST
-    client.ask(ListTransactionsRequest(state_filters=[], producer_id_filters=[]))
+    client.ask(ListTransactionsRequest())
     assert "__transaction_state" not in logs
 
 
@@ -557,8 +533,7 @@ def test_a_restart_in_each_state(
     """The server ends in a state; after the next start the transaction goes on, or is completed."""
     with served(tmp_path, clock=clock) as (logs, _, client):
         logs.create_topic("users", 2, cleanup_policy="delete")
-        writer = Writer(client, clock, version=version)
-        writer.init()
+        writer = started(client, clock, version=version)
         if state != "Empty":
             writer.send(b"v")
             writer.commit_offset(5)
@@ -608,8 +583,7 @@ async def _cut(*arguments: Any) -> None:
 def test_time_that_is_up_while_no_server_runs(tmp_path: Path, clock: ManualClock) -> None:
     with served(tmp_path, clock=clock) as (logs, _, client):
         logs.create_topic("users", cleanup_policy="delete")
-        writer = Writer(client, clock)
-        writer.init()
+        writer = started(client, clock)
         writer.send(b"v")
     clock.advance(TIMEOUT_MS)
     with served(tmp_path, clock=clock) as (_, _, client):  # it sends no request for the transaction
@@ -677,16 +651,12 @@ def test_a_batch_whose_partition_cannot_be_added_is_sent_again(writer: Writer, c
 
 def test_markers_wait_for_appends_in_work(client: Client, clock: ManualClock, server: Server) -> None:
     """In version 1 a batch behind the marker would open the transaction again."""
-    writer = Writer(client, clock, version=1)
-    writer.init()
+    writer = started(client, clock, version=1)
     writer.send(b"v")
     append = server.node.transactions._transactional_ids["t"].appending()
     append.__enter__()
     with Client(server) as other:
-        body = EndTxnRequest(
-            transactional_id="t", producer_id=writer.producer_id, producer_epoch=0, committed=True
-        )
-        other.send(body, 4)
+        other.send(writer.end_request(commit=True), 4)
         until(lambda: described(client).transaction_state == "PrepareCommit")
         assert committed(client) == []
         server.loop.call_soon_threadsafe(append.__exit__, None, None, None)
@@ -732,8 +702,7 @@ def test_a_decision_is_synced_before_its_first_marker(
         done.append(("sync", log.topic))
         sync(log)
 
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     monkeypatch.setattr(PartitionLog, "append_batch", append_batch)
     monkeypatch.setattr(PartitionLog, "sync", synced)
     state, users = "__transaction_state", "users"
@@ -759,8 +728,7 @@ def test_after_a_failed_sync_the_coordinator_is_gone_until_a_restart(
     logs.create_topic("users", cleanup_policy="delete", lastword_ack="disk")
     server = lastword.serve(logs, "127.0.0.1:0")
     with Client(server) as client:
-        writer = Writer(client, clock, version=version)
-        writer.init()
+        writer = started(client, clock, version=version)
         if failing == "end":
             writer.send(b"v")
         error = StorageError("planted")
@@ -807,8 +775,7 @@ def test_a_decision_whose_sync_failed_once_is_completed(
 def test_the_view_of_newest_values_is_no_partition_of_a_transaction(
     client: Client, clock: ManualClock
 ) -> None:
-    writer = Writer(client, clock)
-    writer.init()
+    writer = started(client, clock)
     assert writer.send(b"v", "users@newest") == codes.INVALID_TOPIC_EXCEPTION
     assert writer.add("users@newest") == codes.UNKNOWN_TOPIC_OR_PARTITION
     assert described(client).transaction_state == "Empty"

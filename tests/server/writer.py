@@ -77,16 +77,18 @@ class Writer:
             self.sequences[at] = sequence + 1
         return int(answer.error_code)
 
-    def end(self, *, commit: bool = True, version: int | None = None) -> int:
-        """Return the error of EndTxn; take the next epoch, which version 2 has."""
-        version = (5 if self.version == 2 else 4) if version is None else version
-        body = EndTxnRequest(
+    def end_request(self, *, commit: bool) -> EndTxnRequest:
+        return EndTxnRequest(
             transactional_id=self.name,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
             committed=commit,
         )
-        answer = self.client.ask(body, version)
+
+    def end(self, *, commit: bool = True, version: int | None = None) -> int:
+        """Return the error of EndTxn; take the next epoch, which version 2 has."""
+        version = (5 if self.version == 2 else 4) if version is None else version
+        answer = self.client.ask(self.end_request(commit=commit), version)
         if not answer.error_code and version >= 5:
             self.took(answer)
         return int(answer.error_code)
@@ -101,8 +103,7 @@ class Writer:
                 producer_epoch=self.epoch,
                 group_id=group,
             )
-            code = self.client.ask(body).error_code
-            if code:
+            if code := self.client.ask(body).error_code:
                 return int(code)
         kind = TxnOffsetCommitRequest
         topic_id = fields.pop("topic_id", None) or self.client.topic_id()
@@ -120,6 +121,13 @@ class Writer:
             **fields,
         )
         return int(self.client.ask(body, version).topics[0].partitions[0].error_code)
+
+
+def started(client: Client, clock: Clock, name: str = "t", *, version: int = 2) -> Writer:
+    """Return a producer that has its producer id."""
+    writer = Writer(client, clock, name, version=version)
+    assert not writer.init().error_code
+    return writer
 
 
 def committed(client: Client, topic: str = "users", partition: int = 0) -> list[bytes]:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.testing.test_plugin import ROOT, run
+
 pytest.importorskip("confluent_kafka")
 
-ROOT = Path(__file__).parents[2]
 PLUGIN = ("-p", "lastword.testing.pytest_plugin")  # an installed lastword loads it by itself
 
 
 def run_pytest(*arguments: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLUGIN, *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run("-m", "pytest", "-q", "-p", "no:cacheprovider", *PLUGIN, *arguments, cwd=cwd)
 
 
 def printed(page: str) -> str:

@@ -241,6 +241,18 @@ class Client:
     def bodies(self) -> list[tuple[Message, int]]:
         return [self.body()]
 
+    def produced(
+        self, partition: int, producer: tuple[int, int, int], *values: bytes, name: str | None = None
+    ) -> tuple[Message, int]:
+        """Return a Produce of one batch, in the transaction of a transactional id."""
+        data = batch(
+            *((b"k", value) for value in values),
+            producer=producer,
+            attributes=0 if name is None else 0x10,
+            timestamp=self.history.clock.now_ms(),
+        )
+        return produce_request(TOPIC, data, partition=partition, transactional_id=name), 12
+
     def take(self, answer: Any) -> object:
         raise NotImplementedError
 
@@ -274,17 +286,10 @@ class Producer(Client):
             values = [b"%s-%d" % (self.name.encode(), self.number + i) for i in range(count)]
             self.batches.append((self.number, values))
             self.number += count
-        return [self.request(*self.producer, *each) for each in self.batches]
-
-    def request(
-        self, producer_id: int, epoch: int, sequence: int, values: list[bytes]
-    ) -> tuple[Message, int]:
-        data = batch(
-            *((b"k", value) for value in values),
-            producer=(producer_id, epoch, sequence),
-            timestamp=self.history.clock.now_ms(),
-        )
-        return produce_request(TOPIC, data, partition=self.partition), 12
+        return [
+            self.produced(self.partition, (*self.producer, sequence), *values)
+            for sequence, values in self.batches
+        ]
 
     def take(self, answer: Any) -> object:
         if answer is None:
@@ -348,18 +353,10 @@ class Writer(Client):
             value = b"%s-%d-%d-%d" % (self.name.encode(), len(self.sent), partition, sequence)
             self.current.values.append((partition, value))
             self.batches.append((partition, sequence, value))
-        return [self.request(*self.producer, *each) for each in self.batches]
-
-    def request(
-        self, producer_id: int, epoch: int, partition: int, sequence: int, value: bytes
-    ) -> tuple[Message, int]:
-        data = batch(
-            (b"k", value),
-            producer=(producer_id, epoch, sequence),
-            attributes=0x10,
-            timestamp=self.history.clock.now_ms(),
-        )
-        return produce_request(TOPIC, data, partition=partition, transactional_id=self.name), 12
+        return [
+            self.produced(partition, (*self.producer, sequence), value, name=self.name)
+            for partition, sequence, value in self.batches
+        ]
 
     def body(self) -> tuple[Message, int]:
         assert self.producer is not None
@@ -376,15 +373,13 @@ class Writer(Client):
             return body, 5
         kind = TxnOffsetCommitRequest
         part = kind.TxnOffsetCommitRequestPartition(
-            partition_index=0, committed_offset=self.current.offset, committed_metadata=None
+            committed_offset=self.current.offset, committed_metadata=None
         )
         return kind(
             transactional_id=self.name,
             group_id=self.name,
             producer_id=self.producer[0],
             producer_epoch=self.producer[1],
-            generation_id_or_member_epoch=-1,
-            member_id="",
             topics=[kind.TxnOffsetCommitRequestTopic(name=TOPIC, partitions=[part])],
         ), 5
 

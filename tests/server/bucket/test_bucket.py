@@ -61,6 +61,10 @@ class Double:
     def started(self) -> Node:
         return Node(self.bucket.process(f"p{next(_numbers)}"), self.clock, 2)
 
+    def restart(self) -> None:
+        self.node.close()
+        self.node = self.started()
+
     def ask(self, *asked: tuple[Any, int]) -> list[Any]:
         answers = [self.node.begin(*each) for each in asked]
         self.node.drive(answers)
@@ -99,8 +103,7 @@ def test_what_was_just_committed_is_read_without_a_request(double: Double, tail_
 
 def test_older_records_are_read_by_requests(double: Double) -> None:
     double.ask(double.produce(LARGE), double.produce(b"small", partition=1))
-    double.node.close()
-    double.node = double.started()
+    double.restart()
     [large] = double.ask((fetch_request([("t", 0, 0)]), 12))
     [small] = double.ask((fetch_request([("t", 1, 0)]), 12))
     assert LARGE in b"".join(map(bytes, of(large).records))
@@ -228,12 +231,10 @@ def test_the_last_five_batches_are_recognized_after_a_takeover(double: Double, t
         double.ask(*sent[first : first + together], double.produce(b"other", producer=(6, 0, first)))
     places = [of(answer).base_offset for answer in double.ask(*sent[3:])]
     for number in range(3, 8):
-        double.node.close()
-        double.node = double.started()
+        double.restart()
         [answer] = double.ask(sent[number])
         assert (of(answer).error_code, of(answer).base_offset) == (0, places[number - 3])
-    double.node.close()
-    double.node = double.started()
+    double.restart()
     [older] = double.ask(sent[2])
     assert of(older).error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert [of(answer).base_offset for answer in double.ask(*sent[3:])] == places
