@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import sys
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import MissingError
 
-__all__ = ["PositionedFile", "arrow_loaded", "has_arrow", "pa", "pc", "pq"]
+__all__ = ["arrow_loaded", "has_arrow", "pa", "pc", "pq"]
 
 
 @cache
@@ -24,47 +22,6 @@ def has_arrow() -> bool:
 def arrow_loaded() -> bool:
     """Return whether the process has loaded pyarrow, whose import takes as long as half a million records."""
     return "pyarrow" in sys.modules
-
-
-class PositionedFile(io.RawIOBase):
-    """A file for Arrow's readers, of `size` bytes. `read_at` takes a size and a position; `end` closes it."""
-
-    def __init__(
-        self, size: int, read_at: Callable[[int, int], bytes], end: Callable[[], object] = lambda: None
-    ) -> None:
-        self._size = size
-        self._read_at = read_at
-        self._end = end
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position and return it."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        """Read from the position on; -1: to the end."""
-        left = max(0, self._size - self._at)
-        data = self._read_at(left if size < 0 else min(size, left), self._at)
-        self._at += len(data)
-        return data
-
-    def close(self) -> None:
-        """Close the file."""
-        self._end()
-        super().close()
 
 
 class _Lazy:

@@ -271,11 +271,7 @@ class Page:
             "/api/t/{topic}/get": self._get,
             "/api/t/{topic}/{partition}/records": self._records,
         }
-        self.app = Starlette(routes=[Route(path, _answered(self, call)) for path, call in routes.items()])
-
-    def remedy(self, error: LastwordError) -> str | None:
-        """Return the remedy of an error as the command line has it."""
-        return self._shell.remedy(error)
+        self.app = Starlette(routes=[Route(path, _answered(shell, call)) for path, call in routes.items()])
 
     def close(self) -> None:
         """End the event streams."""
@@ -484,7 +480,7 @@ def _partition(request: Request) -> int | None:
 
 
 def _answered(
-    page: Page, call: Callable[[Request], Awaitable[Any]]
+    shell: Shell, call: Callable[[Request], Awaitable[Any]]
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint of a route: values become JSON, and errors an object with message and remedy."""
 
@@ -493,7 +489,7 @@ def _answered(
             answer = await call(request)
         except LastwordError as error:
             status = next(status for kind, status in STATUSES if isinstance(error, kind))
-            return JSONResponse({"error": error.message, "remedy": page.remedy(error)}, status)
+            return JSONResponse({"error": error.message, "remedy": shell.remedy(error)}, status)
         except Gone:
             return PlainTextResponse("", 499)
         except Exception as error:

@@ -14,6 +14,7 @@ work again.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import time
 from abc import ABC, abstractmethod
@@ -573,3 +574,44 @@ def _first_error(syncs: Syncs) -> BaseException | None:
     except BaseException as error:
         return error
     return None
+
+
+class PositionedFile(io.RawIOBase):
+    """A file for Arrow's readers, of `size` bytes. `read_at` takes a size and a position; `end` closes it."""
+
+    def __init__(
+        self, size: int, read_at: Callable[[int, int], bytes], end: Callable[[], object] = lambda: None
+    ) -> None:
+        self._size = size
+        self._read_at = read_at
+        self._end = end
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position and return it."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """Read from the position on; -1: to the end."""
+        left = max(0, self._size - self._at)
+        data = self._read_at(left if size < 0 else min(size, left), self._at)
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._end()
+        super().close()

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastword.arrow import PositionedFile, pa, pc, pq
+from lastword.arrow import pa, pc, pq
 from lastword.errors import CorruptFileError, LastwordError
+from lastword.files.interface import PositionedFile
 from lastword.objects.interface import ObjectStore
 from lastword.units import KIB, MIB
 

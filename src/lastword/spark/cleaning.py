@@ -95,8 +95,8 @@ def clean_directory(
         sizes = _sizes(directory, chosen if progress is not None else rest)
         meter = Meter("clean", progress, sum(sizes.values()))
         rest = _largest_first(rest, sizes)
-        prepared = _prepared(directory, rest, options, held, giants)
-        results = results_as_completed(spark, clean_tasks.build, _noted(prepared, tasks))
+        prepared = _prepared(directory, rest, options, held, tasks, giants)
+        results = results_as_completed(spark, clean_tasks.build, prepared)
         published = _publish_each(directory, tasks, results, len(rest))
         with _outputs_removed(directory, tasks), closing(results), closing(published):
             for outcome in published:
@@ -193,13 +193,14 @@ def clean_bucket(
         for number, (results, errors) in results_as_completed(spark, clean_tasks.clean_in_bucket, small):
             with meter.part(small[number].size_bytes):
                 rows += results
-            # A partition in quarantine is skipped, unless its topic is named.
-            failed += [error for error in errors if topic or not isinstance(error, QuarantinedError)]
+            failed += errors
         for giant in giants:
             with meter.progress_part(giant.size_bytes) as part:
                 results, errors = _divide_in_bucket(spark, giant, part)
             rows += results
-            failed += [error for error in errors if topic or not isinstance(error, QuarantinedError)]
+            failed += errors
+    # A partition in quarantine is skipped, unless its topic is named.
+    failed = [error for error in failed if topic or not isinstance(error, QuarantinedError)]
     if failed and given.dry:
         raise failed[0]
     rows.sort(key=lambda row: (row.topic, row.partition))
@@ -477,11 +478,12 @@ def _prepared(
     chosen: list[TopicPartition],
     options: CleanOptions,
     held: ExitStack,
+    tasks: list[CleanTask],
     giants: list[tuple[ShardedJob, int]],
 ) -> Iterator[CleanTask]:
     """Yield a task for each partition to clean, in the given order, while earlier tasks run.
 
-    A partition that is too large for one task is added to `giants`.
+    The task is added to `tasks`; a partition that is too large for one task is added to `giants`.
     """
     due, strategy = options["due"], options["strategy"]
 
@@ -507,13 +509,8 @@ def _prepared(
                 continue
             by_index = by_accounts(config, strategy)
             params = LedgerParams.of(DrivePartition.of(tp, directory)) if by_index else None
-            yield CleanTask(log.directory, plan, config, params)
-
-
-def _noted(tasks: Iterator[CleanTask], noted: list[CleanTask]) -> Iterator[CleanTask]:
-    for task in tasks:
-        noted.append(task)
-        yield task
+            tasks.append(CleanTask(log.directory, plan, config, params))
+            yield tasks[-1]
 
 
 @contextmanager

@@ -593,13 +593,11 @@ def _delivered_offsets(delivered: DataFrame, partition: int | None) -> DataFrame
     none = F.lit(None)
     number = F.col("partition") if "partition" in _names(delivered) else none
     rows = delivered.select(
-        F.coalesce(F.col("key").cast("binary"), _refused("key", delivered).cast("binary")).alias("key"),
+        _required("key", "binary", delivered),
         number.cast("int").alias("partition"),
         none.cast("long").alias("logged_offset"),
         none.cast("boolean").alias("deleted"),
-        F.coalesce(F.col("offset").cast("long"), _refused("offset", delivered).cast("long")).alias(
-            "delivered_offset"
-        ),
+        _required("offset", "long", delivered).alias("delivered_offset"),
     )
     if partition is None:
         return rows
@@ -689,8 +687,8 @@ def _check_columns(delivered: DataFrame) -> None:
         )
 
 
-def _refused(column: str, delivered: DataFrame) -> Column:
-    """Raise the error of a row with a null in `column`; the text names the row by its other columns.
+def _required(column: str, kind: str, delivered: DataFrame) -> Column:
+    """Return a column, or the error of a row with a null in it; the text names the row by its other columns.
 
     Spark has no exception class of a library for an expression, so the text begins with the name of ours.
     """
@@ -706,7 +704,8 @@ def _refused(column: str, delivered: DataFrame) -> Column:
             row += [F.lit(f", {name} "), F.coalesce(value, F.lit("null"))]
     text = f"{UsageError.__name__}: delivered has a row with a null in column {column}"
     remedy = UsageError("", remedy=f'leave such rows out: delivered.where("{column} IS NOT NULL")')
-    return F.raise_error(F.concat(F.lit(text), *row, F.lit(str(remedy))))
+    refused = F.raise_error(F.concat(F.lit(text), *row, F.lit(str(remedy))))
+    return F.coalesce(F.col(column).cast(kind), refused.cast(kind)).alias(column)
 
 
 def _assigned(partitioner: str, count: int) -> Column:

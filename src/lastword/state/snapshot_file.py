@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lastword.arrow import PositionedFile, pa, pq
+from lastword.arrow import pa, pq
 from lastword.errors import (
     CorruptFileError,
     FileVanishedError,
@@ -28,6 +28,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import Files, Handle
+from lastword.files.interface import PositionedFile
 from lastword.values import Value
 
 FORMATS = (".parquet", ".arrow", ".jsonl")
