@@ -20,7 +20,7 @@ from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchBuilder
 from lastword.tools.overwrites import _Sampler, trace_log, trace_of_keys
-from lastword.tools.simulate import SimulatedLog, TracedPartition, closings, picture, simulate
+from lastword.tools.simulate import SimulatedLog, TracedPartition, closings, simulate
 from lastword.units import NEVER
 from tests.api.conftest import tree_digest
 from tests.build import LogBuilder
@@ -436,24 +436,3 @@ def test_no_round_has_its_reason():
         assert idle(strategy, segment_bytes=200) == ""
     trace = rows([1, 2, 3, 4, 5, 6, 7, 1])
     assert "within its target of 1.5" in idle("generational", segment_bytes=200)
-
-
-# ---------------------------------------------------------------- the picture
-
-
-def test_the_picture_is_well_formed():
-    from xml.etree import ElementTree
-
-    simulations = [cost("zipf", strategy, keys=1000, updates=2) for strategy in ("generational", "kafka")]
-    text = picture(simulations, ["today <now>", "a & b"])
-    root = ElementTree.fromstring(text)
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    shown = "".join(root.itertext())
-    assert "today <now>" in shown and "a & b" in shown
-    lines = root.findall(".//{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 5  # size and written bytes of each, and the live bytes
-    for line in lines:
-        for point in line.get("points").split():
-            x, y = map(float, point.split(","))
-            assert 0 <= x <= 800 and 0 <= y <= 520
-    ElementTree.fromstring(picture([], []))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from lastword.api.text import field_text, key_candidates, key_text
@@ -247,31 +244,19 @@ def simulate(
     strategy: Annotated[
         str | None, option("NAME", "generational, kafka, or broker (Kafka's own cleaner)")
     ] = None,
-    picture: Annotated[str | None, option("FILE.svg", "also draw the result into this file")] = None,
 ) -> None:
     """Compare the cost of cleaning under other settings.
 
     Simulates the log's history, without writing, under the current and the given settings. PER BYTE is bytes
     written by cleaning per byte appended; SPACE is the average and PEAK the maximum of bytes on disk over
-    live bytes. Changes nothing.
+    live bytes. --json has them over time, as points of a curve. Changes nothing.
 
     Examples:
         lastword simulate data users --set lastword.space.target=1.25
         lastword simulate data users --set segment.bytes=64MiB --strategy kafka
-        lastword simulate data users --strategy broker --picture users.svg
+        lastword simulate data users --strategy broker --json
     """
-    from lastword.files import DEFAULT
-
     config = settings_of(sets)
-    if picture is not None and not picture.endswith(".svg"):
-        raise UsageError(
-            f"--picture writes SVG, but {picture} does not end with .svg",
-            remedy=f"--picture {shlex.quote(str(Path(picture).with_suffix('.svg')))}",
-        )
-    if picture is not None and not DEFAULT.is_dir(os.path.dirname(picture) or "."):
-        raise UsageError(
-            f"there is no directory {os.path.dirname(picture)}", remedy="create it, or name another file"
-        )
     with out.open(target) as logs, out.progress("simulate") as progress:
         simulations, failed = attempted(
             lambda: logs.simulate(
@@ -290,14 +275,6 @@ def simulate(
     for simulation in simulations:
         if simulation.topic and simulation.records and simulation.idle:
             out.line(f"no round: {_simulation_name(simulation)}: {simulation.idle}")
-    if picture is not None:
-        from lastword.tools.simulate import picture as draw
-
-        shown = [simulation for simulation in simulations if not simulation.topic] or simulations
-        DEFAULT.write_atomic(
-            picture, draw(shown, [_simulation_name(simulation) for simulation in shown]).encode()
-        )
-        out.say(f"wrote {picture}")
     parts = [simulation for simulation in simulations if simulation.topic and not simulation.settings]
     records = sum(simulation.records for simulation in parts)
     appended = sum(simulation.appended_bytes for simulation in parts)
