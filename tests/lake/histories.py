@@ -159,9 +159,20 @@ class History:
     def undecided(self) -> None:
         """Begin a transaction, or end the oldest one."""
         if self.open:
-            partition, producer = self.open.pop(0)
-            end_transaction(self.logs.dirs.log(TOPIC, partition), producer, 0, self.random.random() < 0.5)
-            return
+            self.end(0, commit=self.random.random() < 0.5)
+        else:
+            self.begin()
+
+    def aborted(self) -> None:
+        """Begin a transaction and abort it: its records are the newest of their keys, and no rows."""
+        self.begin()
+        self.end(-1, commit=False)
+
+    def end(self, number: int, *, commit: bool) -> None:
+        partition, producer = self.open.pop(number)
+        end_transaction(self.logs.dirs.log(TOPIC, partition), producer, 0, commit)
+
+    def begin(self) -> None:
         self.producer += 1
         partition = self.random.randrange(self.logs.topic(TOPIC).partitions)
         builder = BatchBuilder(
@@ -296,6 +307,7 @@ STEPS_OF_A_HISTORY = [
     *[History.clean] * 3,
     History.commit,
     *[History.undecided] * 2,
+    History.aborted,
     History.trim,
     History.expire,
     History.cut,

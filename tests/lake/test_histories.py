@@ -15,6 +15,7 @@ from lastword.lake import table
 from lastword.lake.export import LivePartition, _Attempt
 from lastword.lake.table import Table
 from lastword.lake.vectors import Offsets
+from lastword.partition import scan
 from tests.lake.histories import History, Violation
 from tests.support.exhaustive import stride
 
@@ -42,8 +43,8 @@ def test_histories(first: int, tmp_path: Path) -> None:
 
 @pytest.mark.quick
 def test_a_few_histories(tmp_path: Path) -> None:
-    """Seed 1 exports after each step; 2653 a range of offsets that has no batches any more."""
-    counts = counted(tmp_path, (0, 1, 2, 2653))
+    """Seed 5 exports after each step; 23 a range of offsets that has no batches any more."""
+    counts = counted(tmp_path, (0, 2, 5, 23))
     assert counts["checks"] and counts["continued"]
 
 
@@ -152,4 +153,14 @@ def test_rows_that_a_cleaning_has_removed_without_a_dead_bit(
         __hash__ = int.__hash__
 
     monkeypatch.setattr(Offsets, "count", lambda self, first, end: Enough())
+    assert found(tmp_path)
+
+
+def test_an_aborted_record_that_is_taken_for_the_newest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    honest = scan.newest_records
+    monkeypatch.setattr(
+        scan, "newest_records", lambda *given, **how: honest(*given, **how | {"committed": False})
+    )
     assert found(tmp_path)
