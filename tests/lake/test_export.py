@@ -817,3 +817,25 @@ def test_a_kept_scan_is_not_continued_over_a_rewritten_segment(
         assert continued == [True, False]
         assert values_of(place) == {f"new{each}": "v" for each in range(2000)}
     assert not logs.dirs.scans
+
+
+def test_a_range_that_has_no_batches(logs: Any, topic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above it may be an open transaction, which ends the range."""
+    from lastword.partition import scan
+    from lastword.partition.moment import Range
+    from lastword.state import changes
+
+    monkeypatch.setattr(scan, "is_short", lambda *given: False)
+    monkeypatch.setattr(
+        changes, "at_one_moment", lambda range_, read: read(range_.view, range_.start, range_.end)
+    )
+    for number in range(6):
+        topic.append("k", str(number))
+    log = logs.dirs.log("t", 0)
+    log.roll()
+    logs.clean("t")
+    range_ = Range(logs.dirs.view("t", 0).held(0), 0, 3)
+    known = vectors.Offsets()
+    known.add(np.array([0, 2]))
+    parts = changes.newer_parts(range_, 3, known, map_bytes=1 << 20, kept=changes.KeptScan(("", 0)))
+    assert [record for part in parts for record in part.records] == [] and not known.count(0, 6)

