@@ -276,7 +276,7 @@ def test_a_cleaning_that_runs_is_shown_with_its_bytes(
     topic.extend((f"k{i % 9}", "v" * 50) for i in range(600))
     with viewing(logs) as viewer:
         seen: list[dict[str, Any]] = []
-        step = Steps._step
+        step = Steps.rewritten
 
         def stepped(steps: Steps, chunk_bytes: int) -> None:
             step(steps, chunk_bytes)
@@ -284,7 +284,7 @@ def test_a_cleaning_that_runs_is_shown_with_its_bytes(
             assert drive["running"] == viewer.get("/api/t/users")["running"]
             seen.extend(drive["running"])
 
-        monkeypatch.setattr(Steps, "_step", stepped)
+        monkeypatch.setattr(Steps, "rewritten", stepped)
         while logs.cleaner.background.scheduler.turn():
             pass
         assert viewer.get("/api/t/users")["running"] == []
