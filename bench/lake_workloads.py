@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 import numpy as np
 import polars
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from tests.support.delta import DELTA, SPARK, connect, delta_server
 
 import lastword
 from bench.merge_workloads import ROUNDS, Cost, RemoteUsage, s3_server, value_rows
@@ -70,8 +74,57 @@ def lake_bucket(run: Run) -> Iterator[Measured]:
         yield from _lines("lake-bucket", _compared(run, places))
 
 
-def _compared(run: Run, places: Places) -> dict[str, list[Cost]]:
-    """Run the rounds; return the costs of each side."""
+@workload("lake-spark")
+def lake_spark(run: Run) -> Iterator[Measured]:
+    """As `lake`. Rival: MERGE by Spark with Delta on two cores, of the changes in a Parquet file.
+
+    CPU seconds of Java's process and of this one; the file is written before the clock starts.
+    """
+    places = Places(run.scratch / "lake-spark", str(run.scratch / "ours"), str(run.scratch / "theirs"))
+    with delta_server(run.scratch / "spark", for_tests=False) as address, connect(address) as session:
+
+        def merge(changes: str, first: bool) -> None:
+            rows = f"parquet.`{changes}`"
+            if first:
+                session.sql(f"SELECT * FROM {rows}").write.format("delta").save(places.theirs)
+                return
+            session.sql(
+                f"MERGE INTO delta.`{places.theirs}` t USING (SELECT * FROM {rows}) s "
+                "ON t.key = s.key AND t.partition = s.partition "
+                "WHEN MATCHED AND s.value IS NULL THEN DELETE WHEN MATCHED THEN UPDATE SET * "
+                "WHEN NOT MATCHED AND s.value IS NOT NULL THEN INSERT *"
+            ).collect()
+
+        def prepare(topic: Any, start: dict[int, int]) -> Callable[[], None]:
+            path = Path(places.theirs + ".parquet")
+            pq.write_table(_changes(topic, start), path)
+            return partial(merge, str(path), not Path(places.theirs).exists())
+
+        yield from _lines("lake-spark", _compared(run, places, prepare), f"Spark {SPARK}, Delta {DELTA}")
+
+
+def _java_cpu() -> float:
+    """Return the CPU seconds of Java's processes that this one has started."""
+    spent = 0.0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = file.read_text().rpartition(")")
+            fields = rest.split()
+            if name.endswith("(java") and int(fields[1]) == os.getpid():
+                spent += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return spent
+
+
+def _compared(
+    run: Run, places: Places, prepare: Callable[[Any, dict[int, int]], Callable[[], Any]] | None = None
+) -> dict[str, list[Cost]]:
+    """Run the rounds; return the costs of each side.
+
+    Args:
+        run: The run.
+        places: The log and both tables.
+        prepare: Returns the rival's call, of the changes from an offset on. None: deltalake's merge.
+    """
     keys, rng = run.records, np.random.default_rng(1)
     costs: dict[str, list[Cost]] = {"export": [], "merge": []}
     with lastword.open(places.log, "a", log_cleaner_enable=False) as logs:
@@ -88,7 +141,11 @@ def _compared(run: Run, places: Places) -> dict[str, list[Cost]]:
         for number in range(ROUNDS + 1):
             steps: list[tuple[str, str, Callable[[], Any]]] = [
                 ("export", places.ours, export),
-                ("merge", places.theirs, partial(_merge, topic, position, places)),
+                (
+                    "merge",
+                    places.theirs,
+                    prepare(topic, position) if prepare else partial(_merge, topic, position, places),
+                ),
             ]
             for name, place, work in steps if number % 2 else reversed(steps):
                 costs[name].append(_cost(work, place, places.usage))
@@ -105,7 +162,7 @@ def _compared(run: Run, places: Places) -> dict[str, list[Cost]]:
             topic.extend(_with_deletions(rows, rng))
             logs.clean(due=True)
         export()
-        _merge(topic, position, places)
+        prepare(topic, position)() if prepare else _merge(topic, position, places)
     assert _content(places.ours, places).equals(_content(places.theirs, places))
     return costs
 
@@ -115,12 +172,16 @@ def _cost(work: Callable[[], Any], place: str, server: RemoteUsage | None) -> Co
     before = _sizes(place)
     if server is not None:
         server.take()
+    java = _java_cpu()
     times = timed(work)
+    times = replace(times, cpu=times.cpu + _java_cpu() - java)
     written = sum(size for file, size in _sizes(place).items() if file not in before)
     return Cost(times.cpu, times.wall, Usage(0, 0, written, 0) if server is None else server.take())
 
 
-def _lines(name: str, costs: dict[str, list[Cost]]) -> Iterator[Measured]:
+def _lines(
+    name: str, costs: dict[str, list[Cost]], rival_name: str = "deltalake's merge"
+) -> Iterator[Measured]:
     amounts: dict[str, Callable[[Cost], float]] = {
         "CPU s": lambda cost: cost.cpu,
         "MB written": lambda cost: cost.usage.sent / 1e6,
@@ -136,7 +197,7 @@ def _lines(name: str, costs: dict[str, list[Cost]]) -> Iterator[Measured]:
                 unit,
                 mine,
                 rival,
-                "deltalake's merge",
+                rival_name,
                 rival / max(mine, 1e-6),
                 wall,
             )
@@ -151,16 +212,19 @@ def _with_deletions(rows: pa.Table, rng: np.random.Generator) -> pa.Table:
 def _merge(topic: Any, start: dict[int, int], places: Places) -> None:
     """Merge the changes from an offset on; the first call writes the table."""
     place, options = places.theirs, places.delta_options
+    changes = _changes(topic, start)
     if not DeltaTable.is_deltatable(place, storage_options=options):
-        rows = topic.read(view="newest").arrow().read_all().select(SEEN)
-        write_deltalake(place, rows, storage_options=options)
+        write_deltalake(place, changes, storage_options=options)
         return
-    changes = topic.read(start, view="changes").arrow().read_all().select(SEEN)
     on = "t.key = s.key AND t.partition = s.partition"
     table = DeltaTable(place, storage_options=options)
     merger = table.merge(changes, on, source_alias="s", target_alias="t")
     merger = merger.when_matched_delete("s.value IS NULL").when_matched_update_all()
     merger.when_not_matched_insert_all("s.value IS NOT NULL").execute()
+
+
+def _changes(topic: Any, start: dict[int, int]) -> pa.Table:
+    return topic.read(start, view="changes").arrow().read_all().select(SEEN)
 
 
 def _sizes(place: str) -> dict[str, int]:

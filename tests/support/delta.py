@@ -41,9 +41,19 @@ SETTINGS = {
 }
 
 
+OF_TESTS = (
+    "spark.sql.adaptive.enabled",
+    "spark.sql.codegen.factoryMode",
+    "spark.sql.codegen.wholeStage",
+    "spark.sql.shuffle.partitions",
+)
+
+
 @contextmanager
-def delta_server(folder: Path) -> Iterator[str]:
+def delta_server(folder: Path, *, for_tests: bool = True) -> Iterator[str]:
     """Run the server in a new folder. Yield its address, for `connect`.
+
+    `for_tests`: made for a few rows. False: with the settings of Spark and of Java for many, on two cores.
 
     Raises:
         ServerMissing: There is no Java or no Maven, or Maven Central cannot be reached.
@@ -64,7 +74,8 @@ def delta_server(folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     settings = {
-        **SETTINGS,
+        **{name: value for name, value in SETTINGS.items() if for_tests or name not in OF_TESTS},
+        **({} if for_tests else {"spark.master": "local[2]"}),
         "log4j2.configurationFile": str(LEVELS),
         "spark.connect.grpc.binding.port": str(port),
         "spark.local.dir": str(folder),
@@ -72,6 +83,8 @@ def delta_server(folder: Path) -> Iterator[str]:
     }
     opened = [*(f"java.{name}" for name in OPENED), "sun.nio.ch", "sun.nio.cs", "sun.util.calendar"]
     options = ["-Xmx1g", "-Xss4m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+    if not for_tests:
+        options = ["-Xmx4g", "-Xss4m"]
     options += [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in opened]
     options += [f"-D{name}={value}" for name, value in settings.items()]
     main = "org.apache.spark.sql.connect.service.SparkConnectServer"
