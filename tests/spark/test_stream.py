@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,12 @@ from tests.transactions import end_transaction
 ALL = ReadAllAvailable()
 
 
-def make_reader(root: Path, clock: Any = None, **options: str) -> LogStreamReader:
+def make_reader(root: Path, clock: Any = time.monotonic, **options: str) -> LogStreamReader:
     given_ = {"path": str(root), "subscribe": "t", **{name.lower(): value for name, value in options.items()}}
     if "assign" in options or "subscribePattern" in options:
         del given_["subscribe"]
     chosen = parse_read(given_, stream=True)
-    reader = LogStreamReader(chosen, full_schema(chosen.include_headers, chosen.view))
-    if clock is not None:
-        reader._clock = clock
-    return reader
+    return LogStreamReader(chosen, full_schema(chosen.include_headers, chosen.view), clock)
 
 
 def places(offsets: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ since.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,13 +146,15 @@ class QueryPartitions:
 
 
 class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one query."""
+    """The reader of one query. `clock`: seconds, monotonic."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(
+        self, options: ReadOptions, schema: StructType, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.options = options
         self.schema = schema
         self.columns = check_projection(schema, options.view, options.formats)
-        self._clock = time.monotonic
+        self._clock = clock
         self._last_batch: float | None = None
         self._target: Offsets | None = None  # with Trigger.AvailableNow: the last offsets of the query
         self._initial: dict[str, Any] | None = None
