@@ -355,6 +355,24 @@ def test_a_reader_that_saw_a_transaction_goes_on_when_its_marker_was_removed(tmp
         assert view.stable_offset == view.log_end == log.stable_offset
 
 
+def test_a_reader_that_saw_a_transaction_goes_on_when_it_was_cut_off(tmp_path: Path) -> None:
+    """The log has grown again without a newer snapshot."""
+    with lastword.open(tmp_path, "a") as logs, lastword.open(tmp_path, "r") as reader:
+        topic, log = logs.create_topic("t"), logs.dirs.log("t", 0)
+        topic.append(b"k", b"v")
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(0, b"k", b"v")
+        log.append_batch(builder.build())
+        before = reader.dirs.view("t", 0)
+        assert before.stable_offset == 1
+        logs.dirs.log_dir("t", 0).truncate("t", 0, 1)
+        topic.extend([(b"k", b"%d" % n) for n in range(3)])
+        reader.dirs.refresh()
+        view = reader.dirs.view("t", 0)
+        view.continue_from(before)
+        assert view.stable_offset == view.log_end == 4
+
+
 def test_a_replay_of_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
