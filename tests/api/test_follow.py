@@ -17,6 +17,7 @@ from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition import PartitionLog
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.partition.snapshots import Snapshots, producer_batches_between, replay
 from lastword.partition.view import CurrentView, Stability
 from lastword.records.batch import BatchBuilder
@@ -354,6 +355,24 @@ def test_a_reader_that_saw_a_transaction_goes_on_when_its_marker_was_removed(tmp
         assert view.stable_offset == view.log_end == log.stable_offset
 
 
+def test_a_reader_that_saw_a_transaction_goes_on_when_it_was_cut_off(tmp_path: Path) -> None:
+    """The log has grown again without a newer snapshot."""
+    with lastword.open(tmp_path, "a") as logs, lastword.open(tmp_path, "r") as reader:
+        topic, log = logs.create_topic("t"), logs.dirs.log("t", 0)
+        topic.append(b"k", b"v")
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(0, b"k", b"v")
+        log.append_batch(builder.build())
+        before = reader.dirs.view("t", 0)
+        assert before.stable_offset == 1
+        logs.dirs.log_dir("t", 0).truncate("t", 0, 1)
+        topic.extend([(b"k", b"%d" % n) for n in range(3)])
+        reader.dirs.refresh()
+        view = reader.dirs.view("t", 0)
+        view.continue_from(before)
+        assert view.stable_offset == view.log_end == 4
+
+
 def test_a_replay_of_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +424,39 @@ def test_a_replay_of_a_cleaned_part_leaves_no_transaction_open_whose_marker_was_
             assert log.stable_offset == reader.dirs.view("t", 0).stable_offset == stable
     with lastword.open(tmp_path, "a", clock=clock) as logs:
         assert logs.dirs.log("t", 0).stable_offset == stable
+
+
+def test_a_transaction_that_was_cleaned_away_stays_decided_after_a_damaged_snapshot_and_a_crash(
+    tmp_path: Path,
+) -> None:
+    """The first opening removes the snapshot; the second one has only that with the open transaction."""
+    clock, rng = ManualClock(1_790_000_000_000), random.Random(1)
+    builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    builder.append(clock.now_ms(), b"k", b"v")
+    with lastword.open(tmp_path / "0", "a", clock=clock, log_cleaner_enable=False) as logs:
+        logs.create_topic("t", cleanup_policy="compact", delete_retention_ms=0, segment_bytes=10_000)
+        log = logs.dirs.log("t", 0)
+        logs["t"].extend([(b"a%d" % n, rng.randbytes(1000)) for n in range(8)])
+        log.append_batch(builder.build())
+        logs["t"].append(b"last", b"v")
+        log.roll()
+        end_transaction(log, 7, 0, True)
+        logs["t"].extend([(b"k", b"new"), *((b"b%d" % n, rng.randbytes(1000)) for n in range(8))])
+        clock.advance(PRODUCER_EXPIRATION_MS)
+        for n in range(3):
+            logs["t"].extend([(b"a%d" % n, b"v"), (b"b%d" % n, b"v")])
+            log.roll()
+            logs.clean("t")
+            clock.advance(100_000)
+        end = log.stable_offset
+        assert not [h for s in log.segments for h in s.headers(0) if h.producer_id == 7]
+        shutil.copytree(tmp_path / "0", tmp_path / "1")
+    damaged = tmp_path / "1" / "t-0" / f"{end:020d}.snapshot"
+    damaged.write_bytes(b"damaged" + damaged.read_bytes()[7:])
+    for number in (1, 2, 3):
+        with lastword.open(tmp_path / str(number), "a", clock=clock) as logs:
+            assert logs.dirs.log("t", 0).stable_offset == end
+            shutil.copytree(tmp_path / str(number), tmp_path / str(number + 1))  # as a crash leaves it
 
 
 def test_views_of_two_threads_share_what_is_known_of_transactions(

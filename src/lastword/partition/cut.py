@@ -25,7 +25,7 @@ readers of offsets that are gone. If the note is lost, only that reason is lost.
                                         offsets that are missing below it; synced
 4  its indexes                          rebuilt
 5  snapshots above the offset           gone durably before the log grows there again; one at the offset is
-                                        written if cleaning has removed markers that a replay would need
+                                        corrected if cleaning has removed its open transactions
 6  leader epochs that begin there
 7  the cut is noted a second time       a reader between 0 and 6 met the first note, and records that are
                                         gone now: it compares the number of notes

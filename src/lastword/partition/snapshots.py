@@ -15,7 +15,7 @@ position  bytes  field
 Big endian. An entry holds only the newest batch of its producer; last data offset -1: none. A snapshot is
 valid as a whole or not at all. It is derived data: a damaged one is removed, and the batches behind an older
 one are replayed. So losing a snapshot costs only time, since the cleaner keeps the last batch of each
-producer, or its last marker, and a transaction without a batch was decided (`correct_open`).
+producer, or its last marker, and a transaction without a batch was decided (`with_starts_left`).
 
 A snapshot is written to a temporary file, synced and renamed, and the directory is synced: a reader never
 reads half of one. Kafka writes in place. The content does not hold the offset. So if the state has not
@@ -306,12 +306,13 @@ def replay(
         if offset in replayed.damaged:
             return None
         try:
-            return store.read(offset)
+            producers = store.read(offset)
         except CorruptFileError:
             replayed.damaged.append(offset)
+            return None
         except StorageError:  # removed since the listing
-            pass
-        return None
+            return None
+        return producers if offset == log_end else with_starts_left(producers, segments, offset)
 
     start = log_end if limit is None else limit
     for offset in reversed([offset for offset in offsets if offset <= start]):
@@ -320,7 +321,7 @@ def replay(
             replayed.state = ProducerState(offset, producers)
             replayed.exact = offset == log_end
             break
-    state, began = replayed.state, replayed.state.end_offset
+    state = replayed.state
     later = deque(offset for offset in offsets if offset > state.end_offset)
 
     def pass_snapshots(offset: int) -> None:
@@ -343,31 +344,30 @@ def replay(
                 aborted.append(entry)
     pass_snapshots(log_end)
     state.end_offset = log_end
-    if offsets and began < offsets[-1]:
-        correct_open(state, segments)
     return replayed
 
 
-def correct_open(state: ProducerState, segments: SegmentSet) -> bool:
-    """Correct the open transactions of a replay through rewritten segments; return whether one was wrong.
+def with_starts_left(producers: Iterable[Producer], segments: SegmentSet, offset: int) -> list[Producer]:
+    """Return the producers of a snapshot at `offset` with transactions that start with a batch of the log.
 
     A cleaning that has removed each batch of a decided transaction removes its marker, too. If the snapshot
-    that notes the end is damaged, or cut off, a replay from an older one finds the transaction open. A first
-    batch that is gone shows it: cleaning does not change undecided transactions.
+    that notes the end is damaged, or cut off, a replay from an older one would leave the transaction open. A
+    first batch that is gone shows it: cleaning does not change undecided transactions.
     """
-    wrong = []
-    for producer_id, first in state.open_transactions().items():
+
+    def with_start_left(producer: Producer) -> Producer:
+        first = producer.transaction_start
+        if first is None or not len(segments) or first < segments[0].base_offset:
+            return producer
         starts = (
             header.base_offset
             for segment in segments.starting_at(first)
-            for header, _ in producer_batches_between(segment, first, state.end_offset)
-            if header.producer_id == producer_id and header.transactional and not header.control
+            for header, _ in producer_batches_between(segment, first, offset)
+            if header.producer_id == producer.producer_id and header.transactional and not header.control
         )
-        start, producer = next(starts, None), state.get(producer_id)
-        if producer is not None and start != first >= segments[0].base_offset:
-            wrong.append(replace(producer, transaction_start=start))
-    state.learn(wrong)
-    return bool(wrong)
+        return replace(producer, transaction_start=next(starts, None))
+
+    return [with_start_left(producer) for producer in producers]
 
 
 def producer_batches_between(

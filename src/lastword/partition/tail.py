@@ -39,10 +39,10 @@ from lastword.partition.producer_state import ProducerState, SequencedBatch
 from lastword.partition.snapshots import (
     MANY_REPLAYED,
     Snapshots,
-    correct_open,
     is_due,
     last_batches,
     replay,
+    with_starts_left,
 )
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
@@ -202,7 +202,6 @@ class Tail:
             run_steps(self.taking_snapshot(is_due=True))
         else:
             state = replay(self._snapshots, self._local.segment_set, base_offset).state
-            correct_open(state, self._local.segment_set)
             self._snapshots.write(base_offset, state.producers)
 
     # -------------------------------------------------------------- append
@@ -422,9 +421,11 @@ class Tail:
             if self._snapshots.remove_outside(self._snapshots.offsets(), segments[0].base_offset - 1, offset):
                 local.store.files.fsync_dir(local.store.directory)
             self.epochs.truncate_from_end(offset)
-            self.producers = replay(self._snapshots, segments, offset).state
-            if correct_open(self.producers, segments):
-                self._snapshots.write(offset, self.producers.producers)
+            producers = replay(self._snapshots, segments, offset).state.producers
+            left = with_starts_left(producers, segments, offset)
+            self.producers = ProducerState(offset, left)
+            if left != producers:
+                self._snapshots.write(offset, left)
 
     def start_at(self, offset: int, log_start: int) -> None:
         """Remove everything, and begin an empty segment at `offset`. `log_start`: that of the log before."""
