@@ -231,6 +231,32 @@ def test_a_member_that_rejoins_keeps_a_protocol_of_its_group(server: Server) -> 
     assert member.join().error_code == 0
 
 
+def test_many_protocols_are_compared_in_linear_time() -> None:
+    """A client names as many as it likes, and the loop of the server compares them."""
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    def protocols(prefix: str) -> list[tuple[str, bytes]]:
+        return [(Name(f"{prefix}{number}"), b"") for number in range(100)]
+
+    group = classic_groups.ClassicGroup("g", protocol_type="consumer")
+    for number in range(3):
+        group.members[str(number)] = classic_groups.ClassicMember(
+            str(number), None, "", "", SESSION_MS, REBALANCE_MS, "consumer", protocols("p")
+        )
+    assert not group.supports("consumer", protocols("q"))
+    assert group.chosen_protocol() == "p0"
+    assert compared < 2000
+
+
 def test_a_silent_member_leaves_when_its_session_ends(
     two: tuple[Consumer, Consumer], clock: ManualClock, client: Client
 ) -> None:
