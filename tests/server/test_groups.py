@@ -336,6 +336,17 @@ def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server:
     assert leader.receive_join().protocol_name == third.receive_join().protocol_name == "sticky"
 
 
+@pytest.mark.parametrize("version", [8, 9])
+def test_a_static_leader_that_returns_computes_no_assignment(server: Server, version: int) -> None:
+    leader, again = (Consumer(server, instance="one", version=version) for _ in range(2))
+    leader.join()
+    leader.sync({leader.id: b"all"})
+    answer = again.join()
+    expected = (True, again.id, 1) if version == 9 else (False, leader.id, 0)
+    assert (answer.skip_assignment, answer.leader, len(answer.members)) == expected
+    assert again.sync().assignment == b"all"
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_groups_begin_again_when_their_topic_is_deleted(
     two: tuple[Consumer, Consumer],
