@@ -41,6 +41,14 @@ def test_modes(tmp_path):
         logs.topics()
 
 
+def test_a_directory_that_cannot_be_locked_frees_the_others(tmp_path):
+    paths = [tmp_path / "d1", tmp_path / "d2"]
+    with lastword.open(paths[1], "a"), pytest.raises(errors.LogDirLockedError) as failed:
+        lastword.open(paths, "a")
+    lastword.open(paths, "a").close()
+    assert failed.value  # not collected before, which would close them too
+
+
 def test_settings_are_all_checked_before_anything_is_opened(tmp_path):
     with pytest.raises(errors.UnknownSettingError) as caught:
         lastword.open(tmp_path / "data", "a", segment_byte=1, log_cleaner_threads=0)

@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,9 +174,14 @@ def test_the_same_batch_of_the_same_writer_comes_in_once(root: Path) -> None:
     assert values(root) == {0: ["a", "c", "e"], 1: ["a", "c", "e"]} and leftovers(root) == []
 
 
-def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(root: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda file: file.write_bytes(b"short")], ids=["gone", "short"]
+)
+def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(
+    root: Path, damage: Callable[[Path], object]
+) -> None:
     bad = CommitManifest("bad", stage(root, "bad", {0: ["x"], 1: ["y"]}), sync=True)
-    next((root / "t-1").rglob("*.batches")).write_bytes(b"short")
+    damage(next((root / "t-1").rglob("*.batches")))
     with pytest.raises(DataError, match="not as its writer left it"):
         commit(root, bad)
     commit(root, CommitManifest("good", stage(root, "good", {0: ["a"]}), sync=True))

@@ -330,7 +330,7 @@ def test_two_moves_in_opposite_directions(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def leases_after(root: Path, at: int, *, inside: str) -> list[tuple[str, int]] | None:
-    """Move users-0 and write two leases; return the leases then.
+    """Move users-0, write two leases and release one; return the leases then.
 
     At call `at` of one of the two, the other does all of its work. None: it has no such call.
 
@@ -345,9 +345,10 @@ def leases_after(root: Path, at: int, *, inside: str) -> list[tuple[str, int]] |
     is_move = inside == "move"
     a, b = both(root, files if is_move else UNSYNCED)
     with lastword.open(roots, files=UNSYNCED if is_move else files, clock=ManualClock(NOW)) as reader:
-        held = reader.topic("users").lease("held", position=8)
+        held, ended = (reader.topic("users").lease(name, position=8) for name in ("held", "ended"))
 
         def write() -> None:
+            ended.release()
             held.advance(12)
             reader.topic("users").lease("new", position=15)
 

@@ -380,6 +380,7 @@ def test_only_members_of_the_epoch_commit(client: Client, clock: ManualClock) ->
         assert writer.commit_offset(6, partition=numbers(other)[0], **fields) == stale
         newer = fields | {"generation_id_or_member_epoch": member.epoch + 1}
         assert writer.commit_offset(6, partition=kept, **newer) == stale
+    assert writer.commit_offset(6) == 0  # of a client that names no member
     member.leave()
     other.leave()
     assert Member(client, "").commit(7, epoch=-1) == 0

@@ -231,6 +231,32 @@ def test_a_member_that_rejoins_keeps_a_protocol_of_its_group(server: Server) -> 
     assert member.join().error_code == 0
 
 
+def test_many_protocols_are_compared_in_linear_time() -> None:
+    """A client names as many as it likes, and the loop of the server compares them."""
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    def protocols(prefix: str) -> list[tuple[str, bytes]]:
+        return [(Name(f"{prefix}{number}"), b"") for number in range(100)]
+
+    group = classic_groups.ClassicGroup("g", protocol_type="consumer")
+    for number in range(3):
+        group.members[str(number)] = classic_groups.ClassicMember(
+            str(number), None, "", "", SESSION_MS, REBALANCE_MS, "consumer", protocols("p")
+        )
+    assert not group.supports("consumer", protocols("q"))
+    assert group.chosen_protocol() == "p0"
+    assert compared < 2000
+
+
 def test_a_silent_member_leaves_when_its_session_ends(
     two: tuple[Consumer, Consumer], clock: ManualClock, client: Client
 ) -> None:
@@ -278,7 +304,9 @@ def test_only_a_commit_in_a_transaction_is_accepted_before_the_assignment(
     leader, _ = awaiting_the_leader(server)
     fields = {"generation_id_or_member_epoch": leader.generation, "member_id": leader.id}
     assert client.commit(5, **fields) == codes.REBALANCE_IN_PROGRESS
-    assert started(client, clock).commit_offset(5, **fields) == 0
+    writer = started(client, clock)
+    assert writer.commit_offset(5, **fields) == 0
+    assert writer.commit_offset(5) == 0  # of a client that names no member
 
 
 def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server: Server) -> None:
@@ -306,6 +334,17 @@ def test_a_static_member_with_other_metadata_returns_without_a_rebalance(server:
     until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
     leader.send_join()
     assert leader.receive_join().protocol_name == third.receive_join().protocol_name == "sticky"
+
+
+@pytest.mark.parametrize("version", [8, 9])
+def test_a_static_leader_that_returns_computes_no_assignment(server: Server, version: int) -> None:
+    leader, again = (Consumer(server, instance="one", version=version) for _ in range(2))
+    leader.join()
+    leader.sync({leader.id: b"all"})
+    answer = again.join()
+    expected = (True, again.id, 1) if version == 9 else (False, leader.id, 0)
+    assert (answer.skip_assignment, answer.leader, len(answer.members)) == expected
+    assert again.sync().assignment == b"all"
 
 
 @pytest.mark.parametrize("waits", [False, True])

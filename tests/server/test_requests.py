@@ -894,6 +894,17 @@ def test_the_largest_time_is_that_of_a_record_and_not_of_an_emptied_batch(
     assert [client.offset("t", at).offset for at in (0, 6500, 8000, -3)] == [1, 2, -1, 2]
 
 
+def test_the_largest_time_is_not_that_of_a_record_below_the_log_start(
+    client: Client, logs: lastword.LogDir
+) -> None:
+    topic = logs.create_topic("t", retention_ms=-1)
+    times = [9000, 5000, 6000]
+    topic.extend([lastword.Record("t", 0, 0, time, "create_time", b"k", b"v") for time in times])
+    assert client.offset("t", -3).offset == 0
+    topic.trim(1)  # inside the only batch
+    assert client.offset("t", -3).offset == 2
+
+
 def test_the_end_of_a_leader_epoch(client: Client, users: lastword.Topic) -> None:
     client.produce("users", ONE)
 

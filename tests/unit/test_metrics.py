@@ -54,3 +54,10 @@ def test_a_drive_that_cannot_be_asked_blanks_no_other_figure() -> None:
     metrics.register(registry)
     assert 'partition="0",topic="beside"' in generate_latest(registry).decode()
     metrics.unwatch(failed)
+
+
+def test_a_sample_stays_as_it_was_when_the_next_duration_comes() -> None:
+    metrics.APPEND_SECONDS.observe(0.02, "sampled")
+    sample = dict(metrics.APPEND_SECONDS.samples())["sampled",]
+    metrics.APPEND_SECONDS.observe(0.02, "sampled")
+    assert (sum(sample[:-1]), metrics.APPEND_SECONDS.count("sampled")) == (1, 2)

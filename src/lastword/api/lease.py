@@ -177,8 +177,19 @@ class Lease(ProcessBound):
         self._dirs.transaction(self._release, any_mode=True)
 
     def _release(self, dirs: OpenDirs) -> None:
-        for number, log_dir in dirs.partitions(self.topic).items():
-            leases.release(log_dir.files, log_dir.directory(self.topic, number), self.name)
+        for number in dirs.partitions(self.topic):
+            release(dirs, self.topic, number, self.name)
+
+
+def release(dirs: OpenDirs, topic: str, partition: int, name: str) -> None:
+    """Release the lease on one partition, if there is one."""
+
+    def release_in(log_dir: LogDirectory) -> None:
+        if not leases.release(log_dir.files, log_dir.directory(topic, partition), name):
+            raise LeaseRefusedError(f"{topic}-{partition} has no lease {name!r}")
+
+    with suppress(LeaseRefusedError):  # there is none, or the partition was moved and it is in the other one
+        dirs.at(topic, partition, release_in)
 
 
 def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_age: Duration) -> Lease:
@@ -214,9 +225,8 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
     except LastwordError:
         for number, known in before.items():
             if known is None:
-                log_dir = dirs.log_dir(topic, number)
                 with suppress(LastwordError):  # the first error is the one to report
-                    leases.release(log_dir.files, log_dir.directory(topic, number), name)
+                    release(dirs, topic, number, name)
         raise
     return Lease(dirs, topic, name, taken)
 

@@ -418,18 +418,20 @@ def _copy_private(log: PartitionLog, future: str, files: Files) -> None:
     for name in log.files.listdir(private):
         path = os.path.join(private, name)
         if name != names.MOVED_FROM and not name.endswith(".tmp") and not log.files.is_dir(path):
-            _copy(log.files, path, files, os.path.join(future, names.PRIVATE, name))
+            is_lease = name.startswith(names.LEASE)
+            with suppress(FileVanishedError) if is_lease else nullcontext():  # a reader has released it
+                _copy(log.files, path, files, os.path.join(future, names.PRIVATE, name))
 
 
 def _leases(files: Files, directory: str) -> dict[str, bytes]:
     """Return the content of the files of leases on a partition, by name."""
     private = os.path.join(directory, names.PRIVATE)
-    there = files.listdir(private) if files.exists(private) else ()
-    return {
-        name: files.read_bytes(os.path.join(private, name))
-        for name in there
-        if name.startswith(names.LEASE) and not name.endswith(".tmp")
-    }
+    found: dict[str, bytes] = {}
+    for name in files.listdir(private) if files.exists(private) else ():
+        if name.startswith(names.LEASE) and not name.endswith(".tmp"):
+            with suppress(FileVanishedError):  # a reader has released it
+                found[name] = files.read_bytes(os.path.join(private, name))
+    return found
 
 
 def _take_leases(source: Files, discarded: str, files: Files, final: str, known: dict[str, bytes]) -> None:

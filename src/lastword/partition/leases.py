@@ -284,11 +284,12 @@ def _write_once(files: Files, directory: str, lease: LeaseFacts) -> LeaseFacts:
 def release(files: Files, directory: str, name: str) -> bool:
     """Delete the lease. True if there was one."""
     path = _path(directory, check_name(name))
-    there = files.exists(path)
-    files.unlink(path, missing_ok=True)
-    if there:
-        files.fsync_dir(os.path.dirname(path))
-    return there
+    try:
+        files.unlink(path)
+    except FileVanishedError:
+        return False
+    files.fsync_dir(os.path.dirname(path))
+    return True
 
 
 def _path(directory: str, name: str) -> str:

@@ -253,8 +253,9 @@ def record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
 def record_of_largest_time(log: Readable) -> RawRecord | None:
     """Return the first record with the largest timestamp, from the log start on; None if there is none.
 
-    A cleaning leaves batches without records, with their timestamps. If no record has the largest timestamp
-    of all segments, the headers are read of those that may have that of the record.
+    A cleaning leaves batches without records, with their timestamps, and the log start may be inside a batch.
+    If no record has the largest timestamp of all segments, the headers are read of those that may have that
+    of the record.
     """
     largest = max(
         (segment.largest_timestamp for segment in log.segment_set.starting_at(log.log_start)), default=-1
@@ -270,9 +271,19 @@ def _record_of_largest_time(log: Readable) -> RawRecord | None:
     segments = list(log.segment_set.starting_at(start))
     for segment in sorted(segments, key=attrgetter("largest_timestamp"), reverse=True):
         if segment.largest_timestamp > largest:
-            times = (h.max_timestamp for h in segment.headers(0) if h.count and h.last_offset >= start)
-            largest = max(largest, *times, -1)
+            headers = (h for h in segment.headers(0) if h.count and h.last_offset >= start)
+            largest = max(largest, *(_largest_time(segment, header, start) for header in headers), -1)
     return _record_at_time(log, largest) if largest >= 0 else None
+
+
+def _largest_time(segment: Segment, header: BatchHeader, start: int) -> int:
+    """Return the largest timestamp of the records of a batch from `start` on; -1 if it has none."""
+    if header.base_offset >= start:
+        return header.max_timestamp
+    data = segment.read_batch(header)
+    check_crc(data, header, segment.file, 0)
+    records = read_records(data, header, segment.file, position=0)
+    return max((record.timestamp for record in records if record.offset >= start), default=-1)
 
 
 def _record_at_time(log: Readable, timestamp: int) -> RawRecord | None:

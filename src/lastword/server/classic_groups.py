@@ -136,11 +136,12 @@ class ClassicGroup(Group):
         """Return whether a member with these protocols can be in the group."""
         if not self.members:
             return bool(protocol_type and protocols)
-        return protocol_type == self.protocol_type and any(name in self.common() for name, _ in protocols)
+        common = set(self.common())
+        return protocol_type == self.protocol_type and any(name in common for name, _ in protocols)
 
     def common(self) -> list[str]:
         """Return the protocols that all members have."""
-        first, *others = [[name for name, _ in member.protocols] for member in self.members.values()]
+        first, *others = [dict(member.protocols) for member in self.members.values()]
         return [name for name in first if all(name in other for other in others)]
 
     def chosen_protocol(self) -> str:

@@ -24,6 +24,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lastword.api.lease import release
 from lastword.errors import LastwordError, StorageError
 from lastword.partition import leases
 from lastword.segment import names
@@ -164,13 +165,13 @@ class GroupLeases:
             return
         name = lease_name(group) if served.stored == topic else f"newest.{lease_name(group)}"
 
+        if offset is None or not config.lastword_group_leases:
+            release(dirs, served.stored, partition, name)
+            return
+
         def write(log_dir: LogDirectory) -> None:
             files, directory = log_dir.files, log_dir.directory(served.stored, partition)
             known = leases.read(files, directory, name)
-            if offset is None or not config.lastword_group_leases:
-                if known is not None:
-                    leases.release(files, directory, name)
-                return
             now_ms = self._context.clock.now_ms()
             max_age_ms = dirs.settings.instance.offsets_retention_minutes * 60_000
             if (
