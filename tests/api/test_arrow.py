@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from lastword import errors
+from lastword.api.arrow import joined
 from tests.api.conftest import BEGIN_MS
 
 
@@ -98,6 +99,11 @@ def test_newest_values_of_a_long_range_are_the_records_in_batches_of_the_wanted_
     assert max(batch.nbytes for batch in batches) < 400_000
     assert len(batches) <= 2 + sum(batch.nbytes for batch in batches) // 100_000
     assert reader.position == {n: end for n, (_, end) in topic.bounds().items()}
+
+
+def test_only_small_batches_are_joined():
+    batches = [pa.record_batch({"n": pa.array([n] * rows)}) for n, rows in enumerate([2, 3, 9, 1])]
+    assert [batch["n"].to_pylist() for batch in joined(batches, 6 * 8)] == [[0, 0, 1, 1, 1], [2] * 9, [3]]
 
 
 @pytest.mark.parametrize("view", ["log", "newest"])

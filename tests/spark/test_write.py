@@ -550,8 +550,11 @@ def test_a_topic_that_another_job_makes_meanwhile_is_compared_with_the_options(
     assert make_writer(tmp_path, partitions="4").job.target == targets.existing_target(str(tmp_path), "t")
 
 
-def test_a_row_for_a_topic_of_brokers_is_refused(tmp_path: Path) -> None:
-    """Option `topic` was checked, and column `topic` was not."""
+def test_a_topic_of_brokers_is_not_written(tmp_path: Path) -> None:
+    """Neither by option `topic` nor by column `topic`, which was not checked."""
+    with pytest.raises(SparkOptionError, match="__consumer_offsets is a topic of brokers"):
+        make_writer(tmp_path, KEY_VALUE, topic="__consumer_offsets")
+    assert not [*tmp_path.iterdir()]
     create(tmp_path, "__consumer_offsets")
     writer = make_writer(tmp_path, columns(key="binary", value="binary", topic="string"), topic="")
     names = pa.array(["__consumer_offsets"], pa.string())
