@@ -204,7 +204,6 @@ def job_commits(root: Path, story: Story) -> None:
             DEFAULT,
             lambda: lastword.logdir.LogDirectory.open(str(root), "a", DEFAULT, ManualClock(now_ms())),
             patience_seconds=5.0,
-            now_ms=now_ms,
         )
     assert len(list((root / "life1-0").glob("*.log"))) == before + 1
     story.newest["life1"][b"job"] = b"1"

@@ -493,6 +493,7 @@ def commit(
     open_log_dir: Callable[[], LogDirectory],
     *,
     patience_seconds: float,
+    clock: Clock | None = None,
 ) -> None:
     """Put the manifest into the inbox, and return when it is ingested, by this process or another.
 
@@ -502,13 +503,14 @@ def commit(
         files: The storage.
         open_log_dir: Opens the directory to append, or raises LogDirLockedError.
         patience_seconds: How long to wait for another process to ingest the manifest.
+        clock: Numbers the manifest, and waits.
 
     Raises:
         BusyError: The holder of the lock did not ingest the manifest in time: it is a broker, or does not
             watch the inbox. The manifest was removed, and nothing was written.
         DataError: The commit was refused; its staged files are damaged, or a topic is gone.
     """
-    clock = SystemClock()  # another process, which has its own, ingests the manifest
+    clock = clock or SystemClock()
     name = f"{next_number(files, root, clock.now_ms()):020d}-{manifest.commit_id}"
     waiting = os.path.join(root, names.INBOX + name)
     applying = os.path.join(root, names.APPLYING + name)
