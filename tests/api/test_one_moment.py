@@ -311,8 +311,9 @@ def test_a_tail_behind_an_open_transaction_is_of_one_moment(
         "users", key_serializer="str", value_serializer="json", cleanup_policy="compact"
     )
     log = writer.dirs.log("users", 0)
-    begin_transaction(log, 7, (b"a", b"0"))
     topic.extend([("k", 1), ("k", 2)])
+    log.roll()
+    begin_transaction(log, 7, (b"a", b"0"))  # of which the reader opens the segment early
     log.roll()
     topic.append("k", 3)
     pin = DirectorySegments.pin

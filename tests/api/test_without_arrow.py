@@ -43,6 +43,7 @@ with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             print("Arrow")
         except MissingError as error:
             print("without:", error.message, "|", error.remedy)
+open(root + ".parquet", "a").close()
 for arguments in (
     ["ls", root],
     ["read", root, "users", "--last", "3"],

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
+    from lastword.partition.producer_state import Producer
     from lastword.records.record import Header
 
 POSITIONS_TOPIC = "__lastword_positions"
@@ -664,8 +665,7 @@ class Committer:
                 log = dirs.log(name, number)
                 producer = log.producer(producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    is_decided = producer.epoch == epoch  # this transaction, and not the one before
-                    is_committed = is_decided and (name, number) in partitions
+                    is_committed = _is_of(producer, epoch) and (name, number) in partitions
                     log.append_batch(_marker(dirs, producer_id, producer.epoch, commit=is_committed))
                 if producer is not None:
                     ended.append(log)
@@ -687,6 +687,11 @@ def _committer(dirs: OpenDirs) -> Committer:
             dirs.committer = Committer(dirs)
         committer: Committer = dirs.committer
         return committer
+
+
+def _is_of(producer: Producer, epoch: int) -> bool:
+    """Return whether the open transaction of a producer is the one that was decided last."""
+    return producer.epoch == epoch
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -32,6 +32,7 @@ from lastword.errors import (
     SparkOptionError,
     UnknownTopicError,
 )
+from lastword.files import Files
 from lastword.keys.manifest import look_up
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.directory_segments import PortableVersion
@@ -75,7 +76,7 @@ class PartitionRange:
         return f"{self.topic}-{self.partition}"
 
 
-def choose(options: ReadOptions) -> list[PartitionRange]:
+def choose(options: ReadOptions, files: Files | None = None) -> list[PartitionRange]:
     """Return every partition to read, in order of topic and number. For a stream: at its start.
 
     Raises:
@@ -84,7 +85,7 @@ def choose(options: ReadOptions) -> list[PartitionRange]:
             end.
         OffsetOutOfRangeError: Records are lost, unless failOnDataLoss is false.
     """
-    directory = open_directory(options.path, options.storage)
+    directory = open_directory(options.path, options.storage, files)
     existing = directory.partitions_by_topic()
     selected = pick(existing, options.selection, options.path)
     for bound_name, bound in (("starting", options.start), ("ending", options.end)):
