@@ -224,7 +224,7 @@ def test_retention_runs_by_its_own_timer(logs, clock):
 
 
 class Devices(UnsyncedFiles):
-    """Files of which so many directories, which end with their number, are on each drive."""
+    """Files with drives: each has this many directories, whose names end with their numbers."""
 
     def __init__(self, directories):
         super().__init__()

@@ -574,7 +574,7 @@ def found(client: Client, version: int, key_type: int = 0) -> Any:
     ("key_type", "version"), [*((0, n) for n in range(7)), *((1, n) for n in range(1, 7))]
 )
 def test_the_coordinator_is_this_server(server: Server, client: Client, key_type: int, version: int) -> None:
-    """Of groups, and of transactions (type 1)."""
+    """Type 0 asks for that of groups, type 1 for that of transactions."""
     answer = found(client, version, key_type)
     assert (answer.error_code, answer.node_id) == (0, 1)
     assert (answer.host, answer.port) == (server.host, server.port)

@@ -1,6 +1,6 @@
 """A mapping whose changes are a log: the values that it keeps and restores, and the calls that it refuses.
 
-`tests/model/test_memory_model.py` compares states with a dict, in random sequences of changes.
+`tests/model/test_states_model.py` compares states with a dict, in random sequences of changes.
 """
 
 import copy

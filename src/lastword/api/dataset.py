@@ -19,7 +19,7 @@ NOT_A_FILE = "scan the dataset of a Reader with its own methods"
 
 
 # pyarrow has no types, so mypy takes its class for Any.
-class ReaderDataset(ProcessBound, pyarrow.dataset.FileSystemDataset):  # type: ignore[misc]
+class ReaderDataset(ProcessBound, pyarrow.dataset.FileSystemDataset):  # type: ignore[misc]  # untyped
     """A dataset of which each scan reads the log.
 
     A Dataset of pyarrow has a part in C++, which some functions use without `scanner`, such as a join or a

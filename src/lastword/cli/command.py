@@ -286,7 +286,7 @@ def command(
 
         parameters.sort(key=lambda parameter: parameter.kind)
         # typer reads the options from here; mypy has no such attribute for a function.
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
         text, _, examples = inspect.cleandoc(fn.__doc__ or "").partition("\n\nExamples:\n")
@@ -396,7 +396,7 @@ class Unconverted:
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all parameters of the command, with that of `--help`."""
         # A mixin: the class that it is mixed into has the method.
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # untyped
         types = inspect.get_annotations(self.callback, eval_str=True)
         for parameter in parameters:
             if "process_value" not in vars(parameter):

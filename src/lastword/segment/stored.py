@@ -1,7 +1,7 @@
 """Where the bytes of one segment are stored, and which stored segment it is.
 
 `Segment` and `SegmentAppender` read and write through `StoredSegment`. `SegmentFiles` implements it by the
-files of a partition directory. A segment of another store (memory, later objects) is the same `Segment`.
+files of a partition directory. A segment in a bucket is the same `Segment`.
 """
 
 from __future__ import annotations
