@@ -41,8 +41,8 @@ def read_again(read: Callable[[], T], renew: Callable[[], object] = lambda: None
     """Return the result of `read`, which begins again if a cleaning replaced a file that it had listed.
 
     Args:
-        read: Reads one or more logs. It changes nothing, or what it may change again, as a copy does. It makes
-            its views, or uses those of `renew`.
+        read: Reads one or more logs. It changes nothing, or what it may change again, as a copy does. It
+            makes its views, or uses those of `renew`.
         renew: Called before each repetition.
 
     Raises:
