@@ -42,7 +42,7 @@ java -Xmx512m -cp "$work/jars/*" kafka.Kafka "$work/server.properties" > "$work/
 said=$("$work/venv/bin/python" - "$port" 2> /dev/null <<'PY'
 import socket, sys, time
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, OffsetSpec
 
 address = {"bootstrap.servers": f"127.0.0.1:{sys.argv[1]}"}
 for _ in range(240):
@@ -55,6 +55,7 @@ else:
     sys.exit(2)
 admin = AdminClient(address)
 config = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.001"}
+config["min.compaction.lag.ms"] = "3600000"  # until the lookups before the cleaning are made
 admin.create_topics([NewTopic("t", 1, 1, config=config)])["t"].result(60)
 start = int(time.time() * 1000) - 100_000
 large = b"x" * 700_000  # two of them do not fit into one segment
@@ -84,6 +85,9 @@ def show(when):
     print(f"{when}: time 0: offset {at_zero.offset}; the largest time: offset {largest.result(60).offset}; a consumer reads {read()}")
 
 show("before")
+now = ConfigEntry("min.compaction.lag.ms", "0", incremental_operation=AlterConfigOpType.SET)
+topic = ConfigResource("topic", "t", incremental_configs=[now])
+admin.incremental_alter_configs([topic])[topic].result(60)
 for _ in range(120):
     if 0 not in read():
         break
