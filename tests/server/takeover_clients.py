@@ -93,7 +93,7 @@ class PythonClient(threading.Thread):
                 lived()
                 self.note("ended")
                 return
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:  # the second by aiokafka's `stop`, too
                 self.note("failed", repr(error))
                 self.life += 1
                 time.sleep(0.02)
