@@ -148,7 +148,7 @@ def reads_a_snapshot_without_the_batches_above_it(patch: pytest.MonkeyPatch) -> 
         (ends_in_a_swap_before_the_markers, {"half"}, 0),
         (answers_from_what_is_not_stored, {"offset-back"}, 0),
         (knows_the_last_batch_only, {"code"}, 0),
-        (goes_on_behind_a_batch_that_is_sent_again, {"code", "order"}, 0),
+        (goes_on_behind_a_batch_that_is_sent_again, {"code", "order"}, 30),
         (admits_behind_a_batch_that_was_not_admitted, {"code"}, 26),
         (reads_a_snapshot_without_the_batches_above_it, {"code", "twice"}, 0),
     ],
