@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from lastword.protocol.messages import (
 )
 from lastword.server import Server
 from lastword.server import transactions as coordinator
+from lastword.server.coordinator import CoordinatorTopic
 from lastword.server.group_store import OtherGroup
 from lastword.server.transaction_state import TransactionalId
 from lastword.server.transactions import TransactionCoordinator
@@ -589,6 +591,40 @@ def test_time_that_is_up_while_no_server_runs(tmp_path: Path, clock: ManualClock
     with served(tmp_path, clock=clock) as (_, _, client):  # it sends no request for the transaction
         until(lambda: client.fetch("users", 0, isolation_level=1).last_stable_offset == 2)
         assert committed(client) == []
+
+
+def test_a_state_that_cannot_be_loaded_is_tried_again(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No request comes, and a decided transaction is completed all the same."""
+    with served(tmp_path, clock=clock) as (logs, _, client):
+        logs.create_topic("users", cleanup_policy="delete")
+        writer = started(client, clock)
+        writer.send(b"v")
+        writer.commit_offset(5)
+        monkeypatch.setattr(TransactionCoordinator, "_append_markers", _cut)
+        assert writer.end() == 0
+    monkeypatch.undo()
+    load, failures = CoordinatorTopic.load, Counter[str]()
+
+    def loaded(topic: CoordinatorTopic, *given: Any) -> Any:
+        failures[topic.name] += 1
+        if failures[topic.name] <= 2:
+            raise StorageError("the drive is offline")
+        return load(topic, *given)
+
+    monkeypatch.setattr(CoordinatorTopic, "load", loaded)
+    with served(tmp_path, clock=clock) as (_, _, client):
+
+        def completed() -> bool:
+            clock.advance(coordinator.RETRY_MS)
+            return client.fetch("users", 0, isolation_level=1).last_stable_offset == 2
+
+        until(completed)
+        until(lambda: min(failures.values()) == 3)
+    assert "Traceback" not in caplog.text
+    again = "__transaction_state was not loaded: the drive is offline; tried again in "
+    assert caplog.text.count(f"{again}0.5 s") == caplog.text.count(f"{again}1.0 s") == 1
 
 
 def test_a_marker_that_cannot_be_appended_is_tried_again(

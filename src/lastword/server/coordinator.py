@@ -38,6 +38,7 @@ from lastword.protocol import codes, decode_stored, java_hash
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
 from lastword.server.context import ServerContext
+from lastword.server.timers import MOST_RETRY_MS
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -151,6 +152,31 @@ class CoordinatorTopic:
                 self._damaged.add(number)
                 _log.error("%s; its partition is not served. Remedy: %s", error.message, error.remedy)
         return loaded
+
+    def try_again(
+        self, loading: asyncio.Future[Any], retry_ms: int | None, load: Callable[[int], None]
+    ) -> None:
+        """Call `load` again if the state could not be loaded. It gets the time of the next try.
+
+        Args:
+            loading: The load under way, or what follows it.
+            retry_ms: `load` is called after this time; None: not at all.
+            load: Loads the state.
+        """
+
+        def ended(done: asyncio.Future[Any]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if not isinstance(error, (LastwordError, Refused)):
+                if error is not None:
+                    _log.error("%s was not loaded", self.name, exc_info=error)
+                return
+            later = "" if retry_ms is None else f"; tried again in {retry_ms / 1000:.1f} s"
+            _log.warning("%s was not loaded: %s%s", self.name, error.message, later)
+            if retry_ms is not None:
+                following_ms = min(2 * retry_ms, MOST_RETRY_MS)
+                self._context.timers.after(retry_ms, lambda: load(following_ms))
+
+        loading.add_done_callback(ended)
 
     def check(self, key: str) -> None:
         """Raise Refused if the partition of a group or a transactional id has an undecodable record."""

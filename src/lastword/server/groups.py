@@ -33,6 +33,7 @@ from lastword.server.coordinator import StoredRecord
 from lastword.server.group_leases import GroupLeases
 from lastword.server.group_store import Group, GroupStore, OtherGroup, answer_of
 from lastword.server.offsets import Offsets, offset_key
+from lastword.server.timers import RETRY_MS
 from lastword.server.topics import GROUPS_TOPIC, Refused, Refusing
 
 if TYPE_CHECKING:
@@ -191,18 +192,19 @@ class Groups:
         """Delete the offsets that have expired, and the groups that have neither members nor offsets."""
         self._check_later()
         if self._context.topics.get(GROUPS_TOPIC) is not None:
-            self._after_load(self._expire)
+            self._after_load(self._expire, None)
 
     def load_early(self) -> None:
         """Load the groups when the server starts: a kill may have come before leases were written."""
         self._after_load(lambda: None)
 
-    def _after_load(self, call: Callable[[], None]) -> None:
+    def _after_load(self, call: Callable[[], None], retry_ms: int | None = RETRY_MS) -> None:
         loading = self._load()
         if loading is None:
             call()
         else:
-            self._context.then(loading, call).add_done_callback(_log_failure)
+            done = self._context.then(loading, call)
+            self.topic.try_again(done, retry_ms, partial(self._after_load, call))
 
     def _expire(self) -> None:
         retention_ms = self._context.dirs.settings.instance.offsets_retention_minutes * 60_000
@@ -312,11 +314,3 @@ class Groups:
                 syncs += [] if sync is None else [sync]
         durable = asyncio.gather(*syncs) if syncs else None
         return self.store.answer_after(durable, answer)
-
-
-def _log_failure(done: asyncio.Future[Any]) -> None:
-    error = done.exception()
-    if isinstance(error, Refused):
-        _log.error("the groups were not loaded: %s", error.message)
-    elif error is not None:
-        _log.error("the groups were not loaded", exc_info=error)

@@ -12,6 +12,9 @@ from lastword.clock import Clock, SystemClock
 
 POLL_SECONDS = 0.01
 """How often a clock that does not run by itself is read while a timer waits."""
+RETRY_MS = 500
+MOST_RETRY_MS = 60_000
+"""The first and the longest time to the next try of what failed: to load a state, to append a marker."""
 _log = logging.getLogger("lastword.server")
 
 

@@ -11,14 +11,12 @@ from lastword.logdir.transaction_state import PREPARE_ABORT, PREPARE_COMMIT, Par
 from lastword.protocol import codes
 from lastword.records.batch import CHECKED, BatchBuilder
 from lastword.records.record import marker_record
-from lastword.server.timers import NO_TIMER
+from lastword.server.timers import NO_TIMER, RETRY_MS
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
 DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)
 MOST_AWAITED = 1000
 """Most batches of a connection that are to be sent again, and hold back others."""
-RETRY_MS = 500
-"""After this time a marker that could not be appended is tried again."""
 
 
 def transactional_producer(records: Any) -> tuple[tuple[int, int], int] | None:

@@ -64,11 +64,11 @@ from lastword.server.coordinator import (
     not_stored,
 )
 from lastword.server.markers import Markers, append_in
+from lastword.server.timers import MOST_RETRY_MS, RETRY_MS
 from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, Refusing
 from lastword.server.transaction_state import (
     DECIDED,
     MOST_AWAITED,
-    RETRY_MS,
     Marker,
     TransactionalId,
     transactional_producer,
@@ -86,8 +86,6 @@ TRIED_AGAIN = (codes.CONCURRENT_TRANSACTIONS, codes.COORDINATOR_NOT_AVAILABLE, c
 FENCED_SINCE = {"InitProducerId": 4, "AddOffsetsToTxn": 2, "EndTxn": 2}
 """Versions of the APIs from which on an answer may have PRODUCER_FENCED."""
 EXPIRATION_CHECK_MS = 3_600_000
-MOST_RETRY_MS = 60_000
-"""A marker that could not be appended is tried again after `RETRY_MS`; the time doubles up to this one."""
 
 _log = logging.getLogger("lastword.server")
 
@@ -141,9 +139,13 @@ class TransactionCoordinator:
 
     # -------------------------------------------------------------- load and store
 
-    def load_early(self) -> None:
-        """Load the transactions when the server starts: some may have to be ended without a request."""
-        self._load().add_done_callback(_log_failure)
+    def load_early(self, retry_ms: int = RETRY_MS) -> None:
+        """Load the transactions when the server starts: some may have to be ended without a request.
+
+        Args:
+            retry_ms: A load that fails is tried again after this time.
+        """
+        self.topic.try_again(self._load(), retry_ms, self.load_early)
 
     def _load(self) -> asyncio.Future[Any]:
         """Return a future that is done when the state is loaded; again, if its topic was deleted."""
@@ -852,4 +854,4 @@ def _older_code(code: int, is_older: bool) -> int:
 
 def _log_failure(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        _log.error("transactions", exc_info=task.exception())
+        _log.error("a step of a transaction failed", exc_info=task.exception())
