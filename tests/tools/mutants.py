@@ -29,7 +29,7 @@ from lastword.files import DEFAULT
 from lastword.ingest import staging
 from lastword.keys import index
 from lastword.logdir.copies import COPIED
-from lastword.logdir.identity import write_move_note
+from lastword.logdir.identity import MoveNote, write_move_note
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
@@ -67,7 +67,7 @@ def build(root: Path) -> None:
     first, second = (root / f"t-{number}" for number in range(2))
     removal_log.note_dropped(DEFAULT, str(first), 3)
     cut.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
-    write_move_note(DEFAULT, str(second), "elsewhere", 17)
+    write_move_note(DEFAULT, str(second), MoveNote("elsewhere", 17))
     COPIED.save(DEFAULT, str(second / names.PRIVATE / names.COPIED), {"logs": {"a": [1, 2, 3, 4]}})
     quarantine.put(DEFAULT, str(second), CorruptBatchError("a batch", file="f", position=1, offset=2), NOW_MS)
     survivorship = Survivorship()
