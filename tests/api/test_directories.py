@@ -63,7 +63,8 @@ def test_a_partition_that_is_deleted_meanwhile_keeps_its_first_error(tmp_path: P
         logs.create_topic("t")
 
         def use(log_dir: LogDirectory) -> None:
-            logs.delete_topic("t")
+            if logs.dirs.has_topic("t"):
+                logs.delete_topic("t")
             log_dir.view("t", 0)
 
         with pytest.raises(UnknownTopicError, match="no topic 't'"):
