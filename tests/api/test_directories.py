@@ -29,6 +29,7 @@ from lastword.errors import (
     StorageError,
     SyncFailedError,
     TopicExistsError,
+    UnknownTopicError,
     UsageError,
 )
 from lastword.logdir import LogDirectory, TopicPartition
@@ -55,6 +56,19 @@ def fill(logs, topic: str = "users", count: int = 60) -> dict[bytes, bytes]:  # 
     pairs = {b"k%d" % n: b"v%d" % n for n in range(count)}
     logs.topic(topic).extend(pairs)
     return pairs
+
+
+def test_a_partition_that_is_deleted_meanwhile_keeps_its_first_error(tmp_path: Path) -> None:
+    with lastword.open([tmp_path / "a", tmp_path / "b"], "a") as logs:
+        logs.create_topic("t")
+
+        def use(log_dir: LogDirectory) -> None:
+            if logs.dirs.has_topic("t"):
+                logs.delete_topic("t")
+            log_dir.view("t", 0)
+
+        with pytest.raises(UnknownTopicError, match="no topic 't'"):
+            logs.dirs.at("t", 0, use)
 
 
 def test_the_setting_log_dirs_opens_them_together(roots: list[str], tmp_path: Path) -> None:

@@ -36,12 +36,13 @@ from lastword.files import OsFiles
 from lastword.keys import index
 from lastword.segment.names import marked_partition_dir
 from lastword.tools import erasure
+from lastword.tools.dump import dump
 from lastword.tools.erasure import Listed, Wanted
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.damage import flip
 from tests.support.exhaustive import stride
-from tests.transactions import begin_transaction
+from tests.transactions import begin_transaction, end_transaction
 
 CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
 DAY_MS = 86_400_000
@@ -201,6 +202,28 @@ def test_an_open_transaction_is_named_and_nothing_is_appended(logs):
         topic.erase([b"a"])
     assert isinstance(raised.value.errors[0], BusyError)
     assert topic.bounds() == {0: (0, 2)}
+
+
+def test_markers_that_are_due_stay_until_the_next_cleaning(logs, clock):
+    topic = logs.create_topic("users", cleanup_policy="compact", delete_retention_ms=1000)
+    log = logs.dirs.log("users", 0)
+    for number in range(2):  # the second marker is the last batch of the producer, and holds its epoch
+        begin_transaction(log, 7, (b"a", b"old %d" % number), sequence=number)
+        end_transaction(log, 7, 0, commit=True)
+    topic.append(b"a", b"new")
+    topic.append(b"b", b"value")
+
+    def markers():
+        segments = sorted(Path(log.directory).glob("*.log"))
+        return [batch.base_offset for path in segments for batch in dump(path) if batch.control]
+
+    for _ in range(2):  # after the records, the first marker gets a delete horizon
+        logs.clean("users")
+    clock.advance(10_000)
+    topic.erase([b"b"])
+    assert markers() == [1, 3]
+    logs.clean("users")
+    assert markers() == [3]
 
 
 # ---------------------------------------------------------------- leases

@@ -94,6 +94,18 @@ def test_lines_of_stdin_that_are_refused(data, capsys, monkeypatch, line, kind):
         assert logs["users"].bounds() == {0: (0, 1)}
 
 
+def test_a_topic_that_is_refused_leaves_no_new_directory(tmp_path, capsys):
+    new = tmp_path / "new"
+    for given, kind in (
+        (["a topic"], "InvalidTopicError"),
+        (["t", "--set", "cleanup.policy=x"], "InvalidSettingError"),
+        (["t", "--key-serializer", "int128"], "UsageError"),
+        (["t", "--partitioner", "random"], "UsageError"),
+    ):
+        assert refused(capsys, ["create", str(new), *given])[0] == kind
+        assert not new.exists()
+
+
 @pytest.mark.parametrize("option", [[], ["--delete"]])
 def test_json_that_is_nested_too_deep_is_refused(data, capsys, monkeypatch, option):
     monkeypatch.chdir(data)

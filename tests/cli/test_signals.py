@@ -127,7 +127,7 @@ def test_a_changing_command_ends_at_a_safe_point(data, tmp_path, number, call, p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS[:: stride(2)], ids=lambda number: number.name)
-def test_append_keeps_what_it_took_in(data, number):
+def test_append_whose_input_goes_on_appends_nothing_after_a_signal(data, number):
     with process("-m", "lastword", "append", data, "users") as running:
         running.stdin.write('{"key": "late", "value": "x"}\n')
         running.stdin.flush()

@@ -19,7 +19,6 @@ import contextlib
 import random
 import shutil
 import struct
-import subprocess
 import tempfile
 import zlib
 from collections import Counter
@@ -34,6 +33,7 @@ from lastword.errors import LastwordError
 from lastword.records.record import encode_varint
 from lastword.segment import names
 from lastword.testing.unsynced import UnsyncedFiles
+from tests.support.answering import AnsweringProcess
 from tests.support.jars import HERE as LOGGING
 from tests.support.jars import KafkaJars
 
@@ -236,24 +236,16 @@ class KafkaRecovery:
         command = [jars.java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
         command += ["-cp", jars.compiled(SOURCES), "RecoverMany"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = AnsweringProcess(command)
 
     def open(self, case: Case, root: Path) -> str:
         """Write and open the directory; return "ok" and the log end, or "error" and the text."""
         case.write(root)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{root / 't-0'}\t{case.recovery_point}\t{str(case.clean).lower()}\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith(("ok\t", "error\t")):
-                return line.rstrip("\n")
-        raise RuntimeError(f"RecoverMany ended with {self._process.wait()}")
+        words = (root / "t-0", case.recovery_point, str(case.clean).lower())
+        return "\t".join(self._process.ask("\t".join(map(str, words))))
 
     def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=20)
-        self._process.stdout.close()
+        self._process.close()
 
 
 def compare(case: Case, root: Path, kafka: KafkaRecovery | None) -> tuple[str, str]:

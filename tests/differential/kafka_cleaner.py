@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from lastword.config import TopicConfig
+from tests.support.answering import AnsweringProcess
 from tests.support.jars import HERE as LOGGING
 from tests.support.jars import KafkaJars
 
@@ -35,7 +35,7 @@ class KafkaCleaner:
         command = [jars.java, "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
         command += ["-cp", jars.compiled(SOURCES), "CleanMany"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = AnsweringProcess(command)
 
     def clean(
         self,
@@ -49,22 +49,13 @@ class KafkaCleaner:
     ) -> Cleaned:
         """Clean one partition up to its first undecided transaction, with a map of `slots` keys."""
         words = (directory, slots, config.segment_bytes, config.delete_retention_ms, now_ms)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("\t".join(map(str, (*words, log_start, first_dirty))) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            kind, *rest = line.rstrip("\n").split("\t")
-            if kind == "error":
-                raise Refused(rest[0])
-            if kind == "ok":
-                return Cleaned(*map(int, rest))
-        raise RuntimeError(f"CleanMany ended with {self._process.wait()}")
+        kind, answer = self._process.ask("\t".join(map(str, (*words, log_start, first_dirty))))
+        if kind == "error":
+            raise Refused(answer)
+        return Cleaned(*map(int, answer.split("\t")))
 
     def __enter__(self) -> KafkaCleaner:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=20)
-        self._process.stdout.close()
+        self._process.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import lastword
+from lastword.api.open_dirs import OpenDirs
 from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
@@ -22,7 +23,7 @@ from lastword.errors import (
 )
 from lastword.files import Files
 from lastword.logdir import LogDirectory, TopicPartition, log_dir_set
-from lastword.logdir.identity import directory_name, write_move_note
+from lastword.logdir.identity import MoveNote, directory_name, write_move_note
 from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
@@ -276,7 +277,8 @@ def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
     # The state after a kill between the two renames, when a was then opened alone.
     private = tmp_path / "b" / "users-0" / names.PRIVATE
     shutil.copytree(tmp_path / "b" / "users-0", tmp_path / "a" / "users-0")
-    write_move_note(UNSYNCED, str(private.parent), directory_name(UNSYNCED, str(tmp_path / "a")), 20)
+    note = MoveNote(directory_name(UNSYNCED, str(tmp_path / "a")), 20)
+    write_move_note(UNSYNCED, str(private.parent), note)
     with opened_directory(tmp_path / "a") as alone:
         append(alone, *USERS, 1)
     for mode in "ra":
@@ -329,28 +331,36 @@ def test_two_moves_in_opposite_directions(tmp_path: Path, monkeypatch: pytest.Mo
     b.close()
 
 
-def leases_after(root: Path, at: int, *, inside: str) -> list[tuple[str, int]] | None:
+LEFT = [("held", 12), ("new", 15)]
+"""The leases after `leases_after`."""
+
+
+def leases_after(root: Path, at: int, disk: Files, *, inside: str) -> list[tuple[str, int]] | None:
     """Move users-0, write two leases and release one; return the leases then.
 
     At call `at` of one of the two, the other does all of its work. None: it has no such call.
 
     Args:
-        root: An empty directory.
+        root: What `prepare` has made.
         at: The number of the call.
+        disk: The storage of both.
         inside: "move": readers write during the move; "lease": the partition moves while they write.
     """
-    prepare(root)
-    files, numbers = RecordingFiles(UNSYNCED), iter(range(100_000))
+    files, numbers = RecordingFiles(disk), iter(range(100_000))
     roots = [root / "a", root / "b"]
     is_move = inside == "move"
-    a, b = both(root, files if is_move else UNSYNCED)
-    with lastword.open(roots, files=UNSYNCED if is_move else files, clock=ManualClock(NOW)) as reader:
+    a, b = both(root, files if is_move else disk)
+    opened = partial(lastword.open, roots, files=disk if is_move else files, clock=ManualClock(NOW))
+    with opened() as reader:
         held, ended = (reader.topic("users").lease(name, position=8) for name in ("held", "ended"))
 
         def write() -> None:
             ended.release()
             held.advance(12)
-            reader.topic("users").lease("new", position=15)
+            with opened() as another:  # it finds the partition where it is now
+                another.topic("users").lease("new", position=15)
+            if isinstance(disk, ForgetfulFiles):
+                disk.mark("written")
 
         def do_other(call: Call) -> None:
             if next(numbers) == at:
@@ -368,18 +378,93 @@ def leases_after(root: Path, at: int, *, inside: str) -> list[tuple[str, int]] |
 @pytest.mark.parametrize("inside", ["move", "lease"])
 def test_no_lease_is_lost_that_is_written_while_its_partition_moves(tmp_path: Path, inside: str) -> None:
     def at(number: int) -> bool:
-        left = leases_after(tmp_path / str(number), number, inside=inside)
-        assert left in (None, [("held", 12), ("new", 15)])
-        shutil.rmtree(tmp_path / str(number))
+        root = tmp_path / str(number)
+        prepare(root)
+        left = leases_after(root, number, UNSYNCED, inside=inside)
+        assert left in (None, LEFT)
+        shutil.rmtree(root)
         return left is None
 
     assert every_stop(at, stride(5)) > 40
 
 
-def test_planted_leases_are_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_dir_set, "_take_leases", lambda *_: None)
-    found = [leases_after(tmp_path / str(at), at, inside="move") for at in range(200, 230, 5)]
-    assert any(left != [("held", 12), ("new", 15)] for left in found)
+def lost_leases(root: Path, image_path: Path, at: int, *, inside: str, every: int) -> list[str] | None:
+    """Return the crashes after which another lease is there than the readers were told. None: as above.
+
+    Args:
+        root: What `prepare` has made.
+        image_path: Where each crash is made.
+        at: The number of the call, as in `leases_after`.
+        inside: As there.
+        every: Take every n-th crash.
+    """
+    files = ForgetfulFiles(root, UNSYNCED)
+    if leases_after(root, at, files, inside=inside) is None:
+        return None
+    written = next(
+        n for n, entry in enumerate(files.journal, 1) if (entry.kind, entry.path) == ("mark", "written")
+    )
+    lost = []
+    for image in list(files.images(start=written))[::every]:
+        image.write(image_path)
+        with lastword.open(
+            [image_path / "a", image_path / "b"], "a", files=UNSYNCED, clock=ManualClock(NOW)
+        ) as logs:
+            if [(lease.name, lease.position) for lease in logs.topic("users").leases()] != LEFT:
+                lost.append(image.label)
+    return lost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", ["move", "lease"])
+def test_no_crash_of_a_move_loses_a_lease(tmp_path: Path, inside: str) -> None:
+    prepare(tmp_path / "start")
+
+    def at(number: int) -> bool:
+        root = tmp_path / "root"
+        shutil.copytree(tmp_path / "start", root)
+        lost = lost_leases(root, tmp_path / "image", number, inside=inside, every=stride(40))
+        shutil.rmtree(root)
+        assert not lost, number
+        return lost is None
+
+    assert every_stop(at, stride(25)) > 40
+
+
+@pytest.mark.parametrize("fault", ["leases are copied once", "a reader does not look again"])
+def test_planted_leases_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    if fault == "leases are copied once":
+        monkeypatch.setattr(log_dir_set, "_take_leases", lambda *_: None)
+    else:
+        monkeypatch.setattr(OpenDirs, "write_lease", OpenDirs.at)
+    found = []
+    for at in range(200, 330, 5):
+        prepare(tmp_path / str(at))
+        found.append(leases_after(tmp_path / str(at), at, UNSYNCED, inside="move"))
+    assert any(left not in (None, LEFT) for left in found)
+
+
+def test_a_kill_keeps_a_lease_that_was_written_after_the_copy(tmp_path: Path) -> None:
+    root, image_path = tmp_path / "root", tmp_path / "image"
+    prepare(root)
+    files = ForgetfulFiles(root, UNSYNCED)
+
+    def write(call: Call) -> None:
+        if call.name == "rename" and call.path.endswith("-future"):
+            reader.topic("users").lease("held", position=15)
+            files.mark("written")
+
+    a, b = both(root, RecordingFiles(files, fail=write))
+    with lastword.open([root / "a", root / "b"], files=files, clock=ManualClock(NOW)) as reader:
+        move(a, b, "users", 0)
+    kills = [image for image in files.kills(range(len(files.journal) + 1)) if "written" in image.marks]
+    assert len(kills) > 10
+    for image in kills:
+        image.write(image_path)
+        with lastword.open([image_path / "a", image_path / "b"], "a", files=UNSYNCED) as logs:
+            assert [lease.position for lease in logs.topic("users").leases()] == [15], image.label
+    a.close()
+    b.close()
 
 
 def test_directories_are_listed_while_a_partition_moves(tmp_path: Path) -> None:

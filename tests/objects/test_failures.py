@@ -64,6 +64,7 @@ class Replies:
     def __init__(self) -> None:
         self.reply: tuple[int, str] | str = (200, "")
         self.authorizations: list[str] = []
+        self.paths: list[str] = []
         self.wait_seconds = 0.0
         self.done = threading.Event()
         replies = self
@@ -78,6 +79,7 @@ class Replies:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 authorization = self.headers.get("Authorization") or ""
                 replies.authorizations.append(authorization)
+                replies.paths.append(self.path)
                 time.sleep(replies.wait_seconds)
                 if replies.reply == "hang":
                     replies.done.wait(10)
@@ -230,6 +232,17 @@ def test_the_bounds_of_repetitions_are_options(
     for wrong in ({"max_retries": "-1"}, {"commit_attempts": "0"}, {"retry_timeout": "long"}):
         with pytest.raises(InvalidSettingError, match=next(iter(wrong))):
             replies.s3(**wrong)
+
+
+def test_each_object_is_deleted_where_one_that_is_missing_ends_the_request(replies: Replies) -> None:
+    """GCS answers 404 for a missing object; what is not asked for then is deleted alone."""
+    replies.reply = (404, "")
+    keys = [f"key{number:02}" for number in range(50)]
+    replies.gs().delete(keys)
+    assert {path[-5:] for path in replies.paths} == set(keys)
+    replies.paths.clear()
+    replies.gs().delete(keys[:1])
+    assert len(replies.paths) == 1
 
 
 def test_no_answer_and_no_connection(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,19 @@ def test_a_retriable_error_is_repeated(fake: FakeCluster, copy: Path, code: int)
     assert pull(fake, copy.with_name("other")).next_offset == 6
 
 
+@pytest.mark.parametrize("which", [-2, -1])  # the earliest offset, the end
+def test_an_offset_below_0_is_asked_for_again(fake: FakeCluster, copy: Path, which: int) -> None:
+    def below_0(request: Any, body: Any) -> Any:
+        if asked_of(request)[0].timestamp == which:
+            body.topics[0].partitions[0].offset = -1
+        return body
+
+    fake.answers["ListOffsets"] = times(3, below_0)
+    assert pull(fake, copy).next_offset == 6
+    assert len(fake.requests("ListOffsets")) > 3
+    assert offsets(copy) == list(range(6))
+
+
 def test_the_leader_moves(fake: FakeCluster, copy: Path) -> None:
     FakeBroker(fake)
 

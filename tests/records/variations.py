@@ -30,6 +30,7 @@ from lastword.records.batch import write_batch
 from lastword.records.compression import xxh32
 from lastword.records.formats import read_header, read_records
 from lastword.records.record import encode_varint
+from tests.support.answering import AnsweringProcess
 from tests.support.jars import KafkaJars
 
 TABLE = Path(__file__).with_name("variation_table.txt")
@@ -207,27 +208,15 @@ class KafkaDecoders:
 
         command = [jars.java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command += ["-cp", jars.compiled(SOURCES), "DecodeMany"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        self._process = AnsweringProcess(command, stderr=subprocess.DEVNULL)
 
     def read(self, data: bytes) -> str | None:
         """Return the records of a batch; None if Kafka refuses the batch."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(base64.b64encode(data).decode() + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("ok\t"):
-                return line[3:].rstrip("\n")
-            if line.startswith("error\t"):
-                return None
-        raise RuntimeError(f"DecodeMany ended with {self._process.wait()}")
+        kind, records = self._process.ask(base64.b64encode(data).decode())
+        return records if kind == "ok" else None
 
     def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=20)
-        self._process.stdout.close()
+        self._process.close()
 
 
 def _entry(kafka: KafkaDecoders, seed: int) -> str:

@@ -237,6 +237,22 @@ def test_memory_bounds_the_values(logs):
             logs.state("users", memory=wrong)
 
 
+def test_memory_is_that_of_the_values_of_now(logs, tmp_path):
+    users = logs.state("users")
+    users["kept"] = "x" * 100
+    with lastword.open(logs.dirs.paths[0]) as others:
+        seen = others.state("users", memory=1000)
+        for number in range(50):
+            users["replaced"] = f"{number:03}" * 100
+            seen.refresh()
+            del users["replaced"]
+            seen.refresh()
+        assert dict(seen) == {"kept": "x" * 100}
+        users.update({"replaced": "x" * 1000})
+        with pytest.raises(errors.StateTooLargeError, match="memory"):
+            seen.refresh()
+
+
 def test_what_the_serializers_refuse_changes_nothing(logs):
     users = logs.state("users")
     for call in (

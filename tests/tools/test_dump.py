@@ -135,6 +135,18 @@ def test_nonsense_never_crashes(tmp_path, name, content):
     list(dump(path))
 
 
+@pytest.mark.parametrize(
+    ("extension", "code"),
+    [("index", "bad-index"), ("timeindex", "bad-time-index"), ("txnindex", "bad-txn-index")],
+)
+def test_damage_of_an_index_has_the_code_of_verify(partition, extension, code):
+    path = partition / f"{0:020d}.{extension}"
+    path.write_bytes(b"\xff" * 102)
+    assert [entry.code for entry in dump(path) if isinstance(entry, Problem)] == [code]
+    with lastword.open(partition.parent) as logs:
+        assert [(problem.file, problem.code) for problem in logs.verify().problems] == [(str(path), code)]
+
+
 def test_what_is_no_file_of_a_log(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     for path in (tmp_path, tmp_path / "notes.txt", tmp_path / "00000000000000000000.log"):

@@ -169,7 +169,7 @@ class Lease(ProcessBound):
                 leases.advance(log_dir.files, directory, self.name, target, **bounds)
 
         for number in dirs.partitions(self.topic):
-            dirs.at(self.topic, number, partial(advance, number))
+            dirs.write_lease(self.topic, number, partial(advance, number))
         return added
 
     def release(self) -> None:
@@ -189,7 +189,7 @@ def release(dirs: OpenDirs, topic: str, partition: int, name: str) -> None:
             raise LeaseRefusedError(f"{topic}-{partition} has no lease {name!r}")
 
     with suppress(LeaseRefusedError):  # there is none, or the partition was moved and it is in the other one
-        dirs.at(topic, partition, release_in)
+        dirs.write_lease(topic, partition, release_in)
 
 
 def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_age: Duration) -> Lease:
@@ -217,11 +217,11 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
             max_age_ms=max_age_ms,
             now_ms=now_ms,
         )
-        before[number] = known
+        before.setdefault(number, known)  # a move lets it run again
 
     try:
         for number in dirs.partitions(topic):
-            dirs.at(topic, number, partial(register, number))
+            dirs.write_lease(topic, number, partial(register, number))
     except LastwordError:
         for number, known in before.items():
             if known is None:

@@ -41,6 +41,7 @@ from lastword.errors import (
 )
 from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet, move
+from lastword.logdir.identity import read_move_note
 from lastword.parse import as_int
 from lastword.partition import leases
 from lastword.partition.reads import read_again
@@ -497,6 +498,26 @@ class OpenDirs(ProcessBound):
             if now is None or now is log_dir:
                 raise
             return use(now)
+
+    def write_lease(self, topic: str, partition: int, write: Callable[[LogDirectory], T]) -> T:
+        """As `at`, where `write` changes leases: it runs again in the directory to which a move has come.
+
+        A move that makes its new name before this looks there may have copied the leases before `write`.
+        """
+
+        def write_in(log_dir: LogDirectory) -> T:
+            while True:
+                result = write(log_dir)
+                if len(self.directories) == 1:
+                    return result
+                now = self.dir_set.log_dirs(topic).get(partition, log_dir)
+                if now is log_dir:
+                    if read_move_note(log_dir.files, log_dir.directory(topic, partition)) is not None:
+                        log_dir.files.fsync_dir(log_dir.path)  # the new name may not be durable yet
+                    return result
+                log_dir = now
+
+        return self.at(topic, partition, write_in)
 
     def views(
         self, topic: str, partitions: Mapping[int, LogDirectory] | None = None

@@ -54,6 +54,32 @@ def open_topic(
     return Topic(dirs, schema, config)
 
 
+def settings_of_new(
+    name: str,
+    *,
+    key_serializer: SerializerLike | None,
+    value_serializer: SerializerLike | None,
+    partitioner: PartitionerLike | None,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Check the arguments of a new topic, and return the settings that it saves.
+
+    Raises:
+        InvalidTopicError: Kafka would refuse the name.
+        UsageError: There is no such serializer or partitioner.
+        InvalidSettingError: A setting is invalid.
+    """
+    names.check_topic(name)
+    formats = {
+        "lastword_key_serializer": serializer_of(key_serializer or "bytes").name,
+        "lastword_value_serializer": serializer_of(value_serializer or "bytes").name,
+        "lastword_partitioner": partitioner_of(partitioner or "murmur2")[0],
+    }
+    settings = {key: value for key, value in formats.items() if value is not None} | dict(config)
+    parse_topic_settings(settings)
+    return settings
+
+
 def create_topic(
     dirs: OpenDirs,
     name: str,
@@ -67,13 +93,13 @@ def create_topic(
 ) -> Topic[Any, Any]:
     """See `LogDir.create_topic`."""
     dirs.require_writable()
-    names.check_topic(name)
-    formats = {
-        "lastword_key_serializer": serializer_of(key_serializer or "bytes").name,
-        "lastword_value_serializer": serializer_of(value_serializer or "bytes").name,
-        "lastword_partitioner": partitioner_of(partitioner or "murmur2")[0],
-    }
-    settings = {key: value for key, value in formats.items() if value is not None} | dict(config)
+    settings = settings_of_new(
+        name,
+        key_serializer=key_serializer,
+        value_serializer=value_serializer,
+        partitioner=partitioner,
+        config=config,
+    )
     dirs.check_new_topic(name, settings)
 
     def create(dirs: OpenDirs) -> None:

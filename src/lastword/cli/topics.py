@@ -72,6 +72,8 @@ def create(
         lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
         lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
     """
+    from lastword.api.topics import settings_of_new
+
     if partitions > MANY:
         confirm(
             f"create {partitions:,} partitions, which takes about {partitions // 100 // 60 + 1} minutes",
@@ -81,16 +83,15 @@ def create(
     target = Target([directory, *(more or ())], [topic], None)
     PLACE.paths, PLACE.topic = target.paths, target.topic
     config: dict[str, Any] = dict(settings_of(settings))
+    formats: dict[str, Any] = {
+        "key_serializer": key_serializer,
+        "value_serializer": value_serializer,
+        "partitioner": partitioner,
+    }
+    settings_of_new(topic, **formats, config=config)  # a mistake leaves no new directory behind
     with signals.held(), out.open(target, "a") as logs:
         created = signals.interruptible(  # an interruption removes what was created so far
-            lambda: logs.create_topic(
-                topic,
-                partitions,
-                key_serializer=key_serializer,
-                value_serializer=value_serializer,
-                partitioner=partitioner,
-                **config,
-            )
+            lambda: logs.create_topic(topic, partitions, **formats, **config)
         )
         text = created.config.policy_text
     out.summary(

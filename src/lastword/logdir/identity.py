@@ -4,7 +4,7 @@ r"""Read and write the small files that identify a log directory, a topic and a 
 meta.properties          version=1, cluster.id, node.id, directory.id (Java properties text)
 partition.metadata       version: 0\ntopic_id: <22 characters>, no newline at the end
 .kafka_cleanshutdown     {"version":0,"brokerEpoch":-1}; only its existence counts
-lastword/moved-from      in a partition: the directory it was copied from, and the log end then (framed JSON)
+lastword/moved-from      in a partition: the directory it was copied from, log end and leases then (framed)
 lastword.producer-ids    the first producer id that is not reserved yet (framed JSON)
 lastword.transaction     the producer of transactions of this process that may be open (framed JSON)
 ```
@@ -23,6 +23,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
 from lastword.errors import (
@@ -37,6 +38,7 @@ from lastword.errors import (
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.segment import names
+from lastword.values import Value
 
 CLEAN_SHUTDOWN_TEXT = b'{"version":0,"brokerEpoch":-1}'
 PRODUCER_IDS = Framed(
@@ -255,7 +257,7 @@ def leave_clean_shutdown(files: Files, root: str) -> None:
 
 MOVE_NOTE = Framed(
     "moved-from",
-    1,
+    2,
     "bad-note",
     "if the partition is in one directory only, remove the file; if it is in two, keep the newer one",
 )
@@ -266,16 +268,33 @@ def directory_name(files: Files, root: str) -> str:
     return read_directory_id(files, root) or real_path(root)
 
 
-def write_move_note(files: Files, directory: str, source: str, log_end: int) -> None:
+@dataclass(frozen=True, slots=True)
+class MoveNote(Value):
+    """The note of a move.
+
+    Attributes:
+        source: The name of the source directory.
+        log_end: The end of the log there; -1: the copy is not complete.
+        leases: The checksum of the file of each lease that was copied, by the file's name.
+    """
+
+    source: str
+    log_end: int = -1
+    leases: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def write_move_note(files: Files, directory: str, note: MoveNote) -> None:
     """Write the note of a move into a partition's copy."""
-    MOVE_NOTE.save(files, _move_note_path(directory), {"source": source, "log_end": log_end})
+    MOVE_NOTE.save(files, _move_note_path(directory), asdict(note))
 
 
-def read_move_note(files: Files, directory: str) -> tuple[str, int] | None:
-    """Return the name of the source directory and the log end; None if there is no readable note."""
+def read_move_note(files: Files, directory: str) -> MoveNote | None:
+    """Return the note of a move into a directory; None if there is no readable note."""
     try:
         fields = MOVE_NOTE.load(files, _move_note_path(directory))
-        return None if fields is None else (str(fields["source"]), int(fields["log_end"]))
+        if fields is None:
+            return None
+        return MoveNote(str(fields["source"]), int(fields["log_end"]), dict(fields["leases"]))
     except (LastwordError, ValueError, KeyError, TypeError):
         return None
 

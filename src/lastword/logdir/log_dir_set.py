@@ -18,15 +18,19 @@ step                                               source            target     
 2  no more appends: flush, copy the rest, fsync    t-p               -future     likewise
 3  complete the note, target's checkpoints,
    rename to t-p, fsync root                       t-p               t-p + note  both: settle finishes
-4  rename the source to -delete, fsync root        t-p.<hex>-delete  t-p + note  the target's
-5  remove the note                                 t-p.<hex>-delete  t-p         the target's
+4  copy the leases again                           t-p               t-p + note  both: settle finishes
+5  rename the source to -delete, fsync root        t-p.<hex>-delete  t-p + note  the target's
+6  remove the note                                 t-p.<hex>-delete  t-p         the target's
 ```
 
-Readers without a lock write leases. Those that were written to the source between 2 and 4 are copied again
-in step 4, when the name of the source is gone.
+Readers without a lock write leases. The note has the checksums of those that were copied in step 2; what was
+written to the source since is copied in step 4, or by `settle`. Each side writes first and reads afterwards:
+a reader that has written a lease looks where the partition is now, and writes it again if that is the target
+(`api.open_dirs`). So either step 4 meets the lease, or the reader meets the target. Then a power cut may not
+undo step 3, so the reader syncs the root, too.
 
-After an error between 3 and 4 the source refuses the partition until the directories are opened again.
-Kafka renames in the same order, and refuses to start if it was killed between 3 and 4. The note names the
+After an error between 3 and 5 the source refuses the partition until the directories are opened again.
+Kafka renames in the same order, and refuses to start if it was killed between its renames. The note names the
 source directory, and the log end there at the time. If both directories have the partition, the source is
 removed if its log end is still the noted one. If the log has grown since, another process appended to it
 alone, and the partition is refused.
@@ -37,6 +41,7 @@ the note when they are made. A broker's own directories stay.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -59,7 +64,13 @@ from lastword.errors import (
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.logdir.checkpoints import TopicPartition, part_of_a_commit
-from lastword.logdir.identity import directory_name, read_move_note, remove_move_note, write_move_note
+from lastword.logdir.identity import (
+    MoveNote,
+    directory_name,
+    read_move_note,
+    remove_move_note,
+    write_move_note,
+)
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.topics import Listing
 from lastword.partition.directory_segments import DirectorySegments
@@ -352,7 +363,7 @@ def _make_future(source: LogDirectory, target: LogDirectory, tp: TopicPartition)
     future = os.path.join(target.path, f"{tp}.{token}-future")
     files.mkdir(begun)  # without its note, opening removes a directory of this name
     files.mkdir(os.path.join(begun, names.PRIVATE))
-    write_move_note(files, begun, directory_name(source.files, source.path), -1)
+    write_move_note(files, begun, MoveNote(directory_name(source.files, source.path)))
     files.fsync_dir(begun)
     files.rename(begun, future)
     files.fsync_dir(target.path)
@@ -382,7 +393,7 @@ def _finish(
     future: str,
     copied: set[str],
 ) -> None:
-    """Do steps 2 to 5. The log is flushed, and locked until it is closed."""
+    """Do steps 2 to 6. The log is flushed, and locked until it is closed."""
     files, here = target.files, {s.base_offset for s in log.segments}
     for name in log.files.listdir(log.directory):
         parsed = names.parse_segment_file(name)
@@ -395,17 +406,19 @@ def _finish(
             continue  # being deleted
         _copy(log.files, path, files, os.path.join(future, name))
     _copy_private(log, future, files)
-    known = _leases(files, future)
-    write_move_note(files, future, directory_name(source.files, source.path), log.log_end)
+    known = {name: _checksum(data) for name, data in _leases(files, future).items()}
+    note = MoveNote(directory_name(source.files, source.path), log.log_end, known)
+    write_move_note(files, future, note)
     files.fsync_dir(os.path.join(future, names.PRIVATE))
     files.fsync_dir(future)
     target.attach(tp, log.recovery_point, log.log_start, source.first_dirty(*tp))
     final = target.directory(*tp)
     files.rename(future, final)
     files.fsync_dir(target.path)
+    _take_leases(source, target, tp)
     moved = BusyError(f"{tp} was moved to {target.path}", remedy="get the partition again")
     log.retire(moved)
-    _take_leases(log.files, source.discard(tp), files, final, known)
+    source.discard(tp)
     remove_move_note(files, final)
     log.goes_on_in(target.log(*tp))  # recovered now, so that the target can be closed cleanly
 
@@ -434,18 +447,25 @@ def _leases(files: Files, directory: str) -> dict[str, bytes]:
     return found
 
 
-def _take_leases(source: Files, discarded: str, files: Files, final: str, known: dict[str, bytes]) -> None:
-    """Make the changes of leases that readers without a lock have made since the copy.
+def _checksum(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.blake2b(data, digest_size=16).hexdigest()
 
-    A reader that is late changes the other directory: the name of this one is gone. A lease that was changed
-    there already stays. `known`: the leases that were copied.
+
+def _take_leases(source: LogDirectory, target: LogDirectory, tp: TopicPartition) -> None:
+    """Make the changes of leases that readers without a lock have made in the source since the copy (step 4).
+
+    A lease that was changed in the target already stays.
     """
-    now, there = _leases(source, discarded), _leases(files, final)
+    files, final = target.files, target.directory(*tp)
+    note = read_move_note(files, final)
+    known = {} if note is None else note.leases
+    now, there = _leases(source.files, source.directory(*tp)), _leases(files, final)
     for name in now.keys() | known.keys():
         data, path = now.get(name), os.path.join(final, names.PRIVATE, name)
-        if data != known.get(name) == there.get(name):
+        if _checksum(data) != known.get(name) == _checksum(there.get(name)):
             if data is None:
                 files.unlink(path, missing_ok=True)
+                files.fsync_dir(os.path.dirname(path))
             else:
                 files.write_atomic(path, data)
 
@@ -478,7 +498,9 @@ def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
     """
     for source, target in ((first, second), (second, first)):
         note = read_move_note(target.files, target.directory(*tp))
-        if note is not None and note == (directory_name(source.files, source.path), _log_end(source, tp)):
+        if note is None or note.source != directory_name(source.files, source.path):
+            continue
+        if note.log_end == _log_end(source, tp):
             return target
     raise DuplicatePartitionError.of(str(tp), first.path, second.path)
 
@@ -504,6 +526,7 @@ def settle(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
     target = chosen(tp, first, second)
     source = first if target is second else second
     if source.mode == "a":
+        _take_leases(source, target, tp)
         source.discard(tp)
         remove_move_note(target.files, target.directory(*tp))
     return target

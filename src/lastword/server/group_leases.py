@@ -185,4 +185,4 @@ class GroupLeases:
             position = max(log.log_start, min(offset, log.log_end))
             leases.place(files, directory, name, position, max_age_ms=max_age_ms, now_ms=now_ms)
 
-        dirs.at(served.stored, partition, write)
+        dirs.write_lease(served.stored, partition, write)

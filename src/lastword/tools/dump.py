@@ -31,7 +31,7 @@ from lastword.records.internal import METADATA, InternalRecord, UndecodableError
 from lastword.records.record import parse_control
 from lastword.segment import names
 from lastword.segment.indexes import OffsetIndex, TimeIndex, decode_aborted
-from lastword.tools.findings import LenientWalk, Problem, bad_records
+from lastword.tools.findings import INDEX_CODES, LenientWalk, Problem, bad_records
 from lastword.values import Value
 
 
@@ -301,7 +301,7 @@ def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
     for entry in index.entries():
         yield IndexEntry(path, "offset", entry.offset, position=entry.position)
     if index.damaged:
-        yield _bad_index(path, index.size_bytes)
+        yield _bad_index(path, names.INDEX, index.size_bytes)
 
 
 def _time_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
@@ -309,11 +309,11 @@ def _time_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
     for entry in index.entries():
         yield IndexEntry(path, "time", entry.offset, timestamp=entry.timestamp)
     if index.damaged:
-        yield _bad_index(path, index.size_bytes)
+        yield _bad_index(path, names.TIME_INDEX, index.size_bytes)
 
 
-def _bad_index(path: str, position: int) -> Problem:
-    return Problem(path, position, None, "bad-index", "the entries from here on are invalid", True)
+def _bad_index(path: str, extension: str, position: int) -> Problem:
+    return Problem(path, position, None, INDEX_CODES[extension], "the entries from here on are invalid", True)
 
 
 def _txn_index(files: Files, path: str) -> Iterator[Entry]:
@@ -410,7 +410,7 @@ _BY_EXTENSION: dict[str, Dumper] = {
     names.LOG: _segment,
     names.INDEX: _offset_index,
     names.TIME_INDEX: _time_index,
-    names.TXN_INDEX: _until_damage("bad-index", _txn_index),
+    names.TXN_INDEX: _until_damage(INDEX_CODES[names.TXN_INDEX], _txn_index),
     names.SNAPSHOT: _until_damage("bad-snapshot", _snapshot),
 }
 _BY_NAME: dict[str, Dumper] = {

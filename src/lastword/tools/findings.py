@@ -24,7 +24,12 @@ from lastword.wire import OVERHEAD_BYTES, SMALLEST_LENGTH, STEP_BYTES
 
 OPEN = "open it to write"
 RESTORE = "restore the file from a copy"
-_INDEX_CODES = ("bad-index", "bad-time-index", "bad-txn-index")
+INDEX_CODES = {
+    names.INDEX: "bad-index",
+    names.TIME_INDEX: "bad-time-index",
+    names.TXN_INDEX: "bad-txn-index",
+}
+"""The code of a damaged index, by its extension: `dump` and `verify` report the same."""
 REMOVE_CODES = (
     "bad-snapshot",
     "bad-accounts",
@@ -46,13 +51,13 @@ class Problem(Value):
         offset: Offset of the record; None if unknown.
         code: A short stable name. Kafka's files: bad-crc incomplete-batch bad-length bad-header bad-codec
             bad-payload bad-records bad-record bad-control undecodable-record decompression-limit
-            unknown-magic offsets-fall
-            missing-log missing-index bad-index bad-time-index bad-txn-index bad-checkpoint
-            checkpoint-out-of-range bad-epochs bad-snapshot bad-properties topic-id wrong-log-end
-            not-a-partition unreadable. Private files (docs/formats.md): bad-lease bad-removal-log
-            bad-quarantine bad-survivorship bad-accounts bad-garbage-summary bad-key-index bad-synced bad-note
-            bad-journal bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-producer-ids
-            bad-settings newer-version.
+            unknown-magic offsets-fall missing-log missing-index bad-index (.index) bad-time-index
+            (.timeindex) bad-txn-index (.txnindex) bad-checkpoint checkpoint-out-of-range bad-epochs
+            bad-snapshot bad-properties topic-id wrong-log-end not-a-partition unreadable.
+            Private files (docs/formats.md): bad-lease bad-removal-log bad-quarantine bad-survivorship
+            bad-accounts bad-garbage-summary bad-key-index bad-synced bad-note bad-journal bad-writers
+            bad-commit bad-begun bad-job-file bad-partition-list bad-producer-ids bad-settings newer-version.
+            `dump` reports damage of a small file with the code of `verify`.
             Objects of a bucket: lost-object truncated-object longer-object damaged-manifest.
         text: A description.
         repairable: True: derived data or a torn tail, which is repaired when the directory is opened to
@@ -85,7 +90,7 @@ class Problem(Value):
         segment without its offset index, opening scans the segment and builds all its indexes; only the
         newest valid producer snapshot is needed; private files with derived data are written again.
         """
-        if self.code in _INDEX_CODES:
+        if self.code in INDEX_CODES.values():
             return self.file.rpartition(".")[0] + names.INDEX
         return self.file if self.code in REMOVE_CODES else None
 

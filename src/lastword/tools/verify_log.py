@@ -23,6 +23,7 @@ from lastword.segment.indexes import (
 )
 from lastword.segment.segment import Segment
 from lastword.tools.findings import (
+    INDEX_CODES,
     BatchPositions,
     EpochRun,
     Findings,
@@ -254,10 +255,17 @@ def _verify_offset_index(segment: Segment, batches: BatchPositions, findings: Fi
     for place, entry in enumerate(index.entries()):
         if not batches.indexed(entry.offset, entry.position):
             text = f"position {entry.position} has no batch that ends with offset {entry.offset}"
-            findings.add(path, 8 * place, entry.offset, "bad-index", text, True)
+            findings.add(path, 8 * place, entry.offset, INDEX_CODES[names.INDEX], text, True)
             return
     if index.damaged and segment.size == _stored_bytes(segment):
-        findings.add(path, index.size_bytes, None, "bad-index", "the entries from here on are invalid", True)
+        findings.add(
+            path,
+            index.size_bytes,
+            None,
+            INDEX_CODES[names.INDEX],
+            "the entries from here on are invalid",
+            True,
+        )
 
 
 def _verify_time_index(segment: Segment, batches: BatchPositions, findings: Findings) -> None:
@@ -273,11 +281,11 @@ def _verify_time_index(segment: Segment, batches: BatchPositions, findings: Find
             continue  # appended after the log was listed
         if largest != entry.timestamp:
             text = f"timestamp {entry.timestamp} is not the largest up to offset {entry.offset}"
-            findings.add(path, 12 * place, entry.offset, "bad-time-index", text, True)
+            findings.add(path, 12 * place, entry.offset, INDEX_CODES[names.TIME_INDEX], text, True)
             return
     if index.damaged:
         text = "the entries from here on are invalid"
-        findings.add(path, index.size_bytes, None, "bad-time-index", text, True)
+        findings.add(path, index.size_bytes, None, INDEX_CODES[names.TIME_INDEX], text, True)
 
 
 def _verify_txn_index(
@@ -305,7 +313,9 @@ def _verify_txn_index(
             entries = decode_aborted(data, path)
             check_aborted(entries, segment.base_offset, path)
         except CorruptFileError as error:
-            findings.add(path, error.position, error.offset, "bad-txn-index", error.message, True)
+            findings.add(
+                path, error.position, error.offset, INDEX_CODES[names.TXN_INDEX], error.message, True
+            )
             return
     known = {(entry.producer_id, entry.last_offset) for entry in entries}
     for transaction in aborted:
@@ -314,14 +324,16 @@ def _verify_txn_index(
                 f"no entry for the transaction of producer {transaction.producer_id} that begins with offset "
                 f"{transaction.first_offset} and is aborted at {transaction.last_offset}"
             )
-            findings.add(path, None, transaction.last_offset, "bad-txn-index", text, True)
+            findings.add(path, None, transaction.last_offset, INDEX_CODES[names.TXN_INDEX], text, True)
             return
     by_marker = {(each.producer_id, each.last_offset): each for each in aborted}
     for place, entry in enumerate(entries):
         known_end = by_marker.get((entry.producer_id, entry.last_offset))
         why = _contradiction(entry, known_end, segment, batch_at)
         if why is not None:
-            findings.add(path, place * TXN_ENTRY.size, entry.last_offset, "bad-txn-index", why, True)
+            findings.add(
+                path, place * TXN_ENTRY.size, entry.last_offset, INDEX_CODES[names.TXN_INDEX], why, True
+            )
             return
 
 
