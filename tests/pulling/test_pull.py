@@ -31,6 +31,7 @@ from lastword.pulling.cluster import BrokerConnection
 from lastword.pulling.positions import ClusterPositions, Key, Position, SavedPositions
 from lastword.records.batch import BatchBuilder
 from lastword.server import Server
+from lastword.testing.interceptor import Interceptor
 from tests.server.client import Client
 from tests.support.waiting import until
 from tests.transactions import end_transaction
@@ -524,7 +525,7 @@ def test_positions_of_groups(source: lastword.LogDir, cluster: Server, copy: Pat
 def test_a_position_waits_for_its_records(source: lastword.LogDir, copy: Path) -> None:
     fill(source, 4)
     lower, upper = (Key("readers", "users", number) for number in range(2))
-    in_cluster = ClusterPositions({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, whole=True)
+    in_cluster = ClusterPositions({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, {"readers"})
     with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
         saved = SavedPositions(logs.dirs)
         for end, expected in ((8, {lower: 2}), (9, {lower: 2, upper: 9})):
@@ -552,6 +553,35 @@ def test_a_served_copy_continues_the_groups(source: lastword.LogDir, cluster: Se
         producer.produce("users", b"v", b"k", on_delivery=lambda error, message: failed.append(error))
         producer.flush(10)
         assert failed[0].code() == confluent_kafka.KafkaError.POLICY_VIOLATION
+
+
+@pytest.mark.parametrize(
+    "error", ["COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR", "GROUP_AUTHORIZATION_FAILED", None]
+)
+def test_a_group_that_no_broker_lists_keeps_its_positions(
+    source: lastword.LogDir, cluster: Server, copy: Path, error: str | None
+) -> None:
+    """A broker lists the groups that it coordinates: not those of one that is down, or that moves."""
+    fill(source, 20)
+    commit(cluster, "readers", "users", {0: 3, 1: 7})
+    pull(cluster, "users", copy)
+    expected = positions(copy)
+    assert len(expected) == 2
+    interceptor = Interceptor()
+    interceptor.attach(cluster)
+    handle = cluster.handle
+
+    def without_groups(request: Any, connection: Any) -> Any:
+        answer = handle(request, connection)
+        if request.api.name == "ListGroups":
+            answer.groups.clear()
+        return answer
+
+    cluster.handle = without_groups  # type: ignore[method-assign]
+    if error is not None:
+        interceptor.fail("OffsetFetch", error, None, None)
+    pull(cluster, "users", copy)
+    assert positions(copy) == expected
 
 
 def test_without_groups(source: lastword.LogDir, cluster: Server, copy: Path) -> None:
