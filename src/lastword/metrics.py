@@ -256,21 +256,26 @@ class Measured(Protocol):
 
 
 _measured: weakref.WeakSet[Measured] = weakref.WeakSet()
+_measuring = threading.Lock()  # a set that grows in another thread cannot be iterated
 
 
 def watch(measured: Measured) -> None:
     """Call `measured.measure()` before the metrics are read, while the object exists."""
-    _measured.add(measured)
+    with _measuring:
+        _measured.add(measured)
 
 
 def unwatch(measured: Measured) -> None:
     """End the calls that `watch` started."""
-    _measured.discard(measured)
+    with _measuring:
+        _measured.discard(measured)
 
 
 def metrics() -> Iterator[Metric]:
     """Iterate over all metrics with their current numbers, for tests and other exporters."""
-    for measured in list(_measured):
+    with _measuring:
+        each = list(_measured)
+    for measured in each:
         with suppress(OSError):  # the metrics of a failed drive keep their last numbers
             measured.measure()
     return iter(_all)

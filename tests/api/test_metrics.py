@@ -1,9 +1,11 @@
 """The metrics of appending, reading and restoring."""
 
 import os
+import sys
 from pathlib import Path
 
 from lastword import metrics
+from tests.support.threads import meanwhile
 
 
 def test_appends_reads_and_restores_are_counted(logs):
@@ -52,3 +54,31 @@ def test_counters_of_cleanings_show_at_0_before_anything_happened(logs):
     for result in metrics.ROUND_RESULTS:
         assert shown["cleaner_rounds_total"][root, result] == 0
     assert () in shown["cleaner_thread_deaths_total"]
+
+
+class Measured:
+    def measure(self):
+        pass
+
+
+def test_metrics_are_read_while_directories_open_and_close():
+    """A monitoring system reads the metrics of a process whose threads open directories and servers."""
+
+    def open_and_close():
+        measured = Measured()
+        metrics.watch(measured)
+        metrics.unwatch(measured)
+
+    many = [Measured() for _ in range(300)]
+    for measured in many:
+        metrics.watch(measured)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with meanwhile(open_and_close, open_and_close):
+            for _ in range(1000):
+                metrics.metrics()
+    finally:
+        sys.setswitchinterval(interval)
+        for measured in many:
+            metrics.unwatch(measured)

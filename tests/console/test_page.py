@@ -84,7 +84,10 @@ def same_as_json(viewer: Viewer, path: Path | str, capsys: Any, *, is_server: bo
     quick = rows(capsys, "ls", str(path), "--quick", kind="partition")
     quickly = {(row["topic"], row["partition"]): row for row in quick}
     for topic in viewer.get("/api/overview")["names"]:
-        for part in viewer.get(f"/api/t/{topic}")["partitions"]:
+        shown = viewer.get(f"/api/t/{topic}")
+        sizes = [part["size_bytes"] for part in shown["partitions"]]
+        assert (shown["row"]["partitions"], shown["row"]["size_bytes"]) == (len(sizes), sum(sizes))
+        for part in shown["partitions"]:
             tp = topic, part["partition"]
             expected = exact[tp] if part["exact"] else quickly[tp]
             known = {name: part[name] for name in expected}
@@ -813,6 +816,19 @@ def test_a_directory_that_goes_away_is_an_error_with_a_remedy(sample: Path, tmp_
         assert "data" in gone["error"]
         (tmp_path / "elsewhere").rename(path)
         assert viewer.get("/api/overview")["totals"]["topics"] == 7
+
+
+def test_a_partition_that_goes_away_is_not_counted_any_more(sample: Path, tmp_path: Path) -> None:
+    """A partition moves, or its drive fails: the others of its topic are as before."""
+    path = tmp_path / "data"
+    shutil.copytree(sample, path)
+    with viewing(path) as viewer:
+        before = viewer.get("/api/t/events")
+        shutil.rmtree(path / "events-1")
+        assert [part["partition"] for part in viewer.get("/api/t/events")["partitions"]] == [0, 2]
+        (row,) = viewer.get(f"/api/overview?since={before['version']}")["topics"]
+        left = before["row"]["size_bytes"] - before["partitions"][1]["size_bytes"]
+        assert (row["topic"], row["partitions"], row["size_bytes"]) == ("events", 2, left)
 
 
 def test_a_damaged_partition_is_named_and_the_others_are_shown(sample: Path, tmp_path: Path) -> None:

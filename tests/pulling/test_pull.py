@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from lastword.pulling.cluster import BrokerConnection
 from lastword.pulling.positions import ClusterPositions, Key, Position, SavedPositions
 from lastword.records.batch import BatchBuilder
 from lastword.server import Server
+from lastword.testing.interceptor import Interceptor
 from tests.server.client import Client
 from tests.support.waiting import until
 from tests.transactions import end_transaction
@@ -141,6 +143,52 @@ def test_gaps_of_a_cleaned_log(source: lastword.LogDir, cluster: Server, copy: P
     fill(source, 3)
     pull(cluster, None, copy)
     same_newest(source, copy)
+
+
+def test_a_batch_that_a_cleaning_joined_over_the_end_of_the_copy(
+    source: lastword.LogDir, cluster: Server, copy: Path
+) -> None:
+    users = source.create_topic("users", cleanup_policy="compact")
+    users.append(b"a", b"1")
+    users.append(b"b", b"2", headers={"h": b"1"})
+    pull(cluster, "users", copy)
+    users.extend([(b"a", b"3"), (b"c", b"4"), (b"d", b"5")])
+    users.append(b"c", b"6")
+    source.clean("users")
+    users.append(b"e", b"7")
+    log = source.dirs.log("users", 0)
+    assert (1, 5) in [(h.base_offset, h.last_offset) for s in log.segments for h in s.headers()]
+    result = pull(cluster, "users", copy)["users", 0]
+    assert (result.first_offset, result.next_offset, result.reason) == (2, 7, None)
+    same_newest(source, copy)
+    assert pull(cluster, "users", copy)["users", 0].batches == 0
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_log_that_is_cleaned_between_pulls(
+    source: lastword.LogDir, cluster: Server, copy: Path
+) -> None:
+    """Random changes, cleanings and pulls: each pull ends with the newest values of the source."""
+    chance = random.Random(0)
+    codecs = ["uncompressed", "zstd", "lz4"]
+    users = source.create_topic("users", cleanup_policy="compact", segment_bytes="1KiB")
+    crossed = 0
+    for _ in range(40):
+        for _ in range(chance.randrange(5)):
+            count = chance.randrange(1, 6)
+            values = [b"v%d" % chance.randrange(99) if chance.random() < 0.8 else None for _ in range(count)]
+            users.extend([(b"k%d" % chance.randrange(60), value) for value in values])
+        if chance.random() < 0.3:
+            users.set_config(compression_type=chance.choice(codecs))
+        if chance.random() < 0.6:
+            source.dirs.log("users", 0).roll()
+            source.clean("users")
+        if chance.random() < 0.5:
+            end = pull(cluster, "users", copy)["users", 0].first_offset
+            headers = [h for s in source.dirs.log("users", 0).segments for h in s.headers()]
+            crossed += any(header.base_offset < end <= header.last_offset for header in headers)
+            same_newest(source, copy)
+    assert crossed > 3
 
 
 def same_newest(source: lastword.LogDir, copy: Path) -> None:
@@ -524,7 +572,7 @@ def test_positions_of_groups(source: lastword.LogDir, cluster: Server, copy: Pat
 def test_a_position_waits_for_its_records(source: lastword.LogDir, copy: Path) -> None:
     fill(source, 4)
     lower, upper = (Key("readers", "users", number) for number in range(2))
-    in_cluster = ClusterPositions({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, whole=True)
+    in_cluster = ClusterPositions({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, {"readers"})
     with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
         saved = SavedPositions(logs.dirs)
         for end, expected in ((8, {lower: 2}), (9, {lower: 2, upper: 9})):
@@ -552,6 +600,35 @@ def test_a_served_copy_continues_the_groups(source: lastword.LogDir, cluster: Se
         producer.produce("users", b"v", b"k", on_delivery=lambda error, message: failed.append(error))
         producer.flush(10)
         assert failed[0].code() == confluent_kafka.KafkaError.POLICY_VIOLATION
+
+
+@pytest.mark.parametrize(
+    "error", ["COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR", "GROUP_AUTHORIZATION_FAILED", None]
+)
+def test_a_group_that_no_broker_lists_keeps_its_positions(
+    source: lastword.LogDir, cluster: Server, copy: Path, error: str | None
+) -> None:
+    """A broker lists the groups that it coordinates: not those of one that is down, or that moves."""
+    fill(source, 20)
+    commit(cluster, "readers", "users", {0: 3, 1: 7})
+    pull(cluster, "users", copy)
+    expected = positions(copy)
+    assert len(expected) == 2
+    interceptor = Interceptor()
+    interceptor.attach(cluster)
+    handle = cluster.handle
+
+    def without_groups(request: Any, connection: Any) -> Any:
+        answer = handle(request, connection)
+        if request.api.name == "ListGroups":
+            answer.groups.clear()
+        return answer
+
+    cluster.handle = without_groups  # type: ignore[method-assign]
+    if error is not None:
+        interceptor.fail("OffsetFetch", error, None, None)
+    pull(cluster, "users", copy)
+    assert positions(copy) == expected
 
 
 def test_without_groups(source: lastword.LogDir, cluster: Server, copy: Path) -> None:

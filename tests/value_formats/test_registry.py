@@ -128,17 +128,33 @@ def test_change_events_in_json_of_a_registry(registry: FakeRegistry) -> None:
     assert result.problems == {} and result.column == column
 
 
-def test_schemas_that_refer_to_others(registry: FakeRegistry) -> None:
-    place = {"type": "record", "name": "n.Place", "fields": [field("city", "string")]}
+@pytest.mark.parametrize(
+    ("name", "user", "is_inside"),
+    [
+        ("n.Place", {}, False),
+        ("n.Place", {"namespace": "other"}, False),
+        ("Place", {"namespace": "n"}, False),
+        ("Place", {"name": "n.User", "namespace": "other"}, False),
+        ("Place", {"namespace": "n"}, True),
+    ],
+)
+def test_schemas_that_refer_to_others(
+    registry: FakeRegistry, name: str, user: dict[str, str], is_inside: bool
+) -> None:
+    """A name in the namespace around it may be short: Java writes it so."""
+    place = {"type": "record", "name": "Place", "namespace": "n", "fields": [field("city", "string")]}
     registry.add("place", place)
     reference = {"name": "n.Place", "subject": "place", "version": 1}
-    user = record(field("home", "n.Place"), field("work", ["null", "n.Place"]))
-    registry.add("users-value", user, references=[reference])
+    members = record(field("home", name), field("work", ["null", name]))
+    if is_inside:
+        members = record(field("user", {**members, "name": "Inner"}))
+    registry.add("users-value", members | user, references=[reference])
     reader = confluent(registry)
     kind = reader.own_type()
     assert kind is not None
     result = reader.decode(pa.array([b"\0\0\0\0\x02\x08Rome\x02\x08Bern"]), kind)
-    assert result.column.to_pylist() == [{"home": {"city": "Rome"}, "work": {"city": "Bern"}}]
+    (row,) = result.column.to_pylist()
+    assert row.get("user", row) == {"home": {"city": "Rome"}, "work": {"city": "Bern"}}
 
 
 def test_a_schema_that_does_not_fit_has_a_reason(registry: FakeRegistry) -> None:

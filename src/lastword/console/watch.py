@@ -144,15 +144,17 @@ class Watch:
             gone = self.topics.keys() - by_topic.keys()
             for topic in gone:
                 del self.topics[topic], self._configs[topic]
-            for tp in [tp for tp in self.parts if tp[1] not in by_topic.get(tp[0], ())]:
+            lost = [tp for tp in self.parts if tp[1] not in by_topic.get(tp[0], ())]
+            for tp in lost:
                 del self.parts[tp]
+            smaller = {name for name, _ in lost}
             if gone or by_topic.keys() - self.topics.keys():
                 self.version = self.names_version = version
             for topic, numbers in by_topic.items():
                 config = self.dirs.config(topic)
                 is_edited, self._configs[topic] = self._configs.get(topic) != config, config
                 changed = [self._renew(topic, number, is_edited) for number in numbers]
-                if any(changed) or topic not in self.topics:
+                if any(changed) or topic in smaller or topic not in self.topics:
                     self._sum_up(topic, numbers, version)
 
     def _renew(self, topic: str, number: int, is_edited: bool) -> bool:

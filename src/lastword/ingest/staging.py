@@ -569,11 +569,11 @@ class Writers:
     def note(self, writer: str, sequence: int, now_ms: int) -> None:
         """Set the writer's last sequence, and remove writers that have been idle too long.
 
-        Idle time is the time between commits, of which each interval counts as a day at most. So neither a
-        step of the wall clock nor a long pause of all writers removes a writer.
+        Idle time is the time between commits, of which each interval counts as nothing at least and as a day
+        at most. So neither a step of the wall clock nor a long pause of all writers removes a writer.
         """
         before = max((at_ms for _, at_ms in self._last.values()), default=now_ms)
-        skipped = max(0, now_ms - before - MOST_BETWEEN_COMMITS_MS)
+        skipped = now_ms - before - min(max(0, now_ms - before), MOST_BETWEEN_COMMITS_MS)
         self._last = {name: (last, at_ms + skipped) for name, (last, at_ms) in self._last.items()}
         self._last[writer] = (sequence, now_ms)
         for name in [n for n, (_, at_ms) in self._last.items() if at_ms < now_ms - KEEP_WRITERS_MS]:

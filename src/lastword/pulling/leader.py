@@ -9,7 +9,8 @@ cluster, so that a copy never continues with another log:
 
 Records that the cluster has deleted (retention, DeleteRecords) raise the log start of the copy, as a
 follower does. A compacted log has gaps, which stay: the copy has exactly the batches of the cluster, and
-ends where the cluster's log ends.
+ends where the cluster's log ends. Only where a cleaning of lastword has joined batches over the end of the
+copy, the copy gets a batch of the records that it lacks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from lastword.protocol.messages import FetchRequest, ListOffsetsRequest, OffsetF
 from lastword.protocol.schemas import ZERO_UUID
 from lastword.pulling.cluster import MAX_FRAME, NO_NODE, BrokerConnection, PartitionFacts, refused
 from lastword.records import formats
-from lastword.records.batch import BatchHeader
+from lastword.records.batch import BatchBuilder, BatchHeader
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 from lastword.units import format_bytes
@@ -431,7 +432,8 @@ class Leader:
         for position, size in batches_of(data):
             base = _STEP.unpack_from(data, position)[0]
             if start is None and base < copy.log_end and not copy.restarts:
-                self._compare(copy, data[position : position + size])
+                if self._compare(copy, data[position : position + size]):
+                    return  # the next answer begins at the new end
                 end = position + size
                 continue
             if base >= limit:
@@ -482,22 +484,54 @@ class Leader:
         self._follow_log(copy, log)
         self._raise_log_start(copy, copy.remote_start)
 
-    def _compare(self, copy: Copy, data: memoryview) -> None:
-        """Compare a batch with the last batch of the copy: records with equal offsets must be equal."""
+    def _compare(self, copy: Copy, data: memoryview) -> bool:
+        """Compare a batch with the last batch of the copy: records with equal offsets must be equal.
+
+        Returns:
+            Whether the batch goes on behind the copy, which has its other records now.
+        """
         header = formats.read_header(data, 0, len(data), f"<copy of {copy.tp}>")
         formats.check_crc(data, header, f"<copy of {copy.tp}>")
-        if header.last_offset >= copy.log_end:
+        goes_on = header.last_offset >= copy.log_end
+        if goes_on and (header.magic < 2 or header.producer_id >= 0):  # no cleaning joins these
             raise self._diverged(
                 copy, f"a batch of the cluster has the offsets {header.base_offset} to {header.last_offset}"
             )
         last = copy.last
-        if last is None or (header.crc, header.base_offset) == (last.header.crc, last.header.base_offset):
-            return
-        if header.last_offset < last.header.base_offset or header.base_offset > last.header.last_offset:
-            return
-        for record in formats.read_records(data, header, f"<copy of {copy.tp}>", position=0):
-            if last.records.get(record.offset, record) != record:
+        known = {} if last is None else last.records
+        if last is not None:
+            if (header.crc, header.base_offset) == (last.header.crc, last.header.base_offset):
+                return False
+            if header.last_offset < last.header.base_offset or header.base_offset > last.header.last_offset:
+                return False
+        elif not goes_on:
+            return False
+        records = list(formats.read_records(data, header, f"<copy of {copy.tp}>", position=0))
+        for record in records:
+            if known.get(record.offset, record) != record:
                 raise self._diverged(copy, f"the cluster has another record at {record.offset}")
+        if goes_on:
+            copy.last, copy.empty, copy.most_bytes = None, 0, PARTITION_BYTES
+            self._append_rest(copy, header, [record for record in records if record.offset >= copy.log_end])
+        return goes_on
+
+    def _append_rest(self, copy: Copy, header: BatchHeader, records: Sequence[RawRecord]) -> None:
+        """Append the last records of a batch as a batch, up to the last offset of that."""
+        if records:
+            base = records[0].offset
+            builder = BatchBuilder(header.codec, timestamp_type=int(header.log_append))
+            for record in records:
+                delta = record.offset - base
+                builder.append(record.timestamp, record.key, record.value, record.headers, offset_delta=delta)
+            append_time = header.max_timestamp if header.log_append else None
+            last_delta = header.last_offset - base
+            epoch = header.leader_epoch
+            data = builder.build(base, epoch, append_time=append_time, last_offset_delta=last_delta)
+            self._append(copy, memoryview(data))
+        else:
+            log = self._dirs.log(*copy.tp)
+            log.skip_to(header.next_offset)
+            self._follow_log(copy, log)
 
     def _pass_gap(self, copy: Copy) -> None:
         """Raise the log end to that of the cluster, if the cluster has no batch in between."""

@@ -1,13 +1,15 @@
 """Committed offsets of groups: read from a cluster, saved as records of `__consumer_offsets`.
 
 The records have Kafka's format, so that `lastword serve` and a broker continue the groups. A position is
-saved when the copy has the records below it.
+saved when the copy has the records below it, and deleted when the group's coordinator shows that it is gone.
+A group that no broker lists is not proof of that: its coordinator may be down, moving, or not shown.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from lastword.api.copying import make_topic
@@ -56,38 +58,67 @@ class Position(NamedTuple):
 
 
 class ClusterPositions(NamedTuple):
-    """The positions of a cluster. `whole`: of all its groups, so that other positions were deleted."""
+    """The positions of a cluster. `whole`: the groups of which all are here, so that others were deleted."""
 
     positions: dict[Key, Position]
-    whole: bool
+    whole: set[str]
 
 
-def ask_positions(cluster: Cluster, topics: Collection[str]) -> ClusterPositions:
+def ask_positions(cluster: Cluster, topics: Collection[str], known: Collection[str]) -> ClusterPositions:
     """Ask each broker for the positions of its groups in these topics.
 
     A group that this user may not describe is left out.
+
+    Args:
+        cluster: The cluster.
+        topics: The topics.
+        known: Groups that have positions in the copy. One that no broker lists is looked up at its
+            coordinator.
     """
-    positions: dict[Key, Position] = {}
-    whole = True
+    found = ClusterPositions({}, set())
+    unlisted = set(known)
     for node in cluster.metadata([]).nodes:
-        connection = cluster.connect(node)
-        try:
+        with closing(cluster.connect(node)) as connection:
             answer = connection.ask(ListGroupsRequest())
             if answer.error_code:
                 raise refused(connection.name, answer.error_code, "list its groups")
             groups = [group.group_id for group in answer.groups if group.group_type != "share"]
-            for first in range(0, len(groups), GROUPS_AT_ONCE):
-                some = groups[first : first + GROUPS_AT_ONCE]
-                whole = _ask(connection, some, topics, positions) and whole
-        finally:
-            connection.close()
-    return ClusterPositions(positions, whole)
+            unlisted.difference_update(groups)
+            _ask(connection, groups, topics, found)
+    if unlisted:
+        _ask_coordinators(cluster, unlisted, topics, found)
+    return found
+
+
+def _ask_coordinators(
+    cluster: Cluster, groups: Collection[str], topics: Collection[str], found: ClusterPositions
+) -> None:
+    """Add the positions of groups, each by its coordinator: the leader of its partition of TOPIC."""
+    metadata = cluster.metadata([TOPIC])
+    partitions = metadata.topics[TOPIC].partitions if TOPIC in metadata.topics else {}
+    by_node: dict[int, list[str]] = {}
+    for group in groups if partitions else ():
+        number = java_hash(group) % len(partitions)
+        by_node.setdefault(partitions[number].leader if number in partitions else -1, []).append(group)
+    for node, some in by_node.items():
+        try:
+            with closing(cluster.connect(node)) as connection:
+                _ask(connection, some, topics, found)
+        except LastwordError as error:
+            _log.warning("the positions of %s groups stay as they are: %s", len(some), error.message)
 
 
 def _ask(
-    connection: BrokerConnection, groups: list[str], topics: Collection[str], positions: dict[Key, Position]
-) -> bool:
-    """Add the positions of groups; return False if a group was left out."""
+    connection: BrokerConnection, groups: list[str], topics: Collection[str], found: ClusterPositions
+) -> None:
+    """Add the positions of groups, some groups with each request."""
+    for first in range(0, len(groups), GROUPS_AT_ONCE):
+        _ask_some(connection, groups[first : first + GROUPS_AT_ONCE], topics, found)
+
+
+def _ask_some(
+    connection: BrokerConnection, groups: list[str], topics: Collection[str], found: ClusterPositions
+) -> None:
     if connection.version("OffsetFetch", NEWEST_WITH_NAMES) >= 8:
         groups_wanted = [
             OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None) for group in groups
@@ -99,24 +130,24 @@ def _ask(
             answer = connection.ask(OffsetFetchRequest(group_id=group, topics=None), most=7)
             answer.group_id = group
             answers.append(answer)
-    whole = True
     for answer in answers:
-        if answer.error_code in (codes.GROUP_AUTHORIZATION_FAILED, codes.GROUP_ID_NOT_FOUND):
+        if answer.error_code == codes.GROUP_AUTHORIZATION_FAILED:
             _log.warning("the positions of group %s are left out: not allowed", answer.group_id)
-            whole = False
             continue
-        if answer.error_code:
+        if answer.error_code not in (codes.NONE, codes.GROUP_ID_NOT_FOUND):
             raise refused(connection.name, answer.error_code, f"read the positions of {answer.group_id}")
+        is_whole = True
         for topic in answer.topics:
             for partition in topic.partitions if topic.name in topics else ():
                 if partition.error_code:
-                    whole = False
+                    is_whole = False
                 elif partition.committed_offset >= 0:
                     key = Key(answer.group_id, topic.name, partition.partition_index)
-                    positions[key] = Position(
+                    found.positions[key] = Position(
                         partition.committed_offset, partition.committed_leader_epoch, partition.metadata or ""
                     )
-    return whole
+        if is_whole:
+            found.whole.add(answer.group_id)
 
 
 class SavedPositions:
@@ -125,6 +156,18 @@ class SavedPositions:
     def __init__(self, dirs: OpenDirs) -> None:
         self._dirs = dirs
         self._saved: dict[bytes, bytes | None] | None = None
+
+    def groups(self, topics: Collection[str]) -> set[str]:
+        """Return the groups that have positions in these topics."""
+        keys = [_key(stored) for stored, value in self._known().items() if value is not None]
+        return {key.group for key in keys if key is not None and key.topic in topics}
+
+    def _known(self) -> dict[bytes, bytes | None]:
+        """Return the newest record of each key. It is read once, and changed with each append."""
+        if self._saved is None and TOPIC in self._dirs.topics():
+            records_there = open_topic(self._dirs, TOPIC).read()
+            self._saved = {r.key: r.value for r in records_there if r.key is not None}
+        return {} if self._saved is None else self._saved
 
     def save(
         self,
@@ -150,10 +193,7 @@ class SavedPositions:
             count, topic_id = shape()
             make_topic(self._dirs, TOPIC, list(range(count)), topic_id, SETTINGS)
         numbers = sorted(self._dirs.partitions(TOPIC))
-        saved = self._saved
-        if saved is None:
-            records_there = open_topic(self._dirs, TOPIC).read()
-            saved = self._saved = {r.key: r.value for r in records_there if r.key is not None}
+        saved = self._known()
         now_ms = self._dirs.clock.now_ms()
         records: dict[int, list[tuple[bytes, bytes | None]]] = {}
         counts: dict[TopicPartition, int] = {}
@@ -177,7 +217,9 @@ class SavedPositions:
                 counts[tp] = counts.get(tp, 0) + 1
         for stored in [s for s, value in saved.items() if value is not None] if cluster.whole else ():
             key_of = _key(stored)
-            if key_of is not None and key_of.topic in topics and key_of not in cluster.positions:
+            if key_of is None or key_of.topic not in topics or key_of.group not in cluster.whole:
+                continue
+            if key_of not in cluster.positions:
                 records.setdefault(java_hash(key_of.group) % len(numbers), []).append((stored, None))
         for number, changes in records.items():
             self._append(number, changes, now_ms)

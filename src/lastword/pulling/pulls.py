@@ -394,7 +394,9 @@ class Pulling:
         began, attempt = self._clock.monotonic(), 0
         while self._groups and topics and not self._stopped():
             try:
-                self._cluster_positions = ask_positions(self._cluster, topics)
+                self._saved = self._saved or SavedPositions(self._dirs)
+                known = self._saved.groups(topics)
+                self._cluster_positions = ask_positions(self._cluster, topics, known)
                 return
             except LastwordError as error:
                 if not seconds:
@@ -413,7 +415,7 @@ class Pulling:
         ends = {tp: copy.log_end for tp, copy in self._copies.items()}
         if any(directory.has_unsynced for directory in self._dirs.directories):
             self._dirs.sync()
-        self._saved = self._saved or SavedPositions(self._dirs)
+        assert self._saved is not None
         self._positions = self._saved.save(self._cluster_positions, topics, ends, self._shape_of_positions)
 
     def _shape_of_positions(self) -> tuple[int, str | None]:

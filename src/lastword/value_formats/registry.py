@@ -312,15 +312,25 @@ def _quoted(subject: str) -> str:
     return urllib.parse.quote(subject, safe="")
 
 
-def _inlined(schema: Any, named: dict[str, Any]) -> Any:
-    """Return a schema in which the first use of each name is its definition."""
-    if isinstance(schema, str) and schema in named:
-        return _inlined(named.pop(schema), named)
+def _inlined(schema: Any, named: dict[str, Any], space: str = "") -> Any:
+    """Return a schema in which the first use of each name is its definition.
+
+    A name without a dot is in the namespace around it (`space`), if that has one, as Avro's Java library
+    writes it.
+    """
+    if isinstance(schema, str):
+        name = f"{space}.{schema}" if space and f"{space}.{schema}" in named else schema
+        return _inlined(named.pop(name), named, space) if name in named else schema
     if isinstance(schema, list):
-        return [_inlined(branch, named) for branch in schema]
+        return [_inlined(branch, named, space) for branch in schema]
     if isinstance(schema, dict):
+        if schema.get("type") in ("record", "error"):
+            before = str(schema.get("name", "")).rpartition(".")[0]
+            space = before or str(schema.get("namespace", space))
         parts = ("type", "items", "values", "fields")
-        return {name: _inlined(value, named) if name in parts else value for name, value in schema.items()}
+        return {
+            name: _inlined(value, named, space) if name in parts else value for name, value in schema.items()
+        }
     return schema
 
 
