@@ -171,6 +171,23 @@ def test_datafusion(topic: Any, made: list[str]) -> None:
     assert set(made) <= {"key", "value", "headers"}
 
 
+def test_not_a_number_in_a_filter(logs: Any) -> None:
+    """The filter of a scan compares as pyarrow does, to which NaN is not larger than a number."""
+    polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
+    topic = logs.create_topic("numbers", key_serializer="str", value_serializer="float64")
+    topic.extend([("one", 1.0), ("nan", float("nan")), ("none", None)])
+    scan = topic.newest().dataset()  # DuckDB finds the variable
+    large = polars.col("value") > 100
+
+    def keys(frame: Any) -> list[str]:
+        return frame.filter(large).collect()["key"].to_list()
+
+    assert scan.to_table(filter=dataset.field("value") > 100).num_rows == 0
+    assert keys(polars.scan_pyarrow_dataset(scan)) == []
+    assert keys(polars.scan_pyarrow_dataset(scan, allow_pyarrow_filter=False)) == ["nan"]
+    assert duckdb.sql("SELECT key FROM scan WHERE value > 100").fetchall() == [("nan",)]
+
+
 @pytest.mark.parametrize("engine", ["pyarrow", "polars", "duckdb"])
 def test_a_limit_ends_the_scan(logs: Any, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     module = pytest.importorskip(engine)
