@@ -1034,7 +1034,7 @@ class Actor:
                 if not isinstance(node, LocalFile):
                     return None
                 facts = node.facts()
-                entries[path] = Entry(facts.inode, facts.size, facts.mtime_ms, data=bytes(node.content()))
+                entries[path] = Entry(facts.inode, facts.size, facts.mtime_ms, data=b"".join(node.content()))
             return entries or None
 
         if self.world.seed % 4 == 0 and self.bucket.commit_entries(entries_of, self.kept):

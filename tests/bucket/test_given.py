@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from lastword.bucket import scratch
 from lastword.bucket.scratch import LocalFile, ScratchSpace
 from lastword.clock import ManualClock
 from lastword.files.given import GivenBuffer
+from lastword.files.interface import GivenBytes
 
 Open = Callable[..., lastword.LogDir]
 MIB = 1 << 20
@@ -44,7 +46,7 @@ def test_a_given_buffer_is_kept_and_another_one_is_copied(
 ) -> None:
     with file.open("x") as handle:
         handle.append(data)
-    assert np.shares_memory(np.frombuffer(file.content(), np.uint8), data) == is_kept
+    assert np.shares_memory(np.frombuffer(file.content()[-1], np.uint8), data) == is_kept
     assert file.facts().size == len(data)
 
 
@@ -61,14 +63,50 @@ def test_a_file_with_a_given_buffer_is_written_as_any_other(file: LocalFile) -> 
         assert handle.pread(100, 0) == b"\x07" * 10 + b"ab"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_file_of_pieces_is_one_of_bytes(file: LocalFile, seed: int) -> None:
+    rng, twin = Random(seed), bytearray()
+    with file.open("x") as handle:
+        for _ in range(60):
+            data = rng.randbytes(rng.choice([1, 100, 5000]))
+            action, at = rng.choice("aaagggggwt"), rng.randrange(len(twin) + 50)
+            if action == "w":
+                twin.extend(bytes(max(0, at - len(twin))))
+                handle.pwrite(data, at)
+                twin[at : at + len(data)] = data
+            elif action == "t":
+                handle.truncate(at)
+                twin = (twin + bytes(50))[:at]
+            else:
+                handle.append(GivenBytes(data) if action == "g" else data)
+                twin += data
+            start, size = rng.randrange(len(twin) + 2), rng.randrange(12_000)
+            assert handle.pread(size, start) == twin[start : start + size]
+        assert b"".join(file.content()) == twin
+    assert b"".join(file.content()) == twin
+
+
+def test_given_bytes_are_not_copied(file: LocalFile) -> None:
+    given = [GivenBytes(b"x" * 5000), GivenBytes(b"y" * 5000)]
+    with file.open("x") as handle:
+        for data in given:
+            handle.append(data)
+    pieces = file.content()
+    assert [piece.obj is data for piece, data in zip(pieces, given, strict=True)] == [True, True]
+    with pytest.raises(BufferError):
+        given[0].append(1)  # a view of it is in the file
+
+
 def test_a_file_with_a_given_buffer_moves_to_the_drive(file: LocalFile) -> None:
     with file.open("x") as handle:
         handle.append(given(MIB).data)
+        handle.append(GivenBytes(b"z" * 5000))
         file._scratch._free_bytes = 0
         handle.append(b"end")
         assert file.path is not None
-        assert handle.size() == MIB + 3
-        assert handle.pread(5, MIB - 2) == b"\x07\x07end"
+        assert handle.size() == MIB + 5003
+        assert handle.pread(4, MIB - 2) == b"\x07\x07zz"
+        assert handle.pread(9, MIB + 4999) == b"zend"
 
 
 def test_a_large_append_to_a_log_in_a_bucket_copies_its_batches_once(

@@ -578,6 +578,22 @@ def test_a_state_of_the_settings_takes_over_what_has_not_changed(tmp_path):
     assert last.take_over(after, ["a"]) is None and last.topic("b").flush_ms == 3
 
 
+def test_the_values_of_a_topic_are_merged_once(tmp_path, monkeypatch):
+    before = Settings.load(tmp_path)
+    assert before.topic("a").flush_ms == before.topic("a", saved=True).flush_ms
+    monkeypatch.setattr(Settings, "_layers", None)
+    before.topic("a")
+    monkeypatch.undo()
+    write_topic_settings(DEFAULT, tmp_path / "lastword.toml", "a", {"flush_ms": 5})
+    after = Settings.load(tmp_path)
+    after.take_over(before, ["a"])
+    assert after.topic("a").flush_ms == 5
+    after.forget(["a"])
+    monkeypatch.setattr(Settings, "_layers", None)
+    with pytest.raises(TypeError):
+        after.topic("a")
+
+
 def test_a_contradiction_is_found_in_a_table_that_is_added_by_hand(tmp_path):
     path = tmp_path / "lastword.toml"
     path.write_text("[topics.b]\nretention.ms = 2\n")

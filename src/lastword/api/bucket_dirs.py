@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
@@ -445,6 +445,22 @@ class _PrivateDirs(OpenDirs):
     Its key indexes are those of cleanings, and are saved at closing. A cleaning loads the saved ones before
     its swaps, after which they no longer fit, and removes those of topics that are to have none.
     """
+
+    @cached_property
+    def _topic_ids(self) -> dict[str, str | None]:
+        """Ids that were read. Nobody else changes the copy."""
+        return {}
+
+    def topic_id(self, topic: str) -> str | None:
+        """As `OpenDirs.topic_id`."""
+        if topic not in self._topic_ids:
+            self._topic_ids[topic] = super().topic_id(topic)
+        return self._topic_ids[topic]
+
+    def topics_deleted(self, topics: Mapping[str, Iterable[int]]) -> None:
+        """As `OpenDirs.topics_deleted`."""
+        self._topic_ids.clear()
+        super().topics_deleted(topics)
 
     def key_index(self, topic: str, partition: int, directory: str) -> None:
         """As `OpenDirs.key_index`: an index would be stored with each commit."""

@@ -8,6 +8,7 @@ transaction, and so is each commit that another process overtakes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from lastword.bucket.files import Numbers
@@ -116,6 +117,7 @@ class _Directories:
         self._offsets = directory.checkpoints.recovery_points.read()
         self._starts = directory.checkpoints.log_starts.read()
         self._configs: dict[str, TopicConfig] = {}
+        self.topic_id = cache(directory.topic_id)  # appends do not change it
         self._partition_ends: dict[TopicPartition, PartitionEnd] = {}
         self._logs: dict[TopicPartition, _Log] = {}  # of the commit that runs
         self._after: dict[TopicPartition, PartitionEnd] = {}

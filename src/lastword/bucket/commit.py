@@ -679,16 +679,16 @@ class Bucket:
                 entries[path] = node
                 if len(node.data) > _inline_bytes(path):  # of a short commit
                     entry = node._replace(data=b"")
-                    bundle.add(node.size, partial(bytes, node.data), _placed(entries, path, entry))
+                    bundle.add(node.size, partial(list, [node.data]), _placed(entries, path, entry))
             elif isinstance(node, PatchedFile):
                 patch = Patch(node.parts).encode()
                 entry = node.entry._replace(number=node.number)
-                bundle.add(len(patch), partial(bytes, patch), _patched(entries, path, entry, len(patch)))
+                bundle.add(len(patch), partial(list, [patch]), _patched(entries, path, entry, len(patch)))
             else:
                 facts = node.facts()
                 entry = Entry(node.number, facts.size, facts.mtime_ms)
                 if facts.size <= _inline_bytes(path):
-                    entries[path] = entry._replace(data=bytes(node.content()))
+                    entries[path] = entry._replace(data=b"".join(node.content()))
                 elif facts.size >= BUNDLE_BYTES:
                     work.append(self._single(entries, path, node, entry))
                 else:
@@ -712,9 +712,7 @@ class Bucket:
         def upload() -> None:
             key = self.new_key()
             if local.path is None:
-                content = local.content()
-                self.store.put(key, content)
-                self.reads.keep(key, (content,))
+                self.store.put(key, self.reads.keep(key, local.content()))
             else:
                 self.store.put_file(key, local.path)
             entries[path] = entry._replace(object=key)
@@ -728,9 +726,9 @@ class _Bundle:
     def __init__(self, bucket: Bucket) -> None:
         self.size = 0
         self._bucket = bucket
-        self._pieces: list[tuple[Callable[[], Buffer], Callable[[str, int], None], int]] = []
+        self._pieces: list[tuple[Callable[[], list[Buffer]], Callable[[str, int], None], int]] = []
 
-    def add(self, size: int, read: Callable[[], Buffer], place: Callable[[str, int], None]) -> None:
+    def add(self, size: int, read: Callable[[], list[Buffer]], place: Callable[[str, int], None]) -> None:
         """Add a piece: `read` returns its bytes, `place` is called with its object and position."""
         self._pieces.append((read, place, self.size))
         self.size += size
@@ -738,9 +736,8 @@ class _Bundle:
     def upload(self) -> None:
         """Upload the object, and place its pieces."""
         key = self._bucket.new_key()
-        parts = [read() for read, _, _ in self._pieces]
-        self._bucket.store.put(key, parts)
-        self._bucket.reads.keep(key, parts)
+        parts = [part for read, _, _ in self._pieces for part in read()]
+        self._bucket.store.put(key, self._bucket.reads.keep(key, parts))
         for _, place, position in self._pieces:
             place(key, position)
 
@@ -835,7 +832,7 @@ class _Commit:
                 and before is not None
                 and before.object is None
                 and node.facts().size == before.size
-                and node.content() == before.data
+                and b"".join(node.content()) == before.data
             ):
                 continue
             changes[path] = node

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 MEMORY_BYTES = 32 * MIB
 """Bytes in memory of all new files of one private copy."""
-LEAST_GIVEN_BYTES = 64 * KIB
-"""Shorter data is copied, and NumPy is not loaded to look at it."""
+LEAST_GIVEN_BYTES = 4 * KIB
+"""Shorter data is copied: a copy costs less than a piece of its own."""
 LEAST_BYTES = KIB
 """A file counts as this many bytes at least."""
 
@@ -109,10 +110,11 @@ class LocalFile:
 
     __slots__ = (
         "__weakref__",
-        "_data",
         "_handles",
         "_mtime_ms",
+        "_pieces",
         "_scratch",
+        "_starts",
         "_taken",
         "is_stored",
         "lock",
@@ -128,7 +130,8 @@ class LocalFile:
         self.is_stored = False
         """Whether it is stored as it is now."""
         self._scratch = scratch
-        self._data: bytearray | memoryview = bytearray(data)  # or a given buffer, which is not changed
+        self._pieces: list[bytearray | memoryview] = [bytearray(data)]  # views are of given buffers
+        self._starts = [0]
         self._taken = 0
         self._mtime_ms = scratch.clock.now_ms()
         self._handles: WeakSet[LocalHandle] = WeakSet()
@@ -156,7 +159,7 @@ class LocalFile:
         """Return the facts of the file."""
         with self.lock:
             if self.path is None:
-                return FileFacts(len(self._data), self._mtime_ms, self.number)
+                return FileFacts(self._size, self._mtime_ms, self.number)
             facts = DEFAULT.stat(self.path)
             assert facts is not None, self.path
             return FileFacts(facts.size, facts.mtime_ms, self.number)
@@ -166,12 +169,14 @@ class LocalFile:
         with self.lock:
             self._handles.discard(handle)
 
-    def content(self) -> Buffer:
-        """Return all bytes. While a handle is open, it is a copy: a store may keep the buffer."""
+    def content(self) -> list[Buffer]:
+        """Return all bytes, in pieces. A store may keep them: they are copies while a handle is open."""
         with self.lock:
             if self.path is not None:
-                return DEFAULT.read_bytes(self.path)
-            return bytes(self._data) if self._handles else memoryview(self._data)
+                return [DEFAULT.read_bytes(self.path)]
+            own = bytes if self._handles else memoryview
+            pieces = filter(len, self._pieces)
+            return [own(piece) if isinstance(piece, bytearray) else piece for piece in pieces]
 
     def set_mtime(self, ms: int) -> None:
         """Set the time of the last change."""
@@ -191,26 +196,36 @@ class LocalFile:
 
     # -------------------------------------------------------------- bytes in memory; the caller has the lock
 
+    @property
+    def _size(self) -> int:
+        return self._starts[-1] + len(self._pieces[-1])
+
     def read_into(self, view: memoryview, position: int) -> int:
         """Fill a buffer from a position on; return the bytes read."""
-        size = max(0, min(len(view), len(self._data) - position))
-        view[:size] = memoryview(self._data)[position : position + size]
+        size, done = max(0, min(len(view), self._size - position)), 0
+        index = bisect_right(self._starts, position) - 1
+        while done < size:
+            start = position + done - self._starts[index]
+            part = memoryview(self._pieces[index])[start : start + size - done]
+            view[done : done + len(part)] = part
+            done, index = done + len(part), index + 1
         return size
 
     def write(self, data: memoryview, position: int) -> bool:
         """Write at a position. False: the file has moved to the drive, and nothing is written."""
         if not self._fit(position + len(data)):
             return False
-        if not self._data and position == 0 and _is_given(data):
-            self._data = data
+        if position == self._size and _is_given(data):
+            self._add(data)
         else:
-            own = self._owned()
-            if position > len(own):
-                own.extend(bytes(position - len(own)))
-            if position == len(own):
+            own, start = self._own(position)
+            at = position - start
+            if at > len(own):
+                own.extend(bytes(at - len(own)))
+            if at == len(own):
                 own += data  # an assignment to a slice would make a copy of the data first
             else:
-                own[position : position + len(data)] = data
+                own[at : at + len(data)] = data
         self._mtime_ms, self.is_stored = self._scratch.clock.now_ms(), False
         return True
 
@@ -218,17 +233,25 @@ class LocalFile:
         """Set the size. False: the file has moved to the drive, and has its size from before."""
         if not self._fit(size):
             return False
-        own = self._owned()
-        del own[size:]
-        own.extend(bytes(size - len(own)))
+        own, start = self._own(size)
+        del own[size - start :]
+        own.extend(bytes(size - start - len(own)))
         self._mtime_ms, self.is_stored = self._scratch.clock.now_ms(), False
         return True
 
-    def _owned(self) -> bytearray:
-        """Return the bytes to change them."""
-        if isinstance(self._data, memoryview):
-            self._data = bytearray(self._data)
-        return self._data
+    def _add(self, piece: bytearray | memoryview) -> None:
+        self._starts.append(self._size)
+        self._pieces.append(piece)
+
+    def _own(self, position: int) -> tuple[bytearray, int]:
+        """Return the last piece, which may be changed from `position` on, and where it begins."""
+        if position >= self._size and isinstance(self._pieces[-1], memoryview):
+            self._add(bytearray())
+        last = self._pieces[-1]
+        if not isinstance(last, bytearray) or position < self._starts[-1]:
+            last = bytearray().join(self._pieces)
+            self._pieces, self._starts = [last], [0]
+        return last, self._starts[-1]
 
     def _fit(self, size: int) -> bool:
         """Take memory for a size; move the file to the drive if there is none."""
@@ -240,10 +263,12 @@ class LocalFile:
             return True
         path = self._scratch.new_path()
         with DEFAULT.open_append(path, create=True, exclusive=True) as handle:
-            handle.append(self._data)
+            for piece in self._pieces:
+                handle.append(piece)
         for opened in self._handles:
             opened.on_drive(path)
-        self.path, self._data, self.is_stored = path, bytearray(), False
+        self.path, self.is_stored = path, False
+        self._pieces, self._starts = [bytearray()], [0]
         self._scratch.give(self._taken)
         self._taken = 0
         return False
@@ -251,11 +276,9 @@ class LocalFile:
 
 def _is_given(data: memoryview) -> bool:
     """Return whether a file keeps the data: most of a given buffer, all of which stays in memory."""
-    if len(data) < LEAST_GIVEN_BYTES:
+    if len(data) < LEAST_GIVEN_BYTES or not getattr(data.obj, "is_given", False):
         return False
-    from lastword.files.given import GivenBuffer
-
-    return isinstance(data.obj, GivenBuffer) and 2 * len(data) >= data.obj.nbytes
+    return 2 * len(data) >= memoryview(data.obj).nbytes
 
 
 class LocalHandle(Handle):

@@ -135,6 +135,7 @@ class Settings:
         self._file = file
         self._topic_files: TopicFiles | None = None
         self._topic_configs: dict[str, tuple[list[Layer], TopicConfig]] = {}
+        self._whole_configs: dict[str, TopicConfig] = {}  # of topics whose values can all be read
         self.instance: LogConfig = self._build(LogConfig, INSTANCE_SETTINGS, [over, file.top])
 
     @classmethod
@@ -213,7 +214,7 @@ class Settings:
     def with_cluster(self, cluster: ClusterSettings) -> Settings:
         """Return these settings; they override the settings that a cluster holds for its topics."""
         settings = copy.copy(self)
-        settings._cluster, settings._topic_configs = cluster, {}
+        settings._cluster, settings._topic_configs, settings._whole_configs = cluster, {}, {}
         return settings
 
     def take_over(self, before: Settings, changed: Iterable[str] | None) -> Iterable[str] | None:
@@ -249,22 +250,32 @@ class Settings:
             name: The topic.
             saved: Leave out arguments and environment, which apply to this process only.
         """
+        if not saved and (whole := self._whole_configs.get(name)) is not None:
+            return whole
         own, damaged = self._own(name)
         layers = self._layers(name, own, saved=saved)
-        before = self._topic_configs.get(name)
-        if before is not None and before[0] == layers:
-            return before[1]
+        known, config = self._topic_configs.get(name, ([], None))
+        if config is None or known != layers:
+            config = self._merged(name, layers, own, damaged)
+            if len(self._topic_configs) >= MOST_KEPT_CONFIGS:  # clients name topics that do not exist
+                self._topic_configs.clear()
+                self._whole_configs.clear()
+            self._topic_configs[name] = layers, config
+        if not (saved or config.unread or config.damaged):  # else the next call reads them again
+            self._whole_configs[name] = config
+        return config
+
+    def _merged(
+        self, name: str, layers: list[Layer], own: Layer, damaged: LastwordError | None
+    ) -> TopicConfig:
         config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
         if damaged is not None:
-            config = config.replace(damaged=damaged)
-        elif own:
+            return config.replace(damaged=damaged)
+        if own:
             try:
                 self._check_config(name, config)
             except InvalidSettingError as error:
-                config = config.replace(damaged=error, unread=Unread(error.message, str(error.remedy)))
-        if len(self._topic_configs) >= MOST_KEPT_CONFIGS:  # clients name topics that do not exist
-            self._topic_configs.clear()
-        self._topic_configs[name] = layers, config
+                return config.replace(damaged=error, unread=Unread(error.message, str(error.remedy)))
         return config
 
     def check_topic(self, name: str, own: Layer) -> None:
@@ -307,6 +318,7 @@ class Settings:
         """Drop what is kept for topics that were deleted."""
         for name in topics:
             self._topic_configs.pop(name, None)
+            self._whole_configs.pop(name, None)
 
     def rows(self, topic: str | None = None, *, saved: bool = False) -> list[tuple[str, str, str]]:
         """Return (name, value as text, source) of every setting of the process, or of a topic.

@@ -15,6 +15,8 @@ GIVEN_BYTES = 1 << 20
 class GivenBuffer(np.ndarray):
     """An array of bytes that nothing changes after it, or a part of it, was appended to a file."""
 
+    is_given = True
+
     @classmethod
     def of(cls, size: int) -> GivenBuffer:
         """Return new memory."""

@@ -93,6 +93,12 @@ class WouldWait(Exception):
     """A read needs a request, in a block of `Files.without_requests`."""
 
 
+class GivenBytes(bytearray):
+    """Bytes that nothing changes after they were appended to a file."""
+
+    is_given = True
+
+
 class Handle(Closing, ABC):
     """One open file; also a context manager. A garbage-collected handle is closed.
 
@@ -182,7 +188,7 @@ class Files(ABC):
     file_cost_bytes = 0.0
     """The cost to read a segment of its own, in bytes that are read in that time. 0 on a drive."""
     takes_buffers = False
-    """Whether an append keeps the memory of a `GivenBuffer` in place of a copy."""
+    """Whether an append keeps the memory of `GivenBytes`, and of a `GivenBuffer`, in place of a copy."""
     derived_cost = 0.0
     """The price of a byte or a file that is written only to avoid a scan, in bytes or files of that scan. It
     is 0 on a drive: there such a file is written whenever it is smaller than the log."""

@@ -12,6 +12,7 @@ import google_crc32c
 
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, RecordTooLargeError
+from lastword.files.interface import GivenBytes
 from lastword.partition.producer_state import NO_PRODUCER, ProducerState, SequencedBatch
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
@@ -54,7 +55,7 @@ class Pending:
     """
 
     def __init__(self, next_offset: int) -> None:
-        self.data = bytearray()
+        self.data = GivenBytes()
         self.headers: list[BatchHeader] = []
         self._next_offset = next_offset
 

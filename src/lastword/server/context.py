@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ class ServerContext:
         self.is_standby = session is not None and not session.tenure.epoch
         self.is_closing = False
         self.refuse: Callable[[Request[Any], ServedTopic], None] | None = None
+        self._calls = deque[Callable[[], object]]()
+        self._is_woken = False
 
     @property
     def leader(self) -> Broker:
@@ -190,7 +193,36 @@ class ServerContext:
     ) -> asyncio.Future[Any] | None:
         """Append by `begin_append`; return a future of the result of `work`, or None as it does."""
         done = self.begin_append(topics, work, size_bytes)
-        return None if done is None else asyncio.wrap_future(done, loop=self.loop)
+        return None if done is None else self.awaiting(done)
+
+    def awaiting(self, stored: Future[Any]) -> asyncio.Future[Any]:
+        """Return a future of the loop for one of a commit."""
+        result: asyncio.Future[Any] = self.loop.create_future()
+
+        def finish(stored: Future[Any]) -> None:
+            error = stored.exception()
+            if result.cancelled():
+                return
+            if error is None:
+                result.set_result(stored.result())
+            else:
+                result.set_exception(error)
+
+        stored.add_done_callback(partial(self.in_loop, finish))
+        return result
+
+    def in_loop(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Make a call in the loop, from any thread: calls for all appends of a commit wake the loop once."""
+        self._calls.append(partial(call, *arguments))
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._make_calls)
+
+    def _make_calls(self) -> None:
+        self._is_woken = False  # first: a call that comes from now on wakes the loop again
+        while self._calls:
+            self.loop.call_soon(self._calls.popleft())
 
     def refreshed(self) -> asyncio.Future[Any]:
         """Load the newest version of a log in a bucket, unless it was loaded a short time ago."""

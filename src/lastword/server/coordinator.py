@@ -16,7 +16,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -338,8 +337,7 @@ class CoordinatorTopic:
             if isinstance(error, BusyError | StorageError):  # the commit may take effect yet
                 self._lost_life = max(self._lost_life, life)
             result = None if error is not None else committed.result()
-            with suppress(RuntimeError):  # the loop is closed
-                context.loop.call_soon_threadsafe(finish, error, result)
+            context.in_loop(finish, error, result)
 
         begun = context.begin_append(topics, run, size_bytes)
         if begun is None:

@@ -161,9 +161,8 @@ class Producing:
             for batch in checked.batches:
                 batch.partition.error_code, batch.partition.error_message = 0, None
                 with _refusing(batch.partition, fails=(StorageError,)):
-                    if batch.topic_id not in (None, id_of(dirs.directories[0], batch.topic)):
+                    if batch.topic_id is not None and batch.topic_id != id_of(dirs, batch.topic):
                         raise Refused(codes.UNKNOWN_TOPIC_ID, UNKNOWN)
-                    dirs.partitions(batch.topic)  # raises if the topic was deleted
                     log = dirs.log(batch.topic, batch.partition.index)
                     if log.config.compacts and not batch.compacts:  # it may have a record without a key
                         message = f"{batch.topic} is compacted since the batch was checked: send it again"
@@ -179,8 +178,9 @@ class Producing:
         if begun is None:
             return None
         begun.add_done_callback(note)
-        done = asyncio.wrap_future(begun, loop=self._context.loop)
-        return self._context.then(done, lambda: self._acknowledged(request, checked.answer))
+        return self._context.then(
+            self._context.awaiting(begun), lambda: self._acknowledged(request, checked.answer)
+        )
 
     def _synced(
         self, request: Request[messages.ProduceRequest], answer: Any, syncs: list[tuple[PartitionLog, Any]]

@@ -308,7 +308,7 @@ class Topics:
             self._deleted(gone | {name + NEWEST for name in gone})
 
 
-def id_of(directories: LogDirectory | LogDirSet, name: str) -> bytes:
+def id_of(directories: OpenDirs | LogDirSet, name: str) -> bytes:
     """Return the id of a topic; in a directory without ids, one that is derived from the name."""
     stored = directories.topic_id(name)
     return _derived_id(name.encode()) if stored is None else base64.urlsafe_b64decode(stored + "==")

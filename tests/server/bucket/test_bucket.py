@@ -110,11 +110,21 @@ def test_older_records_are_read_by_requests(double: Double) -> None:
     assert b"small" in b"".join(map(bytes, of(small).records))
 
 
-def test_requests_share_a_commit(double: Double) -> None:
-    swaps = double.bucket.requests["swap"]
+def test_requests_share_a_commit(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit wakes the loop once for all of them."""
+    swaps, loop, woken = double.bucket.requests["swap"], double.node.loop, list[Any]()
+
+    def wake(call: Callable[..., object], *arguments: Any) -> None:
+        woken.append(call)
+        loop.call_soon(call, *arguments)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", wake)
     answers = double.ask(*(double.produce(b"%d" % number) for number in range(10)))
     assert [of(answer).base_offset for answer in answers] == list(range(10))
     assert double.bucket.requests["swap"] == swaps + 1
+    assert woken.count(double.node.node._context._make_calls) == 1
+    [answer] = double.ask(double.produce(b"later"))
+    assert of(answer).base_offset == 10
 
 
 def produced(value: bytes, sequence: int | None = None) -> tuple[Any, int]:
@@ -208,7 +218,7 @@ def test_a_batch_for_a_topic_that_another_process_made_again_is_refused(
         body.topic_data[0].name, body.topic_data[0].topic_id = "", topic.id
         return int(of(double.ask((body, 13))[0]).error_code)
 
-    assert by_id() == 0
+    assert [by_id(), by_id()] == [0, 0]
     other = LogDir(opened(double.bucket.process("other"), double.clock, 3))
     other.delete_topic("t")
     other.create_topic("t", 2, cleanup_policy="delete")
