@@ -1,4 +1,4 @@
-"""Measure lookups of single keys: `Topic.get`, `get_many`, and the index that they use."""
+"""Measure lookups of single keys, `Topic.get` and `get_many`, and changes that are committed as one."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ VALUE_BYTES = 100
 SINGLE = 20_000
 TOGETHER = 100_000
 FROM_BUCKET = 1000
+CHANGES = 10
+"""Changes of a transaction."""
 
 
 def _key(number: int) -> bytes:
@@ -102,6 +104,44 @@ def get(run: Run) -> Iterator[Measured]:
             "processes/CPU s",
             build_cpu_seconds=built.cpu,
             bytes_per_key=size / keys,
+        )
+
+
+@workload("transaction")
+def transaction(run: Run) -> Iterator[Measured]:
+    """Commit ten changes as one, to ten partitions or to one, beside one synced append, in elapsed time."""
+    count = min(200, max(20, run.records // 100))
+    path = run.scratch / "transaction"
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        topics = {number: logs.create_topic(f"t{number}", number) for number in (1, CHANGES)}
+
+        def append() -> None:
+            for number in range(count):
+                topics[1].append(_key(number), bytes(VALUE_BYTES), ack="disk")
+
+        def commit(partitions: int) -> None:
+            for _ in range(count):
+                with logs.transaction() as changes:
+                    for number in range(CHANGES):
+                        changes.append(
+                            f"t{partitions}", _key(number), bytes(VALUE_BYTES), partition=number % partitions
+                        )
+
+        rounds = [
+            (timed(append), timed(lambda: commit(1)), timed(lambda: commit(CHANGES)))
+            for _ in range(run.repetitions + 1)
+        ][1:]
+    shutil.rmtree(path)
+    for number, partitions in ((1, 1), (2, CHANGES)):
+        yield Measured(
+            "transaction",
+            f"{CHANGES} changes in {partitions} partitions",
+            "us, elapsed",
+            statistics.median(each[number].wall for each in rounds) / count * 1e6,
+            statistics.median(each[0].wall for each in rounds) / count * 1e6,
+            "one synced append",
+            statistics.median(each[0].wall / each[number].wall for each in rounds),
+            {"cpu_us": statistics.median(each[number].cpu for each in rounds) / count * 1e6},
         )
 
 

@@ -6,6 +6,8 @@ A reader takes no lock: a second `LogDir` of this process is another process to 
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -171,3 +173,24 @@ def test_a_creation_at_each_step_of_a_reader(tmp_path: Path) -> None:
                         seen += 1
                         assert pairs(topic) == [("k", "v")], at
     assert seen > 5
+
+
+def test_a_settings_file_that_appears_beside_lookups_is_read(tmp_path: Path) -> None:
+    """While there is none, the names of the root say so; its edits in place are seen afterwards."""
+    with lastword.open(tmp_path, "a") as writer:
+        writer.create_topic("t", cleanup_policy="compact").append(b"k", b"1")
+    (tmp_path / "lastword.toml").unlink()
+    (tmp_path / "lastword.topic-t.toml").unlink()
+    an_hour_ago = time.time() - 3600
+    os.utime(tmp_path, (an_hour_ago, an_hour_ago))
+    with lastword.open(tmp_path) as logs:
+        topic = logs["t"]
+        while not topic._views:  # names that have just changed are not kept
+            assert topic.get(b"k") == b"1"
+        for serializer, value in (("json", 1), ("str", "1")):
+            text = f'"lastword.key.serializer" = "bytes"\n"lastword.value.serializer" = "{serializer}"\n'
+            (tmp_path / "lastword.toml").write_text(f"[topics.t]\n{text}")
+            assert topic.get(b"k") == value
+            topic._views.clear()
+            while not topic._views:
+                assert topic.get(b"k") == value

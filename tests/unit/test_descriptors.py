@@ -90,11 +90,27 @@ def test_a_handle_that_is_appended_to_keeps_its_descriptor(tmp_path: Path, monke
     monkeypatch.setattr("os.pwrite", pwrite)
     handle.append(b"one")
     monkeypatch.undo()
-    assert (tmp_path / "one").read_bytes() == b"one" and not handle.appends
+    assert (tmp_path / "one").read_bytes() == b"one" and not handle.pins
     files.open_append(tmp_path / "two", create=True)
     assert handle.fd == -1
     handle.append(b"two")
     assert (tmp_path / "one").read_bytes() == b"onetwo"
+
+
+def test_a_handle_that_is_used_while_it_is_chosen_keeps_its_descriptor(tmp_path: Path, monkeypatch) -> None:
+    """The user takes no lock: the eviction has found no pin, syncs, and then the use begins."""
+    files = OsFiles(max_open=1)
+    handle = files.open_append(tmp_path / "one", create=True)
+    handle.append(b"one")
+    real = handle.fd
+    monkeypatch.setattr("lastword.files.system.sync_content", lambda fd: files.descriptors.acquire(handle))
+    files.open_append(tmp_path / "two", create=True)
+    monkeypatch.undo()
+    assert handle.fd == real and handle.unsynced and handle.pins == [None]
+    handle.pins.pop()
+    assert handle.pread(9, 0) == b"one" and not handle.pins
+    files.open_append(tmp_path / "three", create=True)
+    assert handle.fd == -1 and not handle.unsynced
 
 
 def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path, monkeypatch) -> None:

@@ -27,6 +27,7 @@ from lastword.errors import (
 )
 from lastword.files import (
     DEFAULT,
+    Files,
     OsFiles,
     Steps,
     interface,
@@ -37,6 +38,7 @@ from lastword.files import (
     system,
 )
 from lastword.metrics import DIR_OFFLINE
+from tests.fakes.recording import RecordingFiles
 
 
 @pytest.fixture
@@ -568,3 +570,24 @@ def test_opening_files_above_the_limit_does_not_visit_all_open_ones_each_time(tm
     handles = [files.open_append(tmp_path / str(number), create=True) for number in range(640)]
     assert len(files.descriptors) <= 64 < len(handles)
     assert files.descriptors._open.visited < 20 * len(handles)
+
+
+@pytest.mark.parametrize("files", [OsFiles(), RecordingFiles(OsFiles())], ids=["own loop", "calls of stamp"])
+def test_a_stamp_is_another_one_after_each_change(files: Files, tmp_path: Path) -> None:
+    root, file, absent = tmp_path / "root", tmp_path / "file", tmp_path / "absent"
+    root.mkdir()
+    file.write_bytes(b"one")
+    os.utime(file, ns=(0, 0))
+    os.utime(root, ns=(0, 0))
+
+    def changed(path: Path, change: Callable[[], object]) -> bool:
+        stamps = [(known, files.stamp(known)) for known in (root, file, absent)]
+        assert files.have_stamps(stamps)
+        change()
+        return not files.have_stamps(stamps)
+
+    assert changed(file, lambda: file.write_bytes(b"longer"))
+    assert changed(root, lambda: (root / "name").touch())
+    assert changed(absent, absent.touch)
+    assert changed(absent, absent.unlink)
+    assert not changed(file, lambda: None)

@@ -536,8 +536,9 @@ class Contents:
         headers: tuple[Header, ...] = (),
         expect: int | Absent | None = None,
     ) -> None:
-        """Set a value, or delete a key (None), if its newest record is the expected one."""
-        self.check_writable()
+        """Set a value, or delete a key (None), if its newest record is the expected one. After `check`."""
+        if self._is_past:
+            self.check_writable()
         with self.turn, self._reading:
             if self._refused is not None:
                 self._take_back_refused()
@@ -627,7 +628,8 @@ class Contents:
             self._changed.add(number)
             return
         self._put(key, value)
-        self._note_written(key, value, headers)
+        if self.ttl_ms >= 0:
+            self._note_written(key, value, headers)
         if reached is not None:
             reached.end = end
             log = self._logs.get(number)
@@ -645,9 +647,8 @@ class Contents:
 
         In a bucket, a commit may refuse a change that the mapping shows already: another process has lowered
         `max.message.bytes`, for example. Then this, or the next change, restores the mapping from the log and
-        raises the error.
+        raises the error. The caller has called `check`.
         """
-        self.check()
         try:
             self._log.sync()
             self._is_unsynced = False

@@ -76,7 +76,8 @@ class IndexedContents:
 
     def check(self) -> None:
         """Take the settings of now; UsageError if the log is closed."""
-        self._dirs.require_open()
+        if self._dirs.closed:
+            self._dirs.require_open()
         if self._log_dir.settings is not self._settings:
             settings = self._log_dir.settings
             self._topic.check_serializers(self._saved)
@@ -196,8 +197,9 @@ class IndexedContents:
         headers: tuple[Header, ...] = (),
         expect: int | Absent | None = None,
     ) -> None:
-        """Set a value, or delete a key (None), if its newest record is the expected one."""
-        self.check_writable()
+        """Set a value, or delete a key (None), if its newest record is the expected one. After `check`."""
+        if self._dirs.mode == "r":
+            self.check_writable()
         with self.turn:
             if expect is None:
                 appended = self._log.append(key, value, headers)
@@ -250,6 +252,5 @@ class IndexedContents:
         self._log.acknowledge(key)
 
     def sync(self) -> None:
-        """Sync: changes acknowledged with "os" survive a power cut when the call returns."""
-        self.check()
+        """As `Contents.sync`."""
         self._log.sync()

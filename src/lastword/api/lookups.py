@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from types import ModuleType
 from typing import Any, Generic
 
 from lastword.api.record import K, Record, V
 from lastword.api.topic_views import TopicViews
+
+
+@cache
+def _keys() -> ModuleType:
+    """Return `lastword.api.keys`, which a program that only appends does not load."""
+    from lastword.api import keys
+
+    return keys
 
 
 class KeyLookups(TopicViews, Generic[K, V]):
@@ -28,8 +38,7 @@ class KeyLookups(TopicViews, Generic[K, V]):
             SerializerError: The topic's serializer refuses the key, or cannot read the value.
             KeyRequiredError: The key is None.
         """
-        from lastword.api import keys  # takes half the time of an import of names
-
+        keys = _keys()
         found = keys.find_one(self, keys.key_bytes(self, key), partition)
         if found is None or found[1].value is None:
             return default
@@ -37,10 +46,10 @@ class KeyLookups(TopicViews, Generic[K, V]):
 
     def get_record(self, key: K, *, partition: int | None = None) -> Record[K, V] | None:
         """Return the newest record of a key, or None if it has no value or was deleted; as `get`."""
-        from lastword.api.keys import find_one, key_bytes
         from lastword.api.reader import decoded
 
-        found = find_one(self, key_bytes(self, key), partition)
+        keys = _keys()
+        found = keys.find_one(self, keys.key_bytes(self, key), partition)
         if found is None:
             return None
         return decoded(found[1], self.name, found[0], self._schema.key, self._schema.value)
@@ -76,6 +85,5 @@ class KeyLookups(TopicViews, Generic[K, V]):
 
     def __contains__(self, key: object) -> bool:
         """Return whether a key has a value, as `get`. TypeError and its like as from `append`."""
-        from lastword.api.keys import find_one, key_bytes
-
-        return find_one(self, key_bytes(self, key), None) is not None
+        keys = _keys()
+        return keys.find_one(self, keys.key_bytes(self, key), None) is not None

@@ -362,6 +362,10 @@ class OpenDirs(ProcessBound):
         if self._config_file is not None:
             files = [os.fspath(self._config_file)]
         stamps = tuple((path, self.files.stamp(path)) for path in (*self.paths, *files))
+        if self._config_file is None:  # a file that appears in a root changes the root's stamp
+            stamps = tuple(
+                (path, stamp) for path, stamp in stamps if stamp is not None or self.files.is_link(path)
+            )
         versions = [self.files.dir_version(path) for path in self.paths]
         return stamps if all(version is not None and version.is_settled for version in versions) else None
 

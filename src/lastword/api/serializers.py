@@ -137,6 +137,8 @@ class Serializer:
 
     def encode(self, value: Any, column: str) -> bytes:
         """Encode a value. SerializerError names `column` ("key", "value"), but not the value itself."""
+        if type(value) is bytes and self.dumps is _bytes_dumps:
+            return value
         try:
             data = self.dumps(value)
         except (SerializerError, MissingError):

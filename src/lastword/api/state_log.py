@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.bucket_records import whole
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BucketDirs
     from lastword.api.topic import Topic
     from lastword.records.record import Header
+
+_is_closed = attrgetter("is_closed")
 
 
 def log_below(dirs: OpenDirs, name: str) -> StateLog:
@@ -101,9 +104,10 @@ class StateLog:
 
     def sync(self) -> None:
         """Sync the partitions of this topic that have changed, also if one of them fails."""
-        self._dirs.require_writable()
+        if self._dirs.closed or self._dirs.mode == "r":
+            self._dirs.require_writable()
         logs: Collection[PartitionLog] = self._watched.values()
-        if not logs or any(log.is_closed for log in logs):
+        if not logs or any(map(_is_closed, logs)):
             logs = self._logs().values()
         if len(logs) == 1:
             (log,) = logs

@@ -36,13 +36,15 @@ class TopicViews:
     @property
     def schema(self) -> TopicSchema:
         """Its serializers, as they are saved now or as the caller named them, and its partitioner."""
-        self._take_settings()
+        if self.dirs.directories[0].settings is not self._settings:  # `dirs.settings`, without a call
+            self._take_settings()
         return self._schema
 
     @property
     def config(self) -> TopicConfig:
         """Its settings in their units: `topic.config.segment_bytes`."""
-        self._take_settings()
+        if self.dirs.directories[0].settings is not self._settings:
+            self._take_settings()
         return self._config
 
     def _take_settings(self) -> None:
@@ -80,8 +82,9 @@ class TopicViews:
 
     def _partition_of(self, key: bytes) -> int:
         """Return the partition of a record with this encoded key."""
-        self._take_settings()
-        return self._packer.assigner.of(key, None)
+        if self.dirs.directories[0].settings is not self._settings:
+            self._take_settings()
+        return 0 if self._packer.has_one_partition else self._packer.assigner.of(key, None)
 
     def _readable(self, partition: int, *, refreshes: bool = True) -> PartitionLog | PartitionView:
         """Return the open log of a partition, or a view of it as it is now.
@@ -90,7 +93,9 @@ class TopicViews:
         `refreshes`: False shows it as of the last refresh: in a bucket, of the same version.
         """
         dirs = self.dirs
-        if partition not in self._schema.numbers or as_int(partition) is None:
+        if partition not in self._schema.numbers or (
+            type(partition) is not int and as_int(partition) is None
+        ):
             return self._view(partition)
         log = dirs.owned_log(self.name, partition)
         if log is not None:
@@ -98,13 +103,8 @@ class TopicViews:
         kept = self._views.get(partition)
         if kept is not None and not dirs.closed:
             view, known, is_exact = kept
-            stamp = dirs.files.stamp
-            for path, before in known:
-                if stamp(path) != before:
-                    break
-            else:
-                if is_exact or view.is_current():
-                    return view
+            if dirs.files.have_stamps(known) and (is_exact or view.is_current()):
+                return view
         stamps = dirs.stamps()
         if refreshes:
             dirs.refresh()

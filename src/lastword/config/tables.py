@@ -6,6 +6,7 @@ Names are Kafka's with `_` for `.`, or begin with `lastword_`. `LogConfig` uses 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 from lastword.config.setting import (
@@ -244,7 +245,7 @@ class TopicConfig:
             names += ("retention.ms", "retention.bytes")
         return names
 
-    @property
+    @functools.cached_property
     def compacts(self) -> bool:
         """Whether the policy has `compact`."""
         return "compact" in (self.policy or ())

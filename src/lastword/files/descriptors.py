@@ -5,8 +5,9 @@ So 10,000 partitions or 2,000 segments do not need 10,000 descriptors.
 
 * The least recently used descriptor is closed first. Handles with unsynced writes are closed last, and synced
   before: the kernel reports a failed writeback only to a process that has the file open.
-* A handle in use (between `acquire` and `release`) keeps its descriptor, so a read of another thread cannot
-  hit a reused descriptor number.
+* A handle in use, from `acquire` until the caller takes its pin away, keeps its descriptor, so a read of
+  another thread cannot hit a reused descriptor number. A handle is pinned before its descriptor is read, and
+  an eviction looks for pins after it has taken the descriptor from the handle: so `acquire` needs no lock.
 * A reopened file must be the same inode. If a reader finds another file under the name, it raises
   FileVanishedError, as for a file that was replaced before the first open.
 * If the system has no descriptor left (EMFILE, ENFILE), a quarter of the open ones is closed and the open is
@@ -42,8 +43,7 @@ class Reopenable(Protocol):
 
     fd: int  # -1 while it is closed
     key: int  # the `id` of the object
-    pins: int
-    appends: bool  # as a pin; set with the lock of `Descriptors` held, reset without it
+    pins: list[None]  # one for each use; adding and removing one is a single step
     unsynced: bool
 
     def reopen(self) -> int:
@@ -97,47 +97,31 @@ class Descriptors:
             return opening(*arguments)
 
     def acquire(self, handle: Reopenable) -> int:
-        """Return the descriptor of a handle, which stays open until `release`."""
-        with self._lock:
-            handle.pins += 1
-            fd = handle.fd
-            if fd >= 0:
-                self._open.move_to_end(handle.key)
-                return fd
-            try:
-                return self._reopen(handle)
-            except BaseException:
-                handle.pins -= 1
-                raise
-
-    def acquire_to_append(self, handle: Reopenable) -> int:
-        """Return the descriptor of a handle, which stays open until the caller resets `handle.appends`.
-
-        For the only thread that appends to the file: it needs no second turn of the lock.
-        """
-        self._lock.acquire()  # in half the time of `with`
+        """Return the descriptor of a handle, which stays open until the caller removes one of its `pins`."""
+        handle.pins.append(None)
+        fd = handle.fd
         try:
-            handle.appends = True
-            fd = handle.fd
             if fd >= 0:
                 self._open.move_to_end(handle.key)
                 return fd
-            return self._reopen(handle)
+        except KeyError:  # it is being closed: `_opened` raises the error
+            fd = -1
+        try:
+            return self._opened(handle)
         except BaseException:
-            handle.appends = False
+            handle.pins.pop()
             raise
-        finally:
-            self._lock.release()
+
+    def _opened(self, handle: Reopenable) -> int:
+        """Return the descriptor of a handle that had none a moment ago."""
+        with self._lock:
+            return handle.fd if handle.fd >= 0 else self._reopen(handle)
 
     def _reopen(self, handle: Reopenable) -> int:
-        handle.fd = fd = self.open(handle.reopen)
-        self._open[handle.key] = weakref.ref(handle)
+        fd = self.open(handle.reopen)
+        self._open[handle.key] = weakref.ref(handle)  # before `acquire` finds the descriptor
+        handle.fd = fd
         return fd
-
-    def release(self, handle: Reopenable) -> None:
-        """Allow that the descriptor of a handle is closed again."""
-        with self._lock:
-            handle.pins -= 1
 
     def remove(self, handle: Reopenable) -> int:
         """Remove a handle that is being closed; return its descriptor, or -1."""
@@ -173,11 +157,18 @@ class Descriptors:
                     if handle is None or handle.fd < 0:
                         self._open.pop(key, None)
                         continue
-                    if handle.pins or handle.appends or (synced_only and handle.unsynced):
+                    if handle.pins or (synced_only and handle.unsynced):
                         continue
-                    if handle.unsynced:
+                    was_unsynced = handle.unsynced
+                    if was_unsynced:
                         handle.sync_before_closing()
                     fd, handle.fd = handle.fd, -1
+                    if handle.pins:  # since the look above: its user may have read `fd`
+                        handle.fd = fd
+                        handle.unsynced = (
+                            handle.unsynced or was_unsynced
+                        )  # it may have written since the sync
+                        continue
                     self._open.pop(key, None)
                     with suppress(OSError):  # no data is lost: it was synced, or only read
                         os.close(fd)

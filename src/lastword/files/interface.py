@@ -234,6 +234,10 @@ class Files(ABC):
         version = self.dir_version(path)
         return self.stat(path), None if version is None else version.stamp
 
+    def have_stamps(self, stamps: Iterable[tuple[Path, object]]) -> bool:
+        """Return whether each path has its stamp of an earlier call of `stamp`."""
+        return all(self.stamp(path) == before for path, before in stamps)
+
     @abstractmethod
     def stat(self, path: Path) -> FileFacts | None:
         """Return the facts of a file or directory; None if it does not exist."""

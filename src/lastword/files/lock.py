@@ -136,7 +136,7 @@ class FileLock:
 
     def check(self) -> None:
         """Raise LockLostError if the path no longer names the locked file, so other processes can lock."""
-        if not self.held:
+        if not self._fds or self._pid != os.getpid():  # `held`, without a call
             return
         try:
             current = os.stat(self.path)

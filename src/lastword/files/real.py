@@ -12,7 +12,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import cache
 from typing import TYPE_CHECKING
@@ -46,8 +46,7 @@ class OsHandle(Handle):
         self.fd = fd
         self.key = id(self)
         self.path = path
-        self.pins = 0
-        self.appends = False
+        self.pins: list[None] = []
         self.unsynced = False
         self._root = root
         self._descriptors = descriptors
@@ -118,7 +117,7 @@ class OsHandle(Handle):
         except OSError as error:
             raise translate(error, self.path, "read") from error
         finally:
-            self._descriptors.release(self)
+            self.pins.pop()
         return b"".join(parts)
 
     def send_to(self, sock: socket, n: int, position: int) -> int:
@@ -133,7 +132,7 @@ class OsHandle(Handle):
         except OSError as error:
             raise translate(error, self.path, "read") from error
         finally:
-            self._descriptors.release(self)
+            self.pins.pop()
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
         """Fill a writable buffer from `position`; return the bytes read: fewer only at the file's end."""
@@ -151,7 +150,7 @@ class OsHandle(Handle):
                         break
                     count_read += count
             finally:
-                descriptors.release(self)
+                self.pins.pop()
         except LastwordError:
             raise
         except OSError as error:
@@ -171,7 +170,7 @@ class OsHandle(Handle):
         if self._root.failure is not None:
             self._root.check()
         try:
-            fd = self._descriptors.acquire_to_append(self)
+            fd = self._descriptors.acquire(self)
         except OSError as error:
             if isinstance(error, LastwordError):
                 raise
@@ -190,7 +189,7 @@ class OsHandle(Handle):
             return start
         finally:
             self._changed = self._root.moment  # after the write: a sync of the drive may have begun meanwhile
-            self.appends = False
+            self.pins.pop()
 
     def _write_rest(self, fd: int, data: Buffer, start: int, done: int) -> None:
         view = memoryview(data).cast("B")
@@ -227,7 +226,7 @@ class OsHandle(Handle):
             raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
         finally:
             self._changed = self._root.moment
-            self._descriptors.release(self)
+            self.pins.pop()
 
     def truncate(self, size: int) -> None:
         """Set the size of the file."""
@@ -240,7 +239,7 @@ class OsHandle(Handle):
             raise translate(error, self.path, "truncate") from error
         finally:
             self._changed = self._root.moment
-            self._descriptors.release(self)
+            self.pins.pop()
         self._torn = False
 
     def start_sync(self, position: int, size: int) -> None:
@@ -258,7 +257,7 @@ class OsHandle(Handle):
                     if function is not None:
                         function(fd, position, size, _SYNC_FILE_RANGE_WRITE)
                 finally:
-                    self._descriptors.release(self)
+                    self.pins.pop()
 
     def fsync(self) -> None:
         """Wait until bytes and size are on the drive.
@@ -276,7 +275,7 @@ class OsHandle(Handle):
             self.unsynced = False  # before the call: bytes written during the sync count as unsynced
             sync_or_fail(fd, self.path, root, system.sync_content)
         finally:
-            self._descriptors.release(self)
+            self.pins.pop()
 
     def may_shrink_to(self, size: int) -> None:
         """Note that a shorter file may still be the same one when it is reopened."""
@@ -291,7 +290,7 @@ class OsHandle(Handle):
         except OSError as error:
             raise translate(error, self.path, "inspect") from error
         finally:
-            self._descriptors.release(self)
+            self.pins.pop()
 
     def close(self) -> None:
         """Close; a second close does nothing."""
@@ -529,6 +528,19 @@ class OsFiles(Files):
         except OSError:
             return None
         return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_dev
+
+    def have_stamps(self, stamps: Iterable[tuple[Path, object]]) -> bool:
+        """As `Files.have_stamps`, in a third of the time of calls of `stamp`."""
+        for path, before in stamps:
+            try:
+                now = os.stat(path)
+            except OSError:
+                if before is None:
+                    continue
+                return False
+            if before != (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_dev):
+                return False
+        return True
 
     def stat(self, path: Path) -> FileFacts | None:
         """Return the facts of a file or directory; None if it does not exist."""

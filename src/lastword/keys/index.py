@@ -201,15 +201,10 @@ class KeyIndex:
         if self._is_too_large and self._loaded == self._manifest_facts():
             return False
         if log.grows:
-            owned = cast("PartitionLog", log)
-            self.load(owned)
-            end = owned.stable_offset
-        else:
-            view = cast("PartitionView", log)
-            if self._log is not view or self._segments is not view.segment_set:
-                self._adopt(view)
-            end = min(view.stable_offset, view.log_end)
-        return end <= self.end or self._read(log)
+            self.load(cast("PartitionLog", log))
+        elif self._log is not log or self._segments is not log.segment_set:
+            self._adopt(cast("PartitionView", log))
+        return log.stable_offset <= self.end or self._read(log)
 
     def load(self, log: PartitionLog) -> None:
         """Begin with the saved index of an open log, unless the index has followed this log."""
@@ -609,7 +604,8 @@ class KeyIndex:
         try:
             record = None if position < 0 else self._read_placed(log, word >> 1, position)
             if record is None:
-                record = _read_one(log, word >> 1, self._may_load(1) or scan.kernels_loaded())
+                loads = self._plain_reads > PLAIN_READS or self._may_load(1) or scan.kernels_loaded()
+                record = _read_one(log, word >> 1, loads)
         except (FileVanishedError, OffsetOutOfRangeError):
             raise Mismatch from None
         if record is None or record.key != key or record.value is None:

@@ -108,10 +108,6 @@ class FailureLatch:
             raise
 
 
-_ONLY_PROTECTS = contextlib.suppress(LastwordError)
-"""For writes of the mark after a sync, which has succeeded."""
-
-
 class GroupCommit:
     """A mutex whose waiters may return without a turn if the holder's work served them.
 
@@ -277,8 +273,10 @@ class Durability:
         if end > self.synced_to:
             self.synced_to = end
             self._synced_at = self._clock.monotonic()
-            with _ONLY_PROTECTS:
+            try:
                 self.mark.write(end)
+            except LastwordError:  # the mark only protects a sync, which has succeeded
+                return
 
 
 # ---------------------------------------------------------------- the synced mark

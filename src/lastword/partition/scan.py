@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import CorruptBatchError, DataError, FileVanishedError
@@ -80,17 +82,23 @@ def single(log: PartitionLog | PartitionView, offset: int, *, committed: bool) -
 
     Loads the kernels. `committed`: also None for a record of a transaction.
     """
-    from lastword.partition import lookups  # takes half the time of an import of names
-
     if log.damage is not None or not log.log_start <= offset < log.log_end:
         return None
     log_end = None if log.grows else log.log_end
-    found = lookups.record_at(log, offset, transactional=not committed, log_end=log_end)
+    found: tuple[RawRecord, int] | None = _lookups().record_at(log, offset, not committed, log_end)
     if found is None:
         return None
     record, size = found
     READ_BYTES.add(size, log.topic)
     return record
+
+
+@cache
+def _lookups() -> ModuleType:
+    """Return `lastword.partition.lookups`, which loads NumPy and the kernels."""
+    from lastword.partition import lookups
+
+    return lookups
 
 
 def near(segment: Segment, position: int, offset: int, end: int, topic: str) -> RawRecord | None:
