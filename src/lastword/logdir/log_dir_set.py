@@ -480,7 +480,11 @@ def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
         note = read_move_note(target.files, target.directory(*tp))
         if note is not None and note == (directory_name(source.files, source.path), _log_end(source, tp)):
             return target
-    raise DuplicatePartitionError.of(str(tp), first.path, second.path)
+    raise DuplicatePartitionError(
+        f"{tp} is in {first.path} and in {second.path}",
+        remedy="keep the newer of the two, and move the other out",
+        file=second.directory(*tp),
+    )
 
 
 def _one_of(tp: TopicPartition, first: Any, second: LogDirectory) -> Any:
