@@ -3,11 +3,11 @@
     python scripts/make_protocol.py DIRECTORY_WITH_JARS
 
 Kafka ships the schemas of its messages as JSON files: requests, responses and headers in kafka-clients, the
-records of coordinators in kafka-group-coordinator and kafka-transaction-coordinator. Three files result:
+records of its own topics in kafka-metadata and in a jar of each coordinator. Three files result:
 
-    schemas.jsonl   one line for each message: Kafka's schema without comments and descriptions
+    schemas.jsonl   one line for each message: Kafka's schema without comments and descriptions, and its topic
     codes.py        API keys with their versions, and error codes, which Kafka's class `Errors` lists
-    messages.pyi    the fields of each message, for type checkers and editors
+    messages.pyi    the fields of each message but those that are only decoded, for type checkers and editors
 
 `tests/kafka/test_protocol.py` fails when a file is not what these jars give.
 """
@@ -28,8 +28,16 @@ from lastword.protocol.schemas import snake
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "src" / "lastword" / "protocol"
 JAVA = ROOT / "tests" / "protocol" / "java" / "Messages.java"
-JARS = ("kafka-clients-*.jar", "kafka-group-coordinator-[0-9]*.jar", "kafka-transaction-coordinator-*.jar")
-PREFIX = "common/message/"
+JARS = {
+    "kafka-clients-*.jar": "",
+    "kafka-metadata-*.jar": "__cluster_metadata",
+    "kafka-group-coordinator-[0-9]*.jar": "__consumer_offsets",
+    "kafka-transaction-coordinator-*.jar": "__transaction_state",
+    "kafka-share-coordinator-*.jar": "__share_group_state",
+}
+"""The jars, and the topic whose records have the schemas of each."""
+DECODED = ("__cluster_metadata", "__share_group_state")
+"""Topics whose records lastword decodes, and does not write."""
 
 APIS = (
     *("Produce", "Fetch", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch", "FindCoordinator"),
@@ -45,7 +53,6 @@ APIS = (
     *("ListPartitionReassignments", "AlterPartitionReassignments", "ListConfigResources", "WriteTxnMarkers"),
 )
 OTHERS = ("RequestHeader", "ResponseHeader", "ConsumerProtocolSubscription", "ConsumerProtocolAssignment")
-RECORDS = re.compile(r"(Legacy)?OffsetCommit|GroupMetadata|(Consumer|Share|Streams)Group|TransactionLog")
 DROPPED = ("about", "entityType", "listeners", "mapKey", "zeroCopy")
 
 PYTHON = {"string": "str", "bytes": "Buffer", "bool": "bool", "float64": "float", "uuid": "bytes"}
@@ -55,15 +62,18 @@ def schemas(jars: Path) -> dict[str, dict[str, Any]]:
     """Return {name: schema} of the messages that the server needs, sorted by name."""
     wanted = {f"{api}{kind}" for api in APIS for kind in ("Request", "Response")} | set(OTHERS)
     result = {}
-    for pattern in JARS:
+    for pattern, topic in JARS.items():
         (jar,) = jars.glob(pattern)
         with zipfile.ZipFile(jar) as archive:
             for path in archive.namelist():
-                name = path.removeprefix(PREFIX).removesuffix(".json")
-                coordinator = re.fullmatch(rf"({RECORDS.pattern})\w*(Key|Value)", name)
-                if path == f"{PREFIX}{name}.json" and (name in wanted or coordinator):
-                    text = re.sub(r"^\s*//.*$", "", archive.read(path).decode(), flags=re.MULTILINE)
-                    result[name] = _stripped(json.loads(text))
+                found = re.fullmatch(r"common/(?:message|metadata)/(\w+)\.json", path)
+                if found is None or not (topic or found[1] in wanted):
+                    continue
+                text = re.sub(r"^\s*//.*$", "", archive.read(path).decode(), flags=re.MULTILINE)
+                schema = _stripped(json.loads(text))
+                if not topic or schema["type"] in ("coordinator-key", "coordinator-value", "metadata"):
+                    name = schema.pop("name")  # first, so that a search for a line finds it
+                    result[name] = {"name": name, **({"topic": topic} if topic else {}), **schema}
     assert wanted <= set(result), wanted - set(result)
     return dict(sorted(result.items()))
 
@@ -72,10 +82,7 @@ def _stripped(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_stripped(item) for item in schema]
     if isinstance(schema, dict):
-        kept = {key: _stripped(value) for key, value in schema.items() if key not in DROPPED}
-        if "validVersions" in kept:
-            kept = {"name": kept.pop("name"), **kept}  # first, so that a search for a line finds its name
-        return kept
+        return {key: _stripped(value) for key, value in schema.items() if key not in DROPPED}
     return schema
 
 
@@ -164,6 +171,8 @@ def stub(found: dict[str, dict[str, Any]]) -> str:
     ]
     lines += ["", "Buffer: TypeAlias = bytes | bytearray | memoryview"]
     for name, schema in found.items():
+        if schema.get("topic") in DECODED:
+            continue
         lines += ["", f"class {name}(Message):"]
         structs: dict[str, list[dict[str, Any]]] = {}
         for struct in schema.get("commonStructs", ()):

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.errors import CorruptBatchError
-from lastword.partition.transactions import BatchOutcome, Decisions, MarkerTracker, control_of, scan
+from lastword.partition.transactions import (
+    BatchColumns,
+    BatchOutcome,
+    Decisions,
+    MarkerTracker,
+    control_of,
+    scan,
+)
 from lastword.records.batch import BatchHeader, read_header
 from lastword.records.record import ControlRecord
 from lastword.segment.indexes import AbortedTransaction
@@ -102,7 +109,9 @@ def test_outcomes_of_arrays_are_those_of_headers(log: Log) -> None:
         np.array([getattr(header, name) for header, _ in log], np.int64)
         for name in ("attributes", "producer_id", "base_offset", "last_offset")
     ]
-    assert decisions.of_batches(*columns).tolist() == [decisions.of_header(header) for header, _ in log]
+    assert decisions.of_batches(BatchColumns(*columns)).tolist() == [
+        decisions.of_header(header) for header, _ in log
+    ]
 
 
 @given(logs(), st.integers(0, 60))

@@ -13,8 +13,6 @@ from lastword.config import TOPIC_SETTINGS
 from lastword.records.internal import METADATA
 from lastword.tools.dump import dump
 from tests.golden.loader import case, partition_files
-from tests.kafka.conftest import generator
-from tests.support.jars import KafkaJars
 from tests.support.kafka import Broker, KafkaRecord, Tools
 from tests.support.waiting import until
 
@@ -23,11 +21,6 @@ DECODERS = {
     "__transaction_state": "--transaction-log-decoder",
     METADATA: "--cluster-metadata-decoder",
 }
-
-
-def test_the_schemas_are_those_of_the_jars(kafka_jars: KafkaJars) -> None:
-    script = generator("make_internal_schemas.py")
-    assert script["text_of"](kafka_jars.directory) == script["TARGET"].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("topic", DECODERS)

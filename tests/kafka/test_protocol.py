@@ -99,8 +99,11 @@ def answers(kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def _class(name: str) -> str:
+    if name.endswith("Record"):
+        return f"org.apache.kafka.common.metadata.{name}"
     if name.endswith(("Key", "Value")):
         coordinator = "transaction" if name.startswith("TransactionLog") else "group"
+        coordinator = "share" if name.startswith(("ShareSnapshot", "ShareUpdate")) else coordinator
         return f"org.apache.kafka.coordinator.{coordinator}.generated.{name}"
     suffix = "" if name.startswith("ConsumerProtocol") else "Data"
     return f"org.apache.kafka.common.message.{name}{suffix}"

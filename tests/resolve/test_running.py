@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lastword.kernels.hashing import digest_seeds
-from lastword.partition.transactions import BatchOutcome
+from lastword.partition.transactions import BatchColumns, BatchOutcome
 from lastword.resolve import DeadBitmaps, MapFull, RunningResolution, resolve
 from lastword.resolve.facts import SegmentCounts, digest_seed_of
 from tests.naive import running as naive
@@ -32,15 +32,9 @@ class Outcomes:
     def __init__(self, aborted: set[int]) -> None:
         self.aborted = aborted
 
-    def of_batches(
-        self,
-        attributes: NDArray[np.int64],
-        producer_ids: NDArray[np.int64],
-        base_offsets: NDArray[np.int64],
-        last_offsets: NDArray[np.int64],
-    ) -> NDArray[np.uint8]:
-        aborted = np.isin(base_offsets, list(self.aborted))
-        control = (attributes & CONTROL) != 0
+    def of_batches(self, batches: BatchColumns) -> NDArray[np.uint8]:
+        aborted = np.isin(batches.base_offsets, list(self.aborted))
+        control = (batches.attributes & CONTROL) != 0
         return np.where(control, BatchOutcome.CONTROL, np.where(aborted, BatchOutcome.ABORTED, 0)).astype(
             np.uint8
         )

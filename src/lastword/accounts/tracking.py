@@ -34,6 +34,7 @@ from lastword.units import MIB, NEVER
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from lastword.partition.transactions import BatchColumns
     from lastword.records.chunk import Chunk
     from lastword.resolve import Resolution, SegmentFacts
     from lastword.resolve.facts import TransactionOutcomes
@@ -563,15 +564,9 @@ class NotedOutcomes:
         self._outcomes = outcomes
         self.first = -1
 
-    def of_batches(
-        self,
-        attributes: NDArray[np.int64],
-        producer_ids: NDArray[np.int64],
-        base_offsets: NDArray[np.int64],
-        last_offsets: NDArray[np.int64],
-    ) -> NDArray[np.uint8]:
+    def of_batches(self, batches: BatchColumns) -> NDArray[np.uint8]:
         """Return the outcomes of these batches."""
-        if attributes.any():
-            first = int(base_offsets[0])
+        if batches.attributes.any():
+            first = int(batches.base_offsets[0])
             self.first = first if self.first < 0 else min(self.first, first)
-        return self._outcomes.of_batches(attributes, producer_ids, base_offsets, last_offsets)
+        return self._outcomes.of_batches(batches)

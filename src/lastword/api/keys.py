@@ -150,7 +150,15 @@ def expecting(
             record = None
         newest_offset = None if record is None else record.offset
         if newest_offset != expected:
-            raise ConflictError.of(f"{topic.name}-{number}", log.directory, expected, newest_offset)
+            wanted = "that it has none" if expected is None else f"that of offset {expected}"
+            now = f"the newest value of the key is at offset {newest_offset}"
+            raise ConflictError(
+                f"{log.name}: {'the key has no value' if record is None else now}, and the call expects "
+                f"{wanted}; nothing was written",
+                remedy="read the key again, and decide again: topic.get_record(key) has value and offset",
+                file=log.directory,
+                offset=newest_offset,
+            )
         yield
 
 

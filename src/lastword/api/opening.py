@@ -252,7 +252,14 @@ def _directory(
         real = os.path.realpath(path)
         holder = next((dirs for dirs in writers() if real in map(os.path.realpath, dirs.paths)), None)
         if holder is not None and error.pid == os.getpid():
-            raise LogDirLockedError.held_here(path, error.pid, holder, holder.opened_at) from None
+            raise LogDirLockedError(
+                f"{path} is already open to append in this process ({error.pid}): {holder!r}, opened at "
+                f"{holder.opened_at}",
+                remedy=f"use that object, or close() it; to read beside it: lastword.open({path!r})",
+                file=path,
+                pid=error.pid,
+                process="this process",
+            ) from None
         raise
 
 

@@ -547,9 +547,8 @@ class Bucket:
             except UncertainRequestError as error:
                 failure, uncertain = error, True
             except LastwordError as error:
-                if uncertain or unread:
-                    raise UncertainCommitError.lost(self.url, error) from error
-                raise
+                failure = error
+                break
             try:
                 current = self.load()
             except LastwordError as error:
@@ -562,10 +561,12 @@ class Bucket:
                 continue  # the manifest is still the one that the condition names
             if _follows(current.manifest, base.manifest):
                 return current
-            raise UncertainCommitError.overtaken(self.url, HISTORY) from failure
+            why = f"the answer to a commit was lost, and {HISTORY} or more commits followed"
+            raise UncertainCommitError.of(self.url, why) from failure
         assert failure is not None
         if uncertain or unread:
-            raise UncertainCommitError.lost(self.url, failure) from failure
+            why = f"the store did not say whether the commit came in ({failure.message})"
+            raise UncertainCommitError.of(self.url, why) from failure
         raise failure
 
     def _note_swapped(self, base: Loaded, manifest: Manifest, version: ObjectVersion) -> None:
@@ -797,7 +798,12 @@ class _Commit:
                 bucket.wait(min(attempt, 4))
                 base = bucket.load()
             if self._uploads is not None and self._uploads not in base.manifest.uploads:
-                raise UploadsGoneError.of(bucket.url, self._uploads)
+                raise UploadsGoneError(
+                    f"{bucket.url}: the uploads {self._uploads} are not kept any more, so their objects may "
+                    "be gone",
+                    remedy="run the job again; nothing was committed",
+                    file=bucket.url,
+                )
             if base.manifest.collection != collection:
                 entries, collection = bucket.upload(changes), base.manifest.collection
             wanted: Changes = entries

@@ -294,7 +294,12 @@ class TopicConfig:
         if self.damaged is not None:
             raise self.damaged
         if self.lastword_pulled_from is not None:
-            raise ReadOnlyError.pulled(partition, self.lastword_pulled_from)
+            raise ReadOnlyError(
+                f"{partition} is a copy that is pulled from the cluster {self.lastword_pulled_from}: only "
+                "pull appends to it",
+                remedy=f"to write to the copy and pull it no more: lastword config DIR "
+                f"{partition.rpartition('-')[0]} --unset lastword.pulled.from",
+            )
 
     def replace(self, **values: Any) -> TopicConfig:
         """Return a copy with other values."""

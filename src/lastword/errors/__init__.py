@@ -221,15 +221,6 @@ class ReadOnlyError(UsageError):
         """Return the error for a directory that was opened in mode "r"."""
         return cls(f'{path} was opened with mode "r"', remedy=f'lastword.open("{path}", "a")', file=path)
 
-    @classmethod
-    def pulled(cls, partition: str, cluster: str) -> ReadOnlyError:
-        """Return the error for an append to a copy of a topic of a Kafka cluster."""
-        return cls(
-            f"{partition} is a copy that is pulled from the cluster {cluster}: only pull appends to it",
-            remedy=f"to write to the copy and pull it no more: lastword config DIR "
-            f"{partition.rpartition('-')[0]} --unset lastword.pulled.from",
-        )
-
 
 class NotALogDirError(UsageError):
     """The path is not a log directory."""
@@ -330,23 +321,6 @@ class OffsetOutOfRangeError(UsageError):
         return cls(
             f"{partition}: offset {offset} is above log end {log_end}",
             remedy=f'{log_end} ("latest") at most; or is this another log than the offset was saved for?',
-            offset=offset,
-        )
-
-    @classmethod
-    def recreated(cls, partition: str) -> OffsetOutOfRangeError:
-        """Return the error for a read that follows a topic which was deleted and created again."""
-        return cls(
-            f"{partition}: the topic was deleted and created again: the offsets are those of another log",
-            remedy='read the new topic from "earliest"',
-        )
-
-    @classmethod
-    def cleaned(cls, partition: str, offset: int, cleaned: int) -> OffsetOutOfRangeError:
-        """Return the error for an end below which the log was cleaned."""
-        return cls(
-            f"{partition}: the newest values below {offset} are lost: the log was cleaned up to {cleaned}",
-            remedy=f"end at {cleaned} or later",
             offset=offset,
         )
 
@@ -464,20 +438,12 @@ class DataError(LastwordError):
     kafka_code = 2  # CORRUPT_MESSAGE
     code = "bad-data"
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        remedy: str | None = None,
-        file: str | None = None,
-        position: int | None = None,
-        offset: int | None = None,
-    ) -> None:
+    def __init__(self, message: str, *, code: str | None = None, **facts: Any) -> None:
+        file, position = facts.get("file"), facts.get("position")
         if file is not None and file not in message:
             at = "" if position is None else f" position {position}"
             message = f"{file}{at}: {message}"
-        super().__init__(message, remedy=remedy, file=file, position=position, offset=offset)
+        super().__init__(message, **facts)
         if code is not None:
             self.code = code
 
@@ -538,15 +504,6 @@ class InconsistentTopicIdError(DataError):
     code = "topic-id"
     kafka_code = 103  # INCONSISTENT_TOPIC_ID
 
-    @classmethod
-    def of(cls, directory: str, own: str, expected: str) -> InconsistentTopicIdError:
-        """Return the error for a directory with another topic id."""
-        return cls(
-            f"{directory} has the topic id {own}, the topic has {expected}",
-            remedy="it belongs to another topic of that name: move it out of the log directory",
-            file=f"{directory}/partition.metadata",
-        )
-
 
 class DivergedLogError(DataError):
     """A copy of a log holds records that the Kafka cluster does not have."""
@@ -560,15 +517,6 @@ class DuplicatePartitionError(DataError):
 
     code = "duplicate-partition"
     kafka_code = 56  # KAFKA_STORAGE_ERROR
-
-    @classmethod
-    def of(cls, partition: str, first: str, second: str) -> DuplicatePartitionError:
-        """Return the error for a partition in two directories."""
-        return cls(
-            f"{partition} is in {first} and in {second}",
-            remedy="keep the newer of the two, and move the other out",
-            file=f"{second}/{partition}",
-        )
 
 
 class NotAPartitionError(DataError):
@@ -672,18 +620,6 @@ class ConflictError(BusyError):
 
     retriable = False  # the same call fails again
 
-    @classmethod
-    def of(cls, partition: str, directory: str, expected: int | None, found: int | None) -> ConflictError:
-        """Return the error for a partition. None: no value."""
-        wanted = "that it has none" if expected is None else f"that of offset {expected}"
-        now = "the key has no value" if found is None else f"the newest value of the key is at offset {found}"
-        return cls(
-            f"{partition}: {now}, and the call expects {wanted}; nothing was written",
-            remedy="read the key again, and decide again: topic.get_record(key) has value and offset",
-            file=directory,
-            offset=found,
-        )
-
 
 class ReadOvertakenError(BusyError):
     """A cleaning replaced files of a read that must show one moment, and the files were not open."""
@@ -703,20 +639,10 @@ class UncertainCommitError(BusyError):
     """The store's answers do not show whether a commit to a log in a bucket came in."""
 
     @classmethod
-    def lost(cls, url: str, failure: LastwordError) -> UncertainCommitError:
-        """Return the error for a swap whose answers were lost; `failure` is the last of them."""
+    def of(cls, url: str, why: str) -> UncertainCommitError:
+        """Return the error for a commit to the log of this URL."""
         return cls(
-            f"{url}: the store did not say whether the commit came in ({failure.message})",
-            remedy="read the log before you repeat the call; a call with producer= and sequence= may be "
-            "repeated at any time",
-            file=url,
-        )
-
-    @classmethod
-    def overtaken(cls, url: str, commits: int) -> UncertainCommitError:
-        """Return the error for a swap whose answer was lost, and that `commits` other commits followed."""
-        return cls(
-            f"{url}: the answer to a commit was lost, and {commits} or more commits followed",
+            f"{url}: {why}",
             remedy="read the log before you repeat the call; a call with producer= and sequence= may be "
             "repeated at any time",
             file=url,
@@ -725,15 +651,6 @@ class UncertainCommitError(BusyError):
 
 class UploadsGoneError(BusyError):
     """A commit to a bucket came so late that the objects it names may have been removed."""
-
-    @classmethod
-    def of(cls, url: str, name: str) -> UploadsGoneError:
-        """Return the error for uploads of this name."""
-        return cls(
-            f"{url}: the uploads {name} are not kept any more, so their objects may be gone",
-            remedy="run the job again; nothing was committed",
-            file=url,
-        )
 
 
 class ServerFencedError(BusyError):
@@ -774,17 +691,6 @@ class LogDirLockedError(BusyError):
         super().__init__(message, **facts)
         self.pid = pid
         self.process = process
-
-    @classmethod
-    def held_here(cls, path: str, pid: int, holder: object, opened_at: str) -> LogDirLockedError:
-        """Return the error for a directory that this process has open."""
-        return cls(
-            f"{path} is already open to append in this process ({pid}): {holder!r}, opened at {opened_at}",
-            remedy=f"use that object, or close() it; to read beside it: lastword.open({path!r})",
-            file=path,
-            pid=pid,
-            process="this process",
-        )
 
     @classmethod
     def held(cls, path: str, pid: int | None, process: str | None) -> LogDirLockedError:

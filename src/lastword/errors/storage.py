@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno as _errno
 from typing import Any, Self
 
 from lastword.errors.base import LastwordError, rebuild
@@ -98,19 +97,6 @@ class WrongUserError(StorageError):
 
     user: str
 
-    @classmethod
-    def of(cls, directory: str, user: str, process_user: str) -> WrongUserError:
-        """Return the error for a directory of another user."""
-        error = cls(
-            f"{directory} belongs to {user}, and this process runs as {process_user}: "
-            f"{user} could not use the files that it would make there; nothing was changed",
-            remedy=f"run it as that user: sudo -u {user} ...",
-            file=directory,
-            errno=_errno.EPERM,
-        )
-        error.user = user
-        return error
-
 
 class FileVanishedError(StorageError, FileNotFoundError):
     """The file no longer exists. Also a FileNotFoundError."""
@@ -120,16 +106,6 @@ class FileVanishedError(StorageError, FileNotFoundError):
 
 class NotSharedError(StorageError):
     """A worker cannot see the directory that the driver opened."""
-
-    @classmethod
-    def of(cls, path: str, host: str) -> NotSharedError:
-        """Return the error for a path that is missing on a worker."""
-        return cls(
-            f"{path} does not exist on {host}: the driver has it, this executor does not",
-            remedy="mount the log directory under this name on every machine that runs executors, or run "
-            "Spark on the machine that has it: master local[*]",
-            file=path,
-        )
 
 
 class FileTakenError(StorageError, FileExistsError):

@@ -209,7 +209,16 @@ def user_name(uid: int) -> str:
 
 
 def _wrong_user(directory: str, uid: int) -> WrongUserError:
-    return WrongUserError.of(directory, user_name(uid), user_name(os.geteuid()))
+    user = user_name(uid)
+    error = WrongUserError(
+        f"{directory} belongs to {user}, and this process runs as {user_name(os.geteuid())}: "
+        f"{user} could not use the files that it would make there; nothing was changed",
+        remedy=f"run it as that user: sudo -u {user} ...",
+        file=directory,
+        errno=errno.EPERM,
+    )
+    error.user = user
+    return error
 
 
 def _assign(fd: int, facts: os.stat_result, ownership: Ownership, path: str) -> None:

@@ -230,7 +230,11 @@ def check_topic_id(files: Files, partition_directory: str, topic_id: str | None)
     """
     own = read_topic_id(files, partition_directory)
     if own is not None and topic_id is not None and own != topic_id:
-        raise InconsistentTopicIdError.of(partition_directory, own, topic_id)
+        raise InconsistentTopicIdError(
+            f"{partition_directory} has the topic id {own}, the topic has {topic_id}",
+            remedy="it belongs to another topic of that name: move it out of the log directory",
+            file=f"{partition_directory}/partition.metadata",
+        )
     return own
 
 

@@ -502,7 +502,11 @@ def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
             continue
         if note.log_end == _log_end(source, tp):
             return target
-    raise DuplicatePartitionError.of(str(tp), first.path, second.path)
+    raise DuplicatePartitionError(
+        f"{tp} is in {first.path} and in {second.path}",
+        remedy="keep the newer of the two, and move the other out",
+        file=second.directory(*tp),
+    )
 
 
 def _one_of(tp: TopicPartition, first: Any, second: LogDirectory) -> Any:

@@ -167,7 +167,11 @@ def check_answerable(view: PartitionView, end: int) -> None:
     if known.knows_history(removal_log.first_dirty(view.files, view.directory)):
         lowest = min(lowest, known.cleaned_knowing)
     if end < lowest and not is_whole(view, end):
-        raise OffsetOutOfRangeError.cleaned(_name(view), end, lowest)
+        raise OffsetOutOfRangeError(
+            f"{_name(view)}: the newest values below {end} are lost: the log was cleaned up to {lowest}",
+            remedy=f"end at {lowest} or later",
+            offset=end,
+        )
 
 
 def is_whole(view: PartitionView, end: int) -> bool:

@@ -41,7 +41,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.partition.segment_store import SegmentSet
@@ -124,6 +124,23 @@ class OpenTransactions:
         return next(iter(self._first.values()), None)
 
 
+class BatchColumns(NamedTuple):
+    """Columns of the table of some batches: int64 arrays of one length."""
+
+    attributes: np.ndarray
+    producer_ids: np.ndarray
+    base_offsets: np.ndarray
+    last_offsets: np.ndarray
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> BatchColumns:
+        """Return the columns of the batches of a chunk."""
+        from lastword.kernels import table as fields
+
+        columns = (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
+        return cls(*(chunk.table[:, column] for column in columns))
+
+
 class Decisions:
     """The outcome of every batch of a range of a log."""
 
@@ -163,19 +180,11 @@ class Decisions:
             return BatchOutcome.UNDECIDED
         return BatchOutcome.COMMITTED
 
-    def of_batches(
-        self,
-        attributes: np.ndarray,
-        producer_ids: np.ndarray,
-        base_offsets: np.ndarray,
-        last_offsets: np.ndarray,
-    ) -> np.ndarray:
-        """Return the outcomes of many batches as uint8 of `BatchOutcome`.
-
-        The arguments are int64 arrays of one length, such as columns of a chunk's table.
-        """
+    def of_batches(self, batches: BatchColumns) -> np.ndarray:
+        """Return the outcomes of many batches as uint8 of `BatchOutcome`."""
         import numpy as np
 
+        attributes, producer_ids, base_offsets, last_offsets = batches
         outcomes = np.zeros(len(attributes), np.uint8)
         transactional = (attributes & TRANSACTIONAL_BIT != 0) & (attributes & CONTROL_BIT == 0)
         if transactional.any():
@@ -316,27 +325,18 @@ class Outcomes:
             return BatchOutcome.COMMITTED
         return self._known(header.base_offset).of_header(header)
 
-    def of_batches(
-        self,
-        attributes: NDArray[np.int64],
-        producer_ids: NDArray[np.int64],
-        base_offsets: NDArray[np.int64],
-        last_offsets: NDArray[np.int64],
-    ) -> NDArray[np.uint8]:
+    def of_batches(self, batches: BatchColumns) -> NDArray[np.uint8]:
         """Return the outcomes of many batches, as `Decisions.of_batches` does."""
-        data = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
-        decisions = self._known(int(base_offsets[data][0])) if data.any() else Decisions()
-        return decisions.of_batches(attributes, producer_ids, base_offsets, last_offsets)
+        data = (batches.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
+        decisions = self._known(int(batches.base_offsets[data][0])) if data.any() else Decisions()
+        return decisions.of_batches(batches)
 
     def hidden(self, chunk: Chunk) -> NDArray[np.bool_] | None:
         """Return which batches of a chunk a committed read leaves out; None if no data batch."""
-        from lastword.kernels import table as fields
-
-        attributes = chunk.table[:, fields.ATTRIBUTES]
-        if not (attributes & TRANSACTIONAL_BIT).any():
+        batches = BatchColumns.of(chunk)
+        if not (batches.attributes & TRANSACTIONAL_BIT).any():
             return None
-        columns = (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
-        outcomes = self.of_batches(*(chunk.table[:, column] for column in columns))
+        outcomes = self.of_batches(batches)
         rows: NDArray[np.bool_] = outcomes != BatchOutcome.COMMITTED
         return rows
 

@@ -237,7 +237,11 @@ class PartitionView(Reads):
         """
         known, now = self._first_topic or self.topic_facts, newer._first_topic or newer.topic_facts
         if self.directory == newer.directory and None not in (known, now) and known != now:
-            raise OffsetOutOfRangeError.recreated(f"{self.topic}-{self.partition}")
+            raise OffsetOutOfRangeError(
+                f"{self.topic}-{self.partition}: the topic was deleted and created again: the offsets are "
+                "those of another log",
+                remedy='read the new topic from "earliest"',
+            )
 
     def held(self, start: int) -> PartitionView:
         """Return the view for one read from `start` on, with its segments pinned.

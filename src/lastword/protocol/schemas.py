@@ -207,10 +207,14 @@ def schema_of(name: str) -> Schema:
     return schema
 
 
-def stored_keys() -> dict[str, int]:
-    """Return the type of each record of the coordinators, by the name of its key."""
-    found = re.findall(r'^{"name":"(\w+)","apiKey":(\d+),"type":"coordinator-key"', _table(), re.MULTILINE)
-    return {name: int(kind) for name, kind in found}
+@cache
+def stored_types(topic: str) -> dict[int, str]:
+    """Return the types of the records of one of Kafka's topics, and the name of the key of each.
+
+    In `__cluster_metadata`, whose records have no key, it is the name of the record.
+    """
+    start = rf'^{{"name":"(\w+)","topic":"{topic}","apiKey":(\d+),"type":"(?:coordinator-key|metadata)"'
+    return {int(kind): name for name, kind in re.findall(start, _table(), re.MULTILINE)}
 
 
 def _source(name: str) -> dict[str, Any]:

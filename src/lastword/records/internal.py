@@ -1,7 +1,7 @@
 """Decode the records of Kafka's own topics: groups, transactions, share groups, the cluster's metadata.
 
-`decode(topic, key, value)` returns the fields of one record by name, as Kafka's schemas name them. The
-schemas are data: `internal_schemas.json`, generated from Kafka's jars by `scripts/make_internal_schemas.py`.
+`decode(topic, key, value)` returns the fields of one record by name, as Kafka's schemas name them. It reads
+them by the codec of Kafka's protocol, whose schemas have these records, too (`protocol.schemas`).
 
 ```
 __consumer_offsets, __transaction_state, __share_group_state
@@ -11,28 +11,25 @@ __cluster_metadata
     value    uvarint frame version (1) · uvarint record type · uvarint version · fields
 ```
 
-From its first flexible version on, a message has compact lengths (uvarint of length + 1, 0 is null) and ends
-each struct with tagged fields. A field that a version does not have is absent from the result.
+A field that a version does not have is absent from the result, and so is a tagged field at its default, which
+Kafka does not write.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import re
-import struct
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from lastword.errors import MalformedMessageError, UnsupportedVersionError
+from lastword.protocol.codecs import READ_FAULTS, codec, decode_stored, read_uvarint
+from lastword.protocol.schemas import Field, Message, schema_of, stored_types, within
 from lastword.values import Value
 
 METADATA = "__cluster_metadata"
 FRAME_VERSION = 1
-MOST_ELEMENTS = 1 << 20
-"""Upper bound for the elements of an array, beside its bytes: each element takes at least one."""
 
 TRANSACTION_STATES = (
     *("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"),
@@ -45,17 +42,6 @@ _SECRET_FIELDS = frozenset({"salt", "storedKey", "serverKey", "tokenId", "value"
 _SECRET_SETTING = re.compile(
     r"password|secret|jaas|keystore\.key|keystore\.certificate|private", re.IGNORECASE
 )
-
-_NUMBERS = {
-    "bool": struct.Struct(">?"),
-    "int8": struct.Struct(">b"),
-    "int16": struct.Struct(">h"),
-    "uint16": struct.Struct(">H"),
-    "int32": struct.Struct(">i"),
-    "uint32": struct.Struct(">I"),
-    "int64": struct.Struct(">q"),
-    "float64": struct.Struct(">d"),
-}
 
 
 class UndecodableError(ValueError):
@@ -115,26 +101,27 @@ def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord
         UnknownTypeError: The record is of a type that these schemas do not have.
         UndecodableError: The bytes fit no schema.
     """
-    if topic == METADATA:
-        return _decode_metadata(value)
-    kinds = _schemas()[topic]
-    if key is None:
-        raise UndecodableError("no key")
-    reader = _FieldReader(key)
-    kind = str(reader.number("int16"))
-    schema = kinds["key"].get(kind)
-    if schema is None:
+    try:
+        return _decode_metadata(value) if topic == METADATA else _decode(topic, key, value)
+    except (MalformedMessageError, UnsupportedVersionError) as error:
+        raise UndecodableError(error.message) from None
+
+
+def _decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord:
+    if key is None or len(key) < 2:
+        raise UndecodableError("no key" if key is None else "a key without a type")
+    kind = int.from_bytes(key[:2], "big", signed=True)
+    key_name = stored_types(topic).get(kind)
+    if key_name is None:
         raise UnknownTypeError(f"a key of unknown type {kind}")
-    fields = reader.struct(schema["fields"], 0, flexible=False)  # Kafka ignores bytes behind it
-    name = schema["name"].removesuffix("Key")
+    name = key_name.removesuffix("Key")
+    fields = _fields(decode_stored(key_name, key), schema_of(key_name).fields, 0)
     if value is None:
         return InternalRecord(name, fields, None)
-    reader = _FieldReader(value)
-    version = reader.number("int16")
-    candidates = [kinds["value"][kind]]
-    if name == "LegacyOffsetCommit":  # keys of type 0 came with every version of the value
-        candidates.append(kinds["value"]["1"])
-    values = _message(reader, candidates, version)
+    # Keys of the oldest type came with every version of the value.
+    value_name = f"{name.removeprefix('Legacy')}Value"
+    version = int.from_bytes(value[:2], "big", signed=True)
+    values = _fields(decode_stored(value_name, value), schema_of(value_name).fields, version)
     state = values.get("transactionStatus")
     if state is not None and 0 <= state < len(TRANSACTION_STATES):
         values["transactionStatus"] = TRANSACTION_STATES[state]
@@ -144,131 +131,43 @@ def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord
 def _decode_metadata(value: bytes | None) -> InternalRecord:
     if value is None:
         raise UndecodableError("no value")
-    reader = _FieldReader(value)
-    frame, kind, version = (reader.uvarint() for _ in range(3))
+    numbers, position = [], 0
+    try:
+        for _ in range(3):
+            number, position = read_uvarint(value, position)
+            numbers.append(number)
+    except READ_FAULTS:
+        raise UndecodableError("the frame has no version, type and version of the type") from None
+    frame, kind, version = numbers
     if frame != FRAME_VERSION:
         raise UndecodableError(f"frame version {frame}")
-    schema = _schemas()[METADATA]["record"].get(str(kind))
-    if schema is None:
+    name = stored_types(METADATA).get(kind)
+    if name is None:
         raise UnknownTypeError(f"a record of unknown type {kind}")
-    decoded = InternalRecord(schema["name"], {}, _message(reader, [schema], version))
-    reader.finish()
-    return decoded
-
-
-def _message(reader: _FieldReader, candidates: list[dict[str, Any]], version: int) -> dict[str, Any]:
-    for schema in candidates:
-        if _covers(schema["versions"], version):
-            return reader.struct(schema["fields"], version, flexible=_covers(schema["flexible"], version))
-    raise UndecodableError(f"{candidates[-1]['name']} of unknown version {version}")
+    message = codec(name, version).decode(value, position)
+    return InternalRecord(name, {}, _fields(message, schema_of(name).fields, version))
 
 
 _TOPICS = frozenset({METADATA, "__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
-@cache
-def _schemas() -> Mapping[str, Any]:
-    schemas: dict[str, Any] = json.loads((files(__package__) / "internal_schemas.json").read_bytes())
-    return schemas
+def _fields(message: Message, fields: Sequence[Field], version: int) -> dict[str, Any]:
+    """Return the fields of a message or struct that its version has, by Kafka's names."""
+    defaults, result = type(message)(), {}
+    for field in fields:
+        value = getattr(message, field.name)
+        is_unset = within(field.tagged, version) and value == getattr(defaults, field.name)
+        if within(field.versions, version) and not is_unset:
+            name = field.kafka_name[0].lower() + field.kafka_name[1:]
+            several = field.is_array and value is not None
+            plain = [_plain(item, field, version) for item in (value if several else [value])]
+            result[name] = plain if several else plain[0]
+    return result
 
 
-def _covers(versions: list[int], version: int) -> bool:
-    return versions[0] <= version <= versions[1]
-
-
-class _FieldReader:
-    """Reads fields from the bytes of one message; every length is checked before it is used."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
-
-    def finish(self) -> None:
-        """Raise UndecodableError unless all bytes were read."""
-        left = len(self._data) - self._position
-        if left:
-            raise UndecodableError(f"{left} bytes too many")
-
-    def take(self, count: int) -> bytes:
-        """Return the next `count` bytes."""
-        if count < 0 or count > len(self._data) - self._position:
-            raise UndecodableError(f"{count} bytes wanted at {self._position} of {len(self._data)}")
-        start = self._position
-        self._position += count
-        return self._data[start : self._position]
-
-    def number(self, kind: str) -> Any:
-        """Return the next number of this type."""
-        form = _NUMBERS[kind]
-        return form.unpack(self.take(form.size))[0]
-
-    def uvarint(self) -> int:
-        """Return the next unsigned varint."""
-        result = shift = 0
-        while True:
-            (byte,) = self.take(1)
-            result |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 28:
-                raise UndecodableError("a varint of more than 5 bytes")
-        if result > 0xFFFFFFFF:
-            raise UndecodableError("a varint above 32 bits")
-        return result
-
-    def struct(self, fields: list[dict[str, Any]], version: int, *, flexible: bool) -> dict[str, Any]:
-        """Return the fields of a struct by name."""
-        result = {
-            field["name"]: self.field(field, version, flexible)
-            for field in fields
-            if _covers(field["versions"], version) and not _is_tagged(field, version)
-        }
-        if flexible:
-            tagged = {field["tag"]: field for field in fields if _is_tagged(field, version)}
-            for _ in range(self.uvarint()):
-                tag = self.uvarint()
-                inner = _FieldReader(self.take(self.uvarint()))
-                if tag in tagged:  # others are of a newer Kafka, which may add them without a new version
-                    result[tagged[tag]["name"]] = inner.field(tagged[tag], version, flexible)
-                    inner.finish()
-        return result
-
-    def field(self, field: dict[str, Any], version: int, flexible: bool) -> Any:
-        """Return the value of one field."""
-        kind: str = field["type"]
-        if kind.startswith("[]"):
-            return self._array(field, kind[2:], version, flexible)
-        if kind in _NUMBERS:
-            return self.number(kind)
-        if kind == "uuid":
-            return base64.urlsafe_b64encode(self.take(16)).decode().rstrip("=")
-        if kind in ("string", "bytes"):
-            length = self._length("int16" if kind == "string" else "int32", flexible)
-            if length is None:
-                return None
-            data = self.take(length)
-            return data.decode("utf-8", "replace") if kind == "string" else data
-        if "nullable" in field and _covers(field["nullable"], version):
-            null = 0 if _is_tagged(field, version) else -1
-            if self.number("int8") == null:
-                return None
-        return self.struct(field["fields"], version, flexible=flexible)
-
-    def _array(self, field: dict[str, Any], kind: str, version: int, flexible: bool) -> list[Any] | None:
-        count = self._length("int32", flexible)
-        if count is None:
-            return None
-        if count > min(MOST_ELEMENTS, len(self._data) - self._position):
-            raise UndecodableError(f"an array of {count} elements at {self._position}")
-        element = {**field, "type": kind}
-        element.pop("nullable", None)
-        return [self.field(element, version, flexible) for _ in range(count)]
-
-    def _length(self, kind: str, flexible: bool) -> int | None:
-        length = self.uvarint() - 1 if flexible else self.number(kind)
-        return None if length < 0 else int(length)
-
-
-def _is_tagged(field: dict[str, Any], version: int) -> bool:
-    return "tagged" in field and _covers(field["tagged"], version)
+def _plain(value: Any, field: Field, version: int) -> Any:
+    if isinstance(value, Message):
+        return _fields(value, field.fields, version)
+    if field.kind == "uuid" and value is not None:
+        return base64.urlsafe_b64encode(value).decode().rstrip("=")
+    return value

@@ -17,7 +17,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.hash_map import ENTRY_WORDS
 from lastword.kernels.key_batch import HASH_ROW_BYTES, LONG_HASH_ROW_BYTES, LONG_ROW_BYTES, ROW_BYTES
 from lastword.kernels.offset_map import NO_OFFSET
-from lastword.partition.transactions import BatchOutcome
+from lastword.partition.transactions import BatchColumns, BatchOutcome
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
 from lastword.resolve.offset_map import ENTRY_BYTES, MAX_LOAD
@@ -173,14 +173,8 @@ class SegmentSource(Protocol):
 class TransactionOutcomes(Protocol):
     """The outcomes of transactions; `partition.transactions.Decisions` is one."""
 
-    def of_batches(
-        self,
-        attributes: NDArray[np.int64],
-        producer_ids: NDArray[np.int64],
-        base_offsets: NDArray[np.int64],
-        last_offsets: NDArray[np.int64],
-    ) -> NDArray[np.uint8]:
-        """Return the `BatchOutcome` of each batch as uint8, from int64 columns of a chunk's table."""
+    def of_batches(self, batches: BatchColumns) -> NDArray[np.uint8]:
+        """Return the `BatchOutcome` of each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +284,7 @@ def outcomes_of(
         if data.any():
             _refuse(chunk, int(data.argmax()), "a transactional batch, and its outcome was not looked up")
         return np.where(special, np.uint8(BatchOutcome.CONTROL), np.uint8(0))
-    result = outcomes.of_batches(
-        *(
-            chunk.table[:, column]
-            for column in (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
-        )
-    )
+    result = outcomes.of_batches(BatchColumns.of(chunk))
     if decided and (result == BatchOutcome.UNDECIDED).any():
         _refuse(
             chunk, int((result == BatchOutcome.UNDECIDED).argmax()), "a transactional batch, still undecided"

@@ -38,6 +38,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import rows_that_fit, walk_batches
 from lastword.kernels.key_batch import KeyBatch
 from lastword.kernels.pages import PAGE_WORDS
+from lastword.partition.transactions import BatchColumns
 from lastword.records.chunk import Chunk, RecordBuffer
 from lastword.records.compression import limit_of
 from lastword.records.pipeline import prepared, second_thread
@@ -311,7 +312,7 @@ class HashResolver:
         if has_transactions and self._outcomes and not self._walked:
             # The outcomes are those of a walk that begins at the first batch asked for: here at the oldest.
             oldest = np.array([self._sources[0].base_offset])
-            self._outcomes.of_batches(np.zeros(1, np.int64), oldest * 0 - 1, oldest, oldest)
+            self._outcomes.of_batches(BatchColumns(oldest * 0, oldest * 0 - 1, oldest, oldest))
             self._walked = True
         outcomes = outcomes_of(chunk, self._outcomes, decided=self._rules.decided)
         filler.start(self._rules, first_pass=True, old_due=False)

@@ -259,11 +259,12 @@ class Admin:
         if first[1] < 0 or (body.cursor is not None and wanted and first[0] not in wanted):
             return _refused_partitions(wanted or [topic.name for topic in self._topics.all()])
         left = max(1, min(body.response_partition_limit, 2000))
-        response = messages.DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
+        kind = messages.DescribeTopicPartitionsResponse
+        response = kind(topics=[], next_cursor=None)
         for name, topic in topics:
             if name < first[0]:
                 continue
-            described = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
+            described = kind.DescribeTopicPartitionsResponseTopic(
                 name=name, topic_authorized_operations=TOPIC_OPERATIONS
             )
             if topic is None:
@@ -272,14 +273,11 @@ class Admin:
                 continue
             described.topic_id, described.is_internal = topic.id, name in INTERNAL
             numbers = [n for n in topic.directories if name > first[0] or n >= first[1]]
-            kind = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
             for number in numbers:
                 if left == 0:
-                    response.next_cursor = messages.DescribeTopicPartitionsResponse.Cursor(
-                        topic_name=name, partition_index=number
-                    )
+                    response.next_cursor = kind.Cursor(topic_name=name, partition_index=number)
                     break
-                partition = self._partition(kind, topic, number)
+                partition = self._partition(kind.DescribeTopicPartitionsResponsePartition, topic, number)
                 partition.eligible_leader_replicas, partition.last_known_elr = [], []
                 described.partitions.append(partition)
                 left -= 1
@@ -497,9 +495,9 @@ class Admin:
     ) -> Message:
         wanted = request.body.topics
         partitions_wanted = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
-        results = []
+        response, results = messages.DescribeLogDirsResponse, []
         for log_dir in self._dirs.directories:
-            result = messages.DescribeLogDirsResponse.DescribeLogDirsResult(log_dir=real_path(log_dir.path))
+            result = response.DescribeLogDirsResult(log_dir=real_path(log_dir.path))
             results.append(result)
             try:
                 log_dir.check_serves()
@@ -517,25 +515,16 @@ class Admin:
                         continue
                     with contextlib.suppress(LastwordError):  # a partition that cannot be opened is left out
                         size = self._dirs.served_log(log_dir, name, number).segment_set.size
-                        partitions.append(
-                            messages.DescribeLogDirsResponse.DescribeLogDirsPartition(
-                                partition_index=number, partition_size=size
-                            )
-                        )
+                        row = response.DescribeLogDirsPartition(partition_index=number, partition_size=size)
+                        partitions.append(row)
                 if partitions:
-                    result.topics.append(
-                        messages.DescribeLogDirsResponse.DescribeLogDirsTopic(
-                            name=name, partitions=partitions
-                        )
-                    )
-        for path in self._dirs.offline:
-            if path not in {log_dir.path for log_dir in self._dirs.directories}:
-                results.append(
-                    messages.DescribeLogDirsResponse.DescribeLogDirsResult(
-                        error_code=codes.KAFKA_STORAGE_ERROR, log_dir=real_path(path)
-                    )
-                )
-        return messages.DescribeLogDirsResponse(results=results)
+                    result.topics.append(response.DescribeLogDirsTopic(name=name, partitions=partitions))
+        results += [
+            response.DescribeLogDirsResult(error_code=codes.KAFKA_STORAGE_ERROR, log_dir=real_path(path))
+            for path in self._dirs.offline
+            if path not in {log_dir.path for log_dir in self._dirs.directories}
+        ]
+        return response(results=results)
 
     def _describe_producers(
         self, request: Request[messages.DescribeProducersRequest], connection: Peer

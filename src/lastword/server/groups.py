@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import LastwordError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.refusals import answer_with_rows, error_answer
-from lastword.protocol.schemas import Message, stored_keys
+from lastword.protocol.schemas import Message, stored_types
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_group_state import KEYS as CONSUMER_KEYS
 from lastword.server.consumer_group_state import ConsumerGroup
@@ -115,9 +115,7 @@ class Groups:
 
     def _read_topic(self) -> list[StoredRecord]:
         try:
-            return self.topic.load(
-                {number: name for name, number in stored_keys().items() if name != "TransactionLogKey"}
-            )
+            return self.topic.load(stored_types(GROUPS_TOPIC))
         except LastwordError as error:  # a partition is offline or damaged
             raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
 

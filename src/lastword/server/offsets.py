@@ -10,9 +10,8 @@ follows: then it is taken or dropped.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lastword.protocol import Request, codes, encode_stored, messages
@@ -35,8 +34,13 @@ MOST_METADATA = 4096
 OFFSET_VERSION, EXPIRING_VERSION = 4, 1
 """Versions of the values that are written, as by Kafka 4. Only version 1 has an expiry."""
 
+FIRST_VERSIONS = {"OffsetCommit": (10, 9), "TxnOffsetCommit": (6, 6)}
+"""The first versions that name topics by their ids, and that have epochs of members."""
+
 Position = tuple[str, str, int]
 """Group, topic, partition."""
+Changes = dict[tuple[str, int], Committed]
+"""Committed offsets by topic and partition."""
 
 
 class Offsets:
@@ -98,39 +102,24 @@ class Offsets:
     # -------------------------------------------------------------- commit
 
     def _commit(self, request: Request[messages.OffsetCommitRequest], connection: Peer) -> Any:
-        group_id, version = request.body.group_id, request.version
-        topics, changes = self._given(
-            request,
-            messages.OffsetCommitResponse.OffsetCommitResponseTopic,
-            messages.OffsetCommitResponse.OffsetCommitResponsePartition,
-            by_id=version >= 10,
-            has_epochs=version >= 9,
-        )
-        stored = self._stored(group_id, topics, changes)
-        if changes:
+        group_id = request.body.group_id
+
+        def take(changes: Changes) -> None:
             self.committed(self._group(group_id), changes)
             self._supersede(group_id, changes)
-        return self._store.answer_after(stored, messages.OffsetCommitResponse(topics=topics))
 
-    def _given(
+        return self._store_offsets(request, take)
+
+    def _store_offsets(
         self,
         request: Request[Any],
-        topic_class: Any,
-        partition_class: Any,
-        *,
-        by_id: bool,
-        has_epochs: bool,
-    ) -> tuple[list[Any], dict[tuple[str, int], Committed]]:
-        """Return the topics of the answer to a commit, and the offsets that may be stored.
-
-        Args:
-            request: OffsetCommit or TxnOffsetCommit.
-            topic_class: The class of a topic of the answer.
-            partition_class: The class of a partition of the answer.
-            by_id: The request names topics by their ids.
-            has_epochs: The version has epochs of members.
-        """
-        body, code = request.body, 0
+        take: Callable[[Changes], None],
+        producer: tuple[int, int] | None = None,
+    ) -> Any:
+        """Return the answer to OffsetCommit or TxnOffsetCommit; `take` gets the offsets that are stored."""
+        body, name, code = request.body, request.api.name, 0
+        first_by_id, first_with_epochs = FIRST_VERSIONS[name]
+        has_epochs = request.version >= first_with_epochs
         is_stale: IsStale | None = None
         stale = codes.STALE_MEMBER_EPOCH if has_epochs else codes.ILLEGAL_GENERATION
         try:
@@ -140,8 +129,7 @@ class Offsets:
             if isinstance(group, ConsumerGroup):
                 is_stale = check_commit(group, request, stale)
             elif isinstance(group, ClassicGroup):
-                is_transactional = request.api.name == "TxnOffsetCommit"
-                self._classic.check_commit(group, body, is_transactional=is_transactional)
+                self._classic.check_commit(group, body, is_transactional=producer is not None)
             elif isinstance(group, OtherGroup):
                 group.check_commit(body.generation_id_or_member_epoch)
         except Refused as refused:
@@ -149,8 +137,11 @@ class Offsets:
         now_ms = self._context.clock.now_ms()
         retention_ms = getattr(body, "retention_time_ms", -1)
         expires_ms = min(now_ms + retention_ms, INT64_MAX) if retention_ms >= 0 else -1
-        changes: dict[tuple[str, int], Committed] = {}
-        topics = []
+        kind = getattr(messages, f"{name}Response")
+        topic_class = getattr(kind, f"{name}ResponseTopic")
+        partition_class = getattr(kind, f"{name}ResponsePartition")
+        changes: Changes = {}
+        answer = kind(topics=[])
         for topic in body.topics:
             served = self._context.topics.find(topic.name, topic.topic_id)
             partitions = []
@@ -163,6 +154,7 @@ class Offsets:
                     now_ms,
                     expires_ms,
                 )
+                by_id = request.version >= first_by_id
                 error = _unknown(served, given.partition_index, by_id=by_id) or code
                 if not error and len(committed.metadata) > MOST_METADATA:
                     error = codes.OFFSET_METADATA_TOO_LARGE
@@ -171,28 +163,19 @@ class Offsets:
                 if not error and served is not None:
                     changes[served.name, given.partition_index] = committed
                 partitions.append(partition_class(partition_index=given.partition_index, error_code=error))
-            topics.append(topic_class(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
-        return topics, changes
-
-    def _stored(
-        self,
-        group_id: str,
-        topics: list[Any],
-        changes: dict[tuple[str, int], Committed],
-        producer: tuple[int, int] | None = None,
-    ) -> asyncio.Future[Any] | None:
-        """Append the records of offsets; if that fails, clear `changes` and refuse the partitions."""
+            answer.topics.append(topic_class(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
         if not changes:
-            return None
+            return answer
         try:
-            records = [(offset_key(group_id, *at), offset_value(new)) for at, new in changes.items()]
-            return self._store.append(group_id, records, producer)
+            records = [(offset_key(body.group_id, *at), offset_value(new)) for at, new in changes.items()]
+            stored = self._store.append(body.group_id, records, producer)
         except Refused as refused:
-            changes.clear()
-            for described in topics:
+            for described in answer.topics:
                 for result in described.partitions:
                     result.error_code = result.error_code or refused.code
-            return None
+            return answer
+        take(changes)
+        return self._store.answer_after(stored, answer)
 
     # -------------------------------------------------------------- transactions
 
@@ -205,20 +188,14 @@ class Offsets:
             request: The request. The groups are loaded, and the transaction has the partition of the group.
             producer: Producer id and epoch.
         """
-        group_id, version = request.body.group_id, request.version
-        topics, changes = self._given(
-            request,
-            messages.TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic,
-            messages.TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition,
-            by_id=version >= 6,
-            has_epochs=version >= 6,
-        )
-        stored = self._stored(group_id, topics, changes, producer)
-        if changes:
+        group_id = request.body.group_id
+
+        def take(changes: Changes) -> None:
             self._group(group_id)
             for at, committed in changes.items():
                 self._add_undecided(producer[0], (group_id, *at), committed)
-        return self._store.answer_after(stored, messages.TxnOffsetCommitResponse(topics=topics))
+
+        return self._store_offsets(request, take, producer)
 
     def _add_undecided(self, producer_id: int, position: Position, committed: Committed | None) -> None:
         """Take an offset of an open transaction. Its record is behind those of the others."""
@@ -264,7 +241,7 @@ class Offsets:
         """Return the partitions that have an offset of the group, also one of an open transaction."""
         return list(dict.fromkeys([*group.offsets, *sorted(self.unstable(group.id))]))
 
-    def committed(self, group: Group, changes: dict[tuple[str, int], Committed]) -> None:
+    def committed(self, group: Group, changes: Changes) -> None:
         """Take committed offsets that are stored."""
         group.offsets |= changes
         for at, new in changes.items():

@@ -474,7 +474,12 @@ def check_seen(path: str, files: Files = DEFAULT) -> None:
     if not is_partition or not files.is_dir(root):
         if isinstance(files, BucketFiles):
             raise NotALogDirError(f"{root} has no log", remedy="check the URL", file=root)
-        raise NotSharedError.of(path, socket.gethostname())
+        raise NotSharedError(
+            f"{path} does not exist on {socket.gethostname()}: the driver has it, this executor does not",
+            remedy="mount the log directory under this name on every machine that runs executors, or run "
+            "Spark on the machine that has it: master local[*]",
+            file=path,
+        )
     name = os.path.basename(path)
     raise UnknownTopicError(
         f"{name} is not in {root} on {socket.gethostname()}: it was deleted after the driver had seen it, or "

@@ -58,7 +58,7 @@ from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.leases import Leases
-from lastword.partition.transactions import Decisions
+from lastword.partition.transactions import BatchColumns, Decisions
 from lastword.partition.view import PartitionView
 from lastword.resolve import DeadBitmaps, Resolution, shards
 from lastword.resolve.bitmaps import union
@@ -388,14 +388,8 @@ class _Met(Exception):
 class _Unknown:
     """Outcomes that are not known yet: the first request ends the step."""
 
-    def of_batches(
-        self,
-        attributes: NDArray[np.int64],
-        producer_ids: NDArray[np.int64],
-        base_offsets: NDArray[np.int64],
-        last_offsets: NDArray[np.int64],
-    ) -> NDArray[np.uint8]:
-        raise _Met(int(base_offsets[0]))
+    def of_batches(self, batches: BatchColumns) -> NDArray[np.uint8]:
+        raise _Met(int(batches.base_offsets[0]))
 
 
 def _transactions(files: Files, job: ShardedJob) -> tuple[Decisions, TransactionFacts] | None:

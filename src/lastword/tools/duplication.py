@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from lastword.kernels import table as fields
 from lastword.kernels.pages import PAGE_BITS
 from lastword.partition.reads import read_again
-from lastword.partition.transactions import Outcomes
+from lastword.partition.transactions import BatchColumns, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
@@ -66,19 +66,12 @@ class ConcatenatedLog:
             self.sources += [_ShiftedSegment(segment, cursor - first) for segment in view.segments]
             cursor += -(-(end - first) // page) * page + page
 
-    def of_batches(
-        self,
-        attributes: NDArray[np.int64],
-        producer_ids: NDArray[np.int64],
-        base_offsets: NDArray[np.int64],
-        last_offsets: NDArray[np.int64],
-    ) -> NDArray[np.uint8]:
+    def of_batches(self, batches: BatchColumns) -> NDArray[np.uint8]:
         """Return the outcomes of the batches of one chunk, which belong to one partition."""
-        i = int(np.searchsorted(self._starts, base_offsets[0], side="right")) - 1
+        i = int(np.searchsorted(self._starts, batches.base_offsets[0], side="right")) - 1
         shift = self._shifts[i]
-        return self._outcomes[i].of_batches(
-            attributes, producer_ids, base_offsets - shift, last_offsets - shift
-        )
+        first, last = batches.base_offsets - shift, batches.last_offsets - shift
+        return self._outcomes[i].of_batches(batches._replace(base_offsets=first, last_offsets=last))
 
     def bits(self, i: int, resolution: Resolution) -> DeadBitmaps:
         """Return the dead bitmaps of partition `i`."""

@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from lastword.errors import CorruptFileError
 from lastword.partition.leases import MAY_GO, NO_HORIZON, TombstoneFacts, held_by
 from lastword.partition.producer_state import FIRST_NAMED_ID, PRODUCER_EXPIRATION_MS
-from lastword.partition.transactions import Decisions, MarkerTracker, OpenTransactions, control_of
+from lastword.partition.transactions import (
+    BatchColumns,
+    Decisions,
+    MarkerTracker,
+    OpenTransactions,
+    control_of,
+)
 from lastword.records.batch import BatchHeader, check_crc
 from lastword.records.record import ControlRecord
 from lastword.segment import names
@@ -79,22 +85,16 @@ class Transactions:
         self._walked_from = 0
         self.facts = NOTHING
 
-    def of_batches(
-        self,
-        attributes: NDArray[np.int64],
-        producer_ids: NDArray[np.int64],
-        base_offsets: NDArray[np.int64],
-        last_offsets: NDArray[np.int64],
-    ) -> NDArray[np.uint8]:
+    def of_batches(self, batches: BatchColumns) -> NDArray[np.uint8]:
         """Return the outcomes of these batches.
 
         The first call makes the walk. So does a call for batches below it: a scan of new segments may be
         followed by one of the whole log.
         """
-        first, decisions = int(base_offsets[0]), self._decisions
+        first, decisions = int(batches.base_offsets[0]), self._decisions
         if decisions is None or first < self._walked_from:
             decisions = self.walk(first)
-        return decisions.of_batches(attributes, producer_ids, base_offsets, last_offsets)
+        return decisions.of_batches(batches)
 
     def walk(self, first_offset: int) -> Decisions:
         """Read headers and markers from the batch of this offset on: the first of any transaction."""
