@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import lastword
 from lastword.cleaner.policy import quarantine
+from lastword.config.tables import STRATEGIES
 from lastword.errors import CertificateError, DataError
+from lastword.logdir.checkpoints import LogStart, TopicPartition
+from lastword.records.batch import BatchBuilder
 from lastword.segment.indexes import AbortedTransaction
 from tests.build import HOUR, LogBuilder
 from tests.cleaner.transactional import (
@@ -403,3 +407,27 @@ def test_the_plan_tells_what_the_round_does(users: LogBuilder, codec: int) -> No
             )
         users.wait(HOUR)
     assert [h.last_offset for h, _ in headers(users)] == sorted({h.last_offset for h, _ in headers(users)})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_transaction_below_the_log_start_that_is_undecided(tmp_path: Path, strategy: str) -> None:
+    """The log start was raised past a transaction that hangs, and retention has not removed its segment."""
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        users = logs.create_topic("users", cleanup_policy="compact", lastword_strategy=strategy)
+        log = logs.dirs.log("users", 0)
+        builder = BatchBuilder(producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(0, b"a", b"hangs")
+        log.append_batch(builder.build())
+        users.extend([(b"a", b"1"), (b"a", b"2")])
+        log.roll()
+        users.extend([(b"a", b"3"), (b"b", b"4"), (b"a", b"5")])
+        for offset in (3, 6):
+            starts = {TopicPartition("users", 0): LogStart(offset, "deleted")}
+            assert logs.dirs.log_dir("users", 0).raise_log_starts(starts) == {}
+            assert [plan.action for plan in logs.plan("users")] == ["delete", "keep"]
+            assert logs.clean("users") == []
+        users.append(b"c", b"6")
+        logs.expire("users")
+        logs.clean("users")
+        left = users.read(isolation="read_uncommitted")
+        assert [(record.offset, record.value) for record in left] == [(6, b"6")]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pytest
 
+from lastword.errors import UsageError
 from lastword.protocol import codes
 from lastword.testing import Broker
 from tests.server.client import Client, metadata
@@ -31,6 +34,19 @@ def test_a_client_with_a_password_and_tls() -> None:
         wrong = confluent_kafka.Producer(settings | {"sasl.password": "other"})
         wrong.produce("users", b"2")
         assert wrong.flush(0.5) == 1
+
+
+def test_a_broker_that_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No directory of a certificate stays behind, and no temporary log."""
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "used"))
+    with pytest.raises(UsageError, match="is not empty"):
+        Broker(tmp_path / "used", tls=True)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="openssl made no certificate"):
+        Broker(tls=True)
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["file"]
 
 
 def test_records_are_waited_for(kafka_broker: Broker) -> None:

@@ -131,18 +131,18 @@ class Broker:
         self._users, self._tls, self._eventual = users, tls, eventual
         self.ca: str | None = None
         self._is_stopped = self._is_closed = False
-        if tls is True:
-            self._tls, self.ca, self._certificates = _certificate()
         self._is_bucket = directory == MEMORY
-        if self._is_bucket:
-            self.directory = _new_bucket()
-        else:
-            if directory is None:
-                directory = tempfile.mkdtemp(prefix="lastword-")
+        if directory is not None and not self._is_bucket:
             path = Path(check_path("directory", directory))
             self.directory = str(path)
             if path.is_dir() and any(path.iterdir()):
                 raise UsageError(f"{self.directory} is not empty", remedy="give an empty or a new directory")
+        if tls is True:
+            self._tls, self.ca, self._certificates = _certificate()
+        if self._is_bucket:
+            self.directory = _new_bucket()
+        elif directory is None:
+            self.directory = tempfile.mkdtemp(prefix="lastword-")
         self.clock = BrokerClock(self._advance)
         self._interceptor = Interceptor(eventual)
         try:

@@ -335,6 +335,11 @@ def _cleanable(
         count = complete
         held = f"a commit that begins at {ends.cleanable_offset} is incomplete"
         reasons.insert(0, Reason(codes.UNFINISHED_COMMIT, held))
+    if count and _ending_at(segments, count, plan.log_start) == count:
+        # A transaction that is undecided there does not hold the stable offset: a scan would refuse it.
+        count = 0
+        held = f"records below the log start {plan.log_start} are left to retention, which removes them"
+        reasons.insert(0, Reason(codes.LOG_START, held))
     lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
         for i, segment in enumerate(segments[:count]):
