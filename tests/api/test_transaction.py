@@ -332,14 +332,14 @@ def test_a_failure_before_the_decision_leaves_nothing(logs, monkeypatch, name):
 def test_a_failure_after_the_decision_is_completed_by_the_next_opening(tmp_path, monkeypatch):
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         logs.create_topic("events", 3, **JSON)
-        marker = Committer._marker
+        end = Committer._end
 
-        def failing(self, log, *, commit):
+        def failing(self, log, marker):
             if log.partition == 1:
                 raise DiskFullError("full")
-            return marker(self, log, commit=commit)
+            end(self, log, marker)
 
-        monkeypatch.setattr(Committer, "_marker", failing)
+        monkeypatch.setattr(Committer, "_end", failing)
         with pytest.raises(DiskFullError, match="is committed"):
             commit(logs, 1)
         monkeypatch.undo()
@@ -377,7 +377,7 @@ def test_a_damaged_partition_keeps_its_transaction(tmp_path, monkeypatch, caplog
     """The outcome of what cannot be opened now is not lost: further transactions wait for it."""
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         logs.create_topic("events", 3, **JSON)
-        monkeypatch.setattr(Committer, "_marker", lambda self, log, commit: 1 / 0)
+        monkeypatch.setattr(Committer, "_marker", lambda self, commit: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             commit(logs, 1)
         monkeypatch.undo()
@@ -449,12 +449,12 @@ def test_what_cannot_be_taken_back_is_not_committed_by_the_next_one(tmp_path, mo
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         logs.create_topic("events", 3, **JSON)
 
-        def failing(self, logs, **options):
+        def failing(self, logs, *marker):
             if logs:  # not before the first batch
                 raise failure
 
         monkeypatch.setattr(Committer, "_sync", failing)
-        monkeypatch.setattr(Committer, "_marker", failing)
+        monkeypatch.setattr(Committer, "_end", failing)
         with pytest.raises(type(failure)):
             commit(logs, "taken back")
         monkeypatch.undo()

@@ -70,14 +70,14 @@ def test_kills_of_transactions(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_lost_transaction_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge itself: an opening that aborts what was decided loses it."""
-    real, markers = Committer._marker, count()
+    real, markers = Committer._end, count()
 
-    def killed(self: Committer, log: PartitionLog, *, commit: bool) -> bytes:
-        if commit and next(markers):  # the first one is in the log
+    def killed(self: Committer, log: PartitionLog, marker: bytes) -> None:
+        if next(markers):  # the first one is in the log
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, log, commit=commit)
+        real(self, log, marker)
 
     monkeypatch.setattr(transaction, "newest_states", lambda dirs: {})
-    monkeypatch.setattr(Committer, "_marker", killed)
+    monkeypatch.setattr(Committer, "_end", killed)
     with pytest.raises(AssertionError, match="half of a transaction"):
         run_transaction_kills(str(tmp_path / "data"), 2, seed=7)

@@ -564,12 +564,12 @@ class Committer:
             _add_note(error, _DECIDED_LATER)
             raise
         try:
+            marker = self._marker(commit=True)
             with self._dirs.moment, ExitStack() as stack:
                 for log in logs.values():
                     stack.enter_context(log.lock)
                 for log in logs.values():
-                    log.append_batch(self._marker(log, commit=True))
-                    self._unsynced[log] = log.log_end
+                    self._end(log, marker)
         except BaseException as error:
             _add_note(error, _COMMITTED_LATER)
             raise
@@ -608,8 +608,13 @@ class Committer:
     def _decide(self, decisions: PartitionLog, state: str, partitions: frozenset[Partition]) -> None:
         _store(self._dirs, decisions, self._producer_id, self._epoch, state, partitions)
 
-    def _marker(self, log: PartitionLog, *, commit: bool) -> bytes:
+    def _marker(self, *, commit: bool) -> bytes:
         return _marker(self._dirs, self._producer_id, self._epoch, commit=commit)
+
+    def _end(self, log: PartitionLog, marker: bytes) -> None:
+        """Append a marker, which the next transaction syncs."""
+        log.append_batch(marker)
+        self._unsynced[log] = log.log_end
 
     def _abort(self, logs: Iterable[PartitionLog]) -> bool:
         """End a transaction that was not decided. Return whether it is ended in all logs."""
@@ -618,8 +623,7 @@ class Committer:
             try:
                 producer = log.producer(self._producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    log.append_batch(self._marker(log, commit=False))
-                    self._unsynced[log] = log.log_end
+                    self._end(log, self._marker(commit=False))
             except BaseException:  # the caller raises the error that came first
                 is_ended = False
         return is_ended

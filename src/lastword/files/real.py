@@ -530,7 +530,7 @@ class OsFiles(Files):
         return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_dev
 
     def have_stamps(self, stamps: Iterable[tuple[Path, object]]) -> bool:
-        """As `Files.have_stamps`, in a third of the time of calls of `stamp`."""
+        """As `Files.have_stamps`, without a call for each path."""
         for path, before in stamps:
             try:
                 now = os.stat(path)
