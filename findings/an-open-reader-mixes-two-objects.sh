@@ -4,12 +4,12 @@
 # Guess: `open_reader` asks for the object's size and ETag once, and a read of the same ETag or an error follows, as in
 #   Hadoop's S3A and in minio-go. A file of a directory keeps its content as long as it is open, when another file
 #   takes its name.
-# Versions: obstore 0.12.1, moto 5.2.5 with boto3 1.44.8 (S3), Python 3.11. An object of 4,096 bytes is replaced by another
-#   one, after the first bytes of it were read.
+# Versions: obstore 0.12.1, fsspec 2026.9.0, moto 5.2.5 (S3) with boto3 1.44.8, Python 3.11. An object of 4,096 bytes is
+#   replaced by another one, after the first bytes of it were read.
 # Behaviour: each buffer of the reader is a range request of its own, without a condition, also for a directory, where each
 #   read opens the name again. The bytes in the buffer are of the old object, all others of the new one. The size is
-#   the first one: of a longer object the rest is missing. Only a shorter object can be an error. A file
-#   of obstore.fsspec is so, too. `get()` and its stream are of one object, and a get with `if_match` is an error.
+#   the first one: of a longer object the rest is missing. Only a shorter object can be an error. A file that is
+#   opened by obstore.fsspec does the same. `get()` and its stream are of one object, and a get with `if_match` is an error.
 # Output seen (2026-11-30):
 #   memory: replaced: 1024 old and 3072 new bytes; by a longer one: 1024 old and 3072 of 8192 new bytes
 #   directory: replaced: 1024 old and 3072 new bytes; by a longer one: 1024 old and 3072 of 8192 new bytes
@@ -19,7 +19,7 @@
 set -u
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv" && "$work/venv/bin/pip" install --quiet --disable-pip-version-check \
-  obstore==0.12.1 fsspec "moto[s3]==5.2.5" flask flask-cors boto3==1.44.8 || exit 2
+  obstore==0.12.1 fsspec==2026.9.0 "moto[s3]==5.2.5" flask flask-cors boto3==1.44.8 || exit 2
 mkdir "$work/objects"
 said=$("$work/venv/bin/python" -W ignore - "$work/objects" 2> "$work/errors" <<'PY'
 import logging
