@@ -133,10 +133,10 @@ def wrong() -> Any:
 
 def cleaned(spark: Any, root: Path) -> None:
     import lastword.spark
-    from lastword.spark.clean_options import TASK_BYTES
+    from lastword.spark.options import CLEAN_TASK_BYTES
 
     size = sum(path.stat().st_size for path in (root / "t-0").glob("*.log"))
-    task_bytes = min(TASK_BYTES, size // 2)  # a small log, as in a trial run, is split too
+    task_bytes = min(CLEAN_TASK_BYTES, size // 2)  # a small log, as in a trial run, is split too
     (row,) = lastword.spark.clean(spark, str(root), "t", task_bytes=task_bytes).collect()
     assert row.complete and row.certificate and row.records_kept * VERSIONS == row.records_read, row
 

@@ -275,6 +275,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def sums(values: Collection[Any], *names: str) -> dict[str, int]:
+    """Return the sum of each of these attributes of some values, by its name."""
+    return {name: sum(getattr(value, name) for value in values) for name in names}
+
+
 def plural(number: int, noun: str) -> str:
     """Format a number and a noun: `1 record`, `2 records`, `2 batches`."""
     ending = "es" if noun.endswith(("ch", "ss")) else "s"

@@ -62,7 +62,6 @@ IN_WORDS = [
     r"for milliseconds since .*",
     r"\d+ \(\"latest\"\) at most; .*",
     r"end at \d+ or later.*",
-    r"auto, always or never",
     r"text is JSON .*",
     r'\{"key": \.\.\., "value": \.\.\.\}',
     r"OTHER: .*",

@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "lastword"]
 WARM_AND_RUN = """
 import sys
 from lastword.kernels.warming import warm
-warm(print)
+warm()
 from lastword.cli import main
 codes = [main.run(words.split()) for words in sys.argv[1:]]
 print(codes)

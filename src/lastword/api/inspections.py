@@ -32,19 +32,19 @@ from lastword.keys.manifest import indexed_to
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.parse import one_of
 from lastword.partition import scan
-from lastword.partition.counts import PlainCount, count_plain
+from lastword.partition.counts import SegmentCount, count_plain
 from lastword.partition.reads import read_again
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.units import format_bytes, format_time
-from lastword.values import Meter, ProgressLike, Value, plural
+from lastword.values import Meter, ProgressLike, Value, plural, sums
 
 if TYPE_CHECKING:
     from lastword.accounts import PartitionAccount
     from lastword.accounts.ledger import Ledger
     from lastword.api.open_dirs import By, OpenDirs, Topics
     from lastword.config import Settings
-    from lastword.resolve import Resolution, SegmentFacts
+    from lastword.resolve import Resolution
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Counted
     from lastword.tools.overwrites import OverwriteTrace
@@ -287,11 +287,7 @@ class TopicRow:
             policy=rows[0].policy,
             segments=sum(row.segments or 0 for row in rows),
             size_bytes=sum(row.size_bytes for row in rows),
-            live_bytes=sum(row.live_bytes for row in counted),
-            garbage_bytes=sum(row.garbage_bytes for row in counted),
-            records=sum(row.records for row in counted),
-            live_records=sum(row.live_records for row in counted),
-            tombstones=sum(row.tombstones for row in counted),
+            **sums(counted, "live_bytes", "garbage_bytes", "records", "live_records", "tombstones"),
             exact=all(row.exact for row in counted),
             uncounted=len(rows) - len(counted),
             quarantined=sum(row.quarantine is not None for row in rows),
@@ -361,7 +357,7 @@ def segments(
 def count_each(
     dirs: OpenDirs,
     chosen: Sequence[tuple[str, int]],
-    row_of: Callable[[OpenDirs, PartitionView, list[_Count]], Row],
+    row_of: Callable[[OpenDirs, PartitionView, list[SegmentCount]], Row],
     progress: ProgressLike | bool | None,
     *,
     quick: bool = False,
@@ -399,7 +395,7 @@ def _raised(row: Row | LastwordError) -> Row:
     return row
 
 
-def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> PartitionInfo:
+def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[SegmentCount]) -> PartitionInfo:
     """Return the row of a partition in `describe`."""
     size = view.segment_set.size
     set_aside = quarantine.load(view.files, view.directory)
@@ -428,7 +424,7 @@ def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -
     )
 
 
-def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> list[SegmentInfo]:
+def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[SegmentCount]) -> list[SegmentInfo]:
     """Return the rows of a partition in `segments`."""
     rewritten = _rewritten(dirs, view)
     rows = []
@@ -477,16 +473,7 @@ def _rewritten(dirs: OpenDirs, view: PartitionView) -> dict[tuple[int, int], tup
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Count:
-    records: int
-    dead_records: int
-    dead_bytes: int
-    tombstones: int
-    exact: bool
-
-
-def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
+def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> list[SegmentCount]:
     """Count each segment of a view."""
     short = scan.is_short(view, view.segments[0].base_offset if view.segments else 0, view.log_end)
     statement = index_statement(dirs, view) if quick or not short else None
@@ -494,16 +481,14 @@ def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bo
     if known is not None and (quick or all(count.exact for count in known)):
         with meter.part(view.segment_set.size):
             return known
-    counted: Sequence[PlainCount | SegmentFacts] | None = None
+    counted: list[SegmentCount] | None = None
     if short:
         with meter.part(view.segment_set.size):
             counted = count_plain(view)
     if counted is None:
-        counted = _resolved(dirs, view, meter).segments
-    return [
-        _Count(count.records, count.dead_records, count.dead_bytes, count.tombstones, True)
-        for count in counted
-    ]
+        facts = _resolved(dirs, view, meter).segments
+        counted = [SegmentCount(f.records, f.dead_records, f.dead_bytes, f.tombstones) for f in facts]
+    return counted
 
 
 def index_statement(dirs: OpenDirs, view: PartitionView) -> tuple[PartitionAccount, bool] | None:
@@ -537,7 +522,7 @@ def by_index(
     dirs: OpenDirs,
     view: PartitionView,
     statement: tuple[PartitionAccount, bool],
-    row_of: Callable[[OpenDirs, PartitionView, list[_Count]], Row],
+    row_of: Callable[[OpenDirs, PartitionView, list[SegmentCount]], Row],
 ) -> Row | None:
     """Return the row of a partition by a garbage index, as a quick count has it; see `count_each`.
 
@@ -568,7 +553,7 @@ def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> tuple[Par
     return account, ledger.exact and not ledger.deletes.due.size
 
 
-def _counts(view: PartitionView, account: PartitionAccount, exact: bool) -> list[_Count] | None:
+def _counts(view: PartitionView, account: PartitionAccount, exact: bool) -> list[SegmentCount] | None:
     """Return the counts of an account; None if it does not fit the log.
 
     A segment that is not indexed counts as live, its records as if no offset were missing.
@@ -580,9 +565,11 @@ def _counts(view: PartitionView, account: PartitionAccount, exact: bool) -> list
     for segment in view.segments:
         counts = known.get(segment.base_offset)
         if counts is not None and counts.size_bytes == segment.size:
-            count = _Count(counts.records, counts.dead_records, counts.dead_bytes, counts.tombstones, exact)
+            count = SegmentCount(
+                counts.records, counts.dead_records, counts.dead_bytes, counts.tombstones, exact
+            )
         else:
-            count = _Count(segment.next_offset - segment.base_offset, 0, 0, 0, segment.size == 0)
+            count = SegmentCount(segment.next_offset - segment.base_offset, 0, 0, 0, segment.size == 0)
         result.append(count)
     if any(segment.size and segment.base_offset not in known for segment in view.segments):
         # New records may have superseded any counted record.

@@ -10,8 +10,10 @@ from lastword.cli.output import attempted
 from lastword.cli.remedies import policy_remedy, remedy_of
 from lastword.cli.target import AnyTopics, OneTopic, Sets, Target, WhatIf, settings_of, what_if
 from lastword.cli.transactions import held_texts
-from lastword.errors import DataError, LastwordError, NoPolicyError, StorageError, UsageError
+from lastword.errors import LastwordError, NoPolicyError, UsageError
+from lastword.parse import one_of
 from lastword.units import format_bytes, format_duration, format_time
+from lastword.values import sums
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import By
@@ -213,25 +215,21 @@ def duplication(
     """
     from lastword.tools.duplication import BY, Duplication
 
-    if by not in BY:
-        raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
+    one_of(by, BY, "--by")
     with out.open(target) as logs, out.progress("duplication") as progress:
         rows, failed = attempted(
-            lambda: logs.duplication(target.chosen, target.partition, by=cast("By", by), progress=progress),
-            DataError,
-            StorageError,
+            lambda: logs.duplication(target.chosen, target.partition, by=cast("By", by), progress=progress)
         )
     for row in rows:
         out.row("duplication", row.to_dict())
     out.rows(
         [row.cells() for row in rows], Duplication.text_columns, spare=("KEYLESS", "TOMBSTONES", "SPLIT")
     )
-    sums = ("records", "superseded_records", "superseded_bytes")
     out.summary(
         Duplication.totals(rows) if rows else None if failed else "no topics",
         ok=not failed,
         rows=len(rows),
-        **{name: sum(getattr(row, name) for row in rows) for name in sums},
+        **sums(rows, "records", "superseded_records", "superseded_bytes"),
     )
     out.raise_all(failed[:1])
 
@@ -261,9 +259,7 @@ def simulate(
         simulations, failed = attempted(
             lambda: logs.simulate(
                 target.chosen, target.partition, strategy=strategy, progress=progress, **config
-            ),
-            DataError,
-            StorageError,
+            )
         )
     for simulation in simulations:
         out.row("simulation", simulation.to_dict())
@@ -276,16 +272,16 @@ def simulate(
         if simulation.topic and simulation.records and simulation.idle:
             out.line(f"no round: {_simulation_name(simulation)}: {simulation.idle}")
     parts = [simulation for simulation in simulations if simulation.topic and not simulation.settings]
-    records = sum(simulation.records for simulation in parts)
-    appended = sum(simulation.appended_bytes for simulation in parts)
+    totals = sums(parts, "records", "appended_bytes")
     text = (
-        f"replayed {records} records, {format_bytes(appended)}, cleaned as soon as due; nothing was changed"
+        f"replayed {totals['records']} records, {format_bytes(totals['appended_bytes'])}, cleaned as soon as "
+        "due; nothing was changed"
     )
-    if not records:
+    if not totals["records"]:
         text = "nothing to replay: nothing was appended since the last cleaning"
     if not simulations:
         out.raise_all(failed[:1])
-    out.summary(text, ok=not failed, simulations=len(simulations), records=records, appended_bytes=appended)
+    out.summary(text, ok=not failed, simulations=len(simulations), **totals)
     out.raise_all(failed[:1])
 
 

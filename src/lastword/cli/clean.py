@@ -24,11 +24,11 @@ from lastword.cli.output import attempted, by_topic
 from lastword.cli.remedies import no_policy_lines
 from lastword.cli.target import AnyTopics, DryRunSets, Target, what_if
 from lastword.cli.transactions import held_texts
-from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
+from lastword.errors import LastwordError, MissingError, UsageError
 from lastword.objects import is_url
 from lastword.parse import parse_bytes, parse_duration_ms
 from lastword.units import format_bytes, format_duration, format_freed, format_time
-from lastword.values import plural
+from lastword.values import plural, sums
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -108,9 +108,7 @@ def clean(
             plans, unplanned = attempted(
                 lambda: logs.plan(
                     target.chosen, target.partition, due=due, strategy=strategy, progress=progress
-                ),
-                DataError,
-                StorageError,
+                )
             )
             compacted = {plan.topic for plan in plans if logs.dirs.config(plan.topic).compacts}
             held = held_texts(logs, target, compacted)
@@ -158,7 +156,7 @@ def clean(
             out.line(line)
         out.say("-v shows each partition")
     out.topic_totals(results, *ROUND_SUMS)
-    totals = {name: sum(getattr(result, name) for result in results) for name in ROUND_SUMS}
+    totals = sums(results, *ROUND_SUMS)
     text: str | None = _totals_text(totals)
     if not results:
         text = (
@@ -242,7 +240,7 @@ def _show_plans(out: Session, plans: list[Plan], target: Target, unread: list[st
         f"{Plan.totals(plans)}; nothing was changed",
         ok=ok,
         plans=len(plans),
-        **{name: sum(getattr(plan, name) for plan in chosen) for name in PLAN_SUMS},
+        **sums(chosen, *PLAN_SUMS),
     )
 
 
@@ -252,7 +250,7 @@ def _by_topic(plans: list[Plan]) -> list[dict[str, str]]:
     for topic, inside in by_topic(plans).items():
         cleaned = [plan for plan in inside if plan.action == "clean"]
         about = "" if all(plan.exact for plan in cleaned) else "~ "
-        sums = [about + format_bytes(sum(getattr(plan, name) for plan in cleaned)) for name in PLAN_SUMS]
+        sizes = [about + format_bytes(size_bytes) for size_bytes in sums(cleaned, *PLAN_SUMS).values()]
         kept = Counter(plan.reasons[0].code for plan in inside if plan.action == "keep" and plan.reasons)
         why = [f"{count} kept: {code}" for code, count in kept.most_common()]
         rows.append(
@@ -260,7 +258,7 @@ def _by_topic(plans: list[Plan]) -> list[dict[str, str]]:
                 "TOPIC": topic,
                 "PARTITIONS": str(len(inside)),
                 "SIZE": format_bytes(sum(plan.total_bytes for plan in inside)),
-                **dict(zip(("READ", "WRITE", "FREES"), sums, strict=True)),
+                **dict(zip(("READ", "WRITE", "FREES"), sizes, strict=True)),
                 "WHY": "; ".join(([f"{len(cleaned)} cleaned"] if cleaned else []) + why),
             }
         )

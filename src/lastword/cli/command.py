@@ -26,9 +26,9 @@ from lastword.cli.output import Output
 from lastword.cli.remedies import PLACE
 from lastword.cli.target import Target, storage_of
 from lastword.clock import Clock, SystemClock
-from lastword.errors import UsageError, hint
+from lastword.errors import UsageError
 from lastword.objects import is_url
-from lastword.parse import parse_duration_ms
+from lastword.parse import one_of, parse_duration_ms
 from lastword.version import __version__
 
 if TYPE_CHECKING:
@@ -210,9 +210,7 @@ def session(
     json: bool, quiet: bool, verbose: bool, progress: bool | None, color: str, config: str | None
 ) -> Session:
     """Return the session for the global options; UsageError for an unknown --color."""
-    choices = ("auto", "always", "never")
-    if color not in choices:
-        raise UsageError(f"unknown --color {color!r}{hint(color, choices)}", remedy="auto, always or never")
+    one_of(color, ("auto", "always", "never"), "--color")
     out = Session(as_json=json, quiet=quiet, verbose=verbose, progress=progress, color=color)
     out.config = config
     return out

@@ -13,7 +13,7 @@ from lastword.cli.target import MoreDirs, Target, storage_of
 from lastword.errors import PartialFailure, UsageError
 from lastword.objects import is_url
 from lastword.units import format_bytes
-from lastword.values import plural
+from lastword.values import plural, sums
 
 
 @command("copy", usage="SRC DST [TOPIC...]", changes=True)
@@ -71,17 +71,13 @@ def copy(
     for result in results:
         out.row("copy", result.to_dict())
         out.line(str(result))
-    copied = sum(result.copied_bytes for result in results)
-    segments = sum(result.copied_segments for result in results)
-    kept = sum(result.kept_segments for result in results)
+    segments = ("copied_segments", "kept_segments", "removed_segments")
+    totals = sums(results, "copied_bytes", *segments, "verified")
     out.summary(
-        f"copied {plural(segments, 'segment')}, {format_bytes(copied)}; kept {kept}",
+        f"copied {plural(totals['copied_segments'], 'segment')}, {format_bytes(totals['copied_bytes'])}; "
+        f"kept {totals['kept_segments']}",
         ok=not failed and not signals.noted(),
         partitions=len(results),
-        copied_bytes=copied,
-        copied_segments=segments,
-        kept_segments=kept,
-        removed_segments=sum(result.removed_segments for result in results),
-        verified=sum(result.verified for result in results),
+        **totals,
     )
     out.raise_all(failed)

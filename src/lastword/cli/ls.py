@@ -22,8 +22,9 @@ from lastword.cli.transactions import held_texts
 from lastword.clock import SystemClock
 from lastword.errors import LastwordError, UsageError
 from lastword.objects import is_url
+from lastword.parse import one_of
 from lastword.units import format_bytes, format_duration, format_time
-from lastword.values import plural
+from lastword.values import plural, sums
 
 COLUMNS = {
     "topic": (("TOPIC", "POLICY"), ("SEGMENTS", "LIVE", "NEWEST")),
@@ -77,8 +78,8 @@ def ls(
     if by is not None and segments and by != "segment":
         raise UsageError("--segments means --by segment", remedy="give one of them")
     for name, value, known in (("--by", by, COLUMNS), ("--sort", sort, SORTS)):
-        if value is not None and value not in known:
-            raise UsageError(f"unknown {name} {value!r}", remedy=f"one of {', '.join(known)}")
+        if value is not None:
+            one_of(value, tuple(known), name)
     if metrics is not None:
         if by is not None or segments or quick or sort != "name":
             raise UsageError(
@@ -122,11 +123,7 @@ def ls(
         open_ones = [row for row in counted if getattr(row, "stable", -1) < getattr(row, "log_end", -1)]
         server = dirs.active_server()
         held = held_texts(logs, target, {row.topic for row in open_ones}, HANGS_MS)
-    totals = {
-        "size_bytes": sum(row.size_bytes for row in rows),
-        "live_bytes": sum(row.live_bytes for row in counted),
-        "garbage_bytes": sum(row.garbage_bytes for row in counted),
-    }
+    totals = sums(rows, "size_bytes") | sums(counted, "live_bytes", "garbage_bytes")
     shown: list[Any] = (
         [TopicRow.of(list(group)) for _, group in groupby(rows, attrgetter("topic"))]
         if by == "topic"

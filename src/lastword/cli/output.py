@@ -22,8 +22,8 @@ from typing import Any, Protocol, TextIO, TypeVar
 from lastword.api.serializers import bytes_json
 from lastword.api.text import json_escaped
 from lastword.cli.remedies import remedy_of
-from lastword.errors import LastwordError, PartialFailure
-from lastword.values import Progress, cut, table_of, terminal_width
+from lastword.errors import DataError, LastwordError, PartialFailure, StorageError
+from lastword.values import Progress, cut, sums, table_of, terminal_width
 
 
 class OfTopic(Protocol):
@@ -61,11 +61,13 @@ def attempted(call: Callable[[], list[T]], *errors: type[Exception]) -> tuple[li
 
     Args:
         call: The call.
-        errors: The classes of errors that are returned; others are raised immediately.
+        errors: The classes of errors that are returned; others are raised immediately. None: DataError and
+            StorageError.
     """
+    caught = errors or (DataError, StorageError)
     try:
         return call(), []
-    except errors as error:
+    except caught as error:
         if isinstance(error, PartialFailure):
             return error.results, [error, *error.errors[1:]]
         assert isinstance(error, LastwordError)
@@ -144,8 +146,7 @@ class Output:
         """Write an object of type `topic` with sums for each topic, if there are several; only JSON."""
         grouped = by_topic(results)
         for topic, inside in grouped.items() if len(grouped) > 1 else ():
-            sums = {name: sum(getattr(result, name) for result in inside) for name in names}
-            self.row("topic", {"topic": topic, "partitions": len(inside), **sums})
+            self.row("topic", {"topic": topic, "partitions": len(inside), **sums(inside, *names)})
 
     def paint(self, text: str, color: str) -> str:
         """Return text in a colour, if stdout has colours."""

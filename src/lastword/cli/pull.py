@@ -13,7 +13,7 @@ from lastword.cli.output import attempted
 from lastword.cli.remedies import PLACE
 from lastword.errors import PartialFailure
 from lastword.units import format_bytes
-from lastword.values import plural
+from lastword.values import plural, sums
 
 if TYPE_CHECKING:
     from lastword.pulling import PullResult
@@ -72,20 +72,16 @@ def pull(
     for result in results:
         out.row("pull", result.to_dict())
         out.line(_planned(result) if dry_run else str(result))
-    records = sum(result.records for result in results)
-    size = sum(result.pulled_bytes for result in results)
-    positions = sum(result.positions for result in results)
+    totals = sums(results, "records", "pulled_bytes", "positions")
     offsets = sum(max(0, result.remote_end - result.next_offset) for result in results)
     out.summary(
         f"would pull {plural(offsets, 'offset')} at most; nothing was changed"
         if dry_run
-        else f"pulled {plural(records, 'record')}, {format_bytes(size)}; "
-        f"{plural(positions, 'position')} of groups",
+        else f"pulled {plural(totals['records'], 'record')}, {format_bytes(totals['pulled_bytes'])}; "
+        f"{plural(totals['positions'], 'position')} of groups",
         ok=not failed and (follow or not signals.noted()),
         partitions=len(results),
-        records=records,
-        pulled_bytes=size,
-        positions=positions,
+        **totals,
     )
     if follow:
         signals.settle(signal.SIGTERM, signal.SIGINT)

@@ -33,7 +33,7 @@ from lastword.cli.command import Session, argument, command, now_ms, option
 from lastword.cli.target import Directory, Keys, MoreDirs, OneTopic, Partition, Target, TopicName
 from lastword.errors import LastwordError, NotALogDirError, UsageError, hint
 from lastword.objects import is_url
-from lastword.parse import parse_seconds, parse_when
+from lastword.parse import one_of, parse_seconds, parse_when
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
@@ -234,8 +234,7 @@ def read(
         raise UsageError(
             "--timeout needs --follow: a bounded read ends by itself", remedy="--follow --timeout TIME"
         )
-    if view not in VIEWS:
-        raise UsageError(f"unknown --view {view!r}{hint(view, VIEWS)}", remedy=f"one of {', '.join(VIEWS)}")
+    one_of(view, VIEWS, "--view")
     if start == "latest" and not follow:
         raise UsageError(
             "--start latest is the log end: there is nothing to read",

@@ -38,7 +38,7 @@ from lastword.errors import (
 )
 from lastword.parse import parse_duration_ms, parse_when
 from lastword.units import format_bytes
-from lastword.values import plural
+from lastword.values import plural, sums
 
 if TYPE_CHECKING:
     from lastword.api.lease import LeaseInfo
@@ -225,7 +225,7 @@ def drop(
         )
     with out.open(target) as logs:
         extents = {topic: _extent(logs, topic) for topic in target.topics}
-    totals = {name: sum(getattr(extent, name) for extent in extents.values()) for name in _Extent._fields}
+    totals = sums(extents.values(), *_Extent._fields)
     text = "; ".join(f"{topic}: {extent}" for topic, extent in extents.items())
     if len(extents) > 1:
         for topic, extent in extents.items():
@@ -289,9 +289,7 @@ def expire(
         target.refuse_set("expire", sets)
     if dry_run:
         with out.open(target, **assumed) as logs:
-            outlook, failed = attempted(
-                lambda: expire_outlook(logs.dirs, target.chosen, target.partition), DataError, StorageError
-            )
+            outlook, failed = attempted(lambda: expire_outlook(logs.dirs, target.chosen, target.partition))
             unread = unread_topics(logs.dirs, dict.fromkeys(deletion.topic for deletion in outlook))
         _show_deletions(out, outlook, target, unread, ok=not failed)
         out.raise_all(failed[:1])
@@ -346,11 +344,7 @@ def _show_deletions(
 
 
 def _totals(deletions: list[Deletion]) -> dict[str, int]:
-    return {
-        "deletions": len(deletions),
-        "segments": sum(deletion.segments for deletion in deletions),
-        "freed_bytes": sum(deletion.freed_bytes for deletion in deletions),
-    }
+    return {"deletions": len(deletions), **sums(deletions, "segments", "freed_bytes")}
 
 
 def _deletion_text(deletion: Deletion) -> str:

@@ -2,79 +2,79 @@
 
     LastwordError
     ├── UsageError        exit 2, also ValueError: fix the call
-    │   ├── ReadOnlyError            a change of a directory that was opened to read
-    │   ├── NotALogDirError          the path holds no log directory
-    │   ├── UnknownTopicError        no such topic; names the nearest; also KeyError
-    │   ├── TopicExistsError         create_topic without exist_ok
-    │   ├── InvalidTopicError        a name that cannot be a directory of Kafka's
-    │   ├── InvalidSettingError      a value out of its range or of the wrong kind
-    │   │   └── UnknownSettingError  no such setting; names the nearest
-    │   ├── NoPolicyError            nothing may be removed without a cleanup.policy
-    │   ├── OffsetOutOfRangeError    below log start or above log end
-    │   ├── KeyRequiredError         a compacted topic needs keys
-    │   ├── SerializerError          a key or value that its serializer refuses
-    │   ├── RecordTooLargeError      larger than max.message.bytes
-    │   ├── LeaseRefusedError        tombstones above the reader's position may be removed
-    │   ├── SnapshotRefusedError     a restored file from which a state would be wrong
-    │   ├── TableRefusedError        a lake table that an export cannot continue
-    │   ├── SequenceGapError         a producer's sequences must increase without a gap
-    │   ├── ProducerFencedError      a newer epoch of this producer id has already written
-    │   │   └── CoordinatorFencedError  a marker from a transaction coordinator that was replaced
-    │   ├── TransactionStateError    not allowed in the current state of the producer's transaction
-    │   ├── UnsupportedVersionError  a message, version or field that Kafka's protocol does not have
-    │   ├── UnencodableMessageError  a message with a value that its field cannot have
-    │   ├── AuthenticationFailedError a Kafka cluster and this client do not accept each other
-    │   ├── NotAuthorizedError       a Kafka cluster does not allow a request
-    │   ├── ClusterDiffersError      copies from another Kafka cluster are in the directory
-    │   └── SparkOptionError         an option or column that the Spark source does not support
+    │   ├── ReadOnlyError
+    │   ├── NotALogDirError
+    │   ├── UnknownTopicError  also KeyError
+    │   ├── TopicExistsError
+    │   ├── InvalidTopicError
+    │   ├── InvalidSettingError
+    │   │   └── UnknownSettingError
+    │   ├── NoPolicyError
+    │   ├── OffsetOutOfRangeError
+    │   ├── KeyRequiredError
+    │   ├── SerializerError
+    │   ├── RecordTooLargeError
+    │   ├── LeaseRefusedError
+    │   ├── SnapshotRefusedError
+    │   ├── TableRefusedError
+    │   ├── SequenceGapError
+    │   ├── ProducerFencedError
+    │   │   └── CoordinatorFencedError
+    │   ├── TransactionStateError
+    │   ├── UnsupportedVersionError
+    │   ├── UnencodableMessageError
+    │   ├── AuthenticationFailedError
+    │   ├── NotAuthorizedError
+    │   ├── ClusterDiffersError
+    │   └── SparkOptionError
     ├── DataError         exit 3: the bytes are bad
-    │   ├── CorruptBatchError        length, CRC, count or fields contradict each other
-    │   ├── CorruptFileError         a checkpoint, index or properties file is damaged
-    │   ├── UnknownMagicError        a message format that is not supported
-    │   ├── UnsupportedBatchError    a valid batch of a kind that the operation does not support
-    │   ├── DecompressionLimitError  a payload that grows past its bound
-    │   ├── InconsistentTopicIdError a partition that belongs to another topic of the same name
-    │   ├── DivergedLogError         a copy holds records that the Kafka cluster does not have
-    │   ├── DuplicatePartitionError  one partition in two directories
-    │   ├── NotAPartitionError       a link, pipe or file where a directory or a log must be
-    │   ├── TruncatedObjectError     an object in a store is shorter than it must be
-    │   ├── ValueFormatError         a key or value that is not in the format of its column
-    │   ├── MalformedMessageError    bytes that are no message of Kafka's protocol
-    │   │   └── FrameTooLargeError       a message that announces more bytes than are allowed
-    │   ├── CertificateError         a rewrite without the expected records: nothing was published
-    │   └── QuarantinedError         the partition was set aside after an earlier DataError
+    │   ├── CorruptBatchError
+    │   ├── CorruptFileError
+    │   ├── UnknownMagicError
+    │   ├── UnsupportedBatchError
+    │   ├── DecompressionLimitError
+    │   ├── InconsistentTopicIdError
+    │   ├── DivergedLogError
+    │   ├── DuplicatePartitionError
+    │   ├── NotAPartitionError
+    │   ├── TruncatedObjectError
+    │   ├── ValueFormatError
+    │   ├── MalformedMessageError
+    │   │   └── FrameTooLargeError
+    │   ├── CertificateError
+    │   └── QuarantinedError
     ├── BusyError         exit 4: try again
-    │   ├── LogDirLockedError        another process writes there
-    │   ├── ConflictError            `expect=`: another writer changed the key meanwhile
-    │   ├── RegistryError            a schema registry does not answer, or refuses
-    │   ├── BrokerUnreachableError   a Kafka broker does not answer
-    │   ├── BrokerRefusedError       a Kafka broker answers with an error
-    │   ├── UploadsGoneError         a commit to a bucket came so late that its objects may be removed
-    │   ├── ServerFencedError        another server of a log in a bucket has taken over
-    │   ├── UncertainCommitError     a store did not say whether a commit to a bucket came in
-    │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
+    │   ├── LogDirLockedError
+    │   ├── ConflictError
+    │   ├── RegistryError
+    │   ├── BrokerUnreachableError
+    │   ├── BrokerRefusedError
+    │   ├── UploadsGoneError
+    │   ├── ServerFencedError
+    │   ├── UncertainCommitError
+    │   └── ReadOvertakenError
     ├── CapacityError     exit 5: make room
-    │   ├── DiskFullError            no room on the drive; the log is unchanged
-    │   ├── StateTooLargeError       a state larger than its memory=
-    │   └── TransactionTooLargeError the changes of a transaction past max_bytes
+    │   ├── DiskFullError
+    │   ├── StateTooLargeError
+    │   └── TransactionTooLargeError
     ├── StorageError      exit 6, also OSError: the drive or its permissions
-    │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
-    │   ├── OfflineError             in a directory that failed; the others stay in service
-    │   ├── NotPermittedError        also PermissionError: owner, permissions, or a read-only drive
-    │   ├── LockLostError            `.lock` was removed or replaced: the directory is offline
-    │   ├── WrongUserError           files made by this user could not be used by the directory's owner
-    │   ├── FileVanishedError        also FileNotFoundError: removed since it was listed
-    │   ├── NotSharedError           a worker does not see the directory that the driver works on
-    │   ├── FileTakenError           also FileExistsError
-    │   ├── UncertainRequestError    an object store gave no answer: a write may have taken effect
-    │   │   └── ThrottledError       the store limits the rate of requests
-    │   ├── CredentialsRefusedError  an object store refuses the credentials; also PermissionError
-    │   ├── BucketMissingError       no such bucket or container; also FileNotFoundError
-    │   ├── ObjectVanishedError      no such object; also FileNotFoundError
-    │   ├── ObjectTakenError         an object of this name exists; also FileExistsError
-    │   ├── SwapRefusedError         an object has another version than the one to replace
-    │   ├── ClockSkewError           this machine's clock and the store's differ too much
-    │   └── UnconditionalStoreError  an object store that does not enforce conditional writes
+    │   ├── SyncFailedError
+    │   ├── OfflineError
+    │   ├── NotPermittedError  also PermissionError
+    │   ├── LockLostError
+    │   ├── WrongUserError
+    │   ├── FileVanishedError  also FileNotFoundError
+    │   ├── NotSharedError
+    │   ├── FileTakenError  also FileExistsError
+    │   ├── UncertainRequestError
+    │   │   └── ThrottledError
+    │   ├── CredentialsRefusedError  also PermissionError
+    │   ├── BucketMissingError  also FileNotFoundError
+    │   ├── ObjectVanishedError  also FileNotFoundError
+    │   ├── ObjectTakenError  also FileExistsError
+    │   ├── SwapRefusedError
+    │   ├── ClockSkewError
+    │   └── UnconditionalStoreError
     ├── MissingError      exit 7, also ImportError: install a package
     └── PartialFailure    some partitions failed; has the others' results; also the first error's class
 

@@ -15,20 +15,21 @@ from lastword.wire import INT64_MAX
 
 
 @dataclass(slots=True)
-class PlainCount:
-    """The counts of one segment; the fields of the same names in `resolve.SegmentFacts`."""
+class SegmentCount:
+    """The counts of one segment, as `resolve.SegmentFacts` has them; `exact`: they are no estimate."""
 
     records: int = 0
     dead_records: int = 0
     dead_bytes: int = 0
     tombstones: int = 0
+    exact: bool = True
 
 
-Newest = dict[bytes, tuple[PlainCount, int, bool]]
+Newest = dict[bytes, tuple[SegmentCount, int, bool]]
 """The newest record of each key: the count of its segment, its bytes, whether it is a tombstone."""
 
 
-def count_plain(view: PartitionView) -> list[PlainCount] | None:
+def count_plain(view: PartitionView) -> list[SegmentCount] | None:
     """Count each segment of a view.
 
     None: the kernels must count. They have the error for damage, and sizes of entries of magic 0 and 1.
@@ -39,7 +40,7 @@ def count_plain(view: PartitionView) -> list[PlainCount] | None:
     offset = 0
     try:
         for at, segment in enumerate(view.segments):
-            count = PlainCount()
+            count = SegmentCount()
             counts.append(count)
             limit = view.segments[at + 1].base_offset if at + 1 < len(view.segments) else INT64_MAX
             offset = max(offset, segment.base_offset)
@@ -56,7 +57,7 @@ def count_plain(view: PartitionView) -> list[PlainCount] | None:
 
 
 def _count_batch(
-    data: bytes, header: BatchHeader, file: str, count: PlainCount, outcome: BatchOutcome, newest: Newest
+    data: bytes, header: BatchHeader, file: str, count: SegmentCount, outcome: BatchOutcome, newest: Newest
 ) -> None:
     """Count a batch. One of an undecided transaction supersedes nothing, and none of its records is dead."""
     if outcome is BatchOutcome.CONTROL:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
 from lastword.protocol.connection import advertised
+from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Message
 from lastword.server.admin import Admin
 from lastword.server.configs import Configs
 from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic
 from lastword.server.fetch import Fetches
 from lastword.server.produce import Producing
-from lastword.server.topics import GROUPS_TOPIC, TRANSACTIONS_TOPIC
+from lastword.server.topics import GROUPS_TOPIC, TRANSACTIONS_TOPIC, Refused
 
 if TYPE_CHECKING:
     from lastword.server.context import Answer, Handler, Handlers, ServerContext
@@ -42,6 +43,30 @@ WITHOUT_VERSION = (
 version that was the newest a second ago at most."""
 CONFIRMED = {"OffsetFetch", "ListOffsets"}
 """APIs whose answers may not be older than the request: in a bucket the newest version is read before."""
+STANDBY_READS = {"ApiVersions", "Metadata", "DescribeCluster", "DescribeTopicPartitions", "FindCoordinator"}
+"""APIs that a standby answers as the active server does, from the newest version.
+
+A client connects to any server of the list that it was given. Metadata name all servers, with the active one
+as leader, coordinator and controller of everything: some clients forget the list that they were given."""
+STANDBY_CODES = {
+    **dict.fromkeys(
+        (
+            *("Produce", "Fetch", "ListOffsets", "OffsetForLeaderEpoch", "DeleteRecords"),
+            *("DescribeProducers", "WriteTxnMarkers"),
+        ),
+        codes.NOT_LEADER_OR_FOLLOWER,
+    ),
+    **dict.fromkeys(
+        (
+            *("OffsetCommit", "OffsetFetch", "OffsetDelete", "JoinGroup", "SyncGroup", "Heartbeat"),
+            *("LeaveGroup", "DescribeGroups", "DeleteGroups", "ConsumerGroupHeartbeat"),
+            *("ConsumerGroupDescribe", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn"),
+            *("TxnOffsetCommit", "DescribeTransactions", "InitProducerId"),
+        ),
+        codes.NOT_COORDINATOR,
+    ),
+    **dict.fromkeys(("CreateTopics", "DeleteTopics", "CreatePartitions"), codes.NOT_CONTROLLER),
+}
 KEYS = {api.name: key for key, api in APIS.items()}
 
 
@@ -89,11 +114,9 @@ class ClusterNode:
         return self._handle(request, connection)
 
     def _stand_by(self, request: Request[Any], connection: Peer) -> Answer:
-        from lastword.server import standby
-
         name = request.api.name
-        if name not in standby.READS:
-            return standby.refuse(request)
+        if name not in STANDBY_READS:
+            return refused_by_standby(request)
         if name == "Metadata":
             request.body.allow_auto_topic_creation = False
         if name == "FindCoordinator":
@@ -181,3 +204,21 @@ class ClusterNode:
                 for name, level in FEATURES.items()
             ],
         )
+
+
+def refused_by_standby(request: Request[Any]) -> Message:
+    """Return the answer to a request that only the active server may answer.
+
+    Raises:
+        Refused: The connection is to be closed. Clients send such a request to any server, and choose another
+            one when the connection ends.
+    """
+    name, body = request.api.name, request.body
+    if name == "ListGroups":  # clients send both to all servers: a standby coordinates nothing
+        return messages.ListGroupsResponse()
+    if name == "ListTransactions":
+        return messages.ListTransactionsResponse()
+    code = STANDBY_CODES.get(name)
+    if code is None or (name == "InitProducerId" and body.transactional_id is None):
+        raise Refused(codes.NOT_CONTROLLER, "this server is a standby")
+    return error_answer(request, code, "this server is a standby")

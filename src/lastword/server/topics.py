@@ -171,20 +171,16 @@ class Topics:
         self._version = 0
         self._deleted: Callable[[set[str]], object] = lambda topics: None
         self._dirs.on_topic_deleted(lambda name, partitions: self.changed(name))
-        self._dirs.serve(self._changed_elsewhere)
+        self._dirs.serve(lambda names: self.changed(*names))
 
     def on_deleted(self, call: Callable[[set[str]], object]) -> None:
         """Call `call` with the names of topics that a listing finds deleted. One call is kept."""
         self._deleted = call
 
-    def changed(self, name: str) -> None:
-        """List the topics before the next use, and read the id of this one again."""
-        self._changed.add(name)  # first: another thread may list the topics at any moment
+    def changed(self, *names: str) -> None:
+        """List the topics before the next use, and read the ids of these again."""
+        self._changed.update(names)  # first: another thread may list the topics at any moment
         self._is_stale = True
-
-    def _changed_elsewhere(self, names: set[str]) -> None:
-        for name in names:
-            self.changed(name)
 
     @property
     def version(self) -> int:

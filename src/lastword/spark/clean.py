@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from lastword.objects import is_url
 from lastword.spark.bootstrap import shared_log
-from lastword.spark.clean_options import DEFAULTS, CleanOptions
+from lastword.spark.options import CLEAN_DEFAULTS, CleanOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,10 +96,10 @@ def _run(
     dry: bool,
 ) -> DataFrame:
     """Clean or plan, in a directory or in a bucket."""
-    unknown = options.keys() - DEFAULTS.keys()
+    unknown = options.keys() - CLEAN_DEFAULTS.keys()
     if unknown:
-        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(DEFAULTS)}")
-    given = DEFAULTS | options
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(CLEAN_DEFAULTS)}")
+    given = CLEAN_DEFAULTS | options
     path, storage = shared_log(path, given["storage_options"])
     from lastword.spark import cleaning
     from lastword.spark.clean_tasks import BucketClean

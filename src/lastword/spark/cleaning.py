@@ -58,9 +58,9 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.spark import clean_tasks, remote
 from lastword.spark import job as jobs
 from lastword.spark.bucket import JobPlace, change, job_place, open_directory, transaction
-from lastword.spark.clean_options import CleanOptions
 from lastword.spark.clean_tasks import BucketClean, ChosenTask, CleanTask, PlanTask, RemoteScanTask
 from lastword.spark.job import ShardedJob
+from lastword.spark.options import CleanOptions
 from lastword.spark.remote import LedgerParams, RemoteBuild
 from lastword.spark.schema import frame_of
 from lastword.spark.tasks import described, results_as_completed, run_tasks

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from lastword.config import TOPIC_SETTINGS
 from lastword.errors import LastwordError, SparkOptionError, UsageError, nearest
@@ -30,6 +30,7 @@ from lastword.objects import is_secret, is_url, open_store
 from lastword.parse import parse_bytes, parse_duration_ms, parse_setting_ms
 from lastword.value_formats import ENVELOPES, FORMATS, OPTIONS, SHARED, format_of
 from lastword.value_formats.interface import ValueFormat
+from lastword.values import ProgressLike
 
 # ---------------------------------------------------------------- values that travel to the tasks
 
@@ -200,6 +201,28 @@ class WriteOptions:
     sequence: int | None = None
     formats: ColumnFormats = ColumnFormats()
     storage: StorageOptions = NO_STORAGE
+
+
+CLEAN_TASK_BYTES = 1 << 30
+"""A partition with more bytes than this below its limit is divided over tasks. Up to this size, one task is
+fast enough, and it needs no scratch files.
+"""
+
+
+class CleanOptions(TypedDict, total=False):
+    """The options of `clean` and of `plan`, which describes none of them again."""
+
+    due: bool
+    strategy: str | None
+    scratch: str | None
+    task_bytes: int
+    progress: ProgressLike | None
+    storage_options: Mapping[str, str] | None
+
+
+CLEAN_DEFAULTS = CleanOptions(
+    due=False, strategy=None, scratch=None, task_bytes=CLEAN_TASK_BYTES, progress=None, storage_options=None
+)
 
 
 # ---------------------------------------------------------------- the text of one option
