@@ -29,8 +29,8 @@ from links import absolute, relative
 
 ROOT = Path(__file__).parent.parent
 HOME = ROOT / "build" / "release"
-TOOLS = ("build>=1.2", "twine>=6", "zopfli>=0.4")
-MOST_BYTES = {".whl": 1_520_000, ".gz": 4_000_000}
+TOOLS = ("build>=1.2", "twine>=6")
+MOST_BYTES = {".whl": 1_700_000, ".gz": 4_000_000}
 ADDRESS = "the address of the repository is not set: `repository` in [tool.lastword] of pyproject.toml"
 
 
@@ -76,13 +76,10 @@ def differences(kind: str, names: Iterable[str], expected: Iterable[str]) -> Ite
             yield f"the {kind} {verb} {len(files):,} files: {shown}"
 
 
-def expected_content(tracked: Iterable[str], excluded: Iterable[str] = ()) -> tuple[set[str], set[str]]:
-    """Return the files of wheel and source package, from those of git; without the wheel's metadata.
-
-    `excluded`: files of the source that pyproject.toml leaves out of the wheel.
-    """
+def expected_content(tracked: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the files of wheel and source package, from those of git; without the wheel's metadata."""
     files = set(tracked)
-    wheel = {name.removeprefix("src/") for name in files - set(excluded) if name.startswith("src/")}
+    wheel = {name.removeprefix("src/") for name in files if name.startswith("src/")}
     source = {name for name in files if not name.startswith("tests/golden/data/")} | {"PKG-INFO"}
     return wheel, source
 
@@ -158,8 +155,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tag", help="the tag of a release")
     parser.add_argument("--notes", type=Path, help="write the section of the changelog to this file")
     options = parser.parse_args(arguments)
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
-    repository = settings["lastword"]["repository"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["lastword"]
+    repository = settings["repository"]
     (version,) = re.findall(r'__version__ = "(.*)"', (ROOT / "src/lastword/version.py").read_text())
     notes = version_notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version)
     problems = list(release_problems(options.tag, version, repository, notes)) if options.tag else []
@@ -168,8 +165,6 @@ def main(arguments: list[str] | None = None) -> int:
     dist = HOME / "dist"
     tools = python_of(HOME / "tools", *TOOLS)
     run(tools, "-m", "build", "--outdir", dist, ROOT)
-    for wheel in dist.glob("*.whl"):
-        run(tools, ROOT / "scripts" / "repack_wheel.py", wheel)
     packages = sorted(dist.iterdir())
     run(tools, "-m", "twine", "check", "--strict", *packages)
     for path in packages:
@@ -180,9 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     source, wheel = dist / f"lastword-{version}.tar.gz", dist / f"lastword-{version}-py3-none-any.whl"
     if packages != sorted((source, wheel)):
         sys.exit(f"other packages than {source.name} and {wheel.name}: {[path.name for path in packages]}")
-    tracked = run("git", "ls-files", "-z").rstrip("\0").split("\0")
-    excluded = settings["hatch"]["build"]["targets"]["wheel"]["exclude"]
-    for_wheel, for_source = expected_content(tracked, excluded)
+    for_wheel, for_source = expected_content(run("git", "ls-files", "-z").rstrip("\0").split("\0"))
     files = content(wheel)
     about = f"lastword-{version}.dist-info/"
     problems += differences("wheel", {name for name in files if not name.startswith(about)}, for_wheel)
