@@ -195,18 +195,21 @@ def _producers() -> Iterator[Measured]:
 
         def commit(producers: Iterable[int]) -> int:
             """Commit a batch of each producer to each partition; return the bytes of the batches."""
-            batches = [
-                batch((b"k", rng.randbytes(100)), producer=(1000 + number, 0, sequences[number]))
-                for number in producers
+            batches = [  # of each partition its own: equal ones would be compressed away
+                [
+                    batch((b"k", rng.randbytes(100)), producer=(1000 + number, 0, sequences[number]))
+                    for number in producers
+                ]
+                for _ in range(PARTITIONS)
             ]
             sequences.update(producers)
 
             def work(private: OpenDirs) -> None:
                 for partition in range(PARTITIONS):
-                    private.log("t", partition).append_batches(batches)
+                    private.log("t", partition).append_batches(batches[partition])
 
             dirs.begin_append(("t",), work, 1).result()
-            return PARTITIONS * sum(map(len, batches))
+            return sum(len(each) for partition in batches for each in partition)
 
         commit(range(PRODUCERS))
         for writing in WRITING:

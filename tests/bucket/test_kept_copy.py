@@ -16,7 +16,7 @@ from lastword.api.bucket_dirs import _Append
 from lastword.api.logs import LogDir
 from lastword.api.topic import Topic
 from lastword.bucket import commit
-from lastword.bucket.manifest import MAX_PAGES
+from lastword.bucket.manifest import MAX_PAGES, PageRef
 from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.segment import names
@@ -150,6 +150,25 @@ def test_the_pages_in_memory_are_those_of_the_newest_version(logs: LogDir) -> No
         topic.append(b"k", b"%d" % number)
         assert len(bucket._pages) <= MAX_PAGES + 1
     assert bucket.committed().manifest.pages
+
+
+def test_a_commit_to_many_partitions_writes_few_older_entries(
+    logs: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entries are a page, which takes in older pages."""
+    topic = logs.create_topic("users", 20, cleanup_policy="delete")
+    bucket, entries, put_page = logs.dirs._bucket, list[int](), commit.Bucket.put_page  # type: ignore[attr-defined]
+
+    def put(self: commit.Bucket, page: PageRef, data: bytes) -> None:
+        entries.append(page.entries)
+        put_page(self, page, data)
+
+    monkeypatch.setattr(commit.Bucket, "put_page", put)
+    for number in range(40):
+        topic.extend([(b"k%d" % key, b"%d" % number) for key in range(200)])
+        assert len(bucket.committed().manifest.pages) <= MAX_PAGES
+    assert len(entries) == 40
+    assert sum(entries) < 3 * 40 * min(entries)
 
 
 def test_a_refused_record_leaves_nothing_in_the_copy(logs: LogDir) -> None:

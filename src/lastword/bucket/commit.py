@@ -46,7 +46,7 @@ from lastword.bucket.manifest import (
     MANIFEST,
     MAX_PAGES,
     OBJECTS,
-    PAGE_RATIO,
+    PAGE_POWER,
     SUMMARY_BYTES,
     Changes,
     Entry,
@@ -631,7 +631,8 @@ class Bucket:
         """
         kept = list(manifest.pages)
         layers, size = [Layer(moving)], len(moving)
-        while kept and (kept[-1].entries <= PAGE_RATIO * size or len(kept) >= MAX_PAGES):
+        ratio = max(kept[0].entries / size, 1) ** PAGE_POWER if kept else 1
+        while kept and (kept[-1].entries <= ratio * size or len(kept) >= MAX_PAGES):
             layers.append(base.layers[len(layers)])  # newest first, as `kept` from its end
             size += kept.pop().entries
         return self._with_page(manifest, kept, layers)

@@ -50,8 +50,10 @@ LONG_CHANGES_BYTES = 128 << 10
 that commits without a pause would come first each time."""
 MAX_PAGES = 4
 """To open a log and plan takes 6 requests at most: the manifest, its pages, and a check for a newer one."""
-PAGE_RATIO = 4
-"""A new page takes in each older page that is at most this number of times larger."""
+PAGE_POWER = 1 / 5
+"""A new page takes in each older page that is at most R times larger. R is this power of the times that the
+oldest page is larger than the changes: the pages of a small log are rewritten less often with a low R, and
+those of a large one, of which there are at most `MAX_PAGES`, with a high R."""
 
 MOST_NODES = 8
 """Servers that a manifest names. The one that joined longest ago is left out, unless it is active."""

@@ -496,18 +496,19 @@ class _ObjectHandle(Handle):
 
     def pread(self, n: int, position: int) -> bytes:
         """As `Handle.pread`."""
-        n = min(n, self._entry.size - position)
-        if n <= 0:
-            return b""
-        data = bytearray(n)
-        self.pread_into(data, position)
-        return bytes(data)
+        return b"".join(self._parts(n, position))
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
         """As `Handle.pread_into`."""
-        view = memoryview(buffer).cast("B")
-        wanted = min(len(view), max(self._entry.size - position, 0))
-        done = 0
+        view, done = memoryview(buffer).cast("B"), 0
+        for part in self._parts(len(view), position):
+            view[done : done + len(part)] = part
+            done += len(part)
+        return done
+
+    def _parts(self, n: int, position: int) -> Iterator[memoryview]:
+        """Yield `n` bytes from a position on, or those up to the end of the file, as they come to memory."""
+        wanted, done = min(n, max(self._entry.size - position, 0)), 0
         with self._lock:
             start, held = self._held
             while done < wanted:
@@ -515,7 +516,7 @@ class _ObjectHandle(Handle):
                 if not 0 <= at - start < len(held):
                     start, held = self._load(at, wanted - done)
                 part = memoryview(held)[at - start : at - start + wanted - done]
-                view[done : done + len(part)] = part
+                yield part
                 done += len(part)
             if self._is_back:
                 if not position:
@@ -525,7 +526,6 @@ class _ObjectHandle(Handle):
                 tail = memoryview(held)[-FIRST_BYTES:]
                 self._held = self._entry.size - len(tail), bytes(tail)
                 self._reads.hold(self, len(tail))
-        return done
 
     def free(self) -> None:
         """Free the bytes in memory."""
