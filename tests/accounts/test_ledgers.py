@@ -281,7 +281,7 @@ def test_a_partition_is_not_forgotten_in_the_middle_of_a_save(tmp_path, clock):
         fill(topic, 100, 10, random.Random(3))
         logs.clean()
         ledgers = logs.dirs.log_dir("t", 0).ledgers
-        ledger, slot = ledgers.held(T), ledgers._slots[T]
+        held, slot = ledgers.held(T), ledgers._slots[T]
         saving, order = threading.Event(), []
 
         def save():
@@ -289,7 +289,7 @@ def test_a_partition_is_not_forgotten_in_the_middle_of_a_save(tmp_path, clock):
             forgets.join(0.2)
             order.append("saved")
 
-        ledger.save = save
+        held.save = save
         forgets = threading.Thread(
             target=lambda: (saving.wait(), ledgers.forget(T), order.append("forgotten"))
         )
@@ -297,7 +297,7 @@ def test_a_partition_is_not_forgotten_in_the_middle_of_a_save(tmp_path, clock):
         ledgers._make_room(1 << 60, None)  # another partition needs the memory
         forgets.join()
         assert order == ["saved", "forgotten"]
-        ledgers._save(slot, ledger)  # by a thread that still holds the ledger
+        ledgers._save(slot, held)  # by a thread that still holds the ledger
         assert order == ["saved", "forgotten"]
 
 

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lastword.errors import LastwordError
+from lastword.errors import FileVanishedError, LastwordError
 from lastword.files import DirVersion, FileFacts, FileLock, Files, Handle, OsFiles
 
 ROOT = 0
@@ -362,7 +362,8 @@ class ForgetfulFiles(Files):
         self.inner.fsync_dir(path)
         with self._mutex:
             inode = self._find(path)
-            assert inode is not None
+            if inode is None:  # an inner storage that does not sync has not met it
+                raise FileVanishedError(f"{path} is gone", file=os.fspath(path))
             self._log(Op("fsync_dir", inode, self._relative(path), covers))
 
     def truncate(self, path: Any, size: int) -> None:

@@ -396,7 +396,7 @@ def lost_leases(root: Path, image_path: Path, at: int, *, inside: str, every: in
         image_path: Where each crash is made.
         at: The number of the call, as in `leases_after`.
         inside: As there.
-        every: Take every n-th crash.
+        every: Take every n-th moment.
     """
     files = ForgetfulFiles(root, UNSYNCED)
     if leases_after(root, at, files, inside=inside) is None:
@@ -405,7 +405,7 @@ def lost_leases(root: Path, image_path: Path, at: int, *, inside: str, every: in
         n for n, entry in enumerate(files.journal, 1) if (entry.kind, entry.path) == ("mark", "written")
     )
     lost = []
-    for image in list(files.images(start=written))[::every]:
+    for image in files.images(range(written + at % every, len(files.journal) + 1, every)):
         image.write(image_path)
         with lastword.open(
             [image_path / "a", image_path / "b"], "a", files=UNSYNCED, clock=ManualClock(NOW)
