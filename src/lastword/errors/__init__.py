@@ -438,12 +438,20 @@ class DataError(LastwordError):
     kafka_code = 2  # CORRUPT_MESSAGE
     code = "bad-data"
 
-    def __init__(self, message: str, *, code: str | None = None, **facts: Any) -> None:
-        file, position = facts.get("file"), facts.get("position")
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        remedy: str | None = None,
+        file: str | None = None,
+        position: int | None = None,
+        offset: int | None = None,
+    ) -> None:
         if file is not None and file not in message:
             at = "" if position is None else f" position {position}"
             message = f"{file}{at}: {message}"
-        super().__init__(message, **facts)
+        super().__init__(message, remedy=remedy, file=file, position=position, offset=offset)
         if code is not None:
             self.code = code
 
