@@ -431,17 +431,41 @@ def test_no_crash_of_a_move_loses_a_lease(tmp_path: Path, inside: str) -> None:
     assert every_stop(at, stride(25)) > 40
 
 
-@pytest.mark.parametrize("fault", ["leases are copied once", "a reader does not look again"])
-def test_planted_leases_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    if fault == "leases are copied once":
-        monkeypatch.setattr(log_dir_set, "_take_leases", lambda *_: None)
-    else:
-        monkeypatch.setattr(OpenDirs, "write_lease", OpenDirs.at)
+def test_planted_leases_that_are_copied_once_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_dir_set, "_take_leases", lambda *_: None)
     found = []
     for at in range(200, 330, 5):
         prepare(tmp_path / str(at))
         found.append(leases_after(tmp_path / str(at), at, UNSYNCED, inside="move"))
     assert any(left not in (None, LEFT) for left in found)
+
+
+@pytest.mark.slow
+def test_planted_leases_of_a_reader_that_does_not_look_again_are_lost_in_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenDirs, "write_lease", OpenDirs.at)
+    prepare(tmp_path / "root")
+    assert lost_leases(tmp_path / "root", tmp_path / "image", 302, inside="move", every=8)
+
+
+def test_no_lease_is_lost_of_a_reader_that_has_opened_the_source_alone(tmp_path: Path) -> None:
+    """It cannot look in the other directory: until the name is gone, what it has written must come along."""
+    prepare(tmp_path)
+
+    def write(call: Call) -> None:
+        if call.name == "rename" and call.path == str(tmp_path / "a" / "users-0"):
+            with lastword.open(tmp_path / "a", files=UNSYNCED, clock=ManualClock(NOW)) as reader:
+                reader.topic("users").lease("late", position=15)
+
+    a, b = both(tmp_path, RecordingFiles(UNSYNCED, fail=write))
+    move(a, b, "users", 0)
+    a.close()
+    b.close()
+    with lastword.open([tmp_path / "a", tmp_path / "b"], clock=ManualClock(NOW)) as logs:
+        assert [(lease.name, lease.position) for lease in logs.topic("users").leases()] == [("late", 15)]
 
 
 def test_a_kill_keeps_a_lease_that_was_written_after_the_copy(tmp_path: Path) -> None:

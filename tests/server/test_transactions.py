@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -625,6 +627,40 @@ def test_a_state_that_cannot_be_loaded_is_tried_again(
     assert "Traceback" not in caplog.text
     again = "__transaction_state was not loaded: the drive is offline; tried again in "
     assert caplog.text.count(f"{again}0.5 s") == caplog.text.count(f"{again}1.0 s") == 1
+
+
+@pytest.mark.parametrize("ends", ["the topic is deleted", "the server closes"])
+def test_a_state_that_cannot_be_loaded_is_not_tried_again_once_it_is_over(
+    tmp_path: Path,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ends: str,
+) -> None:
+    """A load creates the topic, and one in a server that is closing finds no thread."""
+    topic = "__transaction_state"
+    with served(tmp_path, clock=clock) as (_, _, client):
+        started(client, clock)
+    tries, may_end = Counter[str](), Event()
+
+    def failing(topic: CoordinatorTopic, *given: Any) -> Any:
+        tries[topic.name] += 1
+        assert may_end.wait(10)
+        raise StorageError("the drive is offline")
+
+    monkeypatch.setattr(CoordinatorTopic, "load", failing)
+    with served(tmp_path, clock=clock) as (logs, server, _):
+        until(lambda: tries[topic] == 1)
+        if ends == "the topic is deleted":
+            logs.delete_topic(topic)
+        else:
+            server.loop.call_soon_threadsafe(server.node.drain)
+        may_end.set()
+        until(lambda: f"{topic} was not loaded" in caplog.text)
+        for _ in range(5):
+            clock.advance(coordinator.RETRY_MS)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0.02), server.loop).result()
+        assert tries[topic] == 1
 
 
 def test_a_marker_that_cannot_be_appended_is_tried_again(

@@ -15,6 +15,7 @@ import pytest
 
 from lastword.errors import FileVanishedError, SyncFailedError
 from lastword.files import OsFiles
+from lastword.files.real import OsHandle
 from tests.support.linux import open_paths
 from tests.support.threads import together
 
@@ -106,11 +107,71 @@ def test_a_handle_that_is_used_while_it_is_chosen_keeps_its_descriptor(tmp_path:
     monkeypatch.setattr("lastword.files.system.sync_content", lambda fd: files.descriptors.acquire(handle))
     files.open_append(tmp_path / "two", create=True)
     monkeypatch.undo()
-    assert handle.fd == real and handle.unsynced and handle.pins == [None]
+    assert handle.fd == real and handle.pins == [None]
     handle.pins.pop()
     assert handle.pread(9, 0) == b"one" and not handle.pins
     files.open_append(tmp_path / "three", create=True)
     assert handle.fd == -1 and not handle.unsynced
+
+
+@pytest.mark.parametrize("moment", ["before its sync", "after its sync", "after it was found synced"])
+def test_bytes_of_an_append_that_no_pin_shows_any_more_are_synced_before_the_descriptor_goes(
+    tmp_path: Path, monkeypatch, moment: str
+) -> None:
+    """Another thread appends while an eviction has chosen its handle: only the mark shows the bytes."""
+    files = OsFiles(max_open=1)
+    handle = files.open_append(tmp_path / "one", create=True)
+    handle.__class__ = _AppendsOnce
+    synced: list[int] = []
+    monkeypatch.setattr("lastword.files.system.sync_content", lambda fd: synced.append(os.fstat(fd).st_size))
+    if moment != "after it was found synced":
+        handle.append(b"one")
+    handle.__dict__["appends_at"] = moment
+    files.open_append(tmp_path / "two", create=True)
+    files.open_append(tmp_path / "three", create=True)
+    assert handle.fd == -1 and not handle.unsynced and synced[-1] == handle.size()
+    assert "appends_at" not in handle.__dict__
+
+
+class _AppendsOnce(OsHandle):
+    """A handle to which another thread appends at a moment of an eviction."""
+
+    @property
+    def unsynced(self) -> bool:
+        now = self.__dict__["unsynced"]
+        if not now:
+            self._append_at("after it was found synced")
+        return now
+
+    @unsynced.setter
+    def unsynced(self, now: bool) -> None:
+        self.__dict__["unsynced"] = now
+
+    def sync_before_closing(self) -> None:
+        self._append_at("before its sync")
+        super().sync_before_closing()
+        self._append_at("after its sync")
+
+    def _append_at(self, moment: str) -> None:
+        if self.__dict__.get("appends_at") == moment:
+            del self.__dict__["appends_at"]
+            self.append(b"two")
+
+
+def test_an_append_that_ends_after_a_sync_has_begun_counts_as_unsynced(tmp_path: Path, monkeypatch) -> None:
+    files = OsFiles(max_open=1)
+    handle = files.open_append(tmp_path / "one", create=True)
+    real = os.pwrite
+
+    def pwrite(fd: int, data: bytes, position: int) -> int:
+        handle.fsync()
+        return real(fd, data, position)
+
+    monkeypatch.setattr("os.pwrite", pwrite)
+    handle.append(b"one")
+    assert handle.unsynced
+    handle.pwrite(b"two", 0)
+    assert handle.unsynced
 
 
 def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path, monkeypatch) -> None:
@@ -188,6 +249,7 @@ def test_no_descriptor_left_in_the_system(tmp_path: Path) -> None:
     code = f"""
 import os, resource
 from lastword.files import OsFiles
+from lastword.files.real import OsHandle
 from tests.support.linux import open_paths
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 files = OsFiles(max_open=1000)
@@ -209,6 +271,7 @@ def test_the_bound_follows_the_limit_of_the_process() -> None:
     code = """
 import resource
 from lastword.files import OsFiles
+from lastword.files.real import OsHandle
 from tests.support.linux import open_paths
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 for soft in (64, 256, 1024):

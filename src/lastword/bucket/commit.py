@@ -714,12 +714,19 @@ class Bucket:
         def upload() -> None:
             key = self.new_key()
             if local.path is None:
-                self.store.put(key, self.reads.keep(key, local.content()))
+                self.put_kept(key, local.content())
             else:
                 self.store.put_file(key, local.path)
             entries[path] = entry._replace(object=key)
 
         return upload
+
+    def put_kept(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Upload an object, and keep it in memory if it is small enough: then its bytes are joined once."""
+        if sum(map(len, parts)) <= self.reads.tail_bytes:
+            parts = (b"".join(parts),)
+        self.store.put(key, parts)
+        self.reads.keep(key, parts)
 
 
 class _Bundle:
@@ -739,7 +746,7 @@ class _Bundle:
         """Upload the object, and place its pieces."""
         key = self._bucket.new_key()
         parts = [part for read, _, _ in self._pieces for part in read()]
-        self._bucket.store.put(key, self._bucket.reads.keep(key, parts))
+        self._bucket.put_kept(key, parts)
         for _, place, position in self._pieces:
             place(key, position)
 

@@ -219,13 +219,10 @@ class ObjectReads:
         if getattr(self._thread, "may_not_wait", False):
             raise WouldWait
 
-    def keep(self, key: str, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Keep an object that is uploaded next, in place of the oldest ones; return the bytes to upload."""
-        if sum(map(len, parts)) > self.tail_bytes:
-            return parts
-        data = b"".join(parts)
-        self._keep(key, 0, data)
-        return (data,)
+    def keep(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Keep an object that was uploaded, in place of the oldest ones."""
+        if sum(map(len, parts)) <= self.tail_bytes:
+            self._keep(key, 0, b"".join(parts))  # one part of bytes is not copied
 
     def _keep(self, key: str, position: int, data: bytes) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ So 10,000 partitions or 2,000 segments do not need 10,000 descriptors.
 * A handle in use, from `acquire` until the caller takes its pin away, keeps its descriptor, so a read of
   another thread cannot hit a reused descriptor number. A handle is pinned before its descriptor is read, and
   an eviction looks for pins after it has taken the descriptor from the handle: so `acquire` needs no lock.
+  It looks for unsynced writes then, too: a write may have begun and ended meanwhile.
 * A reopened file must be the same inode. If a reader finds another file under the name, it raises
   FileVanishedError, as for a file that was replaced before the first open.
 * If the system has no descriptor left (EMFILE, ENFILE), a quarter of the open ones is closed and the open is
@@ -50,7 +51,7 @@ class Reopenable(Protocol):
         """Open the file again and return the descriptor."""
 
     def sync_before_closing(self) -> None:
-        """Sync the file before its descriptor is closed."""
+        """Sync the file before its descriptor is closed; reset `unsynced` first."""
 
 
 class Descriptors:
@@ -159,15 +160,11 @@ class Descriptors:
                         continue
                     if handle.pins or (synced_only and handle.unsynced):
                         continue
-                    was_unsynced = handle.unsynced
-                    if was_unsynced:
+                    if handle.unsynced:
                         handle.sync_before_closing()
                     fd, handle.fd = handle.fd, -1
-                    if handle.pins:  # since the look above: its user may have read `fd`
+                    if handle.pins or handle.unsynced:  # since the look above: in use, or written to
                         handle.fd = fd
-                        handle.unsynced = (
-                            handle.unsynced or was_unsynced
-                        )  # it may have written since the sync
                         continue
                     self._open.pop(key, None)
                     with suppress(OSError):  # no data is lost: it was synced, or only read

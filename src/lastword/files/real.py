@@ -77,13 +77,13 @@ class OsHandle(Handle):
 
     def sync_before_closing(self) -> None:
         """Sync the file before its descriptor is evicted; a failure takes the root offline."""
+        self.unsynced = False  # first: bytes that another thread writes during the sync count as unsynced
         if self._root.failure is None:
             try:
                 system.sync_content(self.fd)
             except OSError as error:
                 with suppress(StorageError):  # the next change below this root raises it
                     self._root.fail(self.path, error)
-        self.unsynced = False
 
     def _acquire(self, action: str = "open") -> int:
         try:
@@ -176,7 +176,6 @@ class OsHandle(Handle):
                 raise
             raise translate(error, self.path, "write") from error
         try:
-            self.unsynced = True
             start = os.lseek(fd, 0, os.SEEK_END)
             try:
                 size = len(data) if type(data) is bytes else memoryview(data).nbytes
@@ -188,7 +187,8 @@ class OsHandle(Handle):
                 raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
             return start
         finally:
-            self._changed = self._root.moment  # after the write: a sync of the drive may have begun meanwhile
+            self._changed = self._root.moment  # after the write: a sync may have begun meanwhile
+            self.unsynced = True
             self.pins.pop()
 
     def _write_rest(self, fd: int, data: Buffer, start: int, done: int) -> None:
@@ -217,7 +217,6 @@ class OsHandle(Handle):
             self._root.check()
         fd = self._acquire("write")
         try:
-            self.unsynced = True
             size = len(data) if type(data) is bytes else memoryview(data).nbytes
             done = os.pwrite(fd, data, position)
             if done != size:
@@ -226,6 +225,7 @@ class OsHandle(Handle):
             raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
         finally:
             self._changed = self._root.moment
+            self.unsynced = True
             self.pins.pop()
 
     def truncate(self, size: int) -> None:
@@ -233,12 +233,12 @@ class OsHandle(Handle):
         self._root.check()
         fd = self._acquire("truncate")
         try:
-            self.unsynced = True
             os.ftruncate(fd, size)
         except OSError as error:
             raise translate(error, self.path, "truncate") from error
         finally:
             self._changed = self._root.moment
+            self.unsynced = True
             self.pins.pop()
         self._torn = False
 
@@ -267,12 +267,11 @@ class OsHandle(Handle):
         root = self._root
         if root.failure is not None:
             root.check()
+        self.unsynced = False  # first: bytes written during the sync count as unsynced
         if root.is_synced(self._changed, self._identity[0]):
-            self.unsynced = False
             return
         fd = self._acquire("sync")
         try:
-            self.unsynced = False  # before the call: bytes written during the sync count as unsynced
             sync_or_fail(fd, self.path, root, system.sync_content)
         finally:
             self.pins.pop()

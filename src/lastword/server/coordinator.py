@@ -155,12 +155,12 @@ class CoordinatorTopic:
     def try_again(
         self, loading: asyncio.Future[Any], retry_ms: int | None, load: Callable[[int], None]
     ) -> None:
-        """Call `load` again if the state could not be loaded. It gets the time of the next try.
+        """Call `load` again if the state could not be loaded, unless the topic is deleted meanwhile.
 
         Args:
             loading: The load under way, or what follows it.
             retry_ms: `load` is called after this time; None: not at all.
-            load: Loads the state.
+            load: Loads the state. It gets the time of the next try.
         """
 
         def ended(done: asyncio.Future[Any]) -> None:
@@ -169,11 +169,16 @@ class CoordinatorTopic:
                 if error is not None:
                     _log.error("%s was not loaded", self.name, exc_info=error)
                 return
-            later = "" if retry_ms is None else f"; tried again in {retry_ms / 1000:.1f} s"
+            later_ms = None if self._context.is_closing else retry_ms
+            later = "" if later_ms is None else f"; tried again in {later_ms / 1000:.1f} s"
             _log.warning("%s was not loaded: %s%s", self.name, error.message, later)
-            if retry_ms is not None:
-                following_ms = min(2 * retry_ms, MOST_RETRY_MS)
-                self._context.timers.after(retry_ms, lambda: load(following_ms))
+            if later_ms is not None:
+                following_ms = min(2 * later_ms, MOST_RETRY_MS)
+                self._context.timers.after(later_ms, partial(again, following_ms))
+
+        def again(following_ms: int) -> None:
+            if self._context.topics.get(self.name) is not None:  # a load would create it
+                load(following_ms)
 
         loading.add_done_callback(ended)
 

@@ -101,6 +101,21 @@ def test_what_was_just_committed_is_read_without_a_request(double: Double, tail_
     assert (len(double.bucket.log) > sent) == (tail_bytes == 0)
 
 
+def test_uploads_that_fail_leave_what_was_committed_in_memory(double: Double) -> None:
+    """While the store is down, clients repeat their requests: each try has an object of its own."""
+    double.node.dirs._bucket.reads.tail_bytes = 3 * len(LARGE)
+    double.ask(double.produce(LARGE))
+    store = double.node.store
+    store.faults = lambda request: objects.Fault.REFUSED if request.kind == "put" else None
+    for _ in range(5):
+        assert double.ask(double.produce(LARGE)) == [None]  # the connection is closed
+    store.faults = None
+    sent = len(double.bucket.log)
+    answer = double.node.begin(fetch_request([("t", 0, 0)]), 12)
+    assert not isinstance(answer, asyncio.Future)
+    assert LARGE in b"".join(map(bytes, of(answer_of(answer)).records)) and len(double.bucket.log) == sent
+
+
 def test_older_records_are_read_by_requests(double: Double) -> None:
     double.ask(double.produce(LARGE), double.produce(b"small", partition=1))
     double.restart()
