@@ -20,11 +20,13 @@ from lastword.errors import (
     ReadOnlyError,
     RecordTooLargeError,
     SerializerError,
+    StorageError,
     TransactionTooLargeError,
     UsageError,
 )
-from lastword.files import DEFAULT
+from lastword.files import DEFAULT, OVERLAP_THREADS
 from lastword.logdir.identity import TRANSACTION
+from lastword.logdir.transaction_state import TRANSACTIONS_TOPIC
 from lastword.partition.log import PartitionLog
 from lastword.segment import names
 from tests.fakes.recording import RecordingFiles
@@ -377,7 +379,7 @@ def test_a_damaged_partition_keeps_its_transaction(tmp_path, monkeypatch, caplog
     """The outcome of what cannot be opened now is not lost: further transactions wait for it."""
     with lastword.open(tmp_path, "a", **QUIET) as logs:
         logs.create_topic("events", 3, **JSON)
-        monkeypatch.setattr(Committer, "_marker", lambda self, commit: 1 / 0)
+        monkeypatch.setattr(Committer, "_marker", lambda self, producer, *, commit: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             commit(logs, 1)
         monkeypatch.undo()
@@ -493,6 +495,74 @@ def test_transactions_go_on_after_the_deletion_of_a_topic(tmp_path):
         assert logs["c"].get("k") == 1
     with lastword.open(tmp_path, "r") as logs:
         assert [logs[name].get("k") for name in "bc"] == [1, 1]
+
+
+def test_transactions_go_on_after_the_log_of_the_decisions_is_closed(tmp_path):
+    """By a move to another directory, or a deletion: the next transaction opens it there, or makes it."""
+    places = [str(tmp_path / name) for name in "ab"]
+    with lastword.open(places, "a", **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        commit(logs, 1)
+        (other,) = set(places) - {logs.dirs.log_dir(TRANSACTIONS_TOPIC, 0).path}
+        logs.move(TRANSACTIONS_TOPIC, 0, other)
+        commit(logs, 2)
+        assert logs.dirs.log_dir(TRANSACTIONS_TOPIC, 0).path == other
+        logs.delete_topic(TRANSACTIONS_TOPIC)
+        commit(logs, 3)
+        assert logs.dirs.log(TRANSACTIONS_TOPIC, 0).log_end == 1
+    with lastword.open(places, "a", **QUIET) as logs:
+        assert set(logs["events"].get_many(KEYS).values()) == {3} and not logs.transactions()
+
+
+def _sync_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("lastword-sync")}
+
+
+def test_the_threads_of_syncs_are_kept_until_the_close(tmp_path):
+    before = _sync_threads()
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        commit(logs, 1)
+        first = _sync_threads() - before
+        for number in range(OVERLAP_THREADS):
+            commit(logs, number)
+        assert first and first <= _sync_threads() and len(_sync_threads() - before) <= OVERLAP_THREADS
+    assert not _sync_threads() - before
+
+
+def test_nothing_is_taken_back_while_a_sync_runs(tmp_path, monkeypatch):
+    """The sync of one partition fails before that of another one ends."""
+    taken_back, has_failed, sync, abort = (
+        threading.Event(),
+        threading.Event(),
+        PartitionLog.sync,
+        Committer._abort,
+    )
+
+    def syncing(log):
+        if log.topic == "events" and log.partition == 0:
+            has_failed.set()
+            raise StorageError("failed")
+        if log.topic == "events":
+            assert has_failed.wait(10) and not taken_back.wait(0.05)
+            ended.append(log.partition)
+        sync(log)
+
+    def aborting(self, logs):
+        taken_back.set()
+        return abort(self, logs)
+
+    with lastword.open(tmp_path, "a", **QUIET) as logs:
+        logs.create_topic("events", 3, **JSON)
+        ended: list[int] = []
+        monkeypatch.setattr(PartitionLog, "sync", syncing)
+        monkeypatch.setattr(Committer, "_abort", aborting)
+        with pytest.raises(StorageError):
+            commit(logs, 1)
+        monkeypatch.undo()
+        assert taken_back.is_set() and sorted(ended) == [1, 2]
+        commit(logs, 2)
+        assert set(logs["events"].get_many(KEYS).values()) == {2}
 
 
 def test_an_opening_without_one_of_the_directories_ends_nothing(tmp_path, monkeypatch):

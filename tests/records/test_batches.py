@@ -214,6 +214,15 @@ class TestPlace:
         assert crc_ok(raw, header, 4)
         assert len(list(read_records(raw, header, position=4))) == 2
 
+    def test_the_offset_in_a_log(self) -> None:
+        raw = bytes.fromhex(TWO)
+        stored = read_header(raw, 0, len(raw), "x.log")
+        placed = read_header(raw, 0, len(raw), "x.log", base_offset=1000)
+        last = 1000 + stored.last_offset - stored.base_offset
+        assert placed == replace(stored, base_offset=1000, last_offset=last) != stored
+        with pytest.raises(CorruptBatchError, match="contradict"):
+            read_header(raw, 0, len(raw), "x.log", base_offset=2**63 - 1)
+
     def test_a_header_is_enough_to_step(self) -> None:
         raw = bytes.fromhex(TWO)
         assert read_header(raw[:HEADER_BYTES], 0, len(raw), "x.log").size == len(raw)

@@ -39,6 +39,7 @@ from collections.abc import (
     MutableMapping,
     ValuesView,
 )
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -63,7 +64,7 @@ from lastword.errors import (
     TransactionTooLargeError,
     UsageError,
 )
-from lastword.files import overlapped
+from lastword.files import OVERLAP_THREADS, overlapped
 from lastword.logdir.identity import TRANSACTION, read_directory_id
 from lastword.logdir.transaction_state import (
     COMPLETE_COMMIT,
@@ -187,8 +188,8 @@ class _Changes:
 
 def _size_of(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
     """Return the memory that a record takes, about."""
-    data = (key, value, *chain.from_iterable((name.encode(), value) for name, value in headers))
-    return RECORD_BYTES + sum(len(part or b"") for part in data)
+    in_headers = sum([len(name.encode()) + len(data or b"") for name, data in headers])
+    return RECORD_BYTES + len(key or b"") + len(value or b"") + in_headers
 
 
 def _conflict(topic: str) -> ConflictError:
@@ -379,7 +380,8 @@ class Transaction:
         if partition is not None:
             packer.assigner.checked(partition)
         packer.timestamp_of(timestamp, self._dirs.clock.now_ms())
-        self._add(changes, *packer.encode(key, value), header_pairs(headers), timestamp, partition)
+        pairs = header_pairs(headers) if headers else ()
+        self._add(changes, *packer.encode(key, value), pairs, timestamp, partition)
 
     def delete(self, topic: str, key: Any) -> None:
         """Append a tombstone when the block ends."""
@@ -458,6 +460,8 @@ class Committer:
         self._unsynced: dict[PartitionLog, int] = {}
         """The logs with a marker that is not durable yet, and their ends with it."""
         self._failure: LastwordError | None = None  # after it, another opening decides what is open
+        self._pool = ThreadPoolExecutor(OVERLAP_THREADS, "lastword-sync")
+        """Starts its threads once: to start one takes longer than a sync."""
 
     def commit(self, changes: list[_Changes]) -> None:
         """Append all changes, or none of them."""
@@ -488,7 +492,7 @@ class Committer:
                     sizes = dict.fromkeys(logs, len(plain))
                     with self._held(logs.values(), changes):
                         for log in logs.values():
-                            log.append_batch(plain)
+                            log.append_batch(plain, is_checked=True)
         if plain is not None:
             for log in logs.values():
                 log.sync()
@@ -546,11 +550,11 @@ class Committer:
         try:
             with self._held(logs.values(), changes):
                 for tp, log in logs.items():
-                    log.append_batches(batches[tp], sync_follows=True)
+                    log.append_batches(batches[tp], sync_follows=True, is_checked=True)
             reading.close()
             self._sync(logs.values())
             is_deciding = True
-            self._decide(decisions, PREPARE_COMMIT, frozenset(logs))
+            _store(self._dirs, decisions, *producer, PREPARE_COMMIT, frozenset(logs))
         except BaseException as error:
             is_left_out = isinstance(error, DiskFullError) and decisions.log_end == before
             if is_deciding and not is_left_out:
@@ -564,7 +568,7 @@ class Committer:
             _add_note(error, _DECIDED_LATER)
             raise
         try:
-            marker = self._marker(commit=True)
+            marker = self._marker(producer, commit=True)
             with self._dirs.moment, ExitStack() as stack:
                 for log in logs.values():
                     stack.enter_context(log.lock)
@@ -579,10 +583,12 @@ class Committer:
     def _begin(self) -> PartitionLog:
         """Give the next transaction its epoch, and return the log of the decisions."""
         dirs = self._dirs
-        if not dirs.has_topic(TRANSACTIONS_TOPIC):
-            settings = {"cleanup.policy": "compact", "segment.bytes": "104857600"}  # as the server creates it
-            create_topics(dirs, {TRANSACTIONS_TOPIC: (1, settings)})
-            dirs.partitions_added()
+        if self._decisions is None or self._decisions.is_closed:
+            if not dirs.has_topic(TRANSACTIONS_TOPIC):
+                settings = {"cleanup.policy": "compact", "segment.bytes": "104857600"}  # as the server does
+                create_topics(dirs, {TRANSACTIONS_TOPIC: (1, settings)})
+                dirs.partitions_added()
+            self._decisions = _decisions(dirs)
         if self._epoch >= LAST_EPOCH:
             self._sync(())
             producer_id = self._ids.next()
@@ -591,29 +597,31 @@ class Committer:
             self._producer_id, self._epoch = producer_id, -1  # an opening ends those that a note names
             if not dirs.has_transactions:
                 dirs.has_transactions = True
+                dirs.on_close(self._pool.shutdown)
                 dirs.on_close(self._close)
         self._epoch += 1
-        self._decisions = _decisions(dirs)
         return self._decisions
 
     def _sync(self, logs: Iterable[PartitionLog]) -> None:
         """Sync logs, and those with markers of earlier transactions."""
-        waiting = dict.fromkeys(logs)
         # A log that is closed was deleted, or synced when it was closed or moved.
-        unsynced = [(log, end) for log, end in self._unsynced.items() if not log.is_closed]
-        waiting |= dict.fromkeys(log for log, end in unsynced if log.synced_to < end)
-        overlapped(methodcaller("sync"), list(waiting), threads=len(waiting))
+        marked = (log for log, end in self._unsynced.items() if not log.is_closed and log.synced_to < end)
+        syncs = [self._pool.submit(log.sync) for log in dict.fromkeys(chain(logs, marked))]
+        try:
+            for sync in syncs:
+                sync.result()
+        finally:
+            wait(syncs)  # also after an error, which another change of the logs may follow
         self._unsynced.clear()
 
-    def _decide(self, decisions: PartitionLog, state: str, partitions: frozenset[Partition]) -> None:
-        _store(self._dirs, decisions, self._producer_id, self._epoch, state, partitions)
-
-    def _marker(self, *, commit: bool) -> bytes:
-        return _marker(self._dirs, self._producer_id, self._epoch, commit=commit)
+    def _marker(self, producer: tuple[int, int], *, commit: bool) -> bytes:
+        """Return the batch that ends a transaction. `producer`: its id and epoch."""
+        coordinator_epoch = 0 if self._decisions is None else self._decisions.epochs.latest or 0
+        return marker(self._dirs.clock.now_ms(), producer, commit=commit, coordinator_epoch=coordinator_epoch)
 
     def _end(self, log: PartitionLog, marker: bytes) -> None:
         """Append a marker, which the next transaction syncs."""
-        log.append_batch(marker)
+        log.append_batch(marker, is_checked=True)
         self._unsynced[log] = log.log_end
 
     def _abort(self, logs: Iterable[PartitionLog]) -> bool:
@@ -623,7 +631,7 @@ class Committer:
             try:
                 producer = log.producer(self._producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    self._end(log, self._marker(commit=False))
+                    self._end(log, self._marker((self._producer_id, self._epoch), commit=False))
             except BaseException:  # the caller raises the error that came first
                 is_ended = False
         return is_ended
@@ -633,7 +641,7 @@ class Committer:
         with self._dirs.commits, suppress(LastwordError):
             if self._failure is None and self._decisions is not None:
                 self._sync(())
-                self._decide(self._decisions, COMPLETE_COMMIT, frozenset())
+                _store(self._dirs, self._decisions, self._producer_id, self._epoch, COMPLETE_COMMIT)
                 self._dirs.files.unlink(_note_of(self._dirs.paths[0]), missing_ok=True)
 
     def recover(self, notes: Iterable[str]) -> None:
@@ -659,6 +667,7 @@ class Committer:
                 remedy="open all directories together to write: that ends the transactions",
                 file=note,
             )
+        decisions = self._decisions = _decisions(dirs) if dirs.has_topic(TRANSACTIONS_TOPIC) else None
         stored = newest_states(dirs).get(producer_id)
         epoch, partitions = -1, frozenset[Partition]()
         if stored is not None and stored.state.state == PREPARE_COMMIT:
@@ -670,12 +679,12 @@ class Committer:
                 producer = log.producer(producer_id)
                 if producer is not None and producer.transaction_start is not None:
                     is_committed = _is_of(producer, epoch) and (name, number) in partitions
-                    log.append_batch(_marker(dirs, producer_id, producer.epoch, commit=is_committed))
+                    log.append_batch(self._marker((producer_id, producer.epoch), commit=is_committed))
                 if producer is not None:
                     ended.append(log)
         overlapped(methodcaller("sync"), ended)
-        if stored is not None:
-            _store(dirs, _decisions(dirs), producer_id, stored.state.epoch, COMPLETE_COMMIT)
+        if stored is not None and decisions is not None:
+            _store(dirs, decisions, producer_id, stored.state.epoch, COMPLETE_COMMIT)
         dirs.files.unlink(note, missing_ok=True)
 
 
@@ -739,12 +748,6 @@ def _store(
         previous_producer_id=producer_id,
     )
     store_state(decisions, key_of(OWN_ID), stored)
-
-
-def _marker(dirs: OpenDirs, producer_id: int, epoch: int, *, commit: bool) -> bytes:
-    leader_epoch = _decisions(dirs).epochs.latest or 0 if dirs.has_topic(TRANSACTIONS_TOPIC) else 0
-    now_ms = dirs.clock.now_ms()
-    return marker(now_ms, (producer_id, epoch), commit=commit, coordinator_epoch=leader_epoch)
 
 
 def _append_all(dirs: OpenDirs, changes: Iterable[_Changes]) -> None:

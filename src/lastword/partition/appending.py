@@ -204,12 +204,10 @@ def repeated(
     pending, offset = state.begin(), log_end
     repeats = []
     for data in batches:
-        header = read_header(data, 0, len(data), "<append>")
-        moved = offset - header.base_offset
-        placed = replace(header, base_offset=offset, last_offset=header.last_offset + moved)
-        earlier = pending.add(placed, control_of(data, header, "<append>"))
+        header = read_header(data, 0, len(data), "<append>", base_offset=offset)
+        earlier = pending.add(header, control_of(data, header, "<append>"))
         if earlier is None:
-            offset = placed.next_offset
+            offset = header.next_offset
         repeats.append(earlier)
     return repeats
 

@@ -230,7 +230,7 @@ class PartitionLog(Reads):
         """Append one encoded batch, whose offsets count from 0; the log assigns the real ones.
 
         RecordTooLargeError above `max.message.bytes`. Survives a killed process when it returns.
-        `is_checked`: the caller has verified the checksum.
+        `is_checked`: the caller has verified or computed the checksum.
         """
         return self.append_batches((data,), is_checked=is_checked)[0]
 
@@ -257,7 +257,7 @@ class PartitionLog(Reads):
             sync_follows: The caller will `sync` soon, so the drive may begin while more is appended.
             is_begun: The batches are of a commit that has begun. Settings that were changed since then do not
                 refuse them: other logs may have their part already.
-            is_checked: The caller has verified the checksums.
+            is_checked: The caller has verified or computed the checksums.
         """
         with self.lock:
             local = self._changed_log()

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.partition.segment_store import SegmentSet
-from lastword.records.batch import BatchHeader, read_records
+from lastword.records.batch import BatchHeader, fields_of, payload_of
 from lastword.records.formats import check_crc
 from lastword.records.record import ControlRecord, parse_control
 from lastword.segment.indexes import AbortedTransaction
@@ -77,8 +77,8 @@ def control_of(
     """
     if not header.control:
         return None
-    for record in read_records(buffer, header, file, position=position):
-        return parse_control(record.key, record.value, file, header.position, record.offset)
+    for _, delta, _, key, value, _ in fields_of(payload_of(buffer, header, file, position), header, file):
+        return parse_control(key, value, file, header.position, header.base_offset + delta)
     return None
 
 

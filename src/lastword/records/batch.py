@@ -155,7 +155,13 @@ _Draft = draft_of(BatchHeader)
 
 
 def read_header(
-    buffer: Any, position: int, end: int, file: str, *, file_position: int | None = None
+    buffer: Any,
+    position: int,
+    end: int,
+    file: str,
+    *,
+    file_position: int | None = None,
+    base_offset: int | None = None,
 ) -> BatchHeader:
     """Read and check the header at `buffer[position]`. The checksum is not verified (`crc_ok`).
 
@@ -167,6 +173,7 @@ def read_header(
         file: Name of the file, for errors.
         file_position: Position to store in the header and to name in errors, if `buffer` is a window of its
             file.
+        base_offset: That of the batch in its log, in place of the stored one.
 
     Raises:
         CorruptBatchError: Codes `short-header`, `bad-length`, `truncated`, `bad-header`.
@@ -176,7 +183,9 @@ def read_header(
     room = end - position
     if room < STEP_BYTES:
         raise _corrupt(f"{room} bytes are no batch", "short-header", file, at)
-    base_offset, length, leader_epoch, magic = _STEP.unpack_from(buffer, position)
+    stored_offset, length, leader_epoch, magic = _STEP.unpack_from(buffer, position)
+    if base_offset is None:
+        base_offset = stored_offset
     if length < SMALLEST_LENGTH:
         raise _corrupt(f"a batch cannot have length {length}", "bad-length", file, at, base_offset)
     if magic != 2:
