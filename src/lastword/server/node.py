@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
 from lastword.protocol.connection import advertised
-from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Message
 from lastword.server.admin import Admin
 from lastword.server.configs import Configs
@@ -221,4 +220,6 @@ def refused_by_standby(request: Request[Any]) -> Message:
     code = STANDBY_CODES.get(name)
     if code is None or (name == "InitProducerId" and body.transactional_id is None):
         raise Refused(codes.NOT_CONTROLLER, "this server is a standby")
+    from lastword.protocol.refusals import error_answer
+
     return error_answer(request, code, "this server is a standby")
