@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -30,6 +31,7 @@ from lastword.cli.target import (
 from lastword.config import INSTANCE_SETTINGS
 from lastword.errors import (
     DataError,
+    InvalidSettingError,
     LastwordError,
     LeaseRefusedError,
     PartialFailure,
@@ -82,13 +84,18 @@ def create(
         )
     target = Target([directory, *(more or ())], [topic], None)
     PLACE.paths, PLACE.topic = target.paths, target.topic
-    config: dict[str, Any] = dict(settings_of(settings))
     formats: dict[str, Any] = {
         "key_serializer": key_serializer,
         "value_serializer": value_serializer,
         "partitioner": partitioner,
     }
-    settings_of_new(topic, **formats, config=config)  # a mistake leaves no new directory behind
+    try:
+        config: dict[str, Any] = dict(settings_of(settings))
+        settings_of_new(topic, **formats, config=config)  # a mistake leaves no new directory behind
+    except InvalidSettingError as error:
+        if not Path(directory).exists():
+            error.remedy = "correct it; the page on settings in the documentation lists all of them"
+        raise
     with signals.held(), out.open(target, "a") as logs:
         created = signals.interruptible(  # an interruption removes what was created so far
             lambda: logs.create_topic(topic, partitions, **formats, **config)
