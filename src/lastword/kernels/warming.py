@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lastword import kernels
 from lastword.kernels.native import Kernel, cache_folder
@@ -26,12 +26,17 @@ def every_kernel() -> Iterator[Kernel]:
             )
 
 
-def warm() -> None:
+def warm(progress: Callable[[str], None] | None = None) -> None:
     """Compile every kernel, or load it from the cache folder.
 
     Call it on a Spark driver before tasks start. The folder is marked when all kernels are in it.
+
+    Args:
+        progress: Gets one line if kernels have to be compiled.
     """
     ready = cache_folder() / READY
+    if progress is not None and not ready.exists():
+        progress("compiling kernels (once)")
     for kernel in every_kernel():
         kernel.load()
     if not ready.exists():
