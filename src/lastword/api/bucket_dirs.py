@@ -448,7 +448,7 @@ class _PrivateDirs(OpenDirs):
 
     @cached_property
     def _topic_ids(self) -> dict[str, str | None]:
-        """Ids that were read. Nobody else changes the copy."""
+        """The ids that were read, by topic. They stay right: only this process changes the copy."""
         return {}
 
     def topic_id(self, topic: str) -> str | None:

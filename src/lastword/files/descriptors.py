@@ -106,7 +106,7 @@ class Descriptors:
                 self._open.move_to_end(handle.key)
                 return fd
         except KeyError:  # it is being closed: `_opened` raises the error
-            fd = -1
+            pass
         try:
             return self._opened(handle)
         except BaseException:
