@@ -93,6 +93,30 @@ def caller() -> str:
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def refuse_unread(known: Settings, file: PathLike, topic: str, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError if settings of a new topic are not those of the named file, which is read instead.
+
+    Args:
+        known: The settings, as read from the file.
+        file: The settings file that the caller named.
+        topic: The name of the new topic.
+        settings: The settings that would be saved in the directory.
+    """
+    values, lines = known.topic(topic, saved=True), []
+    for name, value in parse_topic_settings(settings).items():
+        setting = TOPIC_SETTINGS[name]
+        there = getattr(values, setting.keyword)
+        if value is not None and value != (SAVED_DEFAULTS.get(name) if there is None else there):
+            lines.append(f'{name} = "{setting.show(value)}"')
+    if lines:
+        raise UsageError(
+            f"the settings are read from {os.fspath(file)}, which has others for a new topic {topic!r}: "
+            f"{', '.join(lines)} would not apply",
+            remedy=f"add to that file, in a table [topics.{json.dumps(topic)}]: {', '.join(lines)}",
+            file=os.fspath(file),
+        )
+
+
 class OpenDirs(ProcessBound):
     """Directories that are open in one mode, with their settings, files and clock.
 
@@ -682,21 +706,8 @@ class OpenDirs(ProcessBound):
         file = self._config_file
         if file is None or os.path.realpath(file) == os.path.realpath(self.settings_file):
             return
-        if self.has_topic(topic):
-            return
-        known, lines = self.settings.topic(topic, saved=True), []
-        for name, value in parse_topic_settings(settings).items():
-            setting = TOPIC_SETTINGS[name]
-            there = getattr(known, setting.keyword)
-            if value is not None and value != (SAVED_DEFAULTS.get(name) if there is None else there):
-                lines.append(f'{name} = "{setting.show(value)}"')
-        if lines:
-            raise UsageError(
-                f"the settings are read from {os.fspath(file)}, which has others for a new topic {topic!r}: "
-                f"{', '.join(lines)} would not apply",
-                remedy=f"add to that file, in a table [topics.{json.dumps(topic)}]: {', '.join(lines)}",
-                file=os.fspath(file),
-            )
+        if not self.has_topic(topic):
+            refuse_unread(self.settings, file, topic, settings)
 
     def check_config(self, topic: str, settings: Mapping[str, Any]) -> None:
         """Raise InvalidSettingError if `set_config` would refuse the settings; the topic may be new."""
