@@ -302,6 +302,35 @@ def test_more_partitions(source: lastword.LogDir, cluster: Server, copy: Path) -
     assert pull(cluster, "users", copy)["users", 3].records == 1
 
 
+def test_what_the_records_mean_comes_along(
+    source: lastword.LogDir, cluster: Server, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = source.create_topic(
+        "users", key_serializer="str", value_serializer="json", partitioner="crc32", lastword_ack="disk"
+    )
+    users.append("ada", {"n": 1})
+    pull(cluster, "users", copy)
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        assert [(record.key, record.value) for record in logs["users"].read()] == [("ada", {"n": 1})]
+        config = logs["users"].config
+        assert (config.lastword_partitioner, config.source("lastword.ttl.ms")) == ("crc32", "default")
+        assert config.source("lastword.ack") == "default"  # how this process writes the copy
+        logs["users"].set_config(lastword_ack="disk", lastword_ttl_ms="1h")
+    users.set_config(lastword_ttl_ms="1d")
+    pull(cluster, "users", copy)
+    with lastword.open(copy) as logs:
+        config = logs["users"].config
+        assert (config.lastword_ttl_ms, config.lastword_ack) == (86_400_000, "disk")
+    users.set_config(lastword_ttl_ms=None)
+    pull(cluster, "users", copy)
+    with lastword.open(copy) as logs:
+        assert logs["users"].config.lastword_ttl_ms == -1
+    monkeypatch.setattr("lastword.server.configs.MEANING", ())  # as a Kafka broker
+    pull(cluster, "users", copy)
+    with lastword.open(copy) as logs:
+        assert logs["users"].config.lastword_value_serializer == "json"
+
+
 # ---------------------------------------------------------------- refusals
 
 
