@@ -30,6 +30,7 @@ from lastword.config import (
     write_topic_settings,
 )
 from lastword.errors import (
+    BusyError,
     DataError,
     FileVanishedError,
     LastwordError,
@@ -521,29 +522,33 @@ class OpenDirs(ProcessBound):
         log_dir = self.log_dir(topic, partition)
         try:
             return use(log_dir)
-        except (UnknownTopicError, FileVanishedError, LeaseRefusedError):
-            now = self.dir_set.log_dir(topic, partition)
+        except (UnknownTopicError, FileVanishedError, LeaseRefusedError, BusyError):
+            now = self.dir_set.log_dirs(topic).get(partition)
             if now is None or now is log_dir:
                 raise
             return use(now)
 
     def write_lease(self, topic: str, partition: int, write: Callable[[LogDirectory], T]) -> T:
-        """As `at`, where `write` changes leases: it runs again in the directory to which a move has come.
+        """As `at`, where `write` changes leases. Durable, also while the partition moves."""
 
-        A move that makes its new name before this looks there may have copied the leases before `write`.
-        """
+        def moves_here(log_dir: LogDirectory) -> bool:
+            directory = log_dir.directory(topic, partition)
+            return len(self.directories) > 1 and read_move_note(log_dir.files, directory) is not None
 
         def write_in(log_dir: LogDirectory) -> T:
-            while True:
+            try:
                 result = write(log_dir)
-                if len(self.directories) == 1:
-                    return result
-                now = self.dir_set.log_dirs(topic).get(partition, log_dir)
-                if now is log_dir:
-                    if read_move_note(log_dir.files, log_dir.directory(topic, partition)) is not None:
-                        log_dir.files.fsync_dir(log_dir.path)  # the new name may not be durable yet
-                    return result
-                log_dir = now
+            except LeaseRefusedError as error:
+                if moves_here(log_dir):  # the lease may not have been copied yet
+                    raise BusyError(
+                        f"the move of {topic}-{partition} to {log_dir.path} has not come to its end",
+                        remedy="try again; after a crash, first open the directories to append",
+                        file=log_dir.directory(topic, partition),
+                    ) from error
+                raise
+            if moves_here(log_dir):  # the new name may not be durable yet
+                log_dir.files.fsync_dir(log_dir.path)
+            return result
 
         return self.at(topic, partition, write_in)
 
