@@ -292,6 +292,27 @@ def test_a_copy_that_was_cleaned_is_continued(source: lastword.LogDir, cluster: 
     same_newest(source, copy)
 
 
+def test_an_audit_against_a_new_copy_finds_keys_that_were_deleted_and_forgotten(
+    source: lastword.LogDir, cluster: Server, copy: Path, tmp_path: Path
+) -> None:
+    """As docs/server.md says: no later pull of the old copy has the tombstone."""
+    users = source.create_topic("users", cleanup_policy="compact", delete_retention_ms=0)
+    users.extend([(b"ada", b"1"), (b"bob", b"1")])
+    pull(cluster, "users", copy)
+    users.delete(b"ada")
+    for _ in range(2):
+        users.append(b"bob", b"2")
+        source.dirs.log("users", 0).roll()
+        source.clean("users")
+    for to in (copy, tmp_path / "new"):
+        pull(cluster, "users", to)
+    with lastword.open(copy) as old, lastword.open(tmp_path / "new") as new:
+        assert [record.key for record in old["users"].newest()] == [b"ada", b"bob"]
+        assert [record.key for record in new["users"].newest()] == [b"bob"]
+        report = new.audit("users", delivered=old)
+        assert [(row.kind, row.key) for row in report.rows] == [("phantom", b"ada")]
+
+
 def test_more_partitions(source: lastword.LogDir, cluster: Server, copy: Path) -> None:
     fill(source, 4)
     pull(cluster, "users", copy)
