@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -94,16 +95,53 @@ def test_lines_of_stdin_that_are_refused(data, capsys, monkeypatch, line, kind):
         assert logs["users"].bounds() == {0: (0, 1)}
 
 
-def test_a_topic_that_is_refused_leaves_no_new_directory(tmp_path, capsys):
-    new = tmp_path / "new"
-    for given, kind in (
-        (["a topic"], "InvalidTopicError"),
-        (["t", "--set", "cleanup.policy=x"], "InvalidSettingError"),
-        (["t", "--key-serializer", "int128"], "UsageError"),
-        (["t", "--partitioner", "random"], "UsageError"),
-    ):
-        assert refused(capsys, ["create", str(new), *given])[0] == kind
-        assert not new.exists()
+MAKING = [
+    (["create", "new", "a topic"], "InvalidTopicError"),
+    (["create", "new", "t", "--set", "cleanup.policy=x"], "InvalidSettingError"),
+    (["create", "new", "t", "--key-serializer", "int128"], "UsageError"),
+    (["create", "new", "t", "--partitioner", "random"], "UsageError"),
+    (["create", "new", "t", "--config", "other.toml", "--set", "segment.bytes=64MiB"], "UsageError"),
+    (["create", "new", "t", "--config", "other.toml", "--key-serializer", "str"], "UsageError"),
+    (["create", "new", "t", "--config", "wrong.toml"], "InvalidSettingError"),
+    (["create", "new", "t", "--config", "absent.toml"], "UsageError"),
+    (["create", "new", "t", "--dir", "text"], "NotALogDirError"),
+    (["create", "new", "t", "--dir", "text/notes.txt"], "NotALogDirError"),
+    (["create", "new", "t", "--dir", "new2", "--dir", "data/users-0"], "NotALogDirError"),
+    (["create", "new", "t", "--metadata", "absent"], "UsageError"),
+    (["serve", "new", "--config", "wrong.toml"], "InvalidSettingError"),
+    (["serve", "new", "--dir", "text"], "NotALogDirError"),
+    (["serve", "new", "--listen", "127.0.0.1"], "UsageError"),
+    (["serve", "new", "--listen", "127.0.0.1:0", "--metrics", "TAKEN"], "UsageError"),
+    (["serve", "new", "--listen", "127.0.0.1:0", "--console", "--console-listen", "TAKEN"], "UsageError"),
+    (["serve", "new", "--listen", "127.0.0.1:0", "--users", "absent.toml"], "UsageError"),
+    (["copy", "text", "new"], "NotALogDirError"),
+    (["copy", "data", "new", "absent"], "UnknownTopicError"),
+    (["copy", "data", "new", "--config", "wrong.toml"], "InvalidSettingError"),
+    (["copy", "data", "new", "--storage", "a=b"], "UsageError"),
+    (["pull", "127.0.0.1", "--to", "new"], "UsageError"),
+    (["pull", "127.0.0.1:1", "--to", "new"], "BrokerUnreachableError"),
+    (["pull", "127.0.0.1:1", "--to", "new", "--client-config", "absent"], "UsageError"),
+    (["restore", "data", "absent", "new.jsonl"], "UnknownTopicError"),
+    (["restore", "data", "users", "new.csv"], "UsageError"),
+    (["restore", "data", "users", "new/users.jsonl"], "UsageError"),
+    (["restore", "data", "new.jsonl"], "UsageError"),
+    (["export", "data", "users", "--to", "delta:new", "--value-format", "avro"], "UsageError"),
+    (["export", "data", "absent", "--to", "delta:new"], "UnknownTopicError"),
+    (["users", "new", "--remove", "ada"], "UsageError"),
+]
+"""Commands that make a file or a directory `new`, each with one mistake. TAKEN: an address in use."""
+
+
+@pytest.mark.parametrize(("arguments", "kind"), MAKING, ids=[" ".join(case[0]) for case in MAKING])
+def test_what_is_refused_makes_nothing_new(data, capsys, monkeypatch, arguments, kind):
+    monkeypatch.chdir(data)
+    (data / "other.toml").write_text('[topics.t]\n"segment.bytes" = "1MiB"\n')
+    (data / "wrong.toml").write_text('[topics.t]\n"segment.bytes" = "large"\n')
+    before = tree_digest(data)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert refused(capsys, [address if word == "TAKEN" else word for word in arguments])[0] == kind
+    assert tree_digest(data) == before
 
 
 @pytest.mark.parametrize("option", [[], ["--delete"]])

@@ -17,7 +17,7 @@ from lastword.api.logs import LogDir
 from lastword.cli.main import run
 from lastword.cli.target import Target
 from lastword.console import app as console_app
-from lastword.console.app import Access, Console, Guard, Page, Shell
+from lastword.console.app import Access, Console, Guard, Page, Shell, listening
 
 PORT = 8642
 ACCESS = Access(token="secret")
@@ -71,7 +71,9 @@ def viewing(
 @contextlib.contextmanager
 def running(logs: LogDir, poll_seconds: float, monkeypatch: Any) -> Iterator[Console]:
     monkeypatch.setattr(console_app, "POLL_SECONDS", poll_seconds)
-    with Console(logs, 0, ACCESS, Shell(Target(logs.paths, None, None).command)) as console:
+    with Console(
+        logs, listening("127.0.0.1", 0), ACCESS, Shell(Target(logs.paths, None, None).command)
+    ) as console:
         yield console
 
 

@@ -23,7 +23,7 @@ import pytest
 import lastword
 from lastword.api.topics import create_topics
 from lastword.cli.target import Target
-from lastword.console.app import Access, Console, Shell
+from lastword.console.app import Access, Console, Shell, listening
 from lastword.parse import relative_paths
 from tests.console import samples
 from tests.support.exhaustive import stride
@@ -96,7 +96,8 @@ def looked(
         data = Path("data")
         make(data)
         logs = stack.enter_context(lastword.open(data))
-        console = stack.enter_context(Console(logs, 0, Access(), Shell(Target(["data"], None, None).command)))
+        shell = Shell(Target(["data"], None, None).command)
+        console = stack.enter_context(Console(logs, listening("127.0.0.1", 0), Access(), shell))
         for topic in topics:
             counted(console, topic)
         command = [str(shutil.which("node")), str(SCRIPT), str(modules), console.url, str(pictures or "-")]

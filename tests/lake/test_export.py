@@ -33,6 +33,7 @@ from lastword.files import DEFAULT
 from lastword.lake import data, export, vectors
 from lastword.lake.directory import DirectoryStore
 from lastword.lake.table import Table, commit_key
+from lastword.wire import INT64_MAX
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.lake.histories import rows_of
 from tests.lake.plain_vectors import deleted_rows
@@ -107,6 +108,23 @@ def test_rows_are_written_once_and_dead_ones_get_a_vector(topic: Any, to: str, p
     assert "deletionVector" not in second
     assert [remove["path"] for remove in actions_of(place, 1, "remove")] == [first["path"]]
     assert values_of(place) == {record.key: record.value for record in topic.newest()}
+
+
+def test_a_time_beyond_microseconds_is_the_nearest_that_they_hold(topic: Any, to: str, place: Path) -> None:
+    """A producer may give nanoseconds for milliseconds; one such record does not stop an export."""
+    most = INT64_MAX // 1000
+    times = {
+        "fits": most,
+        "above": most + 1,
+        "nanoseconds": 1_700_000_000_000_000_000,
+        "now": 1_700_000_000_000,
+    }
+    for key, time_ms in times.items():
+        topic.append(key, "v", timestamp=time_ms)
+    topic.export(to, layout="merge")
+    rows = DeltaTable(str(place)).to_pyarrow_table(columns=["key", "timestamp"])
+    found = dict(zip(rows["key"].to_pylist(), rows["timestamp"].cast(pa.int64()).to_pylist(), strict=True))
+    assert found == {key: min(time_ms, most) * 1000 for key, time_ms in times.items()}
 
 
 def test_the_position_is_in_the_table(logs: Any, topic: Any, to: str, place: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import lastword
+from lastword.api.lease import Lease
 from lastword.api.open_dirs import OpenDirs
 from lastword.clock import ManualClock
 from lastword.errors import (
@@ -19,12 +20,14 @@ from lastword.errors import (
     DuplicatePartitionError,
     LastwordError,
     StorageError,
+    UnknownTopicError,
     UsageError,
 )
 from lastword.files import Files
 from lastword.logdir import LogDirectory, TopicPartition, log_dir_set
 from lastword.logdir.identity import MoveNote, directory_name, write_move_note
 from lastword.logdir.log_dir_set import LogDirSet, move
+from lastword.partition import leases
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
@@ -443,29 +446,153 @@ def test_planted_leases_that_are_copied_once_are_lost(
 
 
 @pytest.mark.slow
-def test_planted_leases_of_a_reader_that_does_not_look_again_are_lost_in_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fault", "at"), [("no sync of the target", 288), ("no look for the mark", 306)])
+def test_planted_leases_of_a_careless_reader_are_lost_in_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, at: int
 ) -> None:
-    monkeypatch.setattr(OpenDirs, "write_lease", OpenDirs.at)
+    if fault == "no sync of the target":
+        monkeypatch.setattr(OpenDirs, "write_lease", OpenDirs.at)
+    else:
+        monkeypatch.setattr(leases, "_check_open", lambda *_: None)
     prepare(tmp_path / "root")
-    assert lost_leases(tmp_path / "root", tmp_path / "image", 302, inside="move", every=8)
+    assert lost_leases(tmp_path / "root", tmp_path / "image", at, inside="move", every=4)
 
 
-def test_no_lease_is_lost_of_a_reader_that_has_opened_the_source_alone(tmp_path: Path) -> None:
-    """It cannot look in the other directory: until the name is gone, what it has written must come along."""
-    prepare(tmp_path)
+def late_lease(root: Path, at: int, files: Files, disk: ForgetfulFiles | None = None) -> bool | None:
+    """Move users-0; at call `at` a reader that has opened the source alone takes a lease.
+
+    It cannot look in the other directory.
+
+    Returns:
+        Whether the lease was taken. None: the move has no such call.
+    """
+    numbers, taken = iter(range(100_000)), False
 
     def write(call: Call) -> None:
-        if call.name == "rename" and call.path == str(tmp_path / "a" / "users-0"):
-            with lastword.open(tmp_path / "a", files=UNSYNCED, clock=ManualClock(NOW)) as reader:
-                reader.topic("users").lease("late", position=15)
+        nonlocal taken
+        if next(numbers) == at:
+            with suppress(BusyError, UnknownTopicError):
+                with lastword.open(root / "a", files=files, clock=ManualClock(NOW)) as reader:
+                    reader.topic("users").lease("late", position=15)
+                taken = True
+            if disk is not None and taken:
+                disk.mark("written")
 
-    a, b = both(tmp_path, RecordingFiles(UNSYNCED, fail=write))
+    recording = RecordingFiles(files)
+    a, b = both(root, recording)
+    recording.fail = write
     move(a, b, "users", 0)
+    recording.fail = None
     a.close()
     b.close()
-    with lastword.open([tmp_path / "a", tmp_path / "b"], clock=ManualClock(NOW)) as logs:
-        assert [(lease.name, lease.position) for lease in logs.topic("users").leases()] == [("late", 15)]
+    return taken if next(numbers) > at else None
+
+
+def positions(root: Path) -> list[tuple[str, int]]:
+    with lastword.open([root / "a", root / "b"], "a", files=UNSYNCED, clock=ManualClock(NOW)) as logs:
+        return [(lease.name, lease.position) for lease in logs.topic("users").leases()]
+
+
+@pytest.mark.slow
+def test_no_lease_is_lost_of_a_reader_that_has_opened_the_source_alone(tmp_path: Path) -> None:
+    outcomes = []
+
+    def at(number: int) -> bool:
+        root = tmp_path / str(number)
+        prepare(root)
+        taken = late_lease(root, number, UNSYNCED)
+        assert not taken or positions(root) == [("late", 15)]
+        shutil.rmtree(root)
+        outcomes.append(taken)
+        return taken is None
+
+    every_stop(at, stride(7))
+    known = outcomes[:-1]
+    assert known == sorted(known, reverse=True) and {True, False} == set(known)  # once refused, it stays so
+
+
+def lost_late_leases(root: Path, image_path: Path, at: int, every: int) -> list[str] | None:
+    """Return the crashes after which a lease is gone that a reader of the source alone had taken.
+
+    None: the move has no call `at`.
+    """
+    disk, lost = ForgetfulFiles(root, UNSYNCED), []
+    taken = late_lease(root, at, disk, disk)
+    if not taken:
+        return None if taken is None else []
+    journal = list(enumerate(disk.journal, 1))
+    written = next(n for n, entry in journal if (entry.kind, entry.path) == ("mark", "written"))
+    for image in disk.images(range(written, len(journal) + 1, every)):
+        image.write(image_path)
+        if positions(image_path) != [("late", 15)]:
+            lost.append(image.label)
+    return lost
+
+
+@pytest.mark.slow
+def test_no_crash_of_a_move_loses_a_lease_of_a_reader_of_the_source_alone(tmp_path: Path) -> None:
+    prepare(tmp_path / "start")
+
+    def at(number: int) -> bool:
+        root = tmp_path / "root"
+        shutil.copytree(tmp_path / "start", root)
+        lost = lost_late_leases(root, tmp_path / "image", number, stride(20))
+        shutil.rmtree(root)
+        assert not lost, (number, lost)
+        return lost is None
+
+    assert every_stop(at, stride(43)) > 250
+
+
+@pytest.mark.slow
+def test_planted_a_source_that_takes_leases_until_its_name_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "close", lambda *_: None)
+    prepare(tmp_path / "root")
+    assert lost_late_leases(tmp_path / "root", tmp_path / "image", 258, 20)
+
+
+def test_a_lease_that_is_not_copied_yet_is_not_reported_as_released(tmp_path: Path) -> None:
+    """After a crash between the two renames, as long as nobody has opened the directories to append."""
+    root, image_path = tmp_path / "root", tmp_path / "image"
+    roots = [image_path / "a", image_path / "b"]
+    prepare(root)
+    disk = ForgetfulFiles(root, UNSYNCED)
+    with lastword.open(root / "a", files=disk, clock=ManualClock(NOW)) as reader:
+
+        def write(call: Call) -> None:
+            if call.name == "rename" and call.path.endswith("-future"):
+                reader.topic("users").lease("late", position=15)
+
+        a, b = both(root, RecordingFiles(disk, fail=write))
+        move(a, b, "users", 0)
+        a.close()
+        b.close()
+    for image in disk.kills(range(len(disk.journal) + 1)):
+        image.write(image_path)
+        if (roots[0] / "users-0" / names.PRIVATE / names.MOVING).exists():
+            break
+    assert not (roots[1] / "users-0" / names.PRIVATE / f"{names.LEASE}late").exists()
+    with lastword.open(roots, clock=ManualClock(NOW)) as readers:
+        lease = Lease(readers.dirs, "users", "late")
+        with pytest.raises(BusyError, match="has not come to its end"):
+            lease.advance(17)
+        with lastword.open(roots, "a", files=UNSYNCED, log_cleaner_enable=False):
+            pass
+        lease.advance(17)
+    assert positions(tmp_path / "image") == [("late", 17)]
+
+
+def test_the_mark_of_a_move_that_was_not_made_is_removed(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    leases.close(UNSYNCED, str(tmp_path / "a" / "users-0"))
+    with lastword.open(tmp_path / "a", clock=ManualClock(NOW)) as reader:
+        with pytest.raises(BusyError, match="is moving to another directory"):
+            reader.topic("users").lease("late", position=15)
+        with opened_directory(tmp_path / "a") as a:
+            a.log(*USERS)
+        assert reader.topic("users").lease("late", position=15).position == 15
 
 
 def test_a_kill_keeps_a_lease_that_was_written_after_the_copy(tmp_path: Path) -> None:

@@ -292,6 +292,27 @@ def test_a_copy_that_was_cleaned_is_continued(source: lastword.LogDir, cluster: 
     same_newest(source, copy)
 
 
+def test_an_audit_against_a_new_copy_finds_keys_that_were_deleted_and_forgotten(
+    source: lastword.LogDir, cluster: Server, copy: Path, tmp_path: Path
+) -> None:
+    """As docs/server.md says: no later pull of the old copy has the tombstone."""
+    users = source.create_topic("users", cleanup_policy="compact", delete_retention_ms=0)
+    users.extend([(b"ada", b"1"), (b"bob", b"1")])
+    pull(cluster, "users", copy)
+    users.delete(b"ada")
+    for _ in range(2):
+        users.append(b"bob", b"2")
+        source.dirs.log("users", 0).roll()
+        source.clean("users")
+    for to in (copy, tmp_path / "new"):
+        pull(cluster, "users", to)
+    with lastword.open(copy) as old, lastword.open(tmp_path / "new") as new:
+        assert [record.key for record in old["users"].newest()] == [b"ada", b"bob"]
+        assert [record.key for record in new["users"].newest()] == [b"bob"]
+        report = new.audit("users", delivered=old)
+        assert [(row.kind, row.key) for row in report.rows] == [("phantom", b"ada")]
+
+
 def test_more_partitions(source: lastword.LogDir, cluster: Server, copy: Path) -> None:
     fill(source, 4)
     pull(cluster, "users", copy)
@@ -300,6 +321,35 @@ def test_more_partitions(source: lastword.LogDir, cluster: Server, copy: Path) -
     admin.create_partitions([request])["users"].result(10)
     source["users"].append(b"k", b"v", partition=3)
     assert pull(cluster, "users", copy)["users", 3].records == 1
+
+
+def test_what_the_records_mean_comes_along(
+    source: lastword.LogDir, cluster: Server, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = source.create_topic(
+        "users", key_serializer="str", value_serializer="json", partitioner="crc32", lastword_ack="disk"
+    )
+    users.append("ada", {"n": 1})
+    pull(cluster, "users", copy)
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        assert [(record.key, record.value) for record in logs["users"].read()] == [("ada", {"n": 1})]
+        config = logs["users"].config
+        assert (config.lastword_partitioner, config.source("lastword.ttl.ms")) == ("crc32", "default")
+        assert config.source("lastword.ack") == "default"  # how this process writes the copy
+        logs["users"].set_config(lastword_ack="disk", lastword_ttl_ms="1h")
+    users.set_config(lastword_ttl_ms="1d")
+    pull(cluster, "users", copy)
+    with lastword.open(copy) as logs:
+        config = logs["users"].config
+        assert (config.lastword_ttl_ms, config.lastword_ack) == (86_400_000, "disk")
+    users.set_config(lastword_ttl_ms=None)
+    pull(cluster, "users", copy)
+    with lastword.open(copy) as logs:
+        assert logs["users"].config.lastword_ttl_ms == -1
+    monkeypatch.setattr("lastword.server.configs.MEANING", ())  # as a Kafka broker
+    pull(cluster, "users", copy)
+    with lastword.open(copy) as logs:
+        assert logs["users"].config.lastword_value_serializer == "json"
 
 
 # ---------------------------------------------------------------- refusals

@@ -268,6 +268,31 @@ def test_wrong_changes_of_settings_are_refused(client: Client, users: lastword.T
     assert change((2, "users", one)) == [0]
 
 
+def test_settings_of_ours_are_described_to_clients_that_name_them(
+    client: Client, logs: lastword.LogDir
+) -> None:
+    """A tool that copies all settings of a topic to a Kafka cluster must not find them."""
+    logs.create_topic("users", key_serializer="str", lastword_ttl_ms="1d", lastword_ack="disk")
+
+    def described(names: list[str] | None) -> list[tuple[str, str | None, int]]:
+        wanted = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=2, resource_name="users", configuration_keys=names
+        )
+        rows = client.ask(DescribeConfigsRequest(resources=[wanted])).results[0].configs
+        return [(row.name, row.value, row.config_source) for row in rows]
+
+    assert not [name for name, *_ in described(None) + described([]) if name.startswith("lastword.")]
+    names = ["lastword.key.serializer", "lastword.ttl.ms", "lastword.ack", "segment.ms"]
+    assert sorted(described(names)) == [
+        ("lastword.key.serializer", "str", 1),
+        ("lastword.ttl.ms", "86400000", 1),
+        ("segment.ms", "604800000", 5),
+    ]
+    assert described(["lastword.partitioner"]) == [("lastword.partitioner", "murmur2", 1)]
+    logs["users"].set_config(lastword_ttl_ms=None)
+    assert described(["lastword.ttl.ms"]) == [("lastword.ttl.ms", "-1", 5)]
+
+
 def test_an_empty_policy_is_a_value(client: Client, logs: lastword.LogDir) -> None:
     """The last policy may be subtracted: nothing is removed then, whatever the defaults are."""
     logs.create_topic("users", cleanup_policy="compact")

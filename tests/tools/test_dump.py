@@ -164,7 +164,10 @@ def test_every_file_of_a_directory_is_decoded_or_named(tmp_path):
     for path in paths:
         assert not [entry for entry in dump(path) if isinstance(entry, Problem)], path
     private = tmp_path / "d" / "t-0" / "lastword"
-    assert {Path(entry.file).name for entry in dump(private)} >= {"lease-replica", "synced", "log-start"}
+    (private / "moving").write_bytes(b"")
+    known = {"lease-replica", "synced", "log-start", "moving"}
+    assert {Path(entry.file).name for entry in dump(private)} >= known
+    assert "only its existence counts" in str(next(iter(dump(private / "moving"))))
     (private / "lease-replica").write_bytes(b"x")
     (problem,) = [entry for entry in dump(private) if isinstance(entry, Problem)]
     assert (problem.file, problem.code) == (str(private / "lease-replica"), "bad-lease")

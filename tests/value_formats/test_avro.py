@@ -306,3 +306,12 @@ def test_the_schema_of_a_file_and_of_one_value(tmp_path: Path) -> None:
     assert text.encode(pa.array(["ada"])).to_pylist() == [b"\x06ada"]
     time = pa.array([datetime(2026, 1, 1, tzinfo=UTC)], pa.timestamp("us", tz="Europe/Berlin"))
     assert DERIVED.decode(DERIVED.encode(time), TIMESTAMP).column.to_pylist() == time.to_pylist()
+
+
+def test_the_last_value_of_a_key_that_is_twice_in_a_map_counts() -> None:
+    """As with Java's reader, and so with Spark's `from_avro`. No writer of Spark makes such a map."""
+    kind = pa.map_(pa.string(), pa.int64())
+    one_block = b"\x04" + b"\x02a\x02" + b"\x02a\x04" + b"\x00"
+    two_blocks = b"\x02\x02a\x02" + b"\x02\x02a\x04" + b"\x00"
+    result = avro({"type": "map", "values": "long"}).decode(pa.array([one_block, two_blocks]), kind)
+    assert (result.problems, result.column.to_pylist()) == ({}, [[("a", 2)], [("a", 2)]])

@@ -39,6 +39,7 @@ from lastword.lake.table import Table
 from lastword.objects import ObjectStore, is_url, open_store, probe
 from lastword.parse import check_path, one_of
 from lastword.partition import removal_log
+from lastword.records.columns import microseconds
 from lastword.state.changes import KeptScan, newer_parts
 from lastword.value_formats import FORMATS, OPTIONS, format_of
 from lastword.value_formats.ddl import parse_ddl
@@ -317,10 +318,9 @@ class RowForm:
         values = {name: batch.column(name) for name in self.schema.names}
         for name in self._json:
             values[name] = values[name].cast(pa.string())
-        most = INT64_MAX // 1000
         times = values["timestamp"]
-        clipped = np.clip(np.asarray(times.cast(pa.int64()).fill_null(0)), -most, most) * 1000
-        values["timestamp"] = pa.array(clipped, mask=np.asarray(times.is_null())).cast(
+        micros = microseconds(np.asarray(times.cast(pa.int64()).fill_null(0)))
+        values["timestamp"] = pa.array(micros, mask=np.asarray(times.is_null())).cast(
             self.schema.field("timestamp").type
         )
         if self._format is not None:

@@ -30,6 +30,7 @@ from lastword.config import (
     write_topic_settings,
 )
 from lastword.errors import (
+    BusyError,
     DataError,
     FileVanishedError,
     LastwordError,
@@ -91,6 +92,30 @@ def caller() -> str:
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "lastword":
         frame = frame.f_back
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def refuse_unread(known: Settings, file: PathLike, topic: str, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError if settings of a new topic are not those of the named file, which is read instead.
+
+    Args:
+        known: The settings, as read from the file.
+        file: The settings file that the caller named.
+        topic: The name of the new topic.
+        settings: The settings that would be saved in the directory.
+    """
+    values, lines = known.topic(topic, saved=True), []
+    for name, value in parse_topic_settings(settings).items():
+        setting = TOPIC_SETTINGS[name]
+        there = getattr(values, setting.keyword)
+        if value is not None and value != (SAVED_DEFAULTS.get(name) if there is None else there):
+            lines.append(f'{name} = "{setting.show(value)}"')
+    if lines:
+        raise UsageError(
+            f"the settings are read from {os.fspath(file)}, which has others for a new topic {topic!r}: "
+            f"{', '.join(lines)} would not apply",
+            remedy=f"add to that file, in a table [topics.{json.dumps(topic)}]: {', '.join(lines)}",
+            file=os.fspath(file),
+        )
 
 
 class OpenDirs(ProcessBound):
@@ -497,29 +522,33 @@ class OpenDirs(ProcessBound):
         log_dir = self.log_dir(topic, partition)
         try:
             return use(log_dir)
-        except (UnknownTopicError, FileVanishedError, LeaseRefusedError):
-            now = self.dir_set.log_dir(topic, partition)
+        except (UnknownTopicError, FileVanishedError, LeaseRefusedError, BusyError):
+            now = self.dir_set.log_dirs(topic).get(partition)
             if now is None or now is log_dir:
                 raise
             return use(now)
 
     def write_lease(self, topic: str, partition: int, write: Callable[[LogDirectory], T]) -> T:
-        """As `at`, where `write` changes leases: it runs again in the directory to which a move has come.
+        """As `at`, where `write` changes leases. Durable, also while the partition moves."""
 
-        A move that makes its new name before this looks there may have copied the leases before `write`.
-        """
+        def moves_here(log_dir: LogDirectory) -> bool:
+            directory = log_dir.directory(topic, partition)
+            return len(self.directories) > 1 and read_move_note(log_dir.files, directory) is not None
 
         def write_in(log_dir: LogDirectory) -> T:
-            while True:
+            try:
                 result = write(log_dir)
-                if len(self.directories) == 1:
-                    return result
-                now = self.dir_set.log_dirs(topic).get(partition, log_dir)
-                if now is log_dir:
-                    if read_move_note(log_dir.files, log_dir.directory(topic, partition)) is not None:
-                        log_dir.files.fsync_dir(log_dir.path)  # the new name may not be durable yet
-                    return result
-                log_dir = now
+            except LeaseRefusedError as error:
+                if moves_here(log_dir):  # the lease may not have been copied yet
+                    raise BusyError(
+                        f"the move of {topic}-{partition} to {log_dir.path} has not come to its end",
+                        remedy="try again; after a crash, first open the directories to append",
+                        file=log_dir.directory(topic, partition),
+                    ) from error
+                raise
+            if moves_here(log_dir):  # the new name may not be durable yet
+                log_dir.files.fsync_dir(log_dir.path)
+            return result
 
         return self.at(topic, partition, write_in)
 
@@ -682,21 +711,8 @@ class OpenDirs(ProcessBound):
         file = self._config_file
         if file is None or os.path.realpath(file) == os.path.realpath(self.settings_file):
             return
-        if self.has_topic(topic):
-            return
-        known, lines = self.settings.topic(topic, saved=True), []
-        for name, value in parse_topic_settings(settings).items():
-            setting = TOPIC_SETTINGS[name]
-            there = getattr(known, setting.keyword)
-            if value is not None and value != (SAVED_DEFAULTS.get(name) if there is None else there):
-                lines.append(f'{name} = "{setting.show(value)}"')
-        if lines:
-            raise UsageError(
-                f"the settings are read from {os.fspath(file)}, which has others for a new topic {topic!r}: "
-                f"{', '.join(lines)} would not apply",
-                remedy=f"add to that file, in a table [topics.{json.dumps(topic)}]: {', '.join(lines)}",
-                file=os.fspath(file),
-            )
+        if not self.has_topic(topic):
+            refuse_unread(self.settings, file, topic, settings)
 
     def check_config(self, topic: str, settings: Mapping[str, Any]) -> None:
         """Raise InvalidSettingError if `set_config` would refuse the settings; the topic may be new."""

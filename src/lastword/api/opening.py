@@ -21,6 +21,7 @@ from lastword.files import Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.identity import check_same_cluster, read_ids
+from lastword.logdir.topics import RootListing, check_writable
 from lastword.parse import Duration, check_path, parse_seconds, stable_path
 from lastword.segment import names
 
@@ -115,9 +116,12 @@ def open(
     clock = clock or SystemClock()
     deadline = clock.monotonic() + parse_seconds("timeout", timeout)
     if mode == "a":
-        for directory_path in paths:  # before the first is changed
-            if files.is_dir(directory_path):
-                files.check_owner(directory_path)
+        present = [directory_path for directory_path in paths if files.is_dir(directory_path)]
+        for directory_path in present:  # before the first is changed
+            files.check_owner(directory_path)
+        for directory_path in paths if len(present) < len(paths) else ():  # before one is made
+            with suppress(StorageError):  # a drive that failed: the others serve
+                check_writable(files, directory_path, RootListing(files, directory_path))
     opened: list[LogDirectory] = []
     offline: dict[str, LastwordError] = {}
     try:

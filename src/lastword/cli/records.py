@@ -30,6 +30,7 @@ from lastword.api.text import (
 )
 from lastword.cli import signals
 from lastword.cli.command import Session, argument, command, now_ms, option
+from lastword.cli.remedies import PLACE
 from lastword.cli.target import Directory, Keys, MoreDirs, OneTopic, Partition, Target, TopicName
 from lastword.errors import LastwordError, NotALogDirError, UsageError, hint
 from lastword.objects import is_url
@@ -379,8 +380,9 @@ def restore(
 ) -> None:
     """Write the newest value of every key to a file.
 
-    The file is a table, and a state can start from it: logs.state(TOPIC, snapshot=OUT). A .jsonl file ends
-    with a line of type `snapshot`, which names its log and offsets; stdout gets only the rows.
+    Without TOPIC: of the only topic. The file is a table, and a state can start from it:
+    logs.state(TOPIC, snapshot=OUT). A .jsonl file ends with a line of type `snapshot`, which names its log
+    and offsets; stdout gets only the rows.
 
     Examples:
         lastword restore data users users.parquet
@@ -390,7 +392,10 @@ def restore(
         lastword restore data users -
     """
     target, (path,) = Target.with_words("restore", directory, [topic, to], ["OUT"], partition, more)
-    known = target.topic_for("restore", "OUT")
+    known = target.topic
+    if path is None and known == topic and _is_output(known):  # DIR OUT
+        known, path = None, known
+        PLACE.topic = None
     if path is None:
         raise UsageError("restore needs OUT", remedy=f"OUT: a file name such as {known}.parquet")
     if path == "-":
@@ -406,14 +411,22 @@ def restore(
     out.summary(f"wrote {path}", ok=True, file=path, keys=sum(file.keys for file in restored))
 
 
-def _restored(out: Session, target: Target, topic: str, path: str, end: str) -> list[Restored]:
+def _is_output(word: str | None) -> bool:
+    """Return whether a word is a file that restore can write, or stdout."""
+    from lastword.state.snapshot_file import FORMATS
+
+    return word is not None and (word == "-" or word.lower().endswith(FORMATS))
+
+
+def _restored(out: Session, target: Target, topic: str | None, path: str, end: str) -> list[Restored]:
     with out.open(target) as logs, out.progress("restore") as progress:
+        topic = logs.dirs.only_topic(topic)
         restored = logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
         _warn_of_transactions(out, logs, topic, {file.partition: file.end_offset for file in restored})
     return restored
 
 
-def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
+def _to_stdout(out: Session, target: Target, topic: str | None, end: str) -> None:
     """Print rows as JSON lines, after all of them were read: a temporary file holds them until then."""
     from tempfile import TemporaryDirectory
 

@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -132,16 +133,18 @@ def serve(
     with ExitStack() as stack:
         listener = stack.enter_context(bound(options))
         stack.enter_context(signals.held())
+        url = None if address is None else stack.enter_context(exporter(*address))
+        page = stack.enter_context(_page_listener(*page_address)) if console else None
         logs = stack.enter_context(out.open(target, "a", cleans=True))
         out.show_repairs(logs)
         stack.enter_context(_logged(out))
-        if address is not None:
-            url = stack.enter_context(exporter(*address))
+        if url is not None:
             out.notice("metrics", {"address": url}, f"metrics on {url}")
-        if console:
+        if page is not None:
             tls: dict[str, Any] = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key, "ssl_ca_certs": tls_ca}
             tls |= {"ssl_cert_reqs": 0 if tls_ca is None else 2}  # ssl.CERT_NONE, ssl.CERT_REQUIRED
-            _show_page(out, stack, logs, target, page_address, security.get("users"), tls if tls_cert else {})
+            tls = tls if tls_cert else {}
+            _show_page(out, stack, logs, target, page, page_address[0], security.get("users"), tls)
         server = stack.enter_context(Server(logs, listener, options, owns_logs=False))
         topics = server.context.topics.all()
         counts = {"topics": len(topics), "partitions": sum(len(topic.directories) for topic in topics)}
@@ -204,9 +207,10 @@ def console(
         )
     with ExitStack() as stack:
         stack.enter_context(signals.held())
+        page = stack.enter_context(_page_listener(host, port))
         logs = stack.enter_context(out.open(target))
         stack.enter_context(_logged(out))
-        _show_page(out, stack, logs, target, (host, port), None, {})
+        _show_page(out, stack, logs, target, page, host, None, {})
         out.stdout.flush()
         while not signals.noted():
             time.sleep(POLL_SECONDS)
@@ -214,25 +218,33 @@ def console(
     signals.settle(signal.SIGTERM, signal.SIGINT)
 
 
+def _page_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens for the page. MissingError: a package of the page is not installed."""
+    try:
+        from lastword.console.app import listening
+    except ImportError as error:
+        if error.name == "uvicorn":
+            raise MissingError.package("the console", "uvicorn", "uvicorn>=0.30") from None
+        raise MissingError.package("the console", "starlette", "starlette>=1.2") from None
+    return listening(host, port)
+
+
 def _show_page(
     out: Session,
     stack: ExitStack,
     logs: LogDir,
     target: Target,
-    address: tuple[str, int],
+    listener: socket.socket,
+    host: str,
     known: Any,
     tls: dict[str, Any],
 ) -> None:
     """Serve the page until `stack` ends, and print its address. `known`: the users of the server, or None."""
-    try:
-        from lastword.console.app import Access, Console, Shell
-    except ImportError as error:
-        if error.name == "uvicorn":
-            raise MissingError.package("the console", "uvicorn", "uvicorn>=0.30") from None
-        raise MissingError.package("the console", "starlette", "starlette>=1.2") from None
+    from lastword.console.app import Access, Console, Shell
+
     login = None if known is None else partial(_may_log_in, known)
-    access = Access(address[0], login=login, tls=tls)
-    page = stack.enter_context(Console(logs, address[1], access, Shell(target.command, remedy_of)))
+    access = Access(host, login=login, tls=tls)
+    page = stack.enter_context(Console(logs, listener, access, Shell(target.command, remedy_of)))
     out.row("console", {"url": page.url, "log_dirs": target.paths, "pid": os.getpid()})
     if not out.quiet:
         out.line(f"console of {', '.join(target.paths)}: {page.url} · it changes nothing · Ctrl-C stops")

@@ -28,7 +28,7 @@ from lastword.cli.target import (
     settings_of,
     what_if,
 )
-from lastword.config import INSTANCE_SETTINGS
+from lastword.config import INSTANCE_SETTINGS, Settings
 from lastword.errors import (
     DataError,
     InvalidSettingError,
@@ -38,6 +38,7 @@ from lastword.errors import (
     StorageError,
     UsageError,
 )
+from lastword.objects import is_url
 from lastword.parse import parse_duration_ms, parse_when
 from lastword.units import format_bytes
 from lastword.values import plural, sums
@@ -74,6 +75,7 @@ def create(
         lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
         lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
     """
+    from lastword.api.open_dirs import refuse_unread
     from lastword.api.topics import settings_of_new
 
     if partitions > MANY:
@@ -91,7 +93,9 @@ def create(
     }
     try:
         config: dict[str, Any] = dict(settings_of(settings))
-        settings_of_new(topic, **formats, config=config)  # a mistake leaves no new directory behind
+        saved = settings_of_new(topic, **formats, config=config)  # a mistake leaves no new directory behind
+        if out.config is not None and not (is_url(directory) or Path(directory).exists()):
+            refuse_unread(Settings.load(target.paths, out.config), out.config, topic, saved)
     except InvalidSettingError as error:
         if not Path(directory).exists():
             error.remedy = "correct it; the page on settings in the documentation lists all of them"

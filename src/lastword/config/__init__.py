@@ -18,6 +18,7 @@ from lastword.config.settings import remove_topic_settings as remove_topic_setti
 from lastword.config.settings import topic_file as topic_file
 from lastword.config.settings import write_topic_settings as write_topic_settings
 from lastword.config.tables import INSTANCE_SETTINGS as INSTANCE_SETTINGS
+from lastword.config.tables import MEANING as MEANING
 from lastword.config.tables import TOPIC_SETTINGS as TOPIC_SETTINGS
 from lastword.config.tables import LogConfig as LogConfig
 from lastword.config.tables import TopicConfig as TopicConfig

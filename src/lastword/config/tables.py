@@ -308,6 +308,9 @@ class TopicConfig:
 
 TOPIC_SETTINGS = table(TopicConfig)
 
+MEANING = ("lastword.key.serializer", "lastword.value.serializer", "lastword.partitioner", "lastword.ttl.ms")
+"""Settings of ours that say what a topic's records mean: every copy of the records needs them, too."""
+
 
 DEFAULT_MAP_BYTES = 128 * MIB
 DEFAULT_SPACE_TARGET = 1.5

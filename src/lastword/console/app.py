@@ -518,32 +518,37 @@ class Prompt(H11Protocol):
             self.loop.call_later(REQUEST_SECONDS, self._close_if_idle, self.cycle)
 
 
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address. Port 0 takes a free port.
+
+    Raises:
+        UsageError: The process cannot listen on the address.
+    """
+    name = host.strip("[]")
+    try:
+        family = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((name, port), family=family)
+    except OSError as error:
+        # A failed look-up has a code of its own; else `strerror` would repeat the address.
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {reason}", remedy="choose another port; 0: any"
+        ) from error
+
+
 class Console:
     """A running page: a context manager. Its server is a thread with an event loop of its own.
 
     Args:
         logs: The open directories. They stay open.
-        port: The port; 0 takes a free one.
+        listener: A socket that listens on the host of `access`. It is closed at the end.
         access: Who may read the page.
         shell: The commands that the page shows.
-
-    Raises:
-        UsageError: The process cannot listen on the address.
     """
 
-    def __init__(self, logs: LogDir, port: int, access: Access, shell: Shell) -> None:
-        host = access.host.strip("[]")
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._listener = socket.create_server((host, port), family=family)
-        except OSError as error:
-            # A failed look-up has a code of its own; else `strerror` would repeat the address.
-            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-            raise UsageError(
-                f"cannot listen on {access.host}:{port}: {reason}",
-                remedy="choose another port; 0: any",
-            ) from error
-        self._port = self._listener.getsockname()[1]
+    def __init__(self, logs: LogDir, listener: socket.socket, access: Access, shell: Shell) -> None:
+        self._listener = listener
+        self._port = listener.getsockname()[1]
         self._access = access
         self._page: Page | None = None
         self._build: Callable[[], Page] = partial(Page, logs, shell)

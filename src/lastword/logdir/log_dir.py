@@ -513,12 +513,8 @@ class LogDirectory(Closing):
         with self.lock:
             self._opened.refuse(tp, why)
 
-    def discard(self, tp: TopicPartition) -> str:
-        """Remove one partition that was moved elsewhere. Its name is gone when this returns.
-
-        Returns:
-            The directory in which its files are until they are deleted.
-        """
+    def discard(self, tp: TopicPartition) -> None:
+        """Remove one partition that was moved elsewhere. Its name is gone when this returns."""
         with self.lock:
             self._check_writable()
             self.let_go(tp)
@@ -528,7 +524,6 @@ class LogDirectory(Closing):
             self._deferred_deletes.add([marked], delay_ms)
             self._opened.gone([tp])
             self._partition_checkpoints.forget([tp])
-            return marked
 
     def attach(
         self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None

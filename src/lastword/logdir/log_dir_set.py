@@ -18,18 +18,19 @@ step                                               source            target     
 2  no more appends: flush, copy the rest, fsync    t-p               -future     likewise
 3  complete the note, target's checkpoints,
    rename to t-p, fsync root                       t-p               t-p + note  both: settle finishes
-4  copy the leases again                           t-p               t-p + note  both: settle finishes
-5  rename the source to -delete, fsync root,
-   copy the leases once more                       t-p.<hex>-delete  t-p + note  the target's
+4  close the leases of the source (`moving`),
+   copy them again                                 t-p + moving      t-p + note  both: settle finishes
+5  rename the source to -delete, fsync root        t-p.<hex>-delete  t-p + note  the target's
 6  remove the note                                 t-p.<hex>-delete  t-p         the target's
 ```
 
 Readers without a lock write leases. The note has the checksums of those that were copied in step 2; what was
 written to the source since is copied in step 4, or by `settle`. Each side writes first and reads afterwards:
-a reader that has written a lease looks where the partition is now, and writes it again if that is the target
-(`api.open_dirs`). So either step 4 meets the lease, or the reader meets the target. Then a power cut may not
-undo step 3, so the reader syncs the root, too. A reader that has not opened the target cannot look there: it
-writes to the source until its name is gone, and step 5 copies what step 4 did not meet.
+step 4 makes the mark `moving` and then copies, and a reader writes its lease and then looks for the mark
+(`partition.leases`). So either step 4 meets the lease, or the reader meets the mark, and knows that its lease
+is not taken: it writes to the target (`api.open_dirs`), or is refused if it has opened the source alone. The
+copies are durable before step 5, and a lease that was taken in the source before the mark is there as long as
+the source has its name. A reader that finds the target before step 3 is durable syncs its root.
 
 After an error between 3 and 5 the source refuses the partition until the directories are opened again.
 Kafka renames in the same order, and refuses to start if it was killed between its renames. The note names the
@@ -75,6 +76,7 @@ from lastword.logdir.identity import (
 )
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.topics import Listing
+from lastword.partition import leases
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
@@ -417,10 +419,10 @@ def _finish(
     final = target.directory(*tp)
     files.rename(future, final)
     files.fsync_dir(target.path)
-    _take_leases(source, source.directory(*tp), target, tp)
-    moved = BusyError(f"{tp} was moved to {target.path}", remedy="get the partition again")
-    log.retire(moved)
-    _take_leases(source, source.discard(tp), target, tp)
+    leases.close(source.files, source.directory(*tp))
+    _take_leases(source, target, tp)
+    log.retire(BusyError(f"{tp} was moved to {target.path}", remedy="get the partition again"))
+    source.discard(tp)
     remove_move_note(files, final)
     log.goes_on_in(target.log(*tp))  # recovered now, so that the target can be closed cleanly
 
@@ -453,15 +455,15 @@ def _checksum(data: bytes | None) -> str | None:
     return None if data is None else hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _take_leases(source: LogDirectory, directory: str, target: LogDirectory, tp: TopicPartition) -> None:
+def _take_leases(source: LogDirectory, target: LogDirectory, tp: TopicPartition) -> None:
     """Make the changes of leases that readers without a lock have made in the source since the copy.
 
-    A lease that was changed in the target already stays. `directory`: the partition in the source.
+    A lease that was changed in the target already stays.
     """
     files, final = target.files, target.directory(*tp)
     note = read_move_note(files, final)
     known = {} if note is None else note.leases
-    now, there = _leases(source.files, directory), _leases(files, final)
+    now, there = _leases(source.files, source.directory(*tp)), _leases(files, final)
     for name in now.keys() | known.keys():
         data, path = now.get(name), os.path.join(final, names.PRIVATE, name)
         if _checksum(data) != known.get(name) == _checksum(there.get(name)):
@@ -532,9 +534,10 @@ def settle(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
     target = chosen(tp, first, second)
     source = first if target is second else second
     if source.mode == "a":
-        with source.lock:  # which keeps the files of the source until the leases are copied
-            _take_leases(source, source.directory(*tp), target, tp)
-            _take_leases(source, source.discard(tp), target, tp)
+        with suppress(DiskFullError):  # a full drive does not keep a move from its end
+            leases.close(source.files, source.directory(*tp))
+        _take_leases(source, target, tp)
+        source.discard(tp)
         remove_move_note(target.files, target.directory(*tp))
     return target
 

@@ -5,6 +5,7 @@ A lease is the position of a reader, so that no tombstone is removed before the 
 ```
 <partition>/lastword/lease-<name>          framed JSON: {"position": 120, "advanced_ms": ..., ...}
 <partition>/lastword/dropped-tombstones    what readers may have missed (`removal_log`)
+<partition>/lastword/moving                no lease is taken here any more: they were copied elsewhere; empty
 ```
 
 A replica, a restoring state or a query holds the newest values below its *position*, the next offset that it
@@ -18,6 +19,10 @@ miss each other, so each writes first and reads afterwards:
 
     reader      writes its lease, then reads the removal log    refused: takes the lease back
     cleaner     notes what it will drop, then reads the leases  a lease is below: drops nothing
+
+A partition that moves to another directory closes its leases here (`close`) before they are copied, with the
+same order: a lease that is written before is copied, and the writer of a later one finds the mark and is
+refused, with a BusyError. So a lease that was taken is never left behind, whatever a crash undoes.
 
 The side that is second reads what the other side wrote; at worst both stand back. A note is never lowered: a
 note that is too high refuses a lease that could have been taken, and a note that is too low would bring a
@@ -65,6 +70,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lastword.errors import (
+    BusyError,
     CorruptFileError,
     FileVanishedError,
     LeaseRefusedError,
@@ -278,18 +284,39 @@ def _write_once(files: Files, directory: str, lease: LeaseFacts) -> LeaseFacts:
             files.unlink(scratch, missing_ok=True)
         raise
     files.fsync_dir(os.path.dirname(path))
+    _check_open(files, directory)
     return lease
 
 
 def release(files: Files, directory: str, name: str) -> bool:
-    """Delete the lease. True if there was one."""
+    """Delete the lease. True if there was one. BusyError: as of `close`."""
     path = _path(directory, check_name(name))
     try:
         files.unlink(path)
     except FileVanishedError:
         return False
     files.fsync_dir(os.path.dirname(path))
+    _check_open(files, directory)
     return True
+
+
+def close(files: Files, directory: str) -> None:
+    """Refuse every lease from now on, durably: the partition moves, and its leases are copied next.
+
+    A lease that is written or released later raises a BusyError, because the copy may be without it. The next
+    opening of the log to append takes the mark away: then the move has not taken place.
+    """
+    make_private(files, directory)
+    files.write_atomic(os.path.join(directory, names.PRIVATE, names.MOVING), b"")
+
+
+def _check_open(files: Files, directory: str) -> None:
+    if files.exists(os.path.join(directory, names.PRIVATE, names.MOVING)):
+        raise BusyError(
+            f"{_name_of(directory)} is moving to another directory, and its leases were copied",
+            remedy="try again; a reader that has opened one directory of several must open all of them",
+            file=directory,
+        )
 
 
 def _path(directory: str, name: str) -> str:

@@ -149,7 +149,8 @@ def remove_leftovers(
         if name.startswith(names.REWRITE_PREFIX):
             files.remove_tree(path)
             repairs.add("leftover", path, "an unpublished rewrite was removed")
-        elif name.endswith(".tmp"):  # replaced as a whole, or not at all
+        elif name.endswith(".tmp") or name == names.MOVING:
+            # A file that is replaced as a whole, or not at all; a move that has not taken the log away.
             files.unlink(path, missing_ok=True)
     gone = set(_REPLACED.intersection(listing))
     logs: set[int] = set()

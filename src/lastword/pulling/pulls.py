@@ -34,7 +34,7 @@ from lastword.api.copying import make_topic, settings_of
 from lastword.api.open_dirs import OpenDirs, PathLike
 from lastword.api.opening import open as open_log
 from lastword.clock import Clock, SystemClock
-from lastword.config import TOPIC_SETTINGS
+from lastword.config import MEANING, TOPIC_SETTINGS
 from lastword.config.setting import NO_POLICY
 from lastword.errors import (
     BrokerUnreachableError,
@@ -80,6 +80,8 @@ TOPICS_AT_ONCE = 1000
 """Topics whose settings one request asks for: an answer has some kilobytes for each."""
 FROM_TOPIC = 1
 PULLED_FROM = "lastword.pulled.from"
+COPIED_SETTINGS = [name for name in TOPIC_SETTINGS if name in MEANING or not name.startswith("lastword.")]
+"""A server of ours describes MEANING to a client that names it; other brokers leave out what they lack."""
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 
 _log = logging.getLogger("lastword.pull")
@@ -339,8 +341,6 @@ class Pulling:
     def _prepare_one(self, name: str, facts: TopicFacts, settings: dict[str, str]) -> None:
         if name in self._dirs.topics():
             self._check_copy(name, facts.topic_id)
-            own = settings_of(self._dirs, name)
-            settings |= {key: value for key, value in own.items() if key.startswith("lastword.")}
         settings[PULLED_FROM] = self._cluster_id
         make_topic(self._dirs, name, list(facts.partitions), _id_text(facts.topic_id), settings)
         for number in facts.partitions:
@@ -356,7 +356,7 @@ class Pulling:
         """Return the cluster's answer about the settings of each topic."""
         resources = [
             DescribeConfigsRequest.DescribeConfigsResource(
-                resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None
+                resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=COPIED_SETTINGS
             )
             for topic in topics
         ]
@@ -364,18 +364,26 @@ class Pulling:
         return {result.resource_name: result for result in answer.results}
 
     def _settings(self, topic: str, result: Any) -> dict[str, str]:
-        """Return the topic's own settings in the cluster that have an effect here, as text."""
+        """Return the settings of the copy, as text.
+
+        They are the topic's own settings in the cluster that have an effect here, and settings of ours that
+        the copy has and the cluster does not describe.
+        """
+        own = settings_of(self._dirs, topic) if topic in self._dirs.topics() else {}
         if result is None:
             code = codes.UNKNOWN_TOPIC_OR_PARTITION
             raise refused(self._cluster.bootstrap, code, f"describe the settings of {topic}")
         if result.error_code in (codes.TOPIC_AUTHORIZATION_FAILED, codes.CLUSTER_AUTHORIZATION_FAILED):
             _log.warning("the settings of %s are not copied: DESCRIBE_CONFIGS is not allowed", topic)
-            return {}
+            return own
         if result.error_code:
             raise refused(self._cluster.bootstrap, result.error_code, f"describe the settings of {topic}")
-        settings, unread = {}, set()
+        described, unread = {row.name for row in result.configs}, set()
+        settings = {
+            name: text for name, text in own.items() if name.startswith("lastword.") and name not in described
+        }
         for row in result.configs:
-            setting = TOPIC_SETTINGS.get(row.name)
+            setting = TOPIC_SETTINGS.get(row.name) if row.name in COPIED_SETTINGS else None
             if setting is None or row.config_source != FROM_TOPIC or row.value is None:
                 continue
             try:

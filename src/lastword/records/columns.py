@@ -131,9 +131,7 @@ def to_arrow(
         elif name == "offset":
             arrays.append(_fixed(columns.offset.copy(), pa.int64()))
         elif name == "timestamp":
-            most = INT64_MAX // 1000
-            micros = np.minimum(np.maximum(columns.timestamp, -most), most) * 1000
-            arrays.append(_fixed(micros, pa.timestamp("us", tz="UTC")))
+            arrays.append(_fixed(microseconds(columns.timestamp), pa.timestamp("us", tz="UTC")))
         elif name == "timestampType":
             arrays.append(_fixed(timestamp_types(columns, chunk), pa.int32()))
         elif name == "headers":
@@ -141,6 +139,17 @@ def to_arrow(
         else:
             raise ValueError(f"no column {name!r}; there are {', '.join(ARROW_COLUMNS)}")
     return pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+
+def microseconds(timestamps: Int64s) -> Int64s:
+    """Return timestamps in microseconds of timestamps in milliseconds.
+
+    One that 64 bits of microseconds cannot hold (before the year -290308 or after 294247) becomes the first
+    or the last that they hold.
+    """
+    most = INT64_MAX // 1000
+    clipped: Int64s = np.minimum(np.maximum(timestamps, -most), most) * 1000
+    return clipped
 
 
 def timestamp_types(columns: RecordColumns, chunk: Chunk) -> Int32s:

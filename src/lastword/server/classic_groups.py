@@ -25,6 +25,7 @@ from lastword.errors import MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.refusals import answer_with_rows
 from lastword.protocol.schemas import Message
+from lastword.server.context import failure
 from lastword.server.group_store import GROUP_OPERATIONS, Committed, Group, GroupStore
 from lastword.server.timers import NO_TIMER, Timer
 from lastword.server.topics import Refused, Refusing
@@ -492,7 +493,7 @@ class ClassicGroups:
             generation = group.generation
 
             def stable(done: asyncio.Future[Any] | None = None) -> None:
-                if done is not None and done.exception() is not None:
+                if done is not None and failure(done) is not None:
                     self._fail_syncs(group, codes.NOT_COORDINATOR)
                 elif group.generation == generation:
                     for other in group.members.values():

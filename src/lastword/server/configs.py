@@ -5,6 +5,10 @@ writes it from Kafka's jars. A topic's setting that has an effect here is one of
 saved in the topic's file. A setting that has none is described with its default, and may be given only that
 value: a client that sets another value would rely on something that does not happen. Settings of the
 broker cannot be changed by requests.
+
+Settings of ours are not listed: a tool that copies the settings of a topic to a Kafka cluster would be
+refused there. Those that say what the records mean (`MEANING`) are described to a client that names them, as
+`lastword.pull` does.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS, TopicConfig
+from lastword.config import INSTANCE_SETTINGS, MEANING, TOPIC_SETTINGS, TopicConfig
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.coordinator import EXPIRATION_MS, MOST_TIMEOUT_MS
@@ -139,6 +143,19 @@ class Configs:
             rows.append(Row(name, value, source, kafka.type, setting.text, synonyms))
         return rows
 
+    def _meaning_rows(self, topic: str) -> list[Row]:
+        """Return the settings of ours that say what the records of a topic mean."""
+        config, rows = self._dirs.config(topic), []
+        for name in MEANING:
+            setting = TOPIC_SETTINGS[name]
+            value = getattr(config, setting.keyword)
+            source = FROM_TOPIC if self._dirs.settings.is_set(name, topic) else FROM_DEFAULT
+            text, kind = None if value is None else shown(value), "LONG" if setting.unit else "STRING"
+            rows.append(
+                Row(name, text, source, kind, setting.text, [] if text is None else [(name, text, source)])
+            )
+        return rows
+
     def broker_rows(self) -> list[Row]:
         """Return all settings of the broker, by name."""
         values = self._broker_values()
@@ -235,7 +252,9 @@ class Configs:
             if topic is None:
                 check_topic_name(name)
                 raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, "")
-            return self.topic_rows(topic.stored, {}), False
+            rows = self.topic_rows(topic.stored, {})
+            is_named = not set(MEANING).isdisjoint(resource.configuration_keys or ())
+            return rows + self._meaning_rows(topic.stored) if is_named else rows, False
         if kind == BROKER:
             if name and not name.isdecimal():
                 raise Refused(codes.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")

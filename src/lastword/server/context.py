@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.errors import LastwordError
+from lastword.errors import BusyError, LastwordError
 from lastword.files import WouldWait
 from lastword.logdir.identity import read_meta_properties
 from lastword.parse import check_count
@@ -199,16 +199,7 @@ class ServerContext:
         """Return a future of the loop for one of a commit."""
         result: asyncio.Future[Any] = self.loop.create_future()
 
-        def finish(stored: Future[Any]) -> None:
-            error = stored.exception()
-            if result.cancelled():
-                return
-            if error is None:
-                result.set_result(stored.result())
-            else:
-                result.set_exception(error)
-
-        stored.add_done_callback(partial(self.in_loop, finish))
+        stored.add_done_callback(partial(self.in_loop, _settle, result))
         return result
 
     def in_loop(self, call: Callable[..., object], *arguments: Any) -> None:
@@ -236,21 +227,17 @@ class ServerContext:
         """Return a future of the answer of `call`, which is called when `before` is done."""
         answer: asyncio.Future[Any] = self.loop.create_future()
 
-        def finish(done: asyncio.Future[Any]) -> None:
-            try:
-                answer.set_result(done.result())
-            except Exception as error:
-                answer.set_exception(error)
-
         def continued(done: asyncio.Future[Any]) -> None:
+            if answer.cancelled() or failure(done) is not None:
+                _settle(answer, done)
+                return
             try:
-                done.result()
                 result = call()
             except Exception as error:
                 answer.set_exception(error)
                 return
             if isinstance(result, asyncio.Future):
-                result.add_done_callback(finish)
+                result.add_done_callback(partial(_settle, answer))
             else:
                 answer.set_result(result)
 
@@ -277,6 +264,24 @@ class ServerContext:
         if opening is not None:
             return self.then(opening, call)
         return self.without_requests(call) if waits else call()
+
+
+def failure(done: Future[Any] | asyncio.Future[Any]) -> BaseException | None:
+    """Return the error of a future that is done; None without one. If it was cancelled, a BusyError."""
+    if done.cancelled():
+        return BusyError("the change was cancelled before it was made", remedy="send the request again")
+    return done.exception()
+
+
+def _settle(answer: asyncio.Future[Any], done: Future[Any] | asyncio.Future[Any]) -> None:
+    """Give a future the result or the error of another one, unless the first was cancelled."""
+    error = failure(done)
+    if answer.cancelled():
+        return
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
 
 
 def _open_logs(closed: list[tuple[ServedTopic, int]]) -> None:

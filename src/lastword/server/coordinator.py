@@ -36,7 +36,7 @@ from lastword.partition.transactions import control_of
 from lastword.protocol import codes, decode_stored, java_hash
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
-from lastword.server.context import ServerContext
+from lastword.server.context import ServerContext, failure
 from lastword.server.timers import MOST_RETRY_MS
 from lastword.server.topics import Refused
 
@@ -328,6 +328,8 @@ class CoordinatorTopic:
                 raise
 
         def finish(error: BaseException | None, result: object) -> None:
+            if stored.cancelled():
+                return
             if error is None:
                 stored.set_result(result)
             elif isinstance(error, LastwordError):
@@ -338,7 +340,7 @@ class CoordinatorTopic:
                 stored.exception()  # most changes have no one who waits
 
         def done(committed: Future[Any]) -> None:  # before the next commit, in its thread
-            error = committed.exception()
+            error = failure(committed)
             if isinstance(error, BusyError | StorageError):  # the commit may take effect yet
                 self._lost_life = max(self._lost_life, life)
             result = None if error is not None else committed.result()

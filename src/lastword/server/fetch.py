@@ -39,6 +39,7 @@ from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.records.compression import limit_of
 from lastword.server.aborted import AbortedTransactions
+from lastword.server.context import failure
 from lastword.server.newest import NewestReads
 from lastword.server.topics import NEWEST as NEWEST_SUFFIX
 from lastword.server.topics import Refused, Refusing
@@ -557,7 +558,7 @@ class Fetches:
 
     def _was_read(self, waiting: Waiting, done: asyncio.Future[Any]) -> None:
         waiting.is_reading = False
-        if done.exception() or done.result():
+        if failure(done) or done.result():
             self._answer(waiting)
         else:
             self._read_again(waiting, set())

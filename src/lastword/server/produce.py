@@ -20,6 +20,7 @@ from lastword.files import WouldWait
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.batches import NeedsThread, Prepared, RefusedRecords, prepared
+from lastword.server.context import failure
 from lastword.server.topics import INTERNAL, Refused, ServedTopic, id_of
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class Producing:
                     self._append(log, batch)
 
         def note(stored: Future[Any]) -> None:  # before the next commit, in its thread
-            if stored.exception() is not None:
+            if failure(stored) is not None:
                 connection.has_failed = True
 
         topics = {batch.topic for batch in checked.batches}

@@ -62,7 +62,14 @@ from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk, ChunkJoiner
-from lastword.records.columns import RecordColumns, binary_array, decode_columns, decode_live, to_arrow
+from lastword.records.columns import (
+    RecordColumns,
+    binary_array,
+    decode_columns,
+    decode_live,
+    microseconds,
+    to_arrow,
+)
 from lastword.records.record import RawRecord
 from lastword.spark.bootstrap import check_seen, collector_paused
 from lastword.spark.bucket import files_at
@@ -70,7 +77,6 @@ from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, EngineSchema, arrow_schema
 from lastword.spark.splits import MAX_RELOADS, LogPartition, parts_of
 from lastword.state.changes import from_accounts
-from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -231,7 +237,7 @@ def to_spark(
 
 def _of_raw(records: list[RawRecord], names: tuple[str, ...], task: LogPartition) -> pa.RecordBatch:
     """Return an Arrow batch as `to_arrow` does."""
-    count, most = len(records), INT64_MAX // 1000
+    count = len(records)
     columns: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: pa.array([record.key for record in records], pa.binary()),
         "value": lambda: pa.array([record.value for record in records], pa.binary()),
@@ -239,7 +245,7 @@ def _of_raw(records: list[RawRecord], names: tuple[str, ...], task: LogPartition
         "partition": lambda: pa.array([task.partition] * count, pa.int32()),
         "offset": lambda: pa.array([record.offset for record in records], pa.int64()),
         "timestamp": lambda: pa.array(
-            [min(max(record.timestamp, -most), most) * 1000 for record in records],
+            microseconds(np.array([record.timestamp for record in records], np.int64)),
             pa.timestamp("us", tz="UTC"),
         ),
         "timestampType": lambda: pa.array([record.timestamp_type for record in records], pa.int32()),

@@ -237,6 +237,7 @@ _NAMES: dict[str, Reader] = {
     names.PRODUCERS: _journal,
     names.LOG_START_NOTE: _framed(cut.LOG_START_FORM),
     names.MOVED_FROM: _framed(MOVE_NOTE),
+    names.MOVING: _marker,
     names.COPIED: _framed(COPIED),
     names.KEYS: _keys,
 }

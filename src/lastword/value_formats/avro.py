@@ -12,8 +12,9 @@ at the top is a deletion and no datum, so the derived schema has no union there.
 
 Reading. The type of a column may have fewer fields than the schema: it leaves out a field that has no type,
 of another union or of a record within itself. Bytes that are left after the datum are
-an error, because they mean another schema. Writing. A field that the schema lacks is refused, and a null in a
-field without null. Times in milliseconds have no microseconds.
+an error, because they mean another schema. If a key is twice in a map, its last value counts. Writing. A
+field that the schema lacks is refused, and a null in a field without null. Times in milliseconds have no
+microseconds.
 """
 
 from __future__ import annotations
