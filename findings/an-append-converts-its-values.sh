@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # write_deltalake() appends the price 1.7 to a table of integers as 1, without an error.
 #
-# Guess: Delta enforces the schema of a table. An append of values of another type is refused, as Delta's writer for Spark
-#   refuses a double for a long, or with schema_mode="merge" the column becomes wider. An overwrite brings its own types.
+# Guess: Delta enforces the schema of a table: an append of values of another type is refused, as Delta's documentation of Spark
+#   says, or with schema_mode="merge" the column becomes wider. An overwrite brings its own types.
 # Versions: deltalake 1.6.6, polars 2.1.0, pyarrow 26.0.1, Python 3.11.
 # Behaviour: each column is converted to the type in the table. Only what is out of the range of that type is an error. The
 #   fraction of a float or decimal is cut off, text becomes a number, and 2 becomes true. Milliseconds since
