@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import MissingError
 
-__all__ = ["arrow_loaded", "has_arrow", "pa", "pc", "pq"]
+__all__ = ["arrow_loaded", "bounded_columns", "has_arrow", "pa", "pc", "pq"]
 
 
 @cache
@@ -49,3 +49,15 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 else:
     pa, pc, pq = map(_Lazy, ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
+
+
+def bounded_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of columns that get bounds in a Parquet file: no floats, none with others inside.
+
+    Bounds leave NaN out. DataFusion 55.0.0 takes a column with equal bounds for a constant, and shows its NaN
+    as that number. DuckDB 2.0.1, for which NaN is the largest number, skips rows of NaN.
+    """
+    types = pa.types
+    return [
+        field.name for field in schema if not (types.is_nested(field.type) or types.is_floating(field.type))
+    ]

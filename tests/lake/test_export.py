@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
@@ -339,6 +340,17 @@ def test_columns_are_those_of_the_serializers(
     value = json.loads(row["value"]) if serializers[1] == "json" else row["value"]
     assert (row["key"], value, row["offset"]) == (*pairs[0], 0)
     assert row["timestamp"].timestamp() * 1000 == NOW_MS
+
+
+def test_nan_is_in_no_bounds_of_a_data_file(logs: Any, to: str, place: Path) -> None:
+    topic = created(logs, value_serializer="json")
+    topic.append("a", {"size": "NaN", "numbers": {"low": "NaN"}, "parts": [1]})
+    schema = "size DOUBLE, numbers STRUCT<low: FLOAT>, parts ARRAY<INT>"
+    topic.export(to, value_format="json", value_schema=schema)
+    group = pq.read_metadata(next(place.glob("*.parquet"))).row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    bounded = {column.path_in_schema for column in columns if column.is_stats_set}
+    assert bounded == {"key", "partition", "offset", "timestamp"}
 
 
 def test_values_in_a_format_are_typed(logs: Any, to: str, place: Path) -> None:

@@ -131,6 +131,23 @@ def test_a_committed_fetch_over_a_flipped_bit(tmp_path: Path, rolls: bool) -> No
         assert committed(client) == [b"shown"]
 
 
+@pytest.mark.parametrize("rolls", [True, False], ids=["closed segment", "active segment"])
+def test_transactions_that_overlap_are_in_the_order_of_their_first_offsets(
+    log: PartitionLog, rolls: bool
+) -> None:
+    """kafkajs shows the records of one that is named behind another which began later."""
+    transactions = AbortedTransactions()
+    assert transactions.of(log, 0, log.log_end) == []
+    for producer_id in (8, 7):
+        log.append_batch(batch((b"k", b"aborted"), producer=(producer_id, 0, 0), attributes=0x10))
+    for producer_id in (7, 8):
+        end_transaction(log, producer_id, 0, commit=False)
+    if rolls:
+        log.roll()
+    assert transactions.of(log, 0, log.log_end) == [(8, 0), (7, 1)]
+    assert AbortedTransactions().of(log, 0, log.log_end) == [(8, 0), (7, 1)]
+
+
 def append_aborted(log: PartitionLog, sequence: int) -> None:
     log.append_batch(batch((b"k", b"aborted"), producer=(7, 0, sequence), attributes=0x10))
     end_transaction(log, 7, 0, commit=False)

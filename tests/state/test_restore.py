@@ -1,6 +1,7 @@
 """A restored file: its content, and a state that starts from it."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -102,6 +103,19 @@ def test_numbers_that_json_lacks_are_base64_in_lines(logs, tmp_path):
         line.get("value") for line in lines[:-1]
     ]
     assert str(dict(logs.state("values", snapshot=path))) == str(dict(values))
+
+
+def test_nan_is_in_no_bounds_of_a_parquet_file(logs, tmp_path):
+    """DataFusion takes a column with equal bounds for a constant, and DuckDB skips rows by them."""
+    datafusion, duckdb = pytest.importorskip("datafusion"), pytest.importorskip("duckdb")
+    path = str(tmp_path / "values.parquet")
+    logs.state("values", value_serializer="float64").update({"a": 9.0, "b": math.nan, "c": 9.0})
+    logs.restore("values", to=path)
+    values = datafusion.SessionContext().read_parquet(path).to_pydict()["value"]
+    assert list(map(str, values)) == ["9.0", "nan", "9.0"]
+    assert duckdb.sql(f"SELECT key FROM '{path}' WHERE value > 10").fetchall() == [("b",)]
+    bounds = pq.read_metadata(path).row_group(0).column(2).statistics
+    assert (bounds.min, bounds.max) == (0, 2)
 
 
 def raw(logs, topic):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastword.arrow import pa, pc, pq
+from lastword.arrow import bounded_columns, pa, pc, pq
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.files.interface import PositionedFile
 from lastword.objects.interface import ObjectStore
@@ -111,6 +111,7 @@ class DataWriter:
                 compression="snappy",
                 use_dictionary=["partition"],
                 column_encoding=_encodings(self._schema),
+                write_statistics=bounded_columns(self._schema),
             )
         self._parquet.write_table(table, row_group_size=GROUP_ROWS)
         for name in POSITION:

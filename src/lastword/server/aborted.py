@@ -11,6 +11,7 @@ A log without an index has no aborted transaction, and is not read.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError
@@ -63,7 +64,11 @@ class AbortedTransactions:
         return _key(first) in self._read or not self._has_index(log, segments)
 
     def of(self, log: ServedLog, start: int, end: int) -> list[tuple[int, int]]:
-        """Return (producer id, first offset) of the aborted transactions that overlap [start, end)."""
+        """Return (producer id, first offset) of the aborted transactions that overlap [start, end).
+
+        They are in the order of their first offsets: kafkajs 2.2.4 shows records of a transaction that is
+        named behind one which began later. A broker has them in the order in which they ended.
+        """
         segments = log.segment_set.starting_at(start)
         if not self._has_index(log, segments):
             return []
@@ -89,7 +94,7 @@ class AbortedTransactions:
                 undecided.setdefault(producer_id, first)
             if segment.next_offset >= end and all(first >= end for first in undecided.values()):
                 break
-        return list(found)
+        return sorted(found, key=itemgetter(1))
 
     def _has_index(self, log: ServedLog, segments: tuple[Segment, ...]) -> bool:
         return any(self._index(log, segment) != [] for segment in segments)

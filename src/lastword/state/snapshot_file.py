@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from lastword.arrow import pa, pq
+from lastword.arrow import bounded_columns, pa, pq
 from lastword.errors import (
     CorruptFileError,
     FileVanishedError,
@@ -151,7 +151,11 @@ class SnapshotWriter:
             self._schema = self._schema.with_metadata({_METADATA: self._reach.to_json().encode()})
             if self._format == ".parquet":
                 self._writer = pq.ParquetWriter(
-                    self._sink, self._schema, compression="zstd", write_page_checksum=True
+                    self._sink,
+                    self._schema,
+                    compression="zstd",
+                    write_page_checksum=True,
+                    write_statistics=bounded_columns(self._schema),
                 )
             else:
                 self._writer = pa.ipc.new_file(self._sink, self._schema)
