@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 import zlib
 from collections.abc import Callable
 
@@ -115,6 +117,25 @@ def test_a_time_that_was_read_before_the_object_lost_its_name() -> None:
     store.clock.advance(HOUR_MS // 2)
     collect(opened(store), retention_ms=HOUR_MS // 2)
     assert entry.object not in store.objects
+
+
+def test_a_commit_that_was_refused_leaves_nothing_for_the_garbage_collector() -> None:
+    """Its private copy has up to `MEMORY_BYTES` in memory."""
+    store = Store()
+    write(opened(store), "a", b"1")
+    ours = opened(store, before=at("swap", MANIFEST, lambda _: write(opened(store), "b", b"2")))
+    copies: list[weakref.ref[BucketFiles]] = []
+
+    def work(files: BucketFiles) -> None:
+        copies.append(weakref.ref(files))
+        files.write_atomic(f"{ours.url}/c", b"3")
+
+    gc.disable()
+    try:
+        ours.transaction(work)
+        assert [copy() for copy in copies] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_the_attempts_of_a_commit_are_an_option_of_the_store() -> None:
