@@ -12,7 +12,7 @@ import pytest
 
 from lastword.bucket import commit
 from lastword.bucket.collect import collect
-from lastword.bucket.commit import Bucket
+from lastword.bucket.commit import Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import (
     MANIFEST,
@@ -136,6 +136,28 @@ def test_a_commit_that_was_refused_leaves_nothing_for_the_garbage_collector() ->
         assert [copy() for copy in copies] == [None, None]
     finally:
         gc.enable()
+
+
+def test_a_short_commit_of_a_version_that_is_too_old_is_left_to_a_transaction() -> None:
+    """An object that it reads is gone: another commit came first, and a collection."""
+    store = Store()
+    ours, kept = opened(store), KeptCopy()
+    for data in (b"1" * 2000, b"2" * 2000):
+        ours.transaction(lambda files, data=data: files.write_atomic(f"{ours.url}/a", data), kept=kept)  # type: ignore[misc]
+    assert kept.is_alone
+    before = ours.load().snapshot.entry("a")
+    assert before is not None and before.object is not None
+    write(opened(store), "a", b"1")
+    store.objects.pop(before.object)
+
+    def entries_of(version: ManifestVersion) -> Changes:
+        entry = version.entry("a")
+        assert entry is not None
+        return {"b": entry._replace(object=None, data=ours.reads.whole(entry))}
+
+    assert not ours.commit_entries(entries_of, kept)  # type: ignore[arg-type]
+    assert not kept.is_alone
+    assert [path for path, _ in ours.load().snapshot.files()] == ["a"]
 
 
 def test_the_attempts_of_a_commit_are_an_option_of_the_store() -> None:

@@ -443,8 +443,14 @@ class Bucket:
         """
         if not kept.is_alone:
             return False
-        base = self.recent()
-        entries = entries_of(base.snapshot) if base.manifest.nonce == kept.nonce else None
+        base, vanished = self.recent(), self.reads.vanished
+        try:
+            entries = entries_of(base.snapshot) if base.manifest.nonce == kept.nonce else None
+        except FileVanishedError:
+            if self.reads.vanished == vanished:
+                raise
+            kept.overtaken()  # the version is too old: an object that it names was removed
+            entries = None
         if entries is None:
             return False
         kept.drop()
