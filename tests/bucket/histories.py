@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import multiprocessing
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lastword.bucket import commit
@@ -37,7 +40,6 @@ from lastword.bucket.manifest import (
     ManifestVersion,
     Patch,
     Servers,
-    decode_page,
 )
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.reading import ObjectReads
@@ -73,7 +75,9 @@ from lastword.segment import names
 from lastword.segment.stored import SegmentId
 from tests.bucket.turns import Process, Turns, patched
 from tests.fakes import objects
+from tests.fakes.manifests import in_memory
 from tests.fakes.objects import POSSIBLE, FakeStore, Fault, Request, Stopped, Weakness
+from tests.support.cpu import seldom_collected
 
 ROOT = "s3://double"
 TOPIC = "t"
@@ -83,6 +87,8 @@ HOUR_MS = 3_600_000
 SESSION_MS, HEARTBEAT_MS = 9_000, 2_000
 RETENTIONS_MS = (0, 20_000, HOUR_MS // 2)
 PER_TASK = 500
+CODEC_EVERY = 16
+"""One history of this number encodes and decodes each manifest."""
 CLOCK_ERROR_MS = 1000
 """A store may round its times down to a second, so a retention may end this much too early."""
 
@@ -132,6 +138,7 @@ def encoded(records: Sequence[Record]) -> bytes:
     return b"".join(b"%06d %d %d %d\n" % record for record in records)
 
 
+@lru_cache(maxsize=4096)
 def decoded(data: bytes) -> tuple[Record, ...]:
     return tuple(Record(*map(int, line.split())) for line in data.splitlines())
 
@@ -169,7 +176,8 @@ def adopt(files: BucketFiles, path: str, entry: Entry, rows: Sequence[Record]) -
             position += len(encoded([row]))
 
 
-def lines(data: bytes) -> dict[int, int]:
+@lru_cache(maxsize=4096)
+def lines(data: bytes) -> Mapping[int, int]:
     """Return the offsets of a checkpoint by partition."""
     return {int(p): int(offset) for _, p, offset in (line.split() for line in data.splitlines()[2:])}
 
@@ -474,12 +482,28 @@ def cut_end(files: BucketFiles, partition: int, share: float) -> bool:
 # ---------------------------------------------------------------- the judge
 
 
+class RootFiles(NamedTuple):
+    """The objects of the files in the root of one version, and the offsets of the checkpoints there."""
+
+    named: set[str]
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    firsts_dirty: Mapping[int, int]
+
+
+class PartitionFiles(NamedTuple):
+    """The files of a partition in one version, those of its private directory, and the objects of both."""
+
+    children: Mapping[str, Entry | None]
+    hidden: Mapping[str, Entry | None]
+    named: set[str]
+
+
 @dataclass
 class PartitionState:
     """A partition in one version."""
 
-    children: Mapping[str, Entry | None]
-    hidden: Mapping[str, Entry | None]
+    files: PartitionFiles
     incarnation: bytes
     logs: dict[int, tuple[Record, ...]]
     end: int
@@ -495,9 +519,9 @@ class Version:
     manifest: Manifest
     snapshot: ManifestVersion
     named: set[str]
-    partitions: dict[int, PartitionState]
-    starts: dict[int, int]
-    firsts_dirty: dict[int, int]
+    root: RootFiles
+    files: list[PartitionFiles]
+    partitions: dict[int, PartitionState] = field(default_factory=dict)
     superseded_ms: int | None = None  # None: it is the newest
 
 
@@ -525,6 +549,17 @@ class Judge:
         """The partitions and incarnations that were cut."""
         self._layers: dict[str, Layer] = {}
         self._segments: dict[Entry, tuple[Record, ...]] = {}
+
+    def begin_with(self, judge: Judge) -> None:
+        """Begin with the last version of another judge, which has checked it."""
+        last = replace(judge.versions[-1], superseded_ms=None)
+        self.versions.append(last)
+        self.by_nonce[last.manifest.nonce] = last
+        self.ever.update((incarnation, dict(ids)) for incarnation, ids in judge.ever.items())
+        self.homes.update(judge.homes)
+        self.appearances.update(dict.fromkeys(judge.appearances, 0))
+        self._layers.update(judge._layers)
+        self._segments.update(judge._segments)
 
     # -------------------------------------------------------------- objects
 
@@ -575,38 +610,39 @@ class Judge:
                 stored = world.objects.get(page.object)
                 if stored is None:
                     raise Violation("missing object", f"the manifest names the page {page.object}")
-                self._layers[page.object] = decode_page(stored.data, page.object, page)
+                self._layers[page.object] = commit.decode_page(stored.data, page.object, page)
         snapshot = commit.ManifestVersion(current, tuple(self._layers[page.object] for page in current.pages))
-        named = snapshot.objects()
-        missing = named - world.objects.keys()
+        before = self.versions[-1] if self.versions else None
+        changed = None if before is None else _changed(current, before.manifest)
+        root = self._root(snapshot) if before is None or changed or changed is None else before.root
+        files = [self._files(snapshot, partition, before, changed) for partition in range(PARTITIONS)]
+        named = root.named.union(*(each.named for each in files))
+        named.update(page.object for page in current.pages)
+        if current.condemned is not None:
+            named.add(current.condemned)
+        new = named if before is None else named - before.named  # `removed` checks the others
+        missing = new - world.objects.keys()
         if missing:
             raise Violation("missing object", f"a version names {min(missing)}, which does not exist")
-        before = self.versions[-1] if self.versions else None
         now_ms = world.clock.now_ms()
-        starts, ends, dirty = (
-            self._lines(snapshot, name)
-            for name in (names.LOG_STARTS, names.RECOVERY_POINTS, names.FIRST_DIRTY)
-        )
-        version = Version(current, snapshot, named, {}, starts, dirty)
+        version = Version(current, snapshot, named, root, files)
         self._servers_followed(current.servers, before.manifest.servers if before else Servers())
         for partition in range(PARTITIONS):
             directory = directory_of(partition)
-            children = snapshot.children(directory)
             earlier = before.partitions.get(partition) if before else None
-            if not children:
+            if not files[partition].children:
                 if earlier is not None and not self.dropped:
                     raise Violation("lost partition", f"{directory} is gone")
                 continue
-            hidden = snapshot.children(f"{directory}/{names.PRIVATE}")
-            if earlier is not None and earlier.children == children and earlier.hidden == hidden:
+            if earlier is not None and earlier.files is files[partition]:
                 state = earlier
             else:
-                state = self._state(directory, children, hidden)
+                state = self._state(directory, files[partition])
                 self._followed(version, partition, state, earlier, before)
             version.partitions[partition] = state
-            if ends.get(partition) != state.end:
-                raise Violation("checkpoint", f"{directory} ends at {state.end}, checkpoint: {ends}")
-        stale = (ends.keys() | starts.keys() | dirty.keys()) - version.partitions.keys()
+            if root.ends.get(partition) != state.end:
+                raise Violation("checkpoint", f"{directory} ends at {state.end}, checkpoint: {root.ends}")
+        stale = (root.ends.keys() | root.starts.keys() | root.firsts_dirty.keys()) - version.partitions.keys()
         if stale:
             raise Violation("checkpoint", f"lines of partitions that do not exist: {stale}")
         if before is not None:
@@ -634,13 +670,31 @@ class Judge:
             raise Violation("answer", f"{session} answers, and {active} is the active server")
         self.world.counts["answers"] += 1
 
-    def _lines(self, snapshot: ManifestVersion, name: str) -> dict[int, int]:
+    def _lines(self, snapshot: ManifestVersion, name: str) -> Mapping[int, int]:
         entry = snapshot.entry(name)
         return {} if entry is None else lines(self._content(name, entry))
 
-    def _state(
-        self, directory: str, children: Mapping[str, Entry | None], hidden: Mapping[str, Entry | None]
-    ) -> PartitionState:
+    def _root(self, snapshot: ManifestVersion) -> RootFiles:
+        checkpoints = (names.LOG_STARTS, names.RECOVERY_POINTS, names.FIRST_DIRTY)
+        named = _named_by(snapshot.children(""))
+        return RootFiles(named, *(self._lines(snapshot, name) for name in checkpoints))
+
+    def _files(
+        self, snapshot: ManifestVersion, partition: int, before: Version | None, changed: set[str] | None
+    ) -> PartitionFiles:
+        """Return the files of a partition: the same object as in the version before if they are the same."""
+        directory = directory_of(partition)
+        if before is not None and changed is not None and directory not in changed:
+            return before.files[partition]
+        children = snapshot.children(directory)
+        hidden = snapshot.children(f"{directory}/{names.PRIVATE}")
+        earlier = before.files[partition] if before else None
+        if earlier is not None and earlier.children == children and earlier.hidden == hidden:
+            return earlier
+        return PartitionFiles(children, hidden, _named_by(children) | _named_by(hidden))
+
+    def _state(self, directory: str, files: PartitionFiles) -> PartitionState:
+        children = files.children
         metadata = children.get(names.PARTITION_METADATA)
         if metadata is None:
             raise Violation("partial partition", f"{directory} has no {names.PARTITION_METADATA}")
@@ -651,27 +705,28 @@ class Judge:
                 continue
             if not name.endswith(names.LOG):
                 raise Violation("left behind", f"{directory}/{name}")
-            if entry not in self._segments:
-                self._segments[entry] = decoded(self._content(f"{directory}/{name}", entry))
-            logs[int(name[:20])] = self._segments[entry]
+            segment = self._segments.get(entry)
+            if segment is None:
+                segment = self._segments[entry] = decoded(self._content(f"{directory}/{name}", entry))
+                if any(record.offset >= after.offset for record, after in pairwise(segment)):
+                    raise Violation("offsets", f"{directory}/{name} has {segment}")
+            logs[int(name[:20])] = segment
         records = [record for segment in logs.values() for record in segment]
         bases = sorted(logs)
         if not bases or logs[bases[-1]]:
             raise Violation("log end", f"{directory} has no empty active segment")
-        last = -1
-        for base, after in zip(bases, [*bases[1:], sys.maxsize], strict=True):
-            for record in logs[base]:
-                if not max(base, last + 1) <= record.offset < after:
-                    raise Violation("offsets", f"{directory}: {record} in segment {base} after {last}")
-                last = record.offset
+        for base, after in pairwise([*bases, sys.maxsize]):
+            if segment := logs[base]:
+                first, last = segment[0].offset, segment[-1].offset
+                if not base <= first <= last < after:
+                    raise Violation("offsets", f"{directory}: {segment} in segment {base}")
         leases = {
             name: int(self._content(name, entry))
-            for name, entry in hidden.items()
+            for name, entry in files.hidden.items()
             if entry is not None and name.startswith(names.LEASE)
         }
         return PartitionState(
-            children,
-            hidden,
+            files,
             self._content(names.PARTITION_METADATA, metadata),
             logs,
             bases[-1],
@@ -694,7 +749,7 @@ class Judge:
             if not self.dropped:
                 raise Violation("lost partition", f"{directory} was made again")
             earlier = None
-        start = version.starts.get(partition, 0)
+        start = version.root.starts.get(partition, 0)
         end = 0
         if earlier is not None and state.end < earlier.end and self.cuts:
             self.cut.add((partition, state.incarnation))
@@ -705,13 +760,21 @@ class Judge:
             end = earlier.end
             if state.end < end:
                 raise Violation("log end", f"{directory} ended at {end}, now at {state.end}")
-            if start < before.starts.get(partition, 0):
-                raise Violation("log start", f"{directory}: {before.starts} became {version.starts}")
-            if version.firsts_dirty.get(partition, 0) < before.firsts_dirty.get(partition, 0):
+            if start < before.root.starts.get(partition, 0):
+                raise Violation(
+                    "log start", f"{directory}: {before.root.starts} became {version.root.starts}"
+                )
+            if version.root.firsts_dirty.get(partition, 0) < before.root.firsts_dirty.get(partition, 0):
                 raise Violation("checkpoint", f"{directory}: the first dirty offset decreased")
             self._kept(directory, state, earlier, start)
         ever = self.ever.setdefault((partition, state.incarnation), {})
-        for record in state.records:
+        checked = {} if earlier is None else earlier.logs  # segments whose records are as they were
+        for record in [
+            record
+            for base, segment in state.logs.items()
+            if checked.get(base) is not segment
+            for record in segment
+        ]:
             known = ever.get(record.offset)
             if record.offset < end or known is not None:
                 if known != record.id:
@@ -765,6 +828,8 @@ class Judge:
 
     def finish(self, batches: Sequence[Batch]) -> None:
         """Check the outcome of every append against the versions that were."""
+        if self.versions and self.versions[-1].named != self.versions[-1].snapshot.objects():
+            raise Violation("objects", f"{sorted(self.versions[-1].named)} are those of the last version")
         for batch in batches:
             ids = {p: [record[1] for record in records] for p, records in batch.records.items()}
             all_ids = [number for numbers in ids.values() for number in numbers]
@@ -787,6 +852,22 @@ class Judge:
                         raise Violation(
                             "lost record", f"{batch}: {number} was acknowledged at {offset}: {ever}"
                         )
+
+
+def _changed(current: Manifest, before: Manifest) -> set[str] | None:
+    """Return the names in the root of all that two versions differ in; None: perhaps in everything."""
+    if current.pages != before.pages:
+        return None
+    after, earlier = current.changes, before.changes
+    if after is earlier:
+        return set()
+    paths = [path for path, entry in after.items() if path not in earlier or earlier[path] != entry]
+    return {path.partition("/")[0] for path in (*paths, *(earlier.keys() - after.keys()))}
+
+
+def _named_by(children: Mapping[str, Entry | None]) -> set[str]:
+    """Return the objects that hold the bytes of files."""
+    return {key for entry in children.values() if entry is not None for key in entry.objects()}
 
 
 # ---------------------------------------------------------------- processes
@@ -848,6 +929,7 @@ class World(objects.Bucket):
         self.batches: list[Batch] = []
         self.named: set[int] = set()
         """Ids of the records of named batches."""
+        self.buckets: list[Bucket] = []
         self.sessions: dict[int, str] = {}
         """Session of the server that appends a record, by the record's id."""
         self.retention_ms = rng.choice(RETENTIONS_MS) if retention_ms is None else retention_ms
@@ -866,12 +948,11 @@ class World(objects.Bucket):
 
     def _begin_with(self, start: Start) -> None:
         """Begin with a log that has records."""
-        for key, stored in start.objects.items():
-            if key != MANIFEST:
-                self.objects[key] = stored
+        self.objects.update(start.objects)
         self._writes = start.writes
         self._numbers = start.numbers
-        self.write(MANIFEST, start.objects[MANIFEST].data)
+        super().write(MANIFEST, start.version.manifest.encode())
+        self.judge.begin_with(start.judge)
         self.clock.advance(self.rng.choice((0, 48 * HOUR_MS)))
 
     def number(self) -> int:
@@ -924,6 +1005,12 @@ class World(objects.Bucket):
             return self.rng.choice(possible) if possible else None
         return None
 
+    def forget(self) -> None:
+        """Forget everything, so that its memory is free without a garbage collection."""
+        for bucket in self.buckets:
+            vars(bucket).clear()
+        vars(self).clear()
+
     def identity(self) -> int:
         """Return a number that two different histories do not share."""
         return hash(tuple([(r.process, r.kind, r.outcome) for r in self.log]))
@@ -974,6 +1061,7 @@ class Actor:
             rng=world.rng,
             reads=ObjectReads(self.store, ahead_blocks=0),  # a thread of its own would take no turns
         )
+        world.buckets.append(self.bucket)
 
     def attempt(self, step: Callable[[], object], *, repeatable: bool = False) -> str:
         """Run a step; return "done", "refused" or "uncertain". A repeatable step is tried three times."""
@@ -1261,7 +1349,7 @@ def _get(actor: Actor) -> None:
         if actor.rng.random() < 0.3:
             world.turns.sleep(actor.process, 30_000, actor.rng.randint(5, 30))
         for partition, state in version.partitions.items():
-            start = version.starts.get(partition, 0)
+            start = version.root.starts.get(partition, 0)
             newest = {
                 key: r.offset for key, r in state.newest.items() if r.offset >= start and not r.tombstone
             }
@@ -1348,8 +1436,13 @@ class Start:
     """A log with records, with which histories begin."""
 
     objects: dict[str, Any]
+    judge: Judge
     writes: int
     numbers: int
+
+    @property
+    def version(self) -> Version:
+        return self.judge.versions[-1]
 
 
 _starts: dict[tuple[int, ...], Start] = {}
@@ -1365,7 +1458,8 @@ def start_of_sizes() -> Start:
             records = [(key, world.number(), tombstone) for key in world.rng.sample(range(KEYS), 2)]
             batch = Batch(f"b{world.number()}", {partition: records})
             bucket.transaction(lambda files, batch=batch: batch.append(files, world))
-        _starts[sizes] = Start(dict(world.objects), world._writes, world._numbers)
+        objects = {key: stored for key, stored in world.objects.items() if key != MANIFEST}
+        _starts[sizes] = Start(objects, world.judge, world._writes, world._numbers)
     return _starts[sizes]
 
 
@@ -1374,7 +1468,6 @@ def sizes_of(seed: int, world_counts: Callable[[], Counter[str]]) -> Iterator[No
     """Run with limits that a log of a few records reaches."""
     rng = random.Random(-seed - 1)
     merged = commit.merged
-    codec = () if seed % 16 == 0 else _without_codec()
 
     def counting_merged(*given: Any) -> Any:
         try:
@@ -1386,51 +1479,20 @@ def sizes_of(seed: int, world_counts: Callable[[], Counter[str]]) -> Iterator[No
         return result
 
     inline_bytes, bundle_bytes = rng.choice(((1024, 8 << 20), (24, 8 << 20), (8, 60), (0, 40)))
-    with patched(
-        (commit, "ThreadPoolExecutor", _Inline),
-        (commit, "INLINE_BYTES", inline_bytes),
-        (commit, "CHECKPOINT_BYTES", inline_bytes),
-        (commit, "BUNDLE_BYTES", bundle_bytes),
-        (commit, "CHANGES_BYTES", rng.choice((128 << 10, 128 << 10, 900, 2000))),
-        (commit, "HISTORY", rng.choice((64, 64, 3))),
-        (commit, "SWAP_ATTEMPTS", rng.choice((12, 3))),
-        (commit, "merged", counting_merged),
-        *codec,
+    with (
+        patched(
+            (commit, "ThreadPoolExecutor", _Inline),
+            (commit, "INLINE_BYTES", inline_bytes),
+            (commit, "CHECKPOINT_BYTES", inline_bytes),
+            (commit, "BUNDLE_BYTES", bundle_bytes),
+            (commit, "CHANGES_BYTES", rng.choice((128 << 10, 128 << 10, 900, 2000))),
+            (commit, "HISTORY", rng.choice((64, 64, 3))),
+            (commit, "SWAP_ATTEMPTS", rng.choice((12, 3))),
+            (commit, "merged", counting_merged),
+        ),
+        patched(*(in_memory(start_of_sizes().version.snapshot) if seed % CODEC_EVERY else ())),
     ):
         yield
-
-
-def _without_codec() -> tuple[tuple[object, str, object], ...]:
-    """Return patches that read each manifest from memory, which takes half of the time of a history.
-
-    Manifests and snapshots are immutable, so processes may share them.
-    """
-    by_data: dict[bytes, Manifest] = {}
-    snapshots: dict[int, ManifestVersion] = {}
-    encode, decode = Manifest.encode, Manifest.decode
-
-    def encode_once(manifest: Manifest) -> bytes:
-        data = encode(manifest)
-        by_data[data] = manifest
-        return data
-
-    def decode_once(data: bytes, url: str) -> Manifest:
-        manifest = by_data.get(data)
-        if manifest is None:
-            manifest = by_data[data] = decode(data, url)
-        return manifest
-
-    def snapshot_once(manifest: Manifest, pages: tuple[Layer, ...] = ()) -> ManifestVersion:
-        snapshot = snapshots.get(id(manifest))
-        if snapshot is None or snapshot.manifest is not manifest:
-            snapshot = snapshots[id(manifest)] = ManifestVersion(manifest, pages)
-        return snapshot
-
-    return (
-        (Manifest, "encode", encode_once),
-        (Manifest, "decode", decode_once),
-        (commit, "ManifestVersion", snapshot_once),
-    )
 
 
 def run(seed: int, **given: Any) -> World:
@@ -1461,15 +1523,23 @@ class Tally:
 def run_many(seeds: Iterable[int]) -> Tally:
     """Run the histories of these seeds."""
     tally = Tally()
-    for seed in seeds:
-        try:
-            world = run(seed)
-        except Exception as error:
-            tally.violations.append((seed, f"{type(error).__name__}: {error}"))
-            continue
-        tally.counts.update(world.counts)
-        tally.identities.add(world.identity())
+    with seldom_collected():
+        for seed in seeds:
+            try:
+                world = run(seed)
+            except Exception as error:
+                tally.violations.append((seed, f"{type(error).__name__}: {error}"))
+                continue
+            tally.counts.update(world.counts)
+            tally.identities.add(world.identity())
+            world.forget()
     return tally
+
+
+def _freeze() -> None:
+    """Exclude the modules from garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 def _again(seed: int) -> int:
@@ -1498,7 +1568,7 @@ def main() -> int:
         return _again(given.seed)
     started, total, last = time.monotonic(), Tally(), given.first + given.histories
     ranges = [range(s, min(s + PER_TASK, last)) for s in range(given.first, last, PER_TASK)]
-    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(given.jobs, _freeze) as pool:
         for number, tally in enumerate(pool.imap_unordered(run_many, ranges), 1):
             total.add(tally)
             for seed, text in tally.violations[:3]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 import zlib
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ import pytest
 
 from lastword.bucket import commit
 from lastword.bucket.collect import collect
-from lastword.bucket.commit import Bucket
+from lastword.bucket.commit import Bucket, KeptCopy
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import (
     MANIFEST,
@@ -115,6 +117,47 @@ def test_a_time_that_was_read_before_the_object_lost_its_name() -> None:
     store.clock.advance(HOUR_MS // 2)
     collect(opened(store), retention_ms=HOUR_MS // 2)
     assert entry.object not in store.objects
+
+
+def test_a_commit_that_was_refused_leaves_nothing_for_the_garbage_collector() -> None:
+    """Its private copy has up to `MEMORY_BYTES` in memory."""
+    store = Store()
+    write(opened(store), "a", b"1")
+    ours = opened(store, before=at("swap", MANIFEST, lambda _: write(opened(store), "b", b"2")))
+    copies: list[weakref.ref[BucketFiles]] = []
+
+    def work(files: BucketFiles) -> None:
+        copies.append(weakref.ref(files))
+        files.write_atomic(f"{ours.url}/c", b"3")
+
+    gc.disable()
+    try:
+        ours.transaction(work)
+        assert [copy() for copy in copies] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_short_commit_of_a_version_that_is_too_old_is_left_to_a_transaction() -> None:
+    """An object that it reads is gone: another commit came first, and a collection."""
+    store = Store()
+    ours, kept = opened(store), KeptCopy()
+    for data in (b"1" * 2000, b"2" * 2000):
+        ours.transaction(lambda files, data=data: files.write_atomic(f"{ours.url}/a", data), kept=kept)  # type: ignore[misc]
+    assert kept.is_alone
+    before = ours.load().snapshot.entry("a")
+    assert before is not None and before.object is not None
+    write(opened(store), "a", b"1")
+    store.objects.pop(before.object)
+
+    def entries_of(version: ManifestVersion) -> Changes:
+        entry = version.entry("a")
+        assert entry is not None
+        return {"b": entry._replace(object=None, data=ours.reads.whole(entry))}
+
+    assert not ours.commit_entries(entries_of, kept)  # type: ignore[arg-type]
+    assert not kept.is_alone
+    assert [path for path, _ in ours.load().snapshot.files()] == ["a"]
 
 
 def test_the_attempts_of_a_commit_are_an_option_of_the_store() -> None:

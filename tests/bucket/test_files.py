@@ -219,3 +219,20 @@ def test_a_file_in_the_manifest_is_read_and_changed_without_a_handle(monkeypatch
             handle.append(b"er")
         assert files.read_bytes(f"{files.root}/a") == b"smaller"
         assert files.stat(f"{files.root}/a").inode == bucket.load().snapshot.entry("a").number
+
+
+def test_an_atomic_write_takes_the_name_without_a_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scratch.ScratchSpace(None, ManualClock()) as room:
+        bucket = Bucket(open_store("memory://atomic/log"), clock=ManualClock())
+        files = BucketFiles(bucket.url, bucket.load().snapshot, bucket.reads, scratch=room)
+        path = f"{bucket.url}/a"
+        files.write_atomic(path, b"first" * 1000)
+        number = files.stat(path).inode
+        with files.open_read(path) as handle:
+            monkeypatch.setattr(files, "open_append", None)
+            files.write_atomic(path, b"second")
+            assert handle.pread(5, 0) == b"first"
+        assert files.read_bytes(path) == b"second"
+        assert files.stat(path).inode != number
+        assert [key for key, _ in files.changes()] == ["a"]
+        assert room.holds_at_most(scratch.LEAST_BYTES), "the memory of the file before was not given back"

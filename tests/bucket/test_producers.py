@@ -29,8 +29,11 @@ from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.tail import Tail
 from lastword.records.batch import BatchBuilder
 from tests.bucket.conftest import on_double
+from tests.bucket.turns import patched
+from tests.fakes.manifests import in_memory
 from tests.fakes.objects import Bucket as Objects
 from tests.naive.pack import Record, encode_batch
+from tests.support.cpu import seldom_collected
 from tests.support.exhaustive import stride
 
 START_MS = 1_795_168_800_000
@@ -246,7 +249,8 @@ def states(seed: int, patch: pytest.MonkeyPatch, replayed_bytes: int) -> list[ob
     history = History(seed)
     if history.expires:
         patch.setattr(ShortCommits, "commit", lambda *_: False)
-    return list(history.run(40))
+    with patched(*in_memory()), seldom_collected():
+        return list(history.run(40))
 
 
 @pytest.mark.slow

@@ -225,19 +225,20 @@ class FakeStore(ObjectStore):
         error: LastwordError | None = None
         result: Any = None
         with bucket.lock:
-            bucket.settle()
+            if bucket.pending:
+                bucket.settle()
             bucket.log.append(request)
             bucket.requests[kind] += requests
             bucket.sent[kind] += sent
-            if fault in _LATE:
+            if fault is not None and fault in _LATE:
                 bucket.postpone(request, effect)
-            elif fault not in _NO_EFFECT:
+            elif fault is None or fault not in _NO_EFFECT:
                 try:
                     result = effect()
                 except LastwordError as raised:
                     error = raised
         request.outcome = fault.name if fault else type(error).__name__ if error else "ok"
-        if fault in _STOPS:
+        if fault is not None and fault in _STOPS:
             self.stopped = True
             raise Stopped(self.name)
         if fault is Fault.TORN and error is None:
@@ -245,7 +246,10 @@ class FakeStore(ObjectStore):
         if fault is not None and fault is not Fault.TORN:
             error = self._answer(fault, request, error)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                error = None  # else the error has this frame, and the frame the error
         return result  # type: ignore[no-any-return]
 
     def _torn(self, result: Any) -> Any:

@@ -9,10 +9,12 @@ does not fail, because machines differ.
 
 from __future__ import annotations
 
+import gc
 import os
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,17 @@ FEWEST_TESTS = 500
 def spent() -> float:
     """Return the CPU seconds of this process and of its child processes that ended."""
     return sum(os.times()[:4])
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Collect garbage a hundredth as often: histories make much of it in little time."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def budgets(pyproject: Path) -> dict[str, float]:

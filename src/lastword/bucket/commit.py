@@ -443,8 +443,14 @@ class Bucket:
         """
         if not kept.is_alone:
             return False
-        base = self.recent()
-        entries = entries_of(base.snapshot) if base.manifest.nonce == kept.nonce else None
+        base, vanished = self.recent(), self.reads.vanished
+        try:
+            entries = entries_of(base.snapshot) if base.manifest.nonce == kept.nonce else None
+        except FileVanishedError:
+            if self.reads.vanished == vanished:
+                raise
+            kept.overtaken()  # the version is too old: an object that it names was removed
+            entries = None
         if entries is None:
             return False
         kept.drop()
@@ -532,42 +538,45 @@ class Bucket:
         failure: LastwordError | None = None
         uncertain = False  # an attempt may still take effect
         unread = False  # an attempt was refused, perhaps because the same request took effect before
-        for attempt in range(SWAP_ATTEMPTS):
-            if attempt:
-                self.wait(attempt)
-            try:
-                if base.version is None:
-                    version = self.store.create(MANIFEST, data)
-                else:
-                    version = self.store.swap(MANIFEST, data, base.version)
-                self._note_swapped(base, manifest, version)
-                return None
-            except (SwapRefusedError, ObjectTakenError) as error:
-                failure, unread = error, True
-            except UncertainRequestError as error:
-                failure, uncertain = error, True
-            except LastwordError as error:
-                failure = error
-                break
-            try:
-                current = self.load()
-            except LastwordError as error:
-                failure = error
-                continue
-            unread = False
-            if manifest.nonce in current.manifest.history:
-                return None
-            if current.manifest.nonce == base.manifest.nonce:
-                continue  # the manifest is still the one that the condition names
-            if _follows(current.manifest, base.manifest):
-                return current
-            why = f"the answer to a commit was lost, and {HISTORY} or more commits followed"
-            raise UncertainCommitError.of(self.url, why) from failure
-        assert failure is not None
-        if uncertain or unread:
-            why = f"the store did not say whether the commit came in ({failure.message})"
-            raise UncertainCommitError.of(self.url, why) from failure
-        raise failure
+        try:
+            for attempt in range(SWAP_ATTEMPTS):
+                if attempt:
+                    self.wait(attempt)
+                try:
+                    if base.version is None:
+                        version = self.store.create(MANIFEST, data)
+                    else:
+                        version = self.store.swap(MANIFEST, data, base.version)
+                    self._note_swapped(base, manifest, version)
+                    return None
+                except (SwapRefusedError, ObjectTakenError) as error:
+                    failure, unread = error, True
+                except UncertainRequestError as error:
+                    failure, uncertain = error, True
+                except LastwordError as error:
+                    failure = error
+                    break
+                try:
+                    current = self.load()
+                except LastwordError as error:
+                    failure = error
+                    continue
+                unread = False
+                if manifest.nonce in current.manifest.history:
+                    return None
+                if current.manifest.nonce == base.manifest.nonce:
+                    continue  # the manifest is still the one that the condition names
+                if _follows(current.manifest, base.manifest):
+                    return current
+                why = f"the answer to a commit was lost, and {HISTORY} or more commits followed"
+                raise UncertainCommitError.of(self.url, why) from failure
+            assert failure is not None
+            if uncertain or unread:
+                why = f"the store did not say whether the commit came in ({failure.message})"
+                raise UncertainCommitError.of(self.url, why) from failure
+            raise failure
+        finally:
+            failure = None  # it has this frame, and so the private copy, which the frame would keep
 
     def _note_swapped(self, base: Loaded, manifest: Manifest, version: ObjectVersion) -> None:
         """Take a version that was just swapped in as the newest, unless a newer one was loaded meanwhile."""
@@ -751,11 +760,14 @@ class _Bundle:
             place(key, position)
 
 
+_SUMMARIES = (f"/{names.SUMMARY}", f"/{names.KEYS}")
+
+
 def _inline_bytes(path: str) -> int:
     """Return the size up to which a file is in the map itself."""
     if path in CHECKPOINTS:
         return CHECKPOINT_BYTES
-    return SUMMARY_BYTES if path.endswith((f"/{names.SUMMARY}", f"/{names.KEYS}")) else INLINE_BYTES
+    return SUMMARY_BYTES if path.endswith(_SUMMARIES) else INLINE_BYTES
 
 
 def _placed(entries: dict[str, Entry | None], path: str, entry: Entry) -> Callable[[str, int], None]:

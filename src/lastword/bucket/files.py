@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from lastword.bucket.manifest import Entry, ManifestVersion, Patch
-from lastword.bucket.reading import CHANGE_BLOCKS
+from lastword.bucket.reading import CHANGE_BLOCKS, FIRST_BYTES
 from lastword.bucket.scratch import LocalFile, ScratchSpace
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError, StorageError
 from lastword.files import FileFacts, Files, Handle
@@ -30,6 +31,7 @@ from lastword.segment import names
 if TYPE_CHECKING:
     from lastword.bucket.reading import ObjectReads
     from lastword.files import FileLock
+    from lastword.files.interface import Steps
 
 
 REQUEST_BYTES = 3_000_000
@@ -93,8 +95,6 @@ class BucketFiles(Files):
         self._lock = threading.RLock()
         self._own: dict[str, dict[str, Node]] = {}  # directories with a change: everything in them
         self._touched: dict[str, set[str]] = {}  # names that were changed, by directory
-        scheme, _, rest = root.partition("://")
-        self._prefixes = (root, f"{scheme}:/{rest}")  # the second is what os.path.normpath makes of a URL
 
     def __repr__(self) -> str:
         return f"BucketFiles({self.root!r})"
@@ -103,17 +103,7 @@ class BucketFiles(Files):
 
     def _key(self, path: Path) -> str:
         """Return the path relative to the root; "" for the root itself."""
-        text = os.fspath(path)
-        for prefix in self._prefixes:
-            if text.startswith(prefix):
-                below = text[len(prefix) :]
-                if below.startswith("/") and "//" not in below and "/." not in below and below[-1] != "/":
-                    return below[1:]
-                if not below or below.startswith("/"):
-                    return "/".join(part for part in below.split("/") if part not in ("", "."))
-        raise StorageError(
-            f"{text} is not in {self.root}", remedy=f"give a path below {self.root}", file=text
-        )
+        return _key_below(self.root, os.fspath(path))
 
     def _children(self, directory: str) -> Mapping[str, Node]:
         own = self._own.get(directory)
@@ -137,6 +127,9 @@ class BucketFiles(Files):
             raise StorageError(
                 f"{self._url(key)} is a directory", remedy="use another name", file=self._url(key)
             )
+        self._place(directory, name, node)
+
+    def _place(self, directory: str, name: str, node: Node) -> None:
         self._changing(directory)[name] = node
         self._touched.setdefault(directory, set()).add(name)
 
@@ -194,6 +187,8 @@ class BucketFiles(Files):
             if isinstance(entry, Entry) and entry.object is None:
                 return entry.data
             try:
+                if isinstance(entry, Entry) and entry.size <= FIRST_BYTES:
+                    return self._reads.whole(entry)
                 return super().read_bytes(path)
             except FileVanishedError:
                 if self._file(self._key(path)) in (None, entry):
@@ -278,7 +273,7 @@ class BucketFiles(Files):
 
     def local_copy(self, key: str, file: Entry | PatchedFile | None = None) -> LocalFile:
         """Return a new local file with the bytes of a stored one, under its path; an empty one without it."""
-        directory = key.rpartition("/")[0]
+        directory, _, name = key.rpartition("/")
         if not self._is_directory(directory):
             raise self._no_directory(directory)
         if self._is_directory(key):
@@ -297,8 +292,21 @@ class BucketFiles(Files):
             with local.open(self._url(key)) as handle, self._open_stored(self._url(key), file) as source:
                 for position in range(0, source.size(), _COPY_BYTES):
                     handle.append(source.pread(_COPY_BYTES, position))
-        self._put(key, local)
+        self._place(directory, name, local)
         return local
+
+    def writing_atomic(
+        self, path: Path, data: bytes | Iterable[bytes], *, sync_name: bool = True
+    ) -> Steps[None]:
+        """As `Files.writing_atomic`. No other process reads the copy, so bytes need no temporary file."""
+        if not isinstance(data, bytes):
+            yield from super().writing_atomic(path, data, sync_name=sync_name)
+            return
+        with self._lock:
+            key = self._key(path)
+            replaced = self._file(key)
+            self.local_copy(key, Entry(self._numbers.next(), len(data), 0, data=data))
+            self._drop(replaced)
 
     def patch(self, key: str, position: int, part: bytes) -> PatchedFile:
         """Replace a few bytes of a stored file; return the file as it is now."""
@@ -462,6 +470,23 @@ class BucketFiles(Files):
                     if node is not None:
                         path = f"{directory}/{name}" if directory else name
                         own[name] = entries[path] if path in entries else snapshot.entry(path)
+
+
+@lru_cache(maxsize=4096)
+def _key_below(root: str, path: str) -> str:
+    """Return a path relative to the root; "" for the root itself.
+
+    Raises:
+        StorageError: The path is not below the root.
+    """
+    scheme, _, rest = root.partition("://")
+    for prefix in (root, f"{scheme}:/{rest}"):  # the second is what os.path.normpath makes of a URL
+        below = path.removeprefix(prefix)
+        if path.startswith(prefix) and (not below or below.startswith("/")):
+            if "//" not in below and "/." not in below and below[-1:] != "/":
+                return below[1:]
+            return "/".join(part for part in below.split("/") if part not in ("", "."))
+    raise StorageError(f"{path} is not in {root}", remedy=f"give a path below {root}", file=path)
 
 
 _COPY_BYTES = 8 << 20

@@ -559,10 +559,12 @@ class ManifestVersion:
 
     def changed_since(self, base: ManifestVersion) -> set[str]:
         """Return the paths whose files differ from those of another version."""
+        ours, theirs = self.manifest.changes, base.manifest.changes
+        paths = ours.keys() ^ theirs.keys()
+        paths |= {path for path in ours.keys() & theirs.keys() if ours[path] != theirs[path]}
         # A path that only pages of both versions have is the same in both: their order is the same.
-        paths = {
-            path for layer in (*base._without(self), *self._without(base)) for path, _ in layer.entries()
-        }
+        for layer in (*base._without(self)[1:], *self._without(base)[1:]):
+            paths |= {path for path, _ in layer.entries()}
         return {path for path in paths if base.entry(path) != self.entry(path)}
 
     def changed_in_root(self, base: ManifestVersion) -> set[str]:

@@ -199,9 +199,10 @@ class ObjectReads:
 
     def whole(self, entry: Entry) -> bytes:
         """Return all bytes of a file."""
-        return (
-            bytes(_patched(self.fetch(entry, 0, entry.size), 0, self.patch_of(entry))) if entry.size else b""
-        )
+        if not entry.size:
+            return b""
+        patch = self.patch_of(entry)
+        return bytes(_patched(self.fetch(entry, 0, entry.size), 0, patch))
 
     # -------------------------------------------------------------- tail
 

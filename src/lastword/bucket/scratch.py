@@ -134,13 +134,15 @@ class LocalFile:
         self._starts = [0]
         self._taken = 0
         self._mtime_ms = scratch.clock.now_ms()
-        self._handles: WeakSet[LocalHandle] = WeakSet()
+        self._handles: WeakSet[LocalHandle] | None = None  # none was ever open
         self._fit(len(data))
 
     def open(self, path: str) -> LocalHandle:
         """Open the file to read and write, under its path in the log."""
         with self.lock:
             handle = LocalHandle(path, self)
+            if self._handles is None:
+                self._handles = WeakSet()
             self._handles.add(handle)
             if self.path is not None:
                 handle.on_drive(self.path)
@@ -159,7 +161,7 @@ class LocalFile:
         """Return the facts of the file."""
         with self.lock:
             if self.path is None:
-                return FileFacts(self._size, self._mtime_ms, self.number)
+                return FileFacts(self.size, self._mtime_ms, self.number)
             facts = DEFAULT.stat(self.path)
             assert facts is not None, self.path
             return FileFacts(facts.size, facts.mtime_ms, self.number)
@@ -167,7 +169,8 @@ class LocalFile:
     def closed(self, handle: LocalHandle) -> None:
         """Forget a handle that is closed."""
         with self.lock:
-            self._handles.discard(handle)
+            if self._handles is not None:
+                self._handles.discard(handle)
 
     def content(self) -> list[Buffer]:
         """Return all bytes, in pieces. A store may keep them: they are copies while a handle is open."""
@@ -197,12 +200,13 @@ class LocalFile:
     # -------------------------------------------------------------- bytes in memory; the caller has the lock
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
+        """Bytes, while the file is in memory."""
         return self._starts[-1] + len(self._pieces[-1])
 
     def read_into(self, view: memoryview, position: int) -> int:
         """Fill a buffer from a position on; return the bytes read."""
-        size, done = max(0, min(len(view), self._size - position)), 0
+        size, done = max(0, min(len(view), self.size - position)), 0
         index = bisect_right(self._starts, position) - 1
         while done < size:
             start = position + done - self._starts[index]
@@ -215,7 +219,7 @@ class LocalFile:
         """Write at a position. False: the file has moved to the drive, and nothing is written."""
         if not self._fit(position + len(data)):
             return False
-        if position == self._size and _is_given(data):
+        if position == self.size and _is_given(data):
             self._add(data)
         else:
             own, start = self._own(position)
@@ -240,12 +244,12 @@ class LocalFile:
         return True
 
     def _add(self, piece: bytearray | memoryview) -> None:
-        self._starts.append(self._size)
+        self._starts.append(self.size)
         self._pieces.append(piece)
 
     def _own(self, position: int) -> tuple[bytearray, int]:
         """Return the last piece, which may be changed from `position` on, and where it begins."""
-        if position >= self._size and isinstance(self._pieces[-1], memoryview):
+        if position >= self.size and isinstance(self._pieces[-1], memoryview):
             self._add(bytearray())
         last = self._pieces[-1]
         if not isinstance(last, bytearray) or position < self._starts[-1]:
@@ -265,7 +269,7 @@ class LocalFile:
         with DEFAULT.open_append(path, create=True, exclusive=True) as handle:
             for piece in self._pieces:
                 handle.append(piece)
-        for opened in self._handles:
+        for opened in self._handles or ():
             opened.on_drive(path)
         self.path, self.is_stored = path, False
         self._pieces, self._starts = [bytearray()], [0]
@@ -293,12 +297,17 @@ class LocalHandle(Handle):
         """Open the file on the drive, where it is now."""
         self._handle = DEFAULT.open_append(path)
 
+    def size(self) -> int:
+        """As `Handle.size`."""
+        with self._file.lock:
+            return self._file.size if self._handle is None else self._handle.size()
+
     def pread(self, n: int, position: int) -> bytes:
         """As `Handle.pread`."""
         with self._file.lock:
             if self._handle is not None:
                 return self._handle.pread(n, position)
-            data = bytearray(max(0, min(n, self.size() - position)))
+            data = bytearray(max(0, min(n, self._file.size - position)))
             self._file.read_into(memoryview(data), position)
             return bytes(data)
 
@@ -313,7 +322,7 @@ class LocalHandle(Handle):
         """As `Handle.append`."""
         with self._file.lock:
             if self._handle is None:
-                end = self.size()
+                end = self._file.size
                 if self._file.write(memoryview(data).cast("B"), end):
                     return end
             assert self._handle is not None

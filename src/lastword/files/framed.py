@@ -54,7 +54,7 @@ class Framed:
             fields: The fields, at least one.
             encoded: Further fields, each as JSON.
         """
-        text = json.dumps(fields, separators=(", ", ": "))
+        text = json.dumps(fields)
         for name, value in (encoded or {}).items():
             text = f"{text[:-1]}, {json.dumps(name)}: {value}}}"
         body = text.encode() + b"\n"

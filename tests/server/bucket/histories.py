@@ -32,7 +32,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from lastword.api.bucket_dirs import BucketDirs, merged_settings
@@ -41,7 +41,7 @@ from lastword.api.topics import create_topics
 from lastword.bucket.commit import Bucket
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
-from lastword.partition import joining
+from lastword.partition import PartitionView, joining
 from lastword.protocol import Request, codes, decode_stored
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
@@ -52,10 +52,13 @@ from lastword.protocol.messages import (
 from lastword.protocol.schemas import Message
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import read_records
+from lastword.segment import names
 from lastword.server.context import Options, ServerContext
 from lastword.server.node import ClusterNode
 from lastword.server.topics import Refused
+from tests.bucket.turns import patched
 from tests.fakes import objects
+from tests.fakes.manifests import in_memory
 from tests.fakes.objects import FakeStore, Fault, Seeded
 from tests.server.client import (
     NEWEST,
@@ -66,9 +69,14 @@ from tests.server.client import (
     offset_fetch,
     produce_request,
 )
+from tests.support.cpu import seldom_collected
 
+T = TypeVar("T")
 API = {api.name: api for api in APIS.values()}
 TOPIC, PARTITIONS = "t", 2
+STATES = "__transaction_state"
+CODEC_EVERY = 16
+"""One history of this number encodes and decodes each manifest."""
 
 
 class Peer(SimpleNamespace):
@@ -148,6 +156,7 @@ class Node:
         self.store = store
         self.dirs = opened(store, clock, seed)
         self.loop = asyncio.new_event_loop()
+        self.loop.time = clock.monotonic  # type: ignore[method-assign]  # a busy machine changes no history
         self.loop.set_exception_handler(lambda loop, context: None)
         pools: Any = (_Inline(), _Inline())
         context = ServerContext(LogDir(self.dirs), self.loop, pools, ("127.0.0.1", 1), Options())
@@ -189,10 +198,17 @@ class Node:
         return answers + [None] * (len(requests) - len(answers))
 
     def turn(self) -> None:
-        """Let everything happen that needs no commit."""
-        for _ in range(6):
-            self.loop.call_soon(self.loop.stop)
-            self.loop.run_forever()
+        """Let everything happen that needs no commit, in six iterations of the loop."""
+        more = iter(range(5))
+
+        def end() -> None:
+            if next(more, None) is None:
+                self.loop.stop()
+            else:
+                self.loop.call_soon(end)
+
+        self.loop.call_soon(end)
+        self.loop.run_forever()
 
     def drive(self, answers: list[Any], committed: Callable[[], None] = lambda: None) -> None:
         """Commit until all answers are there, or the server stops; call `committed` after each commit."""
@@ -519,6 +535,8 @@ class History:
         self.numbers = 0
         self.kills = 0
         self.checked = ""
+        self.derived: dict[str, tuple[Any, Any]] = {}
+        """Files of a partition, and what was derived from them (`derive`)."""
         self.observer: BucketDirs | None = None
 
     def process(self, rate: float = 0) -> tuple[FakeStore, ManualClock, int]:
@@ -530,6 +548,10 @@ class History:
 
     def run(self) -> None:
         """Run the history. Raises Violation."""
+        with patched(*(in_memory() if self.seed % CODEC_EVERY else ())), seldom_collected():
+            self._run()
+
+    def _run(self) -> None:
         rng = self.rng
         dirs = opened(*self.process())
         create_topics(dirs, {TOPIC: (PARTITIONS, {"cleanup.policy": "delete"})})
@@ -617,14 +639,26 @@ class History:
         if nonce == self.checked:
             return
         self.checked = nonce
-        open_at = [set(self.observer.view(TOPIC, number).undecided) for number in range(PARTITIONS)]
+        open_at = [
+            self.derive(TOPIC, number, lambda view: set(view.undecided)) for number in range(PARTITIONS)
+        ]
         transactions: dict[int, set[int]] = {}
-        if "__transaction_state" in self.observer.topics():
-            transactions = _ongoing(self.observer)
+        for number in self.observer.partitions(STATES) if STATES in self.observer.topics() else ():
+            transactions |= self.derive(STATES, number, _ongoing)
         for number, producers in enumerate(open_at):
             for producer_id in producers:
                 if number not in transactions.get(producer_id, set()):
                     raise Violation("half", f"producer {producer_id} is open in {number} only")
+
+    def derive(self, topic: str, number: int, function: Callable[[PartitionView], T]) -> T:
+        """Return what a function derives from a partition: as before if no file of the partition changed."""
+        assert self.observer is not None
+        newest, directory = self.observer.newest, f"{topic}-{number}"
+        files = [newest.children(path) for path in (directory, f"{directory}/{names.PRIVATE}")]
+        if directory not in self.derived or self.derived[directory][0] != files:
+            self.derived[directory] = files, function(self.observer.view(topic, number))
+        derived: T = self.derived[directory][1]
+        return derived
 
     def judge(self, clients: list[Client], other: int) -> None:
         assert self.observer is not None
@@ -683,14 +717,12 @@ class History:
                 raise Violation("aborted", f"{writer.name}: {transaction}")
 
 
-def _ongoing(dirs: BucketDirs) -> dict[int, set[int]]:
+def _ongoing(view: PartitionView) -> dict[int, set[int]]:
     """Return the partitions of each transaction that is not at its end, by producer id."""
     newest: dict[bytes, Any] = {}
-    for number in dirs.partitions("__transaction_state"):
-        view = dirs.view("__transaction_state", number)
-        for segment, header, data in view.batches(view.log_start):
-            for record in read_records(data, header, segment.file, position=0):
-                newest[record.key or b""] = record.value
+    for segment, header, data in view.batches(view.log_start):
+        for record in read_records(data, header, segment.file, position=0):
+            newest[record.key or b""] = record.value
     ongoing = {}
     for value in newest.values():
         state = decode_stored("TransactionLogValue", value)
