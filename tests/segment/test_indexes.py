@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import random
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from lastword.errors import FileVanishedError
 from lastword.files import DEFAULT
 from lastword.segment.indexes import (
+    LOADED,
     IndexBuilder,
     LoadedIndexes,
     OffsetEntry,
@@ -120,6 +124,7 @@ def test_a_file_that_vanished_has_no_entry(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_order_is_checked_with_numpy_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("numpy")
     chance = random.Random(3)
     for swapped in (None, 1, 1500, 1999):
         offsets, positions = rising(chance, 2000), rising(chance, 2000)
@@ -147,3 +152,14 @@ def test_the_first_loaded_are_dropped_first() -> None:
     del read
     assert kept[2]() is None
     assert 0 < loaded.bytes <= loaded.limit_bytes
+
+
+def test_a_process_that_forked_meanwhile_loads_indexes() -> None:
+    with LOADED._lock:  # as of another thread
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)  # ends the child if it waits for the lock
+            LOADED.keep(OffsetIndex(OFFSETS, 0, 1 << 20))
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
