@@ -23,6 +23,7 @@ from lastword.partition import scan
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
     from lastword.resolve.running import RunningResolution
+    from lastword.segment.indexes import OffsetIndex
 
 Entries = NDArray[np.uint8]
 """Entries as rows of 24 bytes."""
@@ -153,6 +154,7 @@ class Places:
         self.numbers = tuple(segment.id.number for segment in placed)
         ends = [segment.base_offset for segment in view.segments[1 : len(placed) + 1]]
         self._segments = placed
+        self._indexes: dict[int, OffsetIndex] = {}  # each slice of a merge needs all of them
         self._bases = np.array([segment.base_offset for segment in placed], np.int64)
         self._end = ends[-1] if len(ends) == len(placed) and ends else view.log_end
 
@@ -180,7 +182,10 @@ class Places:
         batch is indexed.
         """
         segment = self._segments[number]
-        last_offsets, positions = segment.offset_index.arrays()
+        index = self._indexes.get(number)
+        if index is None:
+            index = self._indexes[number] = segment.offset_index
+        last_offsets, positions = index.arrays()
         below = np.searchsorted(last_offsets, offsets - segment.base_offset, "left")
         begins = np.concatenate((np.zeros(1, np.int64), positions))
         following = np.concatenate((begins[1:], np.zeros(1, np.int64)))[below]

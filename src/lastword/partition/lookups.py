@@ -251,7 +251,7 @@ def record_at(
     segment, bound = holding
     if bound is None:
         bound = -1 if log_end is None else log_end
-    before, begin, entry, position, end = segment.offset_index.around(offset)
+    before, begin, entry, position, end = segment.offset_search.around(offset)
     size = segment.size
     if end < 0:
         end = size

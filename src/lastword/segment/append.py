@@ -238,6 +238,7 @@ class SegmentAppender:
         files.fsync_dir(stored.directory)
         files.fsync_dir(os.path.dirname(file))
         segment = _active(stored, facts, builder, batches[-1].last_offset + 1)
+        builder.drop_entries()
         appender = cls(segment, builder, (log, *handles))
         appender.rolling_timestamp = batches[0].max_timestamp
         return appender
@@ -392,6 +393,7 @@ class SegmentAppender:
         except LastwordError:
             self._take_back()
             raise
+        self._builder.drop_entries()
         self._index_bytes += len(new_offsets)
         self._time_bytes += len(new_times)
         self._segment.offset_index.extend(new_offsets)

@@ -21,8 +21,10 @@ these bytes, and rebuilt from the log if they do not fit. Kafka extends the file
 zeros. No batch is ever indexed at position 0, so a zero position ends the offset index; a zero entry that
 breaks the order ends the time index.
 
-An index is read into memory once. It is never mapped: a file that another process truncates would kill this
-one.
+The indexes of an active segment are in memory. Those of closed segments are loaded when they are used, and
+`LOADED` bounds their memory: the first loaded are dropped first. A large index that is not loaded is searched
+in its file, by a read for each step (`OffsetSearch.in_file`), until that has cost as much as loading it. An
+index is never mapped: a file that another process truncates would kill this one.
 
 **The rule** (`IndexBuilder`), the same for appending, rebuilding and cleaning, so that their files have the
 same bytes: a batch is indexed if it begins more than `index.interval.bytes` after the batch that was indexed
@@ -39,16 +41,20 @@ compares it with the log.
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
+import threading
+import weakref
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import le, lt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from lastword.errors import CorruptFileError
+from lastword.errors import CorruptFileError, FileVanishedError
 from lastword.files import Handle
 from lastword.segment import names
 from lastword.segment.stored import StoredSegment
@@ -63,6 +69,43 @@ TIME_ENTRY_BYTES = 12
 NO_TIMESTAMP = -1
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+_OBJECT_BYTES = 512
+"""Memory of an index without its entries."""
+
+
+class _Column:
+    """One field of all entries of an index file. Each is read when it is used.
+
+    A field that is negative, or cannot be read because the file was replaced or cut, is 0: no entry is at
+    position 0.
+    """
+
+    __slots__ = ("_field", "_handle", "_start", "_step", "count")
+
+    def __init__(self, handle: Handle, field: struct.Struct, start: int, step: int) -> None:
+        """The field of the first entry is at byte `start` of the file; entries have `step` bytes."""
+        self._handle = handle
+        self._field = field
+        self._start = start
+        self._step = step
+        self.count = handle.size() // step
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> int:
+        field = self._field
+        try:
+            data = self._handle.pread(field.size, self._start + number * self._step)
+        except FileVanishedError:
+            return 0
+        return max(int(field.unpack(data)[0]), 0) if len(data) == field.size else 0
+
+
+if TYPE_CHECKING:
+    Column = array[int] | _Column
 
 
 # ---------------------------------------------------------------- offsets
@@ -85,7 +128,7 @@ def _ascending(offsets: array[int], positions: array[int], log_size: int) -> int
     if valid and (offsets[0] < 0 or positions[0] <= 0):
         return 0
     for column in (offsets, positions):
-        if all(map(lt, column, column[1:valid])):
+        if _rises(column):
             continue
         for number, (value, following) in enumerate(pairwise(column[:valid])):
             if following <= value:
@@ -94,33 +137,47 @@ def _ascending(offsets: array[int], positions: array[int], log_size: int) -> int
     return min(valid, bisect_left(positions, log_size, 0, valid))
 
 
-class OffsetIndex:
-    """The valid entries of an offset index.
+def _rises(column: array[int]) -> bool:
+    """Return whether the numbers ascend strictly. NumPy compares many of them, if it is loaded already."""
+    from_buffer = getattr(sys.modules.get("numpy"), "frombuffer", None) if len(column) > 1000 else None
+    if from_buffer is None:
+        return all(map(lt, column, column[1:]))
+    numbers = from_buffer(column, column.typecode)
+    return bool((numbers[1:] > numbers[:-1]).all())
+
+
+class OffsetSearch:
+    """Single lookups of an offset index, whose entries are in memory or in their file.
 
     Attributes:
         base_offset: Base offset of the segment.
-        damaged: The file has bytes behind the valid entries that are not zero.
-        zero_tail_bytes: Zeros behind the valid entries.
+        ends: Of the indexed batches that were read, the positions behind them; 0: not yet, -1: not valid.
+            None: they are not kept.
     """
 
-    __slots__ = ("_offsets", "_positions", "base_offset", "damaged", "zero_tail_bytes")
+    __slots__ = ("__weakref__", "_offsets", "_positions", "base_offset", "ends")
 
-    def __init__(self, data: bytes, base_offset: int, log_size: int) -> None:
-        """Parse a file. Entries at or above position `log_size` belong to bytes that are gone."""
-        self.base_offset = base_offset
-        whole = len(data) - len(data) % OFFSET_ENTRY_BYTES
-        cells = array("i", data[:whole])
-        if sys.byteorder == "little":
-            cells.byteswap()
-        offsets, positions = cells[0::2], cells[1::2]
-        valid = _ascending(offsets, positions, log_size)
-        del offsets[valid:], positions[valid:]
-        self._offsets = offsets
-        self._positions = positions
-        tail = data[len(offsets) * OFFSET_ENTRY_BYTES :]
-        zero = not tail.strip(b"\0")
-        self.zero_tail_bytes = len(tail) if zero else 0
-        self.damaged = not zero
+    base_offset: int
+    _offsets: Column
+    _positions: Column
+    ends: array[int] | None
+
+    @staticmethod
+    def in_file(handle: Handle, base_offset: int, log_size: int) -> OffsetSearch:
+        """Return a search in the file of a closed segment, which reads a few entries and no others.
+
+        Their order is not checked. A bisection has compared the entry that it returns, so its offset is not
+        above the one that was looked up; the caller checks the batch. Entries at or above position
+        `log_size`, and a zero tail, are left out.
+        """
+        search = OffsetSearch()
+        search.base_offset, search.ends = base_offset, None
+        positions = _Column(handle, _INT32, 4, OFFSET_ENTRY_BYTES)
+        positions.count = bisect_left(positions, log_size, key=lambda at: at if at > 0 else log_size)
+        search._positions = positions
+        search._offsets = _Column(handle, _INT32, 0, OFFSET_ENTRY_BYTES)
+        search._offsets.count = positions.count
+        return search
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -130,34 +187,11 @@ class OffsetIndex:
         """Bytes of the entries: the file without its zero tail."""
         return len(self._offsets) * OFFSET_ENTRY_BYTES
 
-    def extend(self, entries: bytes) -> None:
-        """Add entries that were just appended to the file.
-
-        Safe beside readers, which search the offsets: these grow last.
-        """
-        cells = array("i", entries)
-        if sys.byteorder == "little":
-            cells.byteswap()
-        self._positions.extend(cells[1::2])
-        self._offsets.extend(cells[0::2])
-
-    def cut(self, position: int) -> None:
-        """Drop the entries at `position` of the log and above. Safe beside readers, as `extend`."""
-        kept = bisect_left(self._positions, position)
-        del self._offsets[kept:]
-        del self._positions[kept:]
-
-    def entries(self) -> Iterator[OffsetEntry]:
-        """Yield the entries, in order."""
-        for relative, position in zip(self._offsets, self._positions, strict=False):
-            yield OffsetEntry(self.base_offset + relative, position)
-
     @property
     def last(self) -> OffsetEntry:
         """The last entry; (base, 0) for an empty index."""
-        if not self._offsets:
-            return OffsetEntry(self.base_offset, 0)
-        return _entry(OffsetEntry, (self.base_offset + self._offsets[-1], self._positions[-1]))
+        count = len(self._offsets)
+        return self.at(count - 1) if count else OffsetEntry(self.base_offset, 0)
 
     def lookup(self, offset: int) -> OffsetEntry:
         """Return the entry with the largest offset not above `offset`; (base, 0) if there is none."""
@@ -187,11 +221,71 @@ class OffsetIndex:
 
     def at(self, number: int) -> OffsetEntry:
         """Return the entry with this number."""
-        return OffsetEntry(self.base_offset + self._offsets[number], self._positions[number])
+        return _entry(OffsetEntry, (self.base_offset + self._offsets[number], self._positions[number]))
 
     def number_at(self, position: int) -> int:
         """Return the number of the last entry whose position is not above `position`; -1 if there is none."""
         return bisect_right(self._positions, position) - 1
+
+
+class OffsetIndex(OffsetSearch):
+    """The valid entries of an offset index, in memory.
+
+    Attributes:
+        damaged: The file has bytes behind the valid entries that are not zero.
+        zero_tail_bytes: Zeros behind the valid entries.
+    """
+
+    __slots__ = ("damaged", "zero_tail_bytes")
+
+    _offsets: array[int]
+    _positions: array[int]
+    ends: array[int]
+
+    def __init__(self, data: bytes, base_offset: int, log_size: int) -> None:
+        """Parse a file. Entries at or above position `log_size` belong to bytes that are gone."""
+        self.base_offset = base_offset
+        whole = len(data) - len(data) % OFFSET_ENTRY_BYTES
+        cells = array("i", data[:whole])
+        if sys.byteorder == "little":
+            cells.byteswap()
+        offsets, positions = cells[0::2], cells[1::2]
+        valid = _ascending(offsets, positions, log_size)
+        del offsets[valid:], positions[valid:]
+        self._offsets = offsets
+        self._positions = positions
+        self.ends = array("q")
+        tail = data[len(offsets) * OFFSET_ENTRY_BYTES :]
+        zero = not tail.strip(b"\0")
+        self.zero_tail_bytes = len(tail) if zero else 0
+        self.damaged = not zero
+
+    @property
+    def memory_bytes(self) -> int:
+        """Most memory of the index and its `ends`."""
+        return _OBJECT_BYTES + 16 * len(self._offsets)
+
+    def extend(self, entries: bytes) -> None:
+        """Add entries that were just appended to the file.
+
+        Safe beside readers, which search the offsets: these grow last.
+        """
+        cells = array("i", entries)
+        if sys.byteorder == "little":
+            cells.byteswap()
+        self._positions.extend(cells[1::2])
+        self._offsets.extend(cells[0::2])
+
+    def cut(self, position: int) -> None:
+        """Drop the entries at `position` of the log and above. Safe beside readers, as `extend`."""
+        kept = bisect_left(self._positions, position)
+        del self._offsets[kept:]
+        del self._positions[kept:]
+
+    def entries(self) -> Iterator[OffsetEntry]:
+        """Yield the entries, in order."""
+        for relative, position in zip(self._offsets, self._positions, strict=False):
+            yield OffsetEntry(self.base_offset + relative, position)
 
     def positions(self) -> list[int]:
         """Return all indexed positions, ascending: where a log may be cut into parts of whole batches."""
@@ -226,29 +320,86 @@ class TimeEntry(NamedTuple):
     offset: int
 
 
-class TimeIndex:
-    """The valid entries of a time index.
+class TimeSearch:
+    """Single lookups of a time index, whose entries are in memory or in their file.
 
     Attributes:
         base_offset: Base offset of the segment.
+    """
+
+    __slots__ = ("__weakref__", "_offsets", "_timestamps", "base_offset")
+
+    base_offset: int
+    _offsets: Column
+    _timestamps: Column
+
+    @staticmethod
+    def in_file(handle: Handle, base_offset: int) -> TimeSearch:
+        """Return a search in the file of a closed segment, as `OffsetSearch.in_file`."""
+        search = TimeSearch()
+        search.base_offset = base_offset
+        timestamps = _Column(handle, _INT64, 0, TIME_ENTRY_BYTES)
+        timestamps.count = bisect_left(timestamps, True, key=lambda timestamp: timestamp <= 0)
+        search._timestamps = timestamps
+        search._offsets = _Column(handle, _INT32, 8, TIME_ENTRY_BYTES)
+        return search
+
+    def __len__(self) -> int:
+        return len(self._timestamps)
+
+    @property
+    def last(self) -> TimeEntry:
+        """The last entry; (-1, base) for an empty index."""
+        return self._at(len(self._timestamps) - 1)
+
+    def lookup(self, timestamp: int) -> TimeEntry:
+        """Return the entry with the largest timestamp not above `timestamp`; (-1, base) if there is none."""
+        number = bisect_right(self._timestamps, timestamp) - 1
+        entry = self._at(number)
+        if number + 1 < len(self._timestamps) and self._offsets[number + 1] < entry.offset - self.base_offset:
+            return self._at(-1)  # damage in a file whose order was not checked
+        return entry
+
+    def _at(self, number: int) -> TimeEntry:
+        if number < 0:
+            return TimeEntry(NO_TIMESTAMP, self.base_offset)
+        return TimeEntry(self._timestamps[number], self.base_offset + self._offsets[number])
+
+
+class TimeIndex(TimeSearch):
+    """The valid entries of a time index, in memory.
+
+    Attributes:
         damaged: The file has bytes behind the valid entries that are not zero.
         zero_tail_bytes: Zeros behind the valid entries.
     """
 
-    __slots__ = ("_offsets", "_timestamps", "base_offset", "damaged", "zero_tail_bytes")
+    __slots__ = ("damaged", "zero_tail_bytes")
+
+    _offsets: array[int]
+    _timestamps: array[int]
 
     def __init__(self, data: bytes, base_offset: int) -> None:
         self.base_offset = base_offset
-        whole = len(data) - len(data) % TIME_ENTRY_BYTES
-        cells = list(_TIME_ENTRY.iter_unpack(memoryview(data)[:whole]))
-        timestamps, offsets = [cell[0] for cell in cells], [cell[1] for cell in cells]
-        valid = len(cells)
+        cells = array("i", data[: len(data) - len(data) % TIME_ENTRY_BYTES])
+        halves = array("i", bytes(len(cells) // 3 * 8))
+        high = 0
+        if sys.byteorder == "little":
+            cells.byteswap()
+            high = 1
+        halves[high::2], halves[1 - high :: 2] = cells[0::3], cells[1::3]
+        timestamps, offsets = array("q", halves.tobytes()), cells[2::3]
+        valid = len(offsets)
         if not (
-            all(map(lt, [NO_TIMESTAMP, *timestamps], timestamps)) and all(map(le, [0, *offsets], offsets))
+            _rises(timestamps)
+            and min(timestamps[:1], default=0) > NO_TIMESTAMP
+            and all(map(le, chain((0,), offsets), offsets))
         ):
-            rises = zip([NO_TIMESTAMP, *timestamps], timestamps, [0, *offsets], offsets, strict=False)
+            before = chain((NO_TIMESTAMP,), timestamps), chain((0,), offsets)
+            rises = zip(before[0], timestamps, before[1], offsets, strict=False)
             valid = next(n for n, (a, b, c, d) in enumerate(rises) if b <= a or d < c)
-        if valid and cells[0] == (0, 0) and len(data) > TIME_ENTRY_BYTES and not data.strip(b"\0"):
+        is_zero = valid and timestamps[0] == offsets[0] == 0
+        if is_zero and len(data) > TIME_ENTRY_BYTES and not data.strip(b"\0"):
             valid = 0  # an entry (0 ms, first offset) is possible, but then it is the file's only one
         del timestamps[valid:], offsets[valid:]
         self._timestamps = timestamps
@@ -258,13 +409,15 @@ class TimeIndex:
         self.zero_tail_bytes = len(tail) if zero else 0
         self.damaged = not zero
 
-    def __len__(self) -> int:
-        return len(self._timestamps)
-
     @property
     def size_bytes(self) -> int:
         """Bytes of the entries: the file without its zero tail."""
         return len(self._timestamps) * TIME_ENTRY_BYTES
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the index."""
+        return _OBJECT_BYTES + TIME_ENTRY_BYTES * len(self._offsets)
 
     def extend(self, entries: bytes) -> None:
         """Add entries that were just appended to the file.
@@ -286,19 +439,50 @@ class TimeIndex:
         for timestamp, relative in zip(self._timestamps, self._offsets, strict=False):
             yield TimeEntry(timestamp, self.base_offset + relative)
 
-    @property
-    def last(self) -> TimeEntry:
-        """The last entry; (-1, base) for an empty index."""
-        if not self._timestamps:
-            return TimeEntry(NO_TIMESTAMP, self.base_offset)
-        return TimeEntry(self._timestamps[-1], self.base_offset + self._offsets[-1])
 
-    def lookup(self, timestamp: int) -> TimeEntry:
-        """Return the entry with the largest timestamp not above `timestamp`; (-1, base) if there is none."""
-        number = bisect_right(self._timestamps, timestamp) - 1
-        if number < 0:
-            return TimeEntry(NO_TIMESTAMP, self.base_offset)
-        return TimeEntry(self._timestamps[number], self.base_offset + self._offsets[number])
+# ---------------------------------------------------------------- in memory
+
+
+LOADED_BYTES = 32 << 20
+"""The most memory of loaded indexes of closed segments: those of 8 GiB of log, with an entry for 4 KiB."""
+SEARCHED_BYTES = 8 << 20
+"""The index of a closed segment of at least this size is searched in its file while it is not loaded."""
+SEARCHES_OF_LOAD = 16 << 10
+"""Bytes of an index that are loaded in the time of one search in its file."""
+
+Index = TypeVar("Index", OffsetIndex, TimeIndex)
+
+
+class LoadedIndexes:
+    """The loaded indexes of closed segments, of all logs of the process.
+
+    A segment has a weak reference to its index. An index that is dropped here is gone when its last reader
+    has finished, and is loaded again for the next one. It changes no more, so nothing is lost.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.bytes = 0
+        self._loaded: deque[tuple[OffsetIndex | TimeIndex, int]] = deque()
+        self.renew_lock()
+
+    def keep(self, index: Index) -> weakref.ref[Index]:
+        """Take an index that was loaded, and drop the first ones if there are too many."""
+        size = index.memory_bytes
+        with self._lock:
+            self._loaded.append((index, size))
+            self.bytes += size
+            while self.bytes > self.limit_bytes:
+                self.bytes -= self._loaded.popleft()[1]
+        return weakref.ref(index)
+
+    def renew_lock(self) -> None:
+        """Make the lock again: another thread may have held it when the process forked."""
+        self._lock = threading.Lock()
+
+
+LOADED = LoadedIndexes(LOADED_BYTES)
+os.register_at_fork(after_in_child=LOADED.renew_lock)
 
 
 # ---------------------------------------------------------------- the rule
@@ -380,6 +564,11 @@ class IndexBuilder:
     def resume(self, state: Sequence[int]) -> None:
         """Continue after batches that were indexed elsewhere, from the state that they left."""
         self._entry_position, self._time_entry, self.largest_timestamp, self.largest_timestamp_offset = state
+
+    def drop_entries(self) -> None:
+        """Forget the bytes of the entries, which are in their files."""
+        self.offset_entries.clear()
+        self.time_entries.clear()
 
     def finish(self) -> None:
         """Add the last time entry of a segment that gets no more batches."""

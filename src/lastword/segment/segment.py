@@ -12,7 +12,6 @@ the list that this segment is from is old.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -22,7 +21,18 @@ from lastword.files import Handle
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import UNKNOWN_COUNT, crc_ok, read_records
 from lastword.segment import names
-from lastword.segment.indexes import NO_TIMESTAMP, OffsetEntry, OffsetIndex, TimeIndex
+from lastword.segment.indexes import (
+    LOADED,
+    NO_TIMESTAMP,
+    SEARCHED_BYTES,
+    SEARCHES_OF_LOAD,
+    Index,
+    OffsetEntry,
+    OffsetIndex,
+    OffsetSearch,
+    TimeIndex,
+    TimeSearch,
+)
 from lastword.segment.scan import first_header, headers, whole_batch
 from lastword.segment.stored import SegmentId, StoredFacts, StoredSegment
 
@@ -70,12 +80,12 @@ class Segment:
         self._next_offset = next_offset
         self._largest_timestamp = largest_timestamp
         self._handle: Handle | None = None
-        self._offset_index: OffsetIndex | None = None
-        self._time_index: TimeIndex | None = None
-        if indexes is not None:
-            self._offset_index, self._time_index = indexes
+        offsets, times = indexes or (None, None)
+        self._offset_index, self._time_index = self._held(offsets), self._held(times)
+        self._offset_search: OffsetSearch | None = None
+        self._time_search: TimeSearch | None = None
+        self._searches_left = 0
         self._last_trusted: BatchHeader | None = None
-        self._ends = array("q")  # of the indexed batches that were read; 0: not yet, -1: not valid
 
     @classmethod
     def load(
@@ -126,7 +136,15 @@ class Segment:
     def _with(self, **changed: object) -> Segment:
         segment = Segment.__new__(Segment)
         segment.__dict__ = self.__dict__ | changed
+        if segment.active != self.active:
+            segment._offset_index = segment._held(self._offset_index())
+            segment._time_index = segment._held(self._time_index())
+            segment._offset_search = segment._time_search = None
         return segment
+
+    def _held(self, index: Index | None) -> Callable[[], Index | None]:
+        """Return a function that returns the index, that of a closed segment as long as it is loaded."""
+        return LOADED.keep(index) if index is not None and not self.active else lambda: index
 
     def __repr__(self) -> str:
         return f"Segment({self.file!r}, {self.size} bytes)"
@@ -149,7 +167,7 @@ class Segment:
         """One above the last batch's last offset; the base offset of an empty segment."""
         if self._next_offset is None:
             next_offset = self.base_offset
-            for header in self.headers(self._trusted(self.offset_index.last).position):
+            for header in self.headers(self._trusted(self.offset_search.last).position):
                 next_offset = header.next_offset
             self._next_offset = next_offset
         return self._next_offset
@@ -158,7 +176,7 @@ class Segment:
     def largest_timestamp(self) -> int:
         """The largest timestamp in ms; -1 if no record has one. Reads from where the time index ends."""
         if self._largest_timestamp is None:
-            last = self.time_index.last
+            last = self.time_search.last
             start, largest = 0, NO_TIMESTAMP
             if last.timestamp != NO_TIMESTAMP and self._reaches(last.timestamp, last.offset):
                 start, largest = self.position_of(last.offset), last.timestamp
@@ -215,19 +233,56 @@ class Segment:
 
     @property
     def offset_index(self) -> OffsetIndex:
-        """The offset index, read at first use."""
-        if self._offset_index is None:
-            self._offset_index = OffsetIndex(
-                self.stored.read(names.INDEX) or b"", self.base_offset, self.size
-            )
-        return self._offset_index
+        """The offset index as a whole; it is loaded if it is not in memory."""
+        index = self._offset_index()
+        if index is None:
+            data = self.stored.read(names.INDEX) or b""
+            index = OffsetIndex(data, self.base_offset, self.size)
+            self._offset_index = self._held(index)
+        return index
 
     @property
     def time_index(self) -> TimeIndex:
-        """The time index, read at first use."""
-        if self._time_index is None:
-            self._time_index = TimeIndex(self.stored.read(names.TIME_INDEX) or b"", self.base_offset)
-        return self._time_index
+        """The time index as a whole; it is loaded if it is not in memory."""
+        index = self._time_index()
+        if index is None:
+            index = TimeIndex(self.stored.read(names.TIME_INDEX) or b"", self.base_offset)
+            self._time_index = self._held(index)
+        return index
+
+    @property
+    def offset_search(self) -> OffsetSearch:
+        """The offset index for one lookup.
+
+        If the index of a large closed segment is not in memory, its file is searched, until the searches have
+        taken as much time as loading it takes.
+        """
+        index = self._offset_index()
+        if index is not None:
+            return index
+        search = self._offset_search
+        if search is None and (handle := self._open_index(names.INDEX)) is not None:
+            search = self._offset_search = OffsetSearch.in_file(handle, self.base_offset, self.size)
+            self._searches_left = search.size_bytes // SEARCHES_OF_LOAD
+        if search is None or self._searches_left <= 0:
+            self._offset_search = None
+            return self.offset_index
+        self._searches_left -= 1
+        return search
+
+    @property
+    def time_search(self) -> TimeSearch:
+        """The time index for one lookup. That of a large closed segment is searched in its file."""
+        index = self._time_index()
+        if index is not None:
+            return index
+        search = self._time_search
+        if search is None and (handle := self._open_index(names.TIME_INDEX)) is not None:
+            search = self._time_search = TimeSearch.in_file(handle, self.base_offset)
+        return self.time_index if search is None else search
+
+    def _open_index(self, extension: str) -> Handle | None:
+        return None if self.active or self.size < SEARCHED_BYTES else self.stored.open_index(extension)
 
     # -------------------------------------------------------------- reading
 
@@ -294,7 +349,7 @@ class Segment:
         """
         if offset <= self.base_offset:
             return 0
-        index = self.offset_index
+        index = self.offset_search
         number = index.find(offset)
         end = self._end_of_indexed(index, number) if number >= 0 else 0
         if end:
@@ -315,35 +370,40 @@ class Segment:
 
     def indexed_position(self, position: int) -> int:
         """Return the position of the last batch at or below `position` that has an index entry; else 0."""
-        index = self.offset_index
+        index = self.offset_search
         number = index.number_at(position)
         return index.at(number).position if number >= 0 and self._end_of_indexed(index, number) else 0
 
-    def _end_of_indexed(self, index: OffsetIndex, number: int) -> int:
+    def _end_of_indexed(self, index: OffsetSearch, number: int) -> int:
         """Return the position behind the batch of an index entry.
 
-        0 if no valid batch there ends with the entry's offset. Each batch is read once: a segment's bytes do
-        not change.
+        0 if no valid batch there ends with the entry's offset. With an index in memory each batch is read
+        once: a segment's bytes do not change.
         """
-        ends = self._ends
+        ends = index.ends
+        if ends is None:
+            return max(self._indexed_end(index.at(number)), 0)
         if number >= len(ends):
             ends.extend(repeat(0, len(index) - len(ends)))
         if not ends[number]:
-            entry = index.at(number)
-            if entry.position >= self.size:
-                return 0  # of a batch behind this end of an active segment
-            header = self._valid_batch(entry.position)
-            ends[number] = -1
-            if header is not None and self.base_offset <= header.base_offset:
-                ends[number] = header.end if header.last_offset == entry.offset else -1
+            ends[number] = self._indexed_end(index.at(number))
         return max(ends[number], 0)
+
+    def _indexed_end(self, entry: OffsetEntry) -> int:
+        """Return as `_end_of_indexed`, but -1 if the batch is not valid; 0: it is behind this end."""
+        if entry.position >= self.size:
+            return 0  # of a batch behind this end of an active segment
+        header = self._valid_batch(entry.position)
+        if header is None or header.base_offset < self.base_offset or header.last_offset != entry.offset:
+            return -1
+        return header.end
 
     def end_position_of(self, offset: int) -> int:
         """Return the position behind the last batch that may hold a record below `offset`."""
         if offset >= self.next_offset:
             return self.size
         due = 0
-        for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
+        for header in self.headers(self._trusted(self.offset_search.lookup(offset)).position):
             if not self.begins_below(header, offset, due):
                 return header.position
             due = header.next_offset
@@ -352,7 +412,7 @@ class Segment:
     def end_before(self, offset: int) -> int:
         """Return the next offset of the last batch that is wholly below `offset`; else the base offset."""
         end = self.base_offset
-        for header in self.headers(self._trusted(self.offset_index.lookup(offset - 1)).position):
+        for header in self.headers(self._trusted(self.offset_search.lookup(offset - 1)).position):
             if header.last_offset >= offset:
                 break
             end = header.next_offset
@@ -379,7 +439,7 @@ class Segment:
 
     def position_of_timestamp(self, timestamp: int) -> int | None:
         """Return the position of the first batch whose largest timestamp reaches `timestamp`, or None."""
-        times = self.time_index.lookup(timestamp - 1)
+        times = self.time_search.lookup(timestamp - 1)
         start = 0
         if times.timestamp != NO_TIMESTAMP and self._reaches(times.timestamp, times.offset):
             start = self.position_of(times.offset)
@@ -390,7 +450,7 @@ class Segment:
 
     def last_trusted(self) -> Trusted:
         """Return the last batch in the offset index: a search for the end begins there."""
-        trusted = self._trusted(self.offset_index.last)
+        trusted = self._trusted(self.offset_search.last)
         self._last_trusted = trusted.header
         return trusted
 
@@ -399,7 +459,7 @@ class Segment:
 
         If that is the last batch, and `last_trusted` has verified it, nothing is read.
         """
-        position, known = self.offset_index.last.position, self._last_trusted
+        position, known = self.offset_search.last.position, self._last_trusted
         if known is not None and (known.position, known.end) == (position, self.size):
             return iter((known,))
         return self.headers(position)
@@ -430,7 +490,7 @@ class Segment:
         If not, the time index is not that of the log. Brokers before 3.0 name the offset of the record with
         that timestamp, others the batch's last offset.
         """
-        for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
+        for header in self.headers(self._trusted(self.offset_search.lookup(offset)).position):
             if header.last_offset >= offset:
                 return self.begins_below(header, offset + 1) and header.max_timestamp == timestamp
         return False

@@ -7,6 +7,7 @@ files of a partition directory. A segment in a bucket is the same `Segment`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from lastword.errors import FileVanishedError, NotAPartitionError
@@ -65,6 +66,9 @@ class StoredSegment(Protocol):
 
     def read(self, extension: str) -> bytes | None:
         """Return the bytes of an index; None if there is none."""
+
+    def open_index(self, extension: str) -> Handle | None:
+        """Open an index for short reads; None: there is none, or the store reads files as a whole."""
 
     def checked(self, extension: str) -> bytes | None:
         """Return the bytes of an index if the store has verified them already, as `Files.checked_bytes`."""
@@ -125,6 +129,14 @@ class SegmentFiles:
             return self.files.read_bytes(path)
         except FileVanishedError:
             return None
+
+    def open_index(self, extension: str) -> Handle | None:
+        """As `StoredSegment.open_index`."""
+        if self.files.file_cost_bytes:
+            return None
+        with suppress(FileVanishedError):
+            return self.files.open_read(self.path(extension))
+        return None
 
     def checked(self, extension: str) -> bytes | None:
         """As `StoredSegment.checked`."""

@@ -226,6 +226,10 @@ class PacedStored:
             self._budget.take(min(self._budget.piece_bytes, len(data or b"") - done), self._stop)
         return data
 
+    def open_index(self, extension: str) -> Handle | None:
+        """Open an index for short reads, which are not limited; None: it is read as a whole."""
+        return self._stored.open_index(extension)
+
     def checked(self, extension: str) -> bytes | None:
         """Return the content of a file that needs no read; None if it does."""
         return self._stored.checked(extension)
