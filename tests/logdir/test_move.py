@@ -28,6 +28,7 @@ from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
+from tests.crash.memory import ROOT, MemoryFiles
 from tests.fakes import ForgetfulFiles, RecordingFiles
 from tests.fakes.failing import FailingFiles
 from tests.fakes.recording import Call
@@ -388,12 +389,11 @@ def test_no_lease_is_lost_that_is_written_while_its_partition_moves(tmp_path: Pa
     assert every_stop(at, stride(5)) > 40
 
 
-def lost_leases(root: Path, image_path: Path, at: int, *, inside: str, every: int) -> list[str] | None:
+def lost_leases(root: Path, at: int, *, inside: str, every: int) -> list[str] | None:
     """Return the crashes after which another lease is there than the readers were told. None: as above.
 
     Args:
         root: What `prepare` has made.
-        image_path: Where each crash is made.
         at: The number of the call, as in `leases_after`.
         inside: As there.
         every: Take every n-th moment.
@@ -406,10 +406,8 @@ def lost_leases(root: Path, image_path: Path, at: int, *, inside: str, every: in
     )
     lost = []
     for image in files.images(range(written + at % every, len(files.journal) + 1, every)):
-        image.write(image_path)
-        with lastword.open(
-            [image_path / "a", image_path / "b"], "a", files=UNSYNCED, clock=ManualClock(NOW)
-        ) as logs:
+        left = MemoryFiles(image.tree, image.mtimes)
+        with lastword.open([f"{ROOT}/a", f"{ROOT}/b"], "a", files=left, clock=ManualClock(NOW)) as logs:
             if [(lease.name, lease.position) for lease in logs.topic("users").leases()] != LEFT:
                 lost.append(image.label)
     return lost
@@ -423,7 +421,7 @@ def test_no_crash_of_a_move_loses_a_lease(tmp_path: Path, inside: str) -> None:
     def at(number: int) -> bool:
         root = tmp_path / "root"
         shutil.copytree(tmp_path / "start", root)
-        lost = lost_leases(root, tmp_path / "image", number, inside=inside, every=stride(40))
+        lost = lost_leases(root, number, inside=inside, every=stride(40))
         shutil.rmtree(root)
         assert not lost, number
         return lost is None
@@ -448,7 +446,7 @@ def test_planted_leases_of_a_reader_that_does_not_look_again_are_lost_in_a_crash
 ) -> None:
     monkeypatch.setattr(OpenDirs, "write_lease", OpenDirs.at)
     prepare(tmp_path / "root")
-    assert lost_leases(tmp_path / "root", tmp_path / "image", 302, inside="move", every=8)
+    assert lost_leases(tmp_path / "root", 302, inside="move", every=8)
 
 
 def test_no_lease_is_lost_of_a_reader_that_has_opened_the_source_alone(tmp_path: Path) -> None:
