@@ -741,7 +741,7 @@ def writer_of(
     if kind == 5:
         settings["retention_ms"] = 8 * HOUR
         settings["retention_bytes"] = rng.choice((1500, 4000, -1))
-    if may_expire and seed % 5 == 3:
+    if may_expire and seed % 5 == 1:
         settings["lastword_ttl_ms"] = 6 * HOUR
     writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
     writer.keys = rng.choice((3, 7, 20))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import gc
+import logging
 import multiprocessing
 import sys
 import time
@@ -83,8 +84,9 @@ def judge_history(seed: int, count: int, kinds: list[str] | None = None) -> Tall
     return tally
 
 
-def _collect_seldom() -> None:
-    """Exclude the imported libraries from garbage collections, and make those fewer."""
+def _begin() -> None:
+    """Exclude the libraries from garbage collections, and make those fewer; print no warning of a read."""
+    logging.getLogger("lastword").setLevel(logging.ERROR)
     gc.freeze()
     gc.set_threshold(20_000)
 
@@ -148,7 +150,7 @@ def main() -> int:
     first = given.seed or 0
     work = tasks(given.interleavings, first, given.kinds)
     context = multiprocessing.get_context("spawn")
-    with context.Pool(given.jobs, _collect_seldom, maxtasksperchild=50) as pool:
+    with context.Pool(given.jobs, _begin, maxtasksperchild=50) as pool:
         for tally in pool.imap(_judge, work):  # in the order of seeds, so that a run that is ended counts
             total.add(tally)
             for kind, rule, text in tally.violations:

@@ -156,7 +156,7 @@ def test_an_expectation_that_is_not_compared(monkeypatch: Patch) -> None:
 
 def test_values_that_outlive_their_time(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Contents, "_drop_expired", lambda contents: None)
-    caught(("state", "refresh", "snapshot"), "no moment", seeds=(3, 8, 13))
+    caught(("state", "refresh", "snapshot"), "no moment", seeds=(1, 6, 11))
 
 
 def test_a_past_that_is_not_known_any_more(monkeypatch: Patch) -> None:
