@@ -150,7 +150,7 @@ def test_watches_and_lookups_beside_a_writer_and_its_cleanings() -> None:
         run = shared.run(seed, ("watch", "get"))
         assert [violation for *_, violation in run.reads if violation is not None] == []
         met.update(run.notes)
-    assert met["watched"] >= 5 and all(met[call] for call in LOOKUPS)
+    assert met["watched"] >= 5 and {note.partition(":")[0] for note in met} >= set(LOOKUPS)
 
 
 def test_a_shared_run_is_repeated_exactly() -> None:
