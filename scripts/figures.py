@@ -28,6 +28,7 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,13 @@ class Module:
     text: str
     tree: ast.Module
     is_package: bool
-    nodes: list[ast.AST]
     imports: set[str] = field(default_factory=set)
     deferred: set[str] = field(default_factory=set)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Return all nodes of the tree."""
+        return list(ast.walk(self.tree))
 
     @property
     def package(self) -> str:
@@ -81,6 +86,18 @@ class Module:
         return f"{self.path}:{getattr(node, 'lineno', 1)}"
 
 
+def parse(packages: Iterable[Path]) -> Iterator[Module]:
+    """Parse the modules of the packages one after another: all trees together take seconds of collections."""
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            text = path.read_text(encoding="utf-8")
+            shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+            yield Module(name, shown, text, ast.parse(text), is_package)
+
+
 def load(packages: Iterable[Path]) -> dict[str, Module]:
     """Parse every module of the packages.
 
@@ -90,18 +107,9 @@ def load(packages: Iterable[Path]) -> dict[str, Module]:
     Returns:
         The modules by dotted name, with their imports resolved.
     """
-    modules: dict[str, Module] = {}
-    for package in packages:
-        for path in sorted(package.rglob("*.py")):
-            parts = [package.name, *path.relative_to(package).with_suffix("").parts]
-            is_package = parts[-1] == "__init__"
-            name = ".".join(parts[:-1] if is_package else parts)
-            text = path.read_text(encoding="utf-8")
-            shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-            tree = ast.parse(text)
-            modules[name] = Module(name, shown, text, tree, is_package, list(ast.walk(tree)))
+    modules = {module.name: module for module in parse(packages)}
     for module in modules.values():
-        inside = {id(n) for f in functions(module) for n in ast.walk(f)}
+        inside = {id(n) for f in functions(module) for n in statements(f)}
         imports = [(target, id(node) in inside) for target, _, node in imported(module, modules)]
         module.imports = {target for target, is_deferred in imports if not is_deferred} - {module.name}
         module.deferred = {target for target, _ in imports} - {module.name} - module.imports
@@ -110,7 +118,7 @@ def load(packages: Iterable[Path]) -> dict[str, Module]:
 
 def imported(module: Module, modules: dict[str, Module]) -> Iterator[tuple[str, str | None, ast.stmt]]:
     """Yield (imported module, name taken from it or None, statement) for imports of the given modules."""
-    for node in module.nodes:
+    for node in statements(module.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name in modules:
@@ -128,9 +136,17 @@ def imported(module: Module, modules: dict[str, Module]) -> Iterator[tuple[str, 
                     yield base, alias.name, node
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a module or a statement. It has many more expressions, which are not met."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, name, ()):
+            yield child
+            yield from statements(child)
+
+
 def functions(module: Module) -> Iterator[_Function]:
     """Yield every function and method, nested ones too."""
-    for node in module.nodes:
+    for node in statements(module.tree):
         if isinstance(node, _Function):
             yield node
 
@@ -241,10 +257,10 @@ def is_command(module: Module, function: _Function) -> bool:
     return ".cli." in module.name and any("typer." in annotation for annotation in annotations)
 
 
-def many_parameters(modules: dict[str, Module]) -> list[str]:
+def many_parameters(modules: Iterable[Module]) -> list[str]:
     """List the functions outside kernels with more parameters than allowed, most first; without commands."""
     result: list[tuple[int, str]] = []
-    for module in modules.values():
+    for module in modules:
         if KERNELS in module.name.split("."):
             continue
         for function in functions(module):
@@ -375,7 +391,7 @@ def figures(packages: Iterable[Path] = PACKAGES) -> dict[str, Any]:
         "modules": len(modules),
         "lines": sum(len(m.text.splitlines()) for m in modules.values()),
         "code_lines": sum(code.values()),
-        "classes": sum(isinstance(n, ast.ClassDef) for m in modules.values() for n in m.nodes),
+        "classes": sum(isinstance(n, ast.ClassDef) for m in modules.values() for n in statements(m.tree)),
         "functions": len(all_functions),
         "module_lines": spread([len(m.text.splitlines()) for m in modules.values()]),
         "function_lines": spread([(f.end_lineno or f.lineno) - f.lineno + 1 for f in all_functions]),
@@ -385,7 +401,7 @@ def figures(packages: Iterable[Path] = PACKAGES) -> dict[str, Any]:
         "small_modules": small,
         "imported_once": single,
         "private_reaches": private_reaches(modules),
-        "many_parameters": many_parameters(modules),
+        "many_parameters": many_parameters(modules.values()),
         "circles": described_circles(modules, deferred=False),
         "circles_deferred": described_circles(modules, deferred=True),
         "doubled_classes": doubled_classes(modules),

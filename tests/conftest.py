@@ -17,16 +17,22 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from lastword import metrics
 from tests.support import linux, stores
 from tests.support.cpu import CpuTable
-from tests.support.exhaustive import stride
+from tests.support.exhaustive import EXHAUSTIVE, stride
 from tests.support.stores import Server, ServerMissing
 
 # Machines that run tests are busy, so the time of an example is no property of the code.
 settings.register_profile("lastword", deadline=None, max_examples=200 // stride(20))
 settings.load_profile("lastword")
+
+# Hypothesis parses every module of the source for constants, which it draws now and then: 4 to 15 s of CPU in
+# each process after a change, and other examples of a test with each other test beside it. At night only.
+if not EXHAUSTIVE:
+    providers._get_local_constants = lambda: providers._local_constants
 
 if linux.PORTABLE:
     linux.take_calls_away()

@@ -26,7 +26,6 @@ directory operations.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -169,12 +168,9 @@ class Image:
     marks: list[str]
 
     @property
-    def digest(self) -> bytes:
-        total = hashlib.sha256()
-        for path, content in sorted(self.tree.items()):
-            total.update(f"{path}\0{-1 if content is None else len(content)}\0".encode())
-            total.update(content or b"")
-        return total.digest()
+    def identity(self) -> int:
+        """Return a number that is the same for equal trees."""
+        return hash(frozenset(self.tree.items()))
 
     def write(self, target: str | os.PathLike[str]) -> str:
         """Make the tree in `target`, in place of what is there; return its path."""
@@ -194,6 +190,22 @@ class Image:
         return target
 
 
+@dataclass
+class _Moment:
+    """What all images of a moment have in common: the crashes of one moment differ in its pending changes.
+
+    `contents`: bytes of the files, without their pending writes. `names`: all changes of names, because one
+    that is safe may follow a pending one of the same name.
+    """
+
+    pending: Pending
+    names: list[tuple[int, Op]]
+    contents: dict[int, bytes]
+    mtimes: dict[int, int]
+    marks: list[str]
+    folders: set[int]
+
+
 class ForgetfulFiles(Files):
     """`Files` below `root`. Existing files are safe. Changes made past this object are not tracked."""
 
@@ -207,6 +219,7 @@ class ForgetfulFiles(Files):
         self._adopt_tree(self.root, ROOT)
         self._now = {n: dict(node) for n, node in self._start.items() if isinstance(node, dict)}
         self._next = max(self._start) + 1
+        self._last_moment: tuple[int, _Moment] | None = None
 
     # ---- the current tree: directories by number, names in them
 
@@ -401,37 +414,54 @@ class ForgetfulFiles(Files):
         pending.names = [number for number in pending.names if number not in whole]
         return pending
 
+    def _moment(self, upto: int) -> _Moment:
+        if self._last_moment is not None and self._last_moment[0] == upto:
+            return self._last_moment[1]
+        pending = self.pending(upto)
+        unsafe = set(pending.all)
+        contents = {n: bytearray(node) for n, node in self._start.items() if isinstance(node, bytes)}
+        folders = {n for n, node in self._start.items() if isinstance(node, dict)}
+        moment = _Moment(pending, [], {}, dict(self._start_mtimes), [], folders)
+        for number, op in enumerate(self.journal[:upto]):
+            if op.kind == "mark":
+                moment.marks.append(op.path)
+            elif op.kind == "mtime":
+                moment.mtimes[op.inode] = op.position
+            elif op.kind == "names":
+                moment.names.append((number, op))
+                if op.path.startswith("mkdir "):
+                    folders.add(op.inode)
+            elif op.kind in ("write", "truncate") and number not in unsafe:
+                _apply(contents.setdefault(op.inode, bytearray()), op, number, Survivors(), unsafe=False)
+        moment.contents = {inode: bytes(content) for inode, content in contents.items()}
+        self._last_moment = upto, moment
+        return moment
+
     def crash(self, upto: int | None = None, drop: Policy = forget_all, label: str = "") -> Image:
         """Return the tree after a crash behind the first `upto` entries of the journal (default: all)."""
         upto = len(self.journal) if upto is None else upto
-        pending = self.pending(upto)
+        moment = self._moment(upto)
+        pending = moment.pending
         survivors = drop(pending, self.journal)
         lost = {number for number in pending.all if number not in survivors.kept}
         self._drag_along(pending, lost)
         directories = {n: dict(node) for n, node in self._start.items() if isinstance(node, dict)}
-        contents = {n: bytearray(node) for n, node in self._start.items() if isinstance(node, bytes)}
-        mtimes = dict(self._start_mtimes)
-        marks = []
-        unsafe = set(pending.all)
-        for number, op in enumerate(self.journal[:upto]):
-            if op.kind == "mark":
-                marks.append(op.path)
-            elif op.kind == "mtime":
-                mtimes[op.inode] = op.position
-            elif number in lost:
-                continue
-            elif op.kind == "names":
+        for number, op in moment.names:
+            if number not in lost:
                 for directory, name, inode in op.names:
                     if inode is None:
                         directories.setdefault(directory, {}).pop(name, None)
                     else:
                         directories.setdefault(directory, {})[name] = inode
-            elif op.kind in ("write", "truncate"):
-                _apply(contents.setdefault(op.inode, bytearray()), op, number, survivors, number in unsafe)
-        image = Image(label or getattr(drop, "__name__", "policy"), upto, {}, {}, marks)
-        created_folders = {op.inode for op in self.journal if op.path.startswith("mkdir ")}
-        folders = {n for n, node in self._start.items() if isinstance(node, dict)} | created_folders
-        self._collect(image, ROOT, "", directories, contents, mtimes, folders)
+        contents = dict(moment.contents)
+        for inode, numbers in pending.data.items():
+            content = bytearray(contents.get(inode, b""))
+            for number in numbers:
+                if number not in lost:
+                    _apply(content, self.journal[number], number, survivors, unsafe=True)
+            contents[inode] = bytes(content)
+        image = Image(label or getattr(drop, "__name__", "policy"), upto, {}, {}, list(moment.marks))
+        self._collect(image, ROOT, "", directories, contents, moment)
         return image
 
     def _drag_along(self, pending: Pending, lost: set[int]) -> None:
@@ -457,19 +487,18 @@ class ForgetfulFiles(Files):
         number: int,
         above: str,
         directories: dict[int, dict[str, int]],
-        contents: dict[int, bytearray],
-        mtimes: dict[int, int],
-        folders: set[int],
+        contents: dict[int, bytes],
+        moment: _Moment,
     ) -> None:
         for name, inode in directories.get(number, {}).items():
             path = f"{above}{name}"
-            if inode in folders:
+            if inode in moment.folders:
                 image.tree[path] = None
-                self._collect(image, inode, path + "/", directories, contents, mtimes, folders)
+                self._collect(image, inode, path + "/", directories, contents, moment)
             else:
-                image.tree[path] = bytes(contents.get(inode, b""))
-                if inode in mtimes:
-                    image.mtimes[path] = mtimes[inode]
+                image.tree[path] = contents.get(inode, b"")
+                if inode in moment.mtimes:
+                    image.mtimes[path] = moment.mtimes[inode]
 
     def image(
         self, target_dir: str | os.PathLike[str], upto: int | None = None, drop: Policy = forget_all
@@ -486,7 +515,7 @@ class ForgetfulFiles(Files):
         alone; tear each last write; or keep a random subset.
         """
         yield "keep_all", keep_all
-        pending = self.pending(upto)
+        pending = self._moment(upto).pending
         everything = pending.all
         if not everything:
             return  # all is safe: every policy gives the same image
@@ -517,7 +546,7 @@ class ForgetfulFiles(Files):
         for upto in range(start, len(self.journal) + 1) if moments is None else moments:
             for label, policy in self.policies(upto, seeds):
                 image = self.crash(upto, policy, f"after {upto} of {len(self.journal)}, {label}")
-                known = (image.digest, len(image.marks))
+                known = (image.identity, len(image.marks))
                 if known not in seen:
                     seen.add(known)
                     yield image

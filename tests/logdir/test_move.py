@@ -31,6 +31,7 @@ from lastword.partition import leases
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
+from tests.crash.memory import ROOT, MemoryFiles
 from tests.fakes import ForgetfulFiles, RecordingFiles
 from tests.fakes.failing import FailingFiles
 from tests.fakes.recording import Call
@@ -391,12 +392,11 @@ def test_no_lease_is_lost_that_is_written_while_its_partition_moves(tmp_path: Pa
     assert every_stop(at, stride(5)) > 40
 
 
-def lost_leases(root: Path, image_path: Path, at: int, *, inside: str, every: int) -> list[str] | None:
+def lost_leases(root: Path, at: int, *, inside: str, every: int) -> list[str] | None:
     """Return the crashes after which another lease is there than the readers were told. None: as above.
 
     Args:
         root: What `prepare` has made.
-        image_path: Where each crash is made.
         at: The number of the call, as in `leases_after`.
         inside: As there.
         every: Take every n-th moment.
@@ -409,10 +409,8 @@ def lost_leases(root: Path, image_path: Path, at: int, *, inside: str, every: in
     )
     lost = []
     for image in files.images(range(written + at % every, len(files.journal) + 1, every)):
-        image.write(image_path)
-        with lastword.open(
-            [image_path / "a", image_path / "b"], "a", files=UNSYNCED, clock=ManualClock(NOW)
-        ) as logs:
+        left = MemoryFiles(image.tree, image.mtimes)
+        with lastword.open([f"{ROOT}/a", f"{ROOT}/b"], "a", files=left, clock=ManualClock(NOW)) as logs:
             if [(lease.name, lease.position) for lease in logs.topic("users").leases()] != LEFT:
                 lost.append(image.label)
     return lost
@@ -426,7 +424,7 @@ def test_no_crash_of_a_move_loses_a_lease(tmp_path: Path, inside: str) -> None:
     def at(number: int) -> bool:
         root = tmp_path / "root"
         shutil.copytree(tmp_path / "start", root)
-        lost = lost_leases(root, tmp_path / "image", number, inside=inside, every=stride(40))
+        lost = lost_leases(root, number, inside=inside, every=stride(40))
         shutil.rmtree(root)
         assert not lost, number
         return lost is None
@@ -455,7 +453,7 @@ def test_planted_leases_of_a_careless_reader_are_lost_in_a_crash(
     else:
         monkeypatch.setattr(leases, "_check_open", lambda *_: None)
     prepare(tmp_path / "root")
-    assert lost_leases(tmp_path / "root", tmp_path / "image", at, inside="move", every=4)
+    assert lost_leases(tmp_path / "root", at, inside="move", every=4)
 
 
 def late_lease(root: Path, at: int, files: Files, disk: ForgetfulFiles | None = None) -> bool | None:
@@ -488,8 +486,8 @@ def late_lease(root: Path, at: int, files: Files, disk: ForgetfulFiles | None = 
     return taken if next(numbers) > at else None
 
 
-def positions(root: Path) -> list[tuple[str, int]]:
-    with lastword.open([root / "a", root / "b"], "a", files=UNSYNCED, clock=ManualClock(NOW)) as logs:
+def positions(root: str | Path, files: Files = UNSYNCED) -> list[tuple[str, int]]:
+    with lastword.open([f"{root}/a", f"{root}/b"], "a", files=files, clock=ManualClock(NOW)) as logs:
         return [(lease.name, lease.position) for lease in logs.topic("users").leases()]
 
 
@@ -511,7 +509,7 @@ def test_no_lease_is_lost_of_a_reader_that_has_opened_the_source_alone(tmp_path:
     assert known == sorted(known, reverse=True) and {True, False} == set(known)  # once refused, it stays so
 
 
-def lost_late_leases(root: Path, image_path: Path, at: int, every: int) -> list[str] | None:
+def lost_late_leases(root: Path, at: int, every: int) -> list[str] | None:
     """Return the crashes after which a lease is gone that a reader of the source alone had taken.
 
     None: the move has no call `at`.
@@ -523,8 +521,7 @@ def lost_late_leases(root: Path, image_path: Path, at: int, every: int) -> list[
     journal = list(enumerate(disk.journal, 1))
     written = next(n for n, entry in journal if (entry.kind, entry.path) == ("mark", "written"))
     for image in disk.images(range(written, len(journal) + 1, every)):
-        image.write(image_path)
-        if positions(image_path) != [("late", 15)]:
+        if positions(ROOT, MemoryFiles(image.tree, image.mtimes)) != [("late", 15)]:
             lost.append(image.label)
     return lost
 
@@ -536,7 +533,7 @@ def test_no_crash_of_a_move_loses_a_lease_of_a_reader_of_the_source_alone(tmp_pa
     def at(number: int) -> bool:
         root = tmp_path / "root"
         shutil.copytree(tmp_path / "start", root)
-        lost = lost_late_leases(root, tmp_path / "image", number, stride(20))
+        lost = lost_late_leases(root, number, stride(20))
         shutil.rmtree(root)
         assert not lost, (number, lost)
         return lost is None
@@ -550,7 +547,7 @@ def test_planted_a_source_that_takes_leases_until_its_name_is_gone(
 ) -> None:
     monkeypatch.setattr(leases, "close", lambda *_: None)
     prepare(tmp_path / "root")
-    assert lost_late_leases(tmp_path / "root", tmp_path / "image", 258, 20)
+    assert lost_late_leases(tmp_path / "root", 258, 20)
 
 
 def test_a_lease_that_is_not_copied_yet_is_not_reported_as_released(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ at a version inside a call may find the state before the call, the state after i
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +20,15 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import lastword
+from lastword.api.cleaning import expire_old_values
 from lastword.api.logs import LogDir
+from lastword.api.record import ABSENT
 from lastword.cleaner.policy.plan import Plan
 from lastword.clock import ManualClock
-from lastword.files import Handle
+from lastword.errors import ConflictError
+from lastword.files import FileFacts, Handle
 from lastword.keys import index, manifest
+from lastword.partition import scan
 from lastword.partition.log import PartitionLog
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
@@ -35,6 +40,7 @@ NOW = 1_700_000_000_000
 HOUR = 3_600_000
 TOPIC = "users"
 SALT = b"0123456789abcdef"
+TTL = "lastword.ttl.ms"
 
 Folder = dict[str, Node | None]
 Tree = dict[str, Folder]
@@ -45,7 +51,7 @@ Tree = dict[str, Folder]
 
 class Content(NamedTuple):
     data: bytes
-    mtime_ms: int
+    facts: FileFacts
 
 
 class VersionedFiles(MemoryFiles):
@@ -53,6 +59,7 @@ class VersionedFiles(MemoryFiles):
 
     Attributes:
         trees: by version, the folders and their nodes; versions share a folder that did not change.
+        changed_ms: by identity of a folder in `trees`, the time at which its names changed.
         contents: by node, the versions at which its bytes changed, and the new bytes.
         reuse: a new file gets the inode number of a removed file, as in ext4 and xfs.
     """
@@ -62,6 +69,7 @@ class VersionedFiles(MemoryFiles):
         self.clock = clock
         self.reuse = reuse
         self.trees: list[Tree] = [{ROOT: {}}]
+        self.changed_ms: dict[int, int] = {id(self.trees[0][ROOT]): clock.now_ms()}
         self.clock_ms: list[int] = [clock.now_ms()]
         self.labels: list[str] = ["nothing"]
         self.contents: dict[Node, tuple[list[int], list[Content]]] = {}
@@ -83,7 +91,8 @@ class VersionedFiles(MemoryFiles):
         tree = dict(self.trees[-1])
         for folder in folders:
             if folder in self._folders:
-                tree[folder] = dict(self._folders[folder])
+                tree[folder] = changed = dict(self._folders[folder])
+                self.changed_ms[id(changed)] = self.clock.now_ms()
             else:
                 tree.pop(folder, None)
         self._push(tree, label)
@@ -101,7 +110,8 @@ class VersionedFiles(MemoryFiles):
     def _keep(self, node: Node) -> None:
         versions, contents = self.contents.setdefault(node, ([], []))
         versions.append(self.version)
-        contents.append(Content(bytes(node.data), node.mtime_ms))
+        data = bytes(node.data)
+        contents.append(Content(data, FileFacts(len(data), node.mtime_ms, node.inode)))
 
     def content(self, node: Node, version: int) -> Content:
         """Return the bytes of a file at a version; for a version before its creation, its first bytes."""
@@ -215,6 +225,12 @@ class Written(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     producer_id: int = -1
+
+    def expiry(self, topic_ttl_ms: int) -> float:
+        """Return the time in ms from which on a state hides the value; infinity: it never does."""
+        own = [value for name, value in self.headers if name == TTL]
+        ttl_ms = int(own[-1] or b"-1") if own else topic_ttl_ms
+        return math.inf if topic_ttl_ms < 0 or ttl_ms < 0 else self.timestamp + ttl_ms
 
 
 class Ends(NamedTuple):
@@ -392,6 +408,8 @@ class Writer:
         )
         self.logs: LogDir | None = None
         self.count = 0
+        self.ttl_ms = settings.get("lastword_ttl_ms", -1)
+        self._rng_of_keys = random.Random(seed)  # of its own: a history is as without lookups otherwise
         self.ongoing: dict[int, dict[int, list[int]]] = {n: {} for n in range(partitions)}
 
     # ---- records of the effects
@@ -481,6 +499,8 @@ class Writer:
                 else b"%d." % self.count + b"v" * rng.randrange(30)
             )
             headers = (("h", b"%d" % self.count),) if rng.random() < 0.1 else ()
+            if self.ttl_ms >= 0 and self.count % 7 == 0:  # forever, or for an hour
+                headers += ((TTL, b"-1" if self.count % 2 else b"%d" % HOUR),)
             timestamp = self.clock.now_ms() - rng.choice((0, 0, 0, 5000))
             records.append(Written(offset + at, timestamp, key, value, headers))
         return records
@@ -536,8 +556,45 @@ class Writer:
         with self.call("get"):
             self.logs[TOPIC].get(b"k0", partition=number)
 
+    def append_expecting(self, number: int) -> None:
+        """Append to a key if its newest record is the one of the oracle, and not if it is another one."""
+        assert self.logs is not None
+        log, lineage = self.log(number), self.history.partitions[number].lineages[-1]
+        key = b"k%d" % (self._rng_of_keys.randrange(self.keys) * len(self.history.partitions) + number)
+        newest = lineage.newest(log.log_end, lineage.undecided(log.undecided)).get(key, -1)
+        has_value = newest >= log.log_start and lineage.records[newest].value is not None
+        self.count += 1
+        record = Written(log.log_end, self.clock.now_ms(), key, b"%d." % self.count)
+        with self.call("append to an expected record"):
+            for other in (newest + 1, ABSENT if has_value else 0):
+                try:
+                    self.logs[TOPIC].append(key, b"refused", partition=number, expect=other)
+                except ConflictError:
+                    continue
+                raise AssertionError(f"{key!r} was appended to, though its newest record is {newest}")
+            lineage.records[record.offset] = record
+            expected = newest if has_value else ABSENT
+            done = self.logs[TOPIC].append(key, record.value, partition=number, expect=expected)
+            assert done.offset == record.offset, (done, record)
+
+    def expire_values(self) -> None:
+        """Append tombstones for values whose time to live has passed, as `clean` does first."""
+        assert self.logs is not None
+        for number, partition in self.history.partitions.items():
+            log = self.log(number)
+            with self.call("expire values"):
+                end = log.log_end
+                expire_old_values(self.logs.dirs, TOPIC, number)
+                for record in scan.records(log.view(), end, log.log_end, committed=False):
+                    assert record.value is None, record
+                    partition.lineages[-1].records[record.offset] = Written(
+                        record.offset, record.timestamp, record.key, None
+                    )
+
     def clean(self, strategy: str, *, due: bool) -> None:
         assert self.logs is not None
+        if self.ttl_ms >= 0:
+            self.expire_values()
         with self.call(f"clean, {strategy}, {'due' if due else 'all'}"), by_hash(self.history.seed % 2 == 1):
             self.logs.clean(TOPIC, strategy=strategy, due=due)
 
@@ -667,6 +724,8 @@ def writer_of(
     seed: int,
     files: Callable[..., Any] = VersionedFiles,
     root: str = ROOT,
+    *,
+    may_expire: bool = True,
 ) -> Writer:
     """Return a writer with random settings; the seed determines which kinds of calls it makes."""
     kind = seed % 8
@@ -682,6 +741,8 @@ def writer_of(
     if kind == 5:
         settings["retention_ms"] = 8 * HOUR
         settings["retention_bytes"] = rng.choice((1500, 4000, -1))
+    if may_expire and seed % 5 == 1:
+        settings["lastword_ttl_ms"] = 6 * HOUR
     writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
     writer.keys = rng.choice((3, 7, 20))
     return writer
@@ -712,6 +773,7 @@ def steps_of(writer: Writer, rng: random.Random, steps: int, without: Sequence[s
         _step(writer, rng, rng.choices(list(weights), list(weights.values()))[0])
         if seed % 3 == 1 and step % 3 == 0 and "get" not in without:
             writer.look_up(step % len(writer.history.partitions))
+            writer.append_expecting(step % len(writer.history.partitions))
 
 
 def make(seed: int, steps: int = 40) -> History:

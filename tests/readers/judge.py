@@ -8,6 +8,7 @@ end. A state reads up to the log end, without the records that are undecided the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -44,6 +45,14 @@ class Row(NamedTuple):
     value: bytes | None
     timestamp: int | None = None
     headers: tuple[tuple[str, bytes | None], ...] | None = None
+
+
+class Lifetimes(NamedTuple):
+    """What a state hides: values that had expired when the read began, and maybe those up to its end."""
+
+    topic_ttl_ms: int = -1
+    begin_ms: float = -math.inf
+    end_ms: float = -math.inf
 
 
 class Window:
@@ -87,6 +96,7 @@ class Window:
         forgotten: bool = False,
         start: int | None = None,
         is_state: bool = False,
+        lifetimes: Lifetimes = Lifetimes(),
     ) -> None:
         """Check that `shown` is the state of one moment.
 
@@ -97,6 +107,7 @@ class Window:
                 from the log, and keys that are below the log start now.
             start: The range began at this offset; records below it do not count.
             is_state: The range ended at the log end, without the undecided records.
+            lifetimes: The values that the mapping hides, or may hide.
         """
         if not self.is_one_line:
             # During a truncation a reader may find an end between the two. The cleaning may have removed
@@ -123,7 +134,7 @@ class Window:
                         continue
                     before = floor, newest
                     wrong = _difference(
-                        lineage, newest, floor, shown, tombstones, keys, values, gone, forgotten
+                        lineage, newest, floor, shown, tombstones, keys, values, gone, forgotten, lifetimes
                     )
                     if not wrong:
                         return
@@ -132,6 +143,21 @@ class Window:
                         nearest = len(wrong), text
         ends = f"E in [{self.lowest_end}, {max(map(self.end_of, self.calls))}]" if end is None else f"E={end}"
         raise Violation("no moment", f"{ends}; nearest {nearest[1] if nearest else '-'}")
+
+    def check_presence(self, key: bytes, is_present: bool) -> None:
+        """Check that a key has a value at one moment, or that it has none."""
+        if not is_present:
+            self.check_moment({}, tombstones=False, keys=[key])
+            return
+        wrong: Violation | None = None
+        lines = (self.partition.lineages[number].records.values() for number in self.lines)
+        for offset in sorted({record.offset for line in lines for record in line if record.key == key}):
+            try:
+                self.check_moment({key: offset}, tombstones=False, keys=[key])
+                return
+            except Violation as violation:
+                wrong = violation
+        raise wrong or Violation("never written", f"{key!r} is present")
 
     def _check_written(self, shown: Mapping[bytes, Any], values: bool) -> None:
         lines = [self.partition.lineages[number].records for number in self.lines]
@@ -291,10 +317,15 @@ def _difference(
     values: bool,
     gone: frozenset[int],
     forgotten: bool,
+    lifetimes: Lifetimes,
 ) -> list[str]:
     """Return the differences between the shown offsets (or values) and a moment; empty if there are none."""
     wrong = []
     records = lineage.records
+
+    def expiry(record: Written) -> float:
+        return record.expiry(lifetimes.topic_ttl_ms)
+
     for key, offset in newest.items():
         if offset < log_start or (keys is not None and key not in keys):
             if key in shown and not (forgotten and shown[key] == records[offset].value):
@@ -306,8 +337,11 @@ def _difference(
                 wrong.append(f"{key!r} is shown, and was deleted at {offset}")
             continue
         if key not in shown:
-            if record.value is not None or offset not in gone:
+            may_hide = offset in gone if record.value is None else expiry(record) <= lifetimes.end_ms
+            if not may_hide:
                 wrong.append(f"{key!r} is not shown, its newest is {offset}")
+        elif record.value is not None and expiry(record) <= lifetimes.begin_ms:
+            wrong.append(f"{key!r} is shown, its newest {offset} has expired")
         elif shown[key] != (record.value if values else offset):
             wrong.append(f"{key!r} is {shown[key]!r}, its newest is {offset}, {record.value!r}")
     wrong += [f"{key!r} is shown, and has no record" for key in shown if key not in newest]

@@ -29,7 +29,9 @@ rng = random.Random(seed)
 raw = dict(key_serializer="bytes", value_serializer="bytes")
 text = lambda data: None if data is None else data.decode("latin-1")
 out = open(sys.argv[5], "w")
-kinds = ("log", "newest", "changes", "state", "arrow", "follow", "verify")
+kinds = ("log", "newest", "changes", "get", "state", "arrow", "follow", "verify")
+keys = [b"k%d" % n for n in range(20)]
+kept = lastword.open(directory, **settings).topic(topic, **raw)
 for number in itertools.count():
     if number == len(kinds):  # warm
         print("ready", flush=True)
@@ -39,6 +41,9 @@ for number in itertools.count():
         with lastword.open(directory, **settings) as logs:
             if kind == "verify":
                 rows = [[0, 0, str(problem), None] for problem in logs.verify(topic).problems]
+            elif kind == "get":
+                found = kept.get_records(keys).values()
+                rows = [[0, r.offset, text(r.key), text(r.value)] for r in found]
             elif kind == "state":
                 rows = [[0, 0, text(key), text(value)] for key, value in logs.state(topic, **raw).items()]
             elif kind == "arrow":
@@ -109,7 +114,7 @@ def judge(writer: Writer, reads: list[list[Any]]) -> list[str]:
             elif kind == "state":
                 shown = {_data(key): _data(value) for _, _, key, value in rows}
                 window.check_moment(shown, tombstones=False, values=True, is_state=True)  # type: ignore[arg-type]
-            elif kind in ("newest", "changes"):
+            elif kind in ("newest", "changes", "get"):
                 newest = {_data(key): offset for _, offset, key, _ in rows}
                 window.check_moment(newest, tombstones=kind == "changes")  # type: ignore[arg-type]
             else:
@@ -123,7 +128,7 @@ def judge(writer: Writer, reads: list[list[Any]]) -> list[str]:
 def writing(directory: Path, seed: int) -> Iterator[tuple[Writer, Callable[[int], None]]]:
     """Yield a writer on a real directory, and a function that makes a number of random calls."""
     rng = random.Random(seed)
-    writer = writer_of(rng, seed, TimedFiles, str(directory))
+    writer = writer_of(rng, seed, TimedFiles, str(directory), may_expire=False)  # readers have another time
     with writer.watched():
         writer.begin(rng)
         try:

@@ -18,7 +18,7 @@ from lastword.errors import LastwordError, LeaseRefusedError, OffsetOutOfRangeEr
 from lastword.partition import scan
 from tests.crash.memory import ROOT
 from tests.readers.history import TOPIC, History, small_indexes
-from tests.readers.judge import Row, Violation, Window
+from tests.readers.judge import Lifetimes, Row, Violation, Window
 from tests.readers.travel import TravellingClock, TravellingFiles, pace_of, still
 
 SNAPSHOT = "restored.jsonl"
@@ -44,6 +44,10 @@ class Journey:
     def now(self) -> int:
         """The version that the reader has reached."""
         return self.files.now
+
+    def now_ms(self) -> int:
+        """Return the time of now."""
+        return self.history.files.clock_ms[self.now]
 
     def pause(self) -> None:
         """Let the writer do something."""
@@ -158,30 +162,59 @@ def read_keys(journey: Journey) -> None:
         window.check_complete(set(offsets), -1, wanted=wanted)
 
 
+ABSENT_KEY = b"k1000"
+"""A key that nobody writes."""
+
+
 def get(journey: Journey) -> None:
-    """Look up keys together, singly, and again with the index that the process has then."""
-    rng = journey.rng
-    keys = [b"k%d" % n for n in rng.sample(range(9), 3)]
+    """Look up keys, and again with the index and the view that are kept since then."""
     with journey.open() as logs:
         topic = logs.topic(TOPIC)
-        for _ in range(rng.choice((1, 2, 4))):
-            first, rows = journey.now, {}
+        for _ in range(journey.rng.choice((1, 2, 4))):
             for number in journey.history.partitions:
-                if rng.random() < 0.5:
-                    shown = list(topic.get_records(keys, partition=number).values())
-                    rows[number] = sorted(map(row, shown), key=lambda row: row.offset)
-                    continue
-                record = topic.get_record(keys[0], partition=number)
-                window = journey.windows(first)[number]
-                window.check_moment(
-                    {} if record is None else {keys[0]: record.offset}, tombstones=False, keys=keys[:1]
-                )
-            for number, shown in rows.items():
-                window = journey.windows(first)[number]
-                for each in shown:
-                    window.check_row(each)
-                window.check_moment({each.key: each.offset for each in shown}, tombstones=False, keys=keys)
-            journey.pause()
+                _look_up(journey, topic, number)
+            if journey.rng.random() < 0.6:  # else the view is kept, unless the pace changes the directory
+                journey.pause()
+
+
+LOOKUPS = ("get", "get_many", "get_record", "get_records", "in")
+
+
+def _look_up(journey: Journey, topic: Any, number: int) -> None:
+    """Look up keys of one partition by one of the calls; some are absent, or deleted."""
+    rng, first, count = journey.rng, journey.now, len(journey.history.partitions)
+    call = rng.choices(LOOKUPS, (1, 2, 1, 3, 1))[0]
+    keys = [ABSENT_KEY, *(b"k%d" % n for n in rng.sample(range(9), 3))]
+    named: dict[str, int] = {"partition": number}
+    if call == "in" or rng.random() < 0.3:  # in all partitions, so that a key of another one would be found
+        named = {}
+        keys = [key for key in keys if int(key[1:]) % count == number] or [b"k%d" % number]
+    if call in ("get", "get_record", "in"):
+        keys = [rng.choice(keys)]
+    shown: dict[bytes, Any] = {}
+    records: dict[bytes, Any] = {}
+    if call == "get":
+        value = topic.get(keys[0], ABSENT_KEY, **named)
+        shown = {} if value == ABSENT_KEY else {keys[0]: value}
+    elif call == "get_many":
+        shown = topic.get_many(keys, **named)
+    elif call == "get_records":
+        records = topic.get_records(keys, **named)
+    elif call == "get_record":
+        record = topic.get_record(keys[0], **named)
+        records = {} if record is None else {keys[0]: record}
+    else:
+        is_present = keys[0] in topic
+        journey.windows(first)[number].check_presence(keys[0], is_present)
+        journey.notes.append(call)
+        return
+    window = journey.windows(first)[number]
+    for record in records.values():
+        window.check_row(row(record))
+    shown |= {key: record.offset for key, record in records.items()}
+    has_values = call in ("get", "get_many")
+    window.check_moment(shown, tombstones=False, keys=keys, values=has_values)
+    journey.notes.append(call if shown else f"{call}: none")
 
 
 def read_range(journey: Journey) -> None:
@@ -312,10 +345,15 @@ def follow_from(journey: Journey) -> None:
 def _values(journey: Journey, state: Any, first: int | None = None, *, forgotten: bool = False) -> None:
     """Check a mapping of all partitions. The writer puts each key into one of them."""
     shown = state.copy()  # of one moment, where `dict(state)` shows what other threads append meanwhile
+    begin_ms = journey.history.files.clock_ms[journey.first if first is None else first]
+    ttl_ms = journey.history.settings.get("lastword_ttl_ms", -1)
+    lifetimes = Lifetimes(ttl_ms, begin_ms, journey.now_ms())
     windows = journey.windows(first)
     for number, window in windows.items():
         own = {key: value for key, value in shown.items() if int(key[1:]) % len(windows) == number}
-        window.check_moment(own, tombstones=False, values=True, forgotten=forgotten, is_state=True)
+        window.check_moment(
+            own, tombstones=False, values=True, forgotten=forgotten, is_state=True, lifetimes=lifetimes
+        )
 
 
 def state(journey: Journey) -> None:
@@ -652,7 +690,7 @@ def interleave(
     story, pace = pace_of(rng, history.last)
     evicts = rng.random() < 0.25
     scan.PLAIN_BYTES_LOADED = rng.choice((BULK, BULK, PLAIN))
-    files.start(first, pace, rng, evicts=evicts)
+    files.start(first, pace, rng, evicts=evicts, has_stamps=number % 4 != 3)
     journey = Journey(history, files, rng, first, story)
     violation = None
     try:

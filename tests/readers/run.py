@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
+import logging
 import multiprocessing
 import sys
 import time
@@ -36,6 +38,7 @@ class Tally:
     judged: int = 0
     different: int = 0
     histories: int = 0
+    cpu_seconds: float = 0.0
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
     notes: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
     violations: list[tuple[str, str, str]] = field(default_factory=list)
@@ -44,6 +47,7 @@ class Tally:
         self.judged += other.judged
         self.different += other.different
         self.histories += other.histories
+        self.cpu_seconds += other.cpu_seconds
         self.kinds += other.kinds
         self.notes += other.notes
         self.violations += other.violations
@@ -62,6 +66,7 @@ def violation_text(seed: int, number: int, outcome: Outcome) -> str:
 
 def judge_history(seed: int, count: int, kinds: list[str] | None = None) -> Tally:
     """Judge the first `count` interleavings of one history."""
+    started = time.process_time()
     history = make(seed)
     tally = Tally(histories=1)
     seen: set[int] = set()
@@ -75,7 +80,15 @@ def judge_history(seed: int, count: int, kinds: list[str] | None = None) -> Tall
             text = violation_text(seed, number, outcome)
             tally.violations.append((outcome.kind, outcome.violation.rule, text))
     tally.different = len(seen)
+    tally.cpu_seconds = time.process_time() - started
     return tally
+
+
+def _begin() -> None:
+    """Exclude the libraries from garbage collections, and make those fewer; print no warning of a read."""
+    logging.getLogger("lastword").setLevel(logging.ERROR)
+    gc.freeze()
+    gc.set_threshold(20_000)
 
 
 def _judge(task: tuple[int, int, list[str] | None]) -> Tally:
@@ -112,6 +125,15 @@ def repeat(seed: int, number: int, kinds: list[str] | None) -> int:
     return 1
 
 
+def summary(total: Tally, started: float) -> str:
+    """Return a line with the counts, the time since `started`, and the CPU time of all processes."""
+    return (
+        f"{total.judged} interleavings of {total.histories} histories judged, {total.different} different, "
+        f"{len(total.violations)} violations, {time.monotonic() - started:.0f} s, "
+        f"{1000 * total.cpu_seconds / max(1, total.judged):.1f} ms of CPU each"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--interleavings", type=int, default=100_000)
@@ -125,27 +147,28 @@ def main() -> int:
     started = time.monotonic()
     total = Tally()
     shown: collections.Counter[tuple[str, str]] = collections.Counter()
-    work = tasks(given.interleavings, given.seed or 0, given.kinds)
-    with multiprocessing.get_context("spawn").Pool(given.jobs, maxtasksperchild=50) as pool:
-        for tally in pool.imap_unordered(_judge, work):
+    first = given.seed or 0
+    work = tasks(given.interleavings, first, given.kinds)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(given.jobs, _begin, maxtasksperchild=50) as pool:
+        for tally in pool.imap(_judge, work):  # in the order of seeds, so that a run that is ended counts
             total.add(tally)
             for kind, rule, text in tally.violations:
                 shown[kind, rule] += 1
                 if shown[kind, rule] <= SHOWN:
                     print(f"{kind}: {text}", flush=True)
             if total.histories % 20 == 0:
-                print(f"{total.judged} interleavings, {time.monotonic() - started:.0f} s", flush=True)
+                print(
+                    f"seeds {first} to {first + total.histories - 1}: {summary(total, started)}", flush=True
+                )
     for (kind, rule), count in shown.most_common():
         print(f"{count:6} x {kind}: {rule}")
     print("by kind: " + ", ".join(f"{kind} {count}" for kind, count in sorted(total.kinds.items())))
-    refused = collections.Counter({name: 0 for _, name in total.notes})
-    for (_, name), count in total.notes.items():
-        refused[name] += count
-    print("refused as they may: " + ", ".join(f"{name} {count}" for name, count in sorted(refused.items())))
-    print(
-        f"{total.judged} interleavings of {total.histories} histories judged, {total.different} different, "
-        f"{len(total.violations)} violations, {time.monotonic() - started:.0f} s"
-    )
+    noted: collections.Counter[str] = collections.Counter()
+    for (_, note), count in total.notes.items():
+        noted[note] += count
+    print("noted: " + ", ".join(f"{note} {count}" for note, count in sorted(noted.items())))
+    print(summary(total, started))
     return 1 if total.violations else 0
 
 

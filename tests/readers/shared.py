@@ -321,6 +321,9 @@ class SharedJourney(Journey):
     def now(self) -> int:
         return self._run.files.version
 
+    def now_ms(self) -> int:
+        return self._run.writer.clock.now_ms()
+
     def pause(self) -> None:
         self._run.baton.switch(to=WRITER)
 

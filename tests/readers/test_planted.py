@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from lastword.api import cleaning, inspections, open_dirs
+from lastword.api import cleaning, inspections, keys, open_dirs
 from lastword.api.contents import Contents
 from lastword.api.reader import Reader
 from lastword.api.restore import SnapshotFile
 from lastword.api.watch import Watch
 from lastword.errors import FileVanishedError
+from lastword.files import Files
 from lastword.keys import index
 from lastword.logdir import LogDirectory
 from lastword.partition import directory_segments, moment, swap
@@ -128,6 +129,34 @@ def test_a_key_index_that_is_a_record_behind(monkeypatch: Patch) -> None:
     records = index._records
     monkeypatch.setattr(index, "_records", lambda log, range_: reversed([*records(log, range_)]))
     caught(["get"], "no moment", "lost", "stale")
+
+
+def test_a_key_index_without_deletions(monkeypatch: Patch) -> None:
+    """A deleted key is found: its record is there until a cleaning."""
+    records = index._records
+    monkeypatch.setattr(
+        index, "_records", lambda log, range_: (r for r in records(log, range_) if r.value is not None)
+    )
+    caught(["get"], "no moment")
+
+
+def test_a_view_that_is_kept_when_its_stamps_have_changed(monkeypatch: Patch) -> None:
+    """A lookup beside a writer shows the values of the lookup before."""
+    monkeypatch.setattr(Files, "have_stamps", lambda files, stamps: True)
+    monkeypatch.setattr(PartitionView, "is_current", lambda view: True)
+    caught(["get"], "no moment")
+
+
+def test_an_expectation_that_is_not_compared(monkeypatch: Patch) -> None:
+    """The history of the writer itself shows it."""
+    monkeypatch.setattr(keys, "expecting", lambda *given, **more: contextlib.nullcontext())
+    with pytest.raises(AssertionError, match="was appended to"):
+        make(1)
+
+
+def test_values_that_outlive_their_time(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Contents, "_drop_expired", lambda contents: None)
+    caught(("state", "refresh", "snapshot"), "no moment", seeds=(1, 6, 11))
 
 
 def test_a_past_that_is_not_known_any_more(monkeypatch: Patch) -> None:

@@ -17,13 +17,14 @@ from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from tests.crash.memory import ROOT
 from tests.readers import process, shared
-from tests.readers.history import TOPIC, make
+from tests.readers.history import TOPIC, TTL, make
 from tests.readers.judge import Violation, Window
-from tests.readers.readers import KINDS, interleavings
+from tests.readers.readers import KINDS, LOOKUPS, interleavings
 from tests.readers.run import Tally, judge_history
 from tests.readers.travel import TravellingFiles
 from tests.support.exhaustive import stride
 
+BY_KEY = "append to an expected record", "expire values"
 HISTORIES, TOGETHER, EACH = 20 // stride(2), 4, 500 // stride(5)
 
 
@@ -37,6 +38,8 @@ def test_interleavings(first: int) -> None:
     assert tally.judged == TOGETHER * EACH
     assert tally.different >= TOGETHER * EACH * 0.98
     assert set(tally.kinds) == set(KINDS)
+    lookups = {note for kind, note in tally.notes if kind == "get"}
+    assert lookups >= set(LOOKUPS) and any(note.endswith(": none") for note in lookups)
 
 
 @pytest.mark.parametrize("kind", ["follow", "log", "arrow"])
@@ -76,10 +79,13 @@ def test_histories_have_what_readers_meet() -> None:
             met["tombstones removed"] += sum(record.value is None for record in gone)
             met["log start raised"] += len({ends.log_start for ends in partition.ends}) - 1
             met["lines"] += len(partition.lineages) - 1
+            met["values with a time to live"] += sum(
+                name == TTL for line in records.values() for r in line.values() for name, _ in r.headers
+            )
             met["aborted"] += sum(len(line.aborted) for line in partition.lineages)
         for _, label in history.calls:
             met[label.split(" ")[0].rstrip(",")] += 1
-            met[label] += label in ("clean, sharded", "kill", "delete the topic", "expire")
+            met[label] += label in ("clean, sharded", "kill", "delete the topic", "expire", *BY_KEY)
         versions = history.files.labels
         met["renames to .swap"] += sum(label.endswith(".swap") for label in versions)
         met["inodes used again"] += history.files.reuse
@@ -94,6 +100,7 @@ def test_histories_have_what_readers_meet() -> None:
         "roll",
     }
     wanted |= {"delete the topic", "expire", "truncate", "trim", "commit", "abort", "renames to .swap"}
+    wanted |= {*BY_KEY, "values with a time to live"}
     assert {name for name in wanted if not met[name]} == set()
     assert met["inodes used again"] >= 2
 
@@ -136,14 +143,14 @@ def test_readers_in_memory_beside_a_topic_that_is_deleted_and_made_again(seed: i
     assert [violation for *_, violation in run.reads if violation is not None] == []
 
 
-def test_watches_beside_a_writer_and_its_cleanings() -> None:
-    """They hold leases, which the writer sees."""
+def test_watches_and_lookups_beside_a_writer_and_its_cleanings() -> None:
+    """Watches hold leases, which the writer sees."""
     met: collections.Counter[str] = collections.Counter()
     for seed in range(8):
         run = shared.run(seed, ("watch", "get"))
         assert [violation for *_, violation in run.reads if violation is not None] == []
         met.update(run.notes)
-    assert met["watched"] >= 5
+    assert met["watched"] >= 5 and {note.partition(":")[0] for note in met} >= set(LOOKUPS)
 
 
 def test_a_shared_run_is_repeated_exactly() -> None:

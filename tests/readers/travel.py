@@ -9,6 +9,7 @@ sometimes reopened by name, as in a process with too many open files.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import threading
@@ -16,14 +17,15 @@ from collections.abc import Callable
 from typing import Any
 
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, ReadOnlyError, StorageError
-from lastword.files import FileFacts, FileLock, Files, Handle
+from lastword.files import DirVersion, FileFacts, FileLock, Files, Handle
 from lastword.partition import checkpoint_file
 from tests.crash.memory import ROOT, MemoryFiles, Node
-from tests.readers.history import Folder, History
+from tests.readers.history import Content, Folder, History
 
 Pace = Callable[[int], int]
 """The number of versions to advance before the operation with this number."""
 
+_normal = functools.lru_cache(1 << 12)(os.path.normpath)
 OTHER_INODE = 1 << 32  # added to an inode number that an open file has already
 
 
@@ -87,45 +89,53 @@ class TravellingFiles(Files):
     Attributes:
         now: the current version.
         trace: a hash of the versions at which operations were made.
+        has_stamps: directories have versions and kinds, as on a drive; False: as in other storage.
     """
 
     def __init__(self, history: History) -> None:
         self.history = history
         self._versions = history.files
+        self._last = history.last
         self._sorted: dict[int, list[str]] = {}
         self.side = MemoryFiles()
         self.start(0, still, random.Random(0))
 
-    def start(self, version: int, pace: Pace, rng: random.Random, *, evicts: bool = False) -> None:
+    def start(
+        self, version: int, pace: Pace, rng: random.Random, *, evicts: bool = False, has_stamps: bool = False
+    ) -> None:
         """Begin another journey, perhaps at an earlier version: values of a later one must not be kept."""
         checkpoint_file._read_once.cache_clear()
         self.now = version
         self.operations = 0
         self.trace = hash((self.history.seed, version))
         self.evicts = evicts
+        self.has_stamps = has_stamps
+        self._directory = FileFacts(0, 0, 1, "dir") if has_stamps else FileFacts(0, 0, 1)
         self._pace = pace
         self._rng = rng
-        self._held: dict[int, list[Node]] = {}
+        self._held: dict[int, list[Node]] = {}  # only if numbers are used again
 
     operation_lines: list[str] | None = None
     """A line for each operation, if this is a list."""
 
     def pause(self) -> None:
-        self.now = min(self.now + 1 + self._rng.randrange(30), self.history.last)
+        self.now = min(self.now + 1 + self._rng.randrange(30), self._last)
 
-    def step(self, operation: str = "") -> None:
+    def step(self, operation: str, path: str) -> None:
         jump = self._pace(self.operations)
         self.operations += 1
         if jump:
-            self.now = min(self.now + jump, self.history.last)
+            self.now = min(self.now + jump, self._last)
         self.trace = hash((self.trace, self.now))
         if self.operation_lines is not None:
-            self.operation_lines.append(f"{self.operations:4} version {self.now:5} {operation}")
+            self.operation_lines.append(f"{self.operations:4} version {self.now:5} {operation} {path}")
 
     # ---- lookup
 
     def _folder(self, path: str) -> Folder | None:
-        return self._versions.trees[self.now].get(path)
+        tree = self._versions.trees[self.now]
+        folder = tree.get(path)
+        return tree.get(_normal(path)) if folder is None else folder
 
     def node(self, path: str) -> Node | bool | None:
         """Return the file at a path; None for a directory, False if there is neither."""
@@ -135,15 +145,17 @@ class TravellingFiles(Files):
         if folder is None or name not in folder:
             if path in tree:
                 return None
-            normal = os.path.normpath(path)
+            normal = _normal(path)
             return self.node(normal) if normal != path else False
         return folder[name]
 
     def facts(self, node: Node) -> FileFacts:
-        data, mtime_ms = self._versions.content(node, self.now)
-        held = self._held.get(node.inode)
-        taken = bool(held) and node not in held  # type: ignore[operator]
-        return FileFacts(len(data), mtime_ms, node.inode + (OTHER_INODE if taken else 0))
+        facts = self._versions.content(node, self.now).facts
+        if self._held:
+            held = self._held.get(node.inode)
+            if held and node not in held:
+                return facts._replace(inode=node.inode + OTHER_INODE)
+        return facts
 
     # ---- Files: reads
 
@@ -151,7 +163,7 @@ class TravellingFiles(Files):
         full = os.fspath(path)
         if not full.startswith(ROOT):
             return self.side.open_read(_side(full))
-        self.step(f"open {full}")
+        self.step("open", full)
         node = self.node(full)
         if node is False:
             raise FileVanishedError(f"no file {full}", file=full, errno=errno.ENOENT)
@@ -163,8 +175,8 @@ class TravellingFiles(Files):
         full = os.fspath(path)
         if not full.startswith(ROOT):
             return self.side.listdir(_side(full))
-        self.step(f"list {full}")
-        folder = self._folder(full) or self._folder(os.path.normpath(full))
+        self.step("list", full)
+        folder = self._folder(full)
         if folder is None:
             raise FileVanishedError(f"no directory {full}", file=full, errno=errno.ENOENT)
         known = self._sorted.get(id(folder))
@@ -176,18 +188,44 @@ class TravellingFiles(Files):
         full = os.fspath(path)
         if not full.startswith(ROOT):
             return self.side.stat(_side(full))
-        self.step(f"stat {full}")
+        self.step("stat", full)
         node = self.node(full)
         if node is False:
             return None
-        return self.facts(node) if isinstance(node, Node) else FileFacts(0, 0, 1)
+        return self.facts(node) if isinstance(node, Node) else self._directory
+
+    def dir_version(self, path: Any) -> DirVersion | None:
+        full = os.fspath(path)
+        if not self.has_stamps or not full.startswith(ROOT):
+            return None
+        self.step("version of", full)
+        folder = self._folder(full)
+        return None if folder is None else self._version_of(folder)
+
+    def _version_of(self, folder: Folder) -> DirVersion:
+        """Return the version by the clock of the writer, whose calls change much in one millisecond."""
+        changed_ms = self._versions.changed_ms[id(folder)]
+        quiet_ms = self._versions.clock_ms[self.now] - changed_ms
+        return DirVersion(changed_ms, quiet_ms > 0, quiet_ms)
+
+    def stamp(self, path: Any) -> object:
+        """Return the stamp of a file or a directory in one operation, as on a drive."""
+        full = os.fspath(path)
+        if not self.has_stamps or not full.startswith(ROOT):
+            return super().stamp(path)
+        self.step("stamp", full)
+        node = self.node(full)
+        if isinstance(node, Node):
+            return self.facts(node)
+        folder = None if node is False else self._folder(full)
+        return None if folder is None else self._version_of(folder).stamp
 
     def is_dir(self, path: Any) -> bool:
         full = os.fspath(path)
         if not full.startswith(ROOT):
             return self.side.is_dir(_side(full))
-        self.step(f"is_dir {full}")
-        return self.node(full) is None or self._folder(full) is not None
+        self.step("is_dir", full)
+        return self._folder(full) is not None
 
     def free_bytes(self, path: Any) -> int:
         return 1 << 40
@@ -250,16 +288,17 @@ class TravellingHandle(Handle):
         self._inode, self._least = facts.inode, facts.size
         self.path = path
         self._evicted = False
-        self._held = files._held.setdefault(node.inode, [])
-        self._held.append(node)
-        self._closed = False
+        self._held: list[Node] | None = None
+        if files._versions.reuse:
+            self._held = files._held.setdefault(node.inode, [])
+            self._held.append(node)
 
-    def _data(self) -> bytes:
+    def _content(self) -> Content:
         files = self._files
-        files.step(f"read {self.path}")
+        files.step("read", self.path)
         if files.evicts:
             self._reopen()
-        return files._versions.content(self._node, files.now).data
+        return files._versions.content(self._node, files.now)
 
     def _reopen(self) -> None:
         """Reopen the file, as `OsHandle` does after its descriptor was closed to make room for others."""
@@ -276,24 +315,22 @@ class TravellingHandle(Handle):
             self._node = node
 
     def _release(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if self._held is not None:
             self._held.remove(self._node)
+            self._held = None
 
     def pread(self, n: int, position: int) -> bytes:
-        return self._data()[position : position + n]
+        return self._content().data[position : position + n]
 
     def pread_into(self, buffer: Any, position: int) -> int:
         view = memoryview(buffer).cast("B")
-        data = self._data()[position : position + len(view)]
+        data = self._content().data[position : position + len(view)]
         view[: len(data)] = data
         return len(data)
 
     def stat(self) -> FileFacts:
-        data = self._data()
-        return FileFacts(
-            len(data), self._files._versions.content(self._node, self._files.now).mtime_ms, self._inode
-        )
+        facts = self._content().facts
+        return facts if facts.inode == self._inode else facts._replace(inode=self._inode)
 
     def append(self, data: Any) -> int:
         raise ReadOnlyError(

@@ -8,6 +8,8 @@ import pytest
 import lastword
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT, OsFiles
+from lastword.keys import index
+from lastword.keys.run import BLOCK_BYTES
 from lastword.segment import names
 from lastword.tools.verify import verify
 from lastword.wire import HEADER_BYTES
@@ -417,7 +419,6 @@ def private(data, name, content):
         ("copied", "bad-note", True, "rm {path}, then open it to write"),
         ("accounts", "bad-accounts", True, "rm {path}, then open it to write"),
         ("keys", "bad-key-index", True, "rm {path}, then open it to write"),
-        ("keys-0123456789abcdef", "bad-key-index", True, "rm {path}, then open it to write"),
         ("synced", "bad-synced", True, "rm {path}, then open it to write"),
     ],
 )
@@ -430,6 +431,18 @@ def test_a_damaged_private_file_is_named_with_its_remedy(data, name, code, repai
     if repairable:
         repair(data)
         assert problems(data) == []
+
+
+def test_a_run_of_the_key_index_is_checked_if_the_index_names_it(data, monkeypatch):
+    """Another run may be unfinished: a merge of large runs takes longer than several checks."""
+    monkeypatch.setattr(index, "WORTH_SAVING", 1)
+    with lastword.open(data, "a", **SETTINGS) as logs:
+        assert logs["t"].get(b"key 1") == b"v" * 50
+    (run,) = (data / "t-0" / "lastword").glob("keys-*")
+    private(data, "keys-0123456789abcdef", run.read_bytes()[:BLOCK_BYTES])
+    assert problems(data) == []
+    change(run, 10, b"damage")
+    assert problems(data) == [(run.name, "bad-key-index", True)]
 
 
 def test_the_remedy_of_a_lease_and_of_a_quarantine(data):

@@ -95,7 +95,7 @@ def open(
     paths = _paths(path)
     if not paths:
         raise UsageError("no directory given", remedy='lastword.open("data")')
-    if len({os.path.realpath(directory_path) for directory_path in paths}) != len(paths):
+    if len(paths) > 1 and len({os.path.realpath(path) for path in paths}) != len(paths):
         raise UsageError("a directory is given twice", remedy="name each once")
 
     files = files or storage.DEFAULT

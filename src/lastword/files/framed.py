@@ -104,13 +104,22 @@ class Framed:
         Raises:
             CorruptFileError: the file is damaged, or of another version.
         """
+        data = self.read(files, path)
+        return None if data is None else self.decode(data, path)
+
+    def read(self, files: Files, path: str) -> bytes | None:
+        """Read the bytes of the file at `path`; None if there is no such file.
+
+        Raises:
+            CorruptFileError: The file is too large.
+        """
         facts = files.stat(path)
         if facts is None:
             return None
         if facts.size > MAX_BYTES:
             raise self.damaged(path, f"{facts.size} bytes is too large")
         try:
-            return self.decode(files.read_bytes(path), path)
+            return files.read_bytes(path)
         except FileVanishedError:
             return None
 

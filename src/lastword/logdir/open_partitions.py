@@ -336,14 +336,14 @@ class LogGauges:
     def __init__(
         self, root: str, files: Files, logs: Callable[[], Mapping[TopicPartition, PartitionLog]]
     ) -> None:
-        self._root = root
+        self._root = real_path(root)  # once: it costs a system call for each level
         self._files = files
         self._logs = logs
         self._shown: set[TopicPartition] = set()
         for counter in _CLEANINGS:
-            counter.add(0, real_path(root))
+            counter.add(0, self._root)
         for result in metrics.ROUND_RESULTS:
-            metrics.CLEANER_ROUNDS.add(0, real_path(root), result)
+            metrics.CLEANER_ROUNDS.add(0, self._root, result)
         metrics.watch(self)
 
     def measure(self) -> None:
@@ -355,8 +355,8 @@ class LogGauges:
             if is_quarantined:
                 quarantined += 1
                 quarantined_bytes += size_bytes
-        metrics.QUARANTINED_BYTES.set(quarantined_bytes, real_path(self._root))
-        metrics.QUARANTINED_PARTITIONS.set(quarantined, real_path(self._root))
+        metrics.QUARANTINED_BYTES.set(quarantined_bytes, self._root)
+        metrics.QUARANTINED_PARTITIONS.set(quarantined, self._root)
         forget_gauges(self._shown - logs.keys())
         self._shown = set(logs)
 
@@ -364,5 +364,5 @@ class LogGauges:
         """Remove the gauges."""
         metrics.unwatch(self)
         forget_gauges(self._shown)
-        metrics.QUARANTINED_PARTITIONS.remove(real_path(self._root))
-        metrics.QUARANTINED_BYTES.remove(real_path(self._root))
+        metrics.QUARANTINED_PARTITIONS.remove(self._root)
+        metrics.QUARANTINED_BYTES.remove(self._root)

@@ -45,6 +45,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from lastword.errors import CorruptFileError, FileTakenError
@@ -140,14 +141,25 @@ class RemovalLog(Value):
 
 def load(files: Files, directory: str) -> RemovalLog:
     """Read the removal log of a partition. A damaged file counts as the removal of everything."""
-    path = _path(directory)
     try:
-        content = FORM.load(files, path)
-        if content is None:
-            return RemovalLog()
+        data = FORM.read(files, _path(directory))
+    except CorruptFileError:
+        return RemovalLog(EVERYTHING, EVERYTHING)
+    if data is None:
+        return RemovalLog()
+    return _known(data) if len(data) <= _KNOWN_BYTES else _decoded(data)
+
+
+def _decoded(data: bytes) -> RemovalLog:
+    try:
+        content = FORM.decode(data, "")
         return RemovalLog(**{name: read(content[name]) for name, read in _READERS.items()})
     except (CorruptFileError, ValueError, KeyError, TypeError, AttributeError):
         return RemovalLog(EVERYTHING, EVERYTHING)
+
+
+_KNOWN_BYTES = 4096
+_known = lru_cache(maxsize=64)(_decoded)  # a reader beside a writer loads the same bytes for each view
 
 
 def first_dirty(files: Files, directory: str) -> int:

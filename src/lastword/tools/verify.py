@@ -28,6 +28,7 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import add
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from lastword.clock import Clock, SystemClock
 from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError, StorageError
 from lastword.files import FileFacts, Files
+from lastword.keys import manifest as key_manifest
 from lastword.logdir.identity import read_topic_id
 from lastword.partition.checkpoint_file import number, read_lines, read_offset_lines
 from lastword.partition.directory_segments import DirectorySegments, read_log_start
@@ -563,10 +565,13 @@ def _verify_partition_files(files: Files, directory: str, findings: Findings) ->
     private = os.path.join(directory, names.PRIVATE)
     if not files.exists(private):
         return
+    runs = _runs_of_index(files, directory)
     for name in files.listdir(private):
         path = os.path.join(private, name)
         if name.endswith(".tmp") or name.startswith(names.REWRITE_PREFIX):
             continue  # unfinished: nothing reads it
+        if key_manifest.is_run(name) and name not in runs:
+            continue  # unfinished, or replaced: a merge of large runs writes for seconds
         if not files.is_dir(path):
             _verify_small_file(files, path, findings)
             continue
@@ -576,6 +581,15 @@ def _verify_partition_files(files: Files, directory: str, findings: Findings) ->
                     _verify_small_file(files, os.path.join(path, below), findings)
         except FileVanishedError:
             continue  # the commit was applied, or the files were removed
+
+
+def _runs_of_index(files: Files, directory: str) -> set[str]:
+    """Return the names of the runs of the saved key index. Nothing reads another run."""
+    with suppress(CorruptFileError):  # the check of the manifest reports it
+        manifest = key_manifest.load(files, directory)
+        if manifest is not None:
+            return {name for name, _ in manifest.runs}
+    return set()
 
 
 def _verify_small_file(files: Files, path: str, findings: Findings) -> None:
