@@ -115,7 +115,7 @@ def test_a_refusal_that_is_trusted(monkeypatch: Patch) -> None:
             return real(bucket, base, manifest)
 
     monkeypatch.setattr(Bucket, "swap", swap)
-    caught("twice", first=100)
+    caught("twice", first=210)
 
 
 def test_versions_with_the_same_bytes(monkeypatch: Patch) -> None:
@@ -144,6 +144,7 @@ def test_versions_with_the_same_bytes(monkeypatch: Patch) -> None:
         weaknesses=[Weakness.DIGEST_ETAGS],
         faults=[Fault.LATE],
         only=["writer", "writer", "lessee", "dropper", "dropper"],
+        first=70,
     )
 
 
@@ -168,7 +169,7 @@ def test_a_swap_without_the_history_of_nonces(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(Bucket, "following", following)
     monkeypatch.setattr(commit, "_follows", lambda current, base: True)
-    caught("twice")
+    caught("twice", first=285)
 
 
 def test_an_upload_that_is_named_before_it_is_complete(monkeypatch: Patch) -> None:
@@ -232,7 +233,7 @@ def test_a_merge_that_ignores_leases(monkeypatch: Patch) -> None:
 
 def test_a_removal_by_the_clock_of_the_machine(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Bucket, "store_now_ms", lambda bucket: bucket.clock.now_ms())
-    caught("retention", "pin", first=610)
+    caught("retention", "pin", first=705)
 
 
 def test_a_time_from_before_the_version(monkeypatch: Patch) -> None:
@@ -251,7 +252,7 @@ def test_a_time_from_before_the_version(monkeypatch: Patch) -> None:
             return collect.collect(bucket, **given)
 
     monkeypatch.setattr(histories, "collect", collect_by_an_earlier_time)
-    caught("retention", "pin", first=740)
+    caught("retention", "pin", first=770)
 
 
 def test_a_collection_without_a_number(monkeypatch: Patch) -> None:
@@ -277,7 +278,7 @@ def test_a_collection_that_ignores_uploads_under_way(monkeypatch: Patch) -> None
         )
 
     monkeypatch.setattr(collect, "_decide", decide)
-    caught("missing object", only=["uploader", "uploader", "collector", "collector"])
+    caught("missing object", only=["uploader", "uploader", "collector", "collector"], first=170)
 
 
 def test_a_time_that_is_kept_although_the_object_got_a_name(monkeypatch: Patch) -> None:
@@ -302,7 +303,7 @@ def test_a_time_that_is_kept_although_the_object_got_a_name(monkeypatch: Patch) 
     given = {"retention_ms": HOUR_MS // 2, "pause_rate": 0.12, "only": only}
     reads = tuple(fault for fault in POSSIBLE["get"] if fault is not Fault.TORN)
     monkeypatch.setitem(POSSIBLE, "get", reads)  # type: ignore[index]  # of the seed that shows the fault
-    caught("retention", "pin", first=270, **given)
+    caught("retention", "pin", first=670, **given)
 
 
 # ---------------------------------------------------------------- reads, and stores that are not as they say
@@ -337,7 +338,7 @@ def test_a_copy_of_an_older_version_that_is_kept(monkeypatch: Patch) -> None:
         return copy
 
     monkeypatch.setattr(KeptCopy, "take", take)
-    caught("checkpoint", "lost record", "offsets", first=240)
+    caught("checkpoint", "lost record", "offsets", first=370)
 
 
 def test_a_copy_that_is_kept_although_another_commit_was_merged(monkeypatch: Patch) -> None:
@@ -347,7 +348,7 @@ def test_a_copy_that_is_kept_although_another_commit_was_merged(monkeypatch: Pat
         return newest
 
     monkeypatch.setattr(commit._Commit, "rebased", rebased)
-    caught("checkpoint", "lost record", "lost lease", "offsets", first=260)
+    caught("checkpoint", "lost record", "lost lease", "offsets", first=420)
 
 
 def test_an_open_file_whose_changes_after_a_commit_are_not_stored(monkeypatch: Patch) -> None:
@@ -427,14 +428,14 @@ GETTERS = ["writer", "writer", "cleaner", "cleaner", "getter", "getter"]
 def test_an_index_of_another_incarnation(monkeypatch: Patch) -> None:
     """A cleaner saves an index while the partition is removed and made again."""
     monkeypatch.setattr(keys.Manifest, "fits", lambda index, view: index.end <= view.log_end)
-    caught("get", only=[*GETTERS, "dropper", "dropper"], first=100)
+    caught("get", only=[*GETTERS, "dropper", "dropper"], first=210)
 
 
 def test_an_index_with_an_entry_above_a_cut(monkeypatch: Patch) -> None:
     """A cleaner saves an index while the log is cut, and the log grows again."""
     monkeypatch.setattr(keys.Witness, "testifies", lambda *_: True)
     monkeypatch.setattr(RemovalLog, "cut_since", lambda *_: EVERYTHING)
-    caught("get", only=[*GETTERS, "cutter", "cutter"])
+    caught("get", only=[*GETTERS, "cutter", "cutter"], first=65)
 
 
 def test_an_index_that_hides_what_is_above_it(monkeypatch: Patch) -> None:
@@ -515,4 +516,4 @@ def test_a_takeover_of_a_version_that_was_not_read(monkeypatch: Patch) -> None:
         return joined.taken_over(session._address, session.tenure.session, session.tenure.timeout_ms)
 
     monkeypatch.setattr(ServerSession, "_taken_over", taken_over)
-    caught("answer", first=390, only=SERVERS)
+    caught("answer", first=570, only=SERVERS)
