@@ -25,8 +25,6 @@ from tests.support.jars import cache_directory, publish
 from tests.support.stores import Server
 
 HERE = Path(__file__).parent
-WITHOUT_CODEGEN = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Settings of Spark: to compile a query takes longer than its few rows."""
 
 
 def farm(home: Path) -> Path:
