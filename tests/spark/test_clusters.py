@@ -109,6 +109,7 @@ def test_an_environment_with_the_same_jars_uses_those_of_the_one_before(
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(900)  # it takes 70 s of CPU, beside five other processes
 @pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
 def test_executors_die_in_write_and_rewrite_and_nothing_is_lost_or_doubled(
