@@ -6,6 +6,9 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
+# Processes of pytest for the local tests. Each waits at times: for a process, a timeout or a lock.
+WORKERS ?= 3
+LOCAL_TESTS := -m pytest -n $(WORKERS) --dist worksteal
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
@@ -50,7 +53,7 @@ lint: $(READY) ## format, lint, types, layers, limits of size
 	@$(PY) scripts/limits.py
 
 check: lint kernels ## lint and the fast tests; some minutes
-	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
+	@$(PY) $(LOCAL_TESTS) -m 'not slow and not spark and not kafka'
 
 $(LOWEST)/.ready: pyproject.toml
 	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
@@ -61,23 +64,22 @@ $(LOWEST)/.ready: pyproject.toml
 
 lowest: $(LOWEST)/.ready ## the fast tests with the lowest version of each package that pyproject.toml allows: make lowest PYTHON=python3.11
 	@$(LOWEST)/bin/python -c 'from lastword.kernels.warming import warm; warm(print)'
-	@$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
+	@$(LOWEST)/bin/python $(LOCAL_TESTS) -m 'not slow and not spark and not kafka'
 
 # Without a Java the tests of engines are left out, but in CI that is a fault of the machine's set-up.
-test: $(READY) ## lint and every test: fast and slow ones, then, if there is a Java, Spark and a real Kafka
+test: $(READY) ## lint and every test: fast and slow ones and, if there is a Java, Spark and a real Kafka
 	@test "$$CI" != true || ./scripts/need-java
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 lint kernels bytecode
-	@if missing=$$(./scripts/need-java 2>&1); then $(MAKE) --no-print-directory -j 4 test-local test-engines; \
-	else $(MAKE) --no-print-directory test-local && echo "left out: the tests that start Spark, Kafka or S3Mock. $$missing"; fi
+	@if missing=$$(./scripts/need-java 2>&1); then $(MAKE) --no-print-directory -j 5 COMPILED=bytecode lint test-engines test-local; \
+	else $(MAKE) --no-print-directory -j 2 COMPILED=bytecode lint test-local && echo "left out: the tests that start Spark, Kafka or S3Mock. $$missing"; fi
 
 # Every process of pytest imports all tests. The first import compiles them, which takes 17 s: once in a clone, for all processes. Their errors are those of the tests' run.
 bytecode: $(READY)
 	@test -d tests/unit/__pycache__ || $(PY) -m pytest --collect-only -qq > /dev/null 2>&1 || true
 
-test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
-	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick'
+test-local: $(READY) kernels $(COMPILED) ## the tests that need neither Spark nor Kafka
+	@$(PY) $(LOCAL_TESTS) -m 'not spark and not kafka and not quick'
 
-test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, in three processes: each waits much
+test-engines: java $(READY) kernels $(COMPILED) ## only the tests that start Spark or a real Kafka, in three processes: each waits much
 	@$(MAKE) --no-print-directory --output-sync=target $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 3) test-kafka test-beside test-spark
 
 # Only these paths have tests that start an engine (tests/conftest.py refuses others). To import all tests takes 6 s of CPU in each process.
@@ -93,10 +95,10 @@ test-beside: java $(READY) kernels
 	@$(PY) -m pytest -m beside $(ENGINES)
 
 chance: $(READY) kernels ## the local tests N times, each time with other salts, names and nonces: make chance N=10
-	@for seed in $$(seq 1 $(or $(N),3)); do TESTS_SEED=$$seed $(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick' || exit 1; done
+	@for seed in $$(seq 1 $(or $(N),3)); do TESTS_SEED=$$seed $(PY) $(LOCAL_TESTS) -m 'not spark and not kafka and not quick' || exit 1; done
 
 exhaustive: java $(READY) kernels ## the tests without sampling, but those of Spark: every bit, every failing call, every moment of a power cut
-	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not quick' --timeout 1800
+	@LASTWORD_EXHAUSTIVE=1 $(PY) $(LOCAL_TESTS) -m 'not spark and not quick' --timeout 1800
 
 model: $(READY) kernels ## random operations against a dict: make model N=5000
 	@LASTWORD_MODEL_EXAMPLES=$(or $(N),2000) $(PY) -m pytest tests/model -q

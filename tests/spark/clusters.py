@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support import stores
-from tests.support.jars import cache_directory
+from tests.support.jars import cache_directory, publish
 from tests.support.stores import Server
 
 HERE = Path(__file__).parent
@@ -38,36 +38,59 @@ def farm(home: Path) -> Path:
     spark_home = home / "spark"
     spark_home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name != "python":
+        if entry.name not in ("python", "jars"):
             (spark_home / entry.name).symlink_to(entry)
+    (spark_home / "jars").symlink_to(kept_home() / "jars")
     return spark_home
+
+
+def kept_home() -> Path:
+    """Return a SPARK_HOME of the cache with the programs and jars of this Spark; make it if there is none.
+
+    Its files are hard links of the package's, or copies on another drive. A class archive fits only the jars
+    from which it was made: the next environment brings the same jars as other files.
+    """
+    import pyspark
+
+    package = Path(pyspark.__file__).parent
+    sizes = sorted((path.name, path.stat().st_size) for path in (package / "jars").glob("*.jar"))
+    digest = hashlib.sha256(repr(sizes).encode()).hexdigest()[:16]
+    home = cache_directory() / f"spark-{pyspark.__version__}-{digest}"
+    if not home.exists():
+        private = home.with_name(f"{home.name}.{os.getpid()}")
+        for name in ("bin", "jars"):
+            shutil.copytree(package / name, private / name, copy_function=_link_or_copy)
+        publish(private, home)
+    return home
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def class_archive() -> Path:
     """Return the archive of the classes that this Spark loads on this Java; make it if there is none.
 
     A JVM of Spark that maps it takes half the CPU to start and to run the first query (4.8 s, not 9.7 s).
-    The archive fits the jars by their inodes, so that a SPARK_HOME of links can use it.
     """
-    import pyspark
-
     from lastword.spark.bootstrap import find_java
 
-    spark_home = Path(pyspark.__file__).parent
-    versions = [spark_home / "jars", find_java().home.resolve() / "lib" / "modules"]
-    identity = " ".join(f"{path} {path.stat().st_mtime_ns}" for path in versions)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    archive = cache_directory() / f"spark-{pyspark.__version__}-{digest}.jsa"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with archive.with_suffix(".lock").open("w") as lock, tempfile.TemporaryDirectory() as home:
-        fcntl.lockf(lock, fcntl.LOCK_EX)  # test-spark and test-kafka run beside each other
+    spark_home = kept_home()
+    modules = find_java().home.resolve() / "lib" / "modules"
+    identity = f"{modules} {modules.stat().st_mtime_ns}"
+    archive = spark_home / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsa"
+    with archive.with_suffix(".lock").open("w") as lock, tempfile.TemporaryDirectory() as scratch:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # test-spark and test-beside run beside each other
         if not archive.exists():
             unfinished = archive.with_suffix(".new")
             unfinished.unlink(missing_ok=True)
             jvm = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={unfinished}"
             script(
-                "cluster_all.py", "local[2]", home, "wrote", "streamed",
-                home=Path(home), SPARK_HOME=str(spark_home), DRIVER_JVM=jvm,
+                "cluster_all.py", "local[2]", scratch, "wrote", "streamed",
+                home=Path(scratch), SPARK_HOME=str(spark_home), DRIVER_JVM=jvm,
             )  # fmt: skip
             if unfinished.exists():  # not every build of Java writes one; a JVM ignores a missing archive
                 unfinished.replace(archive)

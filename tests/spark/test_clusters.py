@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,29 @@ def test_a_relative_path_is_the_drivers(tmp_path: Path, monkeypatch: pytest.Monk
         bootstrap.shared_path("hdfs://host/data")
 
 
+def test_an_environment_with_the_same_jars_uses_those_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive of classes fits the files from which it was made, also when their environment is gone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    homes = []
+    for name, content in (("first", b"1"), ("second", b"2"), ("newer", b"longer")):
+        package = tmp_path / name / "pyspark"
+        for path in ("bin/spark-submit", "jars/core.jar", "jars/more/repl.jar", "python/lib/pyspark.zip"):
+            (package / path).parent.mkdir(parents=True, exist_ok=True)
+            (package / path).write_bytes(content)
+        monkeypatch.setattr("pyspark.__file__", str(package / "__init__.py"))
+        homes.append(clusters.kept_home())
+        jars = clusters.farm(tmp_path / name) / "jars"
+        assert jars.samefile(homes[-1] / "jars") and not (homes[-1] / "python").exists()
+        shutil.rmtree(package)
+    assert homes[0] == homes[1] != homes[2]
+    assert (homes[0] / "jars/core.jar").read_bytes() == b"1"
+    assert (homes[2] / "jars/more/repl.jar").read_bytes() == b"longer"
+
+
 @pytest.mark.spark
+@pytest.mark.timeout(900)  # it takes 70 s of CPU, beside five other processes
 @pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
 def test_executors_die_in_write_and_rewrite_and_nothing_is_lost_or_doubled(

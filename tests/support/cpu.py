@@ -5,6 +5,9 @@ serves many tests counts for the test in which it ends. What imports and collect
 
 `[tool.lastword.cpu]` in pyproject.toml has a budget for each folder. A folder above it is marked; the run
 does not fail, because machines differ.
+
+The JVMs of Spark end after the process that started them, and so count for no test. The line of the machine
+counts every process: it shows whether the elapsed time is CPU or waiting.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import gc
 import os
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +28,7 @@ MOST_TESTS = 15
 """Tests that are named one by one."""
 FEWEST_TESTS = 500
 """A run of fewer tests prints no table."""
+STAT = Path("/proc/stat")
 
 
 def spent() -> float:
@@ -41,6 +45,17 @@ def seldom_collected() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+def of_machine(stat: str) -> Counter[str]:
+    """Return the CPU seconds of all cores since the machine started: busy, idle, and taken by its host.
+
+    Args:
+        stat: The text of /proc/stat.
+    """
+    ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in stat.split("\n", 1)[0].split()[1:9]]
+    *working, idle, waiting, interrupts, soft_interrupts, stolen = ticks
+    return Counter(busy=sum(working) + interrupts + soft_interrupts, idle=idle + waiting, stolen=stolen)
 
 
 def budgets(pyproject: Path) -> dict[str, float]:
@@ -71,8 +86,12 @@ class CpuTable:
     """A plugin: measures each test where it runs, and prints the table where all are reported."""
 
     def __init__(self) -> None:
+        self._machine = self._read_machine()
         self._began = 0.0
         self._by_test: dict[str, float] = {}
+
+    def _read_machine(self) -> Counter[str]:
+        return of_machine(STAT.read_text()) if STAT.exists() else Counter()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Iterator[None]:
@@ -94,3 +113,10 @@ class CpuTable:
             return
         for line in lines(self._by_test, budgets(config.rootpath / "pyproject.toml")):
             terminalreporter.write_line(line)
+        now = self._read_machine()
+        if not now:  # no Linux
+            return
+        seconds = ", ".join(f"{kind} {amount - self._machine[kind]:.0f}" for kind, amount in now.items())
+        terminalreporter.write_line(
+            f"CPU seconds of the machine's {os.cpu_count()} cores meanwhile: {seconds}"
+        )

@@ -7,18 +7,20 @@ into the user's cache, and PySpark of this environment is a client of that serve
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.jars import HERE, KafkaMissing, cache_directory, find_java
+from tests.support.jars import HERE, KafkaMissing, archive_for, cache_directory, find_java
 from tests.support.stores import ServerMissing, fetch, free_port, process, wait_for
 
 DELTA = "4.4.0"
 SPARK = "4.2.0"
-START_SECONDS = 600  # it takes about 13 s of CPU
+START_SECONDS = 600  # it takes about 13 s of CPU, and half of it with an archive of its classes
+STOP_SECONDS = 120  # the first one writes the archive
 LEVELS = Path(__file__).parents[2] / "examples" / "log4j2.properties"
 # The packages that Spark's own scripts open: Java 17 keeps them closed.
 OPENED = ("lang", "lang.invoke", "io", "net", "nio", "util", "util.concurrent", "util.concurrent.atomic")
@@ -88,10 +90,21 @@ def delta_server(folder: Path, *, for_tests: bool = True) -> Iterator[str]:
     options += [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in opened]
     options += [f"-D{name}={value}" for name, value in settings.items()]
     main = "org.apache.spark.sql.connect.service.SparkConnectServer"
-    log = folder / "server.log"
-    with process([java, *options, "-cp", f"{jars}/*", main], log):
+    log, archive = folder / "server.log", archive_for(java, jars.name)
+    unfinished = archive.with_name(f"{archive.name}.{port}")
+    if for_tests:
+        is_made = archive.exists()
+        options += [
+            f"-XX:SharedArchiveFile={archive}" if is_made else f"-XX:ArchiveClassesAtExit={unfinished}"
+        ]
+    with process([java, *options, "-cp", f"{jars}/*", main], log, STOP_SECONDS) as server:
         wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), log, START_SECONDS)
         yield f"sc://127.0.0.1:{port}"
+    if unfinished.exists():
+        if server.returncode == -signal.SIGKILL:
+            unfinished.unlink()
+        else:
+            unfinished.replace(archive)
 
 
 @contextmanager

@@ -81,8 +81,7 @@ class KafkaJars:
     @property
     def archive(self) -> Path:
         """Return the archive of a broker's loaded classes for this Java; it halves the CPU of a start."""
-        built = (Path(self.java).resolve().parents[1] / "lib" / "modules").stat().st_mtime_ns
-        return cache_directory() / f"kafka-{self.version}-{built:x}.jsa"
+        return archive_for(self.java, f"kafka-{self.version}")
 
     def compiled(self, sources: Path, more: str = "") -> str:
         """Return a class path with the compiled `sources`; compile only if a .java file has changed.
@@ -112,7 +111,7 @@ class KafkaJars:
         if done.returncode:
             shutil.rmtree(private)
             raise RuntimeError(f"javac: {done.stderr}")
-        _publish(private, classes)
+        publish(private, classes)
 
 
 def find_java() -> str:
@@ -127,6 +126,12 @@ def find_java() -> str:
     if not version or int(version[1]) < 17:
         raise KafkaMissing(f"{java} is not Java 17 or newer: {remedy}")
     return java
+
+
+def archive_for(java: str, name: str) -> Path:
+    """Return the file of the cache for an archive of loaded classes, of this name, for this Java."""
+    built = (Path(java).resolve().parents[1] / "lib" / "modules").stat().st_mtime_ns
+    return cache_directory() / f"{name}-{built:x}.jsa"
 
 
 def cache_directory() -> Path:
@@ -155,10 +160,10 @@ def fetch(target: Path, pom: str, version: str, wanted: Iterable[str]) -> None:
         away = bool(UNREACHABLE.search(said))
         cause = "Maven Central can't be reached" if away else "Maven could not fetch Kafka"
         raise KafkaMissing(f"{cause}: {said[:400]}", setup_fault=not away)
-    _publish(private, target)
+    publish(private, target)
 
 
-def _publish(private: Path, target: Path) -> None:
+def publish(private: Path, target: Path) -> None:
     """Move a finished directory to its place, unless another process was faster."""
     try:
         private.rename(target)

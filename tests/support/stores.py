@@ -208,15 +208,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(command: list[str], log: Path) -> Iterator[None]:
+def process(command: list[str], log: Path, seconds: float = 10) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command, and end it: by SIGKILL if it takes longer than these seconds."""
     with log.open("wb") as output:
         running = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
     try:
-        yield
+        yield running
     finally:
         running.terminate()
         try:
-            running.wait(10)
+            running.wait(seconds)
         except subprocess.TimeoutExpired:
             running.kill()
             running.wait()

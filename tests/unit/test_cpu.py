@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from tests.support.cpu import budgets, lines
+from tests.support.cpu import budgets, lines, of_machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +23,14 @@ def test_a_folder_above_its_budget_is_marked() -> None:
         ["tests/b", "4.0", "1", "tests", "budget", "5"],
     ]
     assert table[4].split() == ["4.0", "tests/b/test_y.py::test"]
+
+
+def test_the_seconds_of_the_machine_are_all_in_one_kind() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    text = " ".join(str(ticks << place) for place in range(len(names)))
+    machine = of_machine(f"cpu  {text} 0 0\ncpu0 1 1 1\n")
+    assert machine == {"busy": 1 + 2 + 4 + 32 + 64, "idle": 8 + 16, "stolen": 128}
 
 
 def test_every_folder_with_tests_has_a_budget() -> None:
