@@ -18,7 +18,8 @@ from lastword.errors import DiskFullError, StorageError, SyncFailedError
 from lastword.files import Handle
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.records.batch import crc_ok, read_header
+from lastword.records.batch import read_header
+from lastword.records.formats import crc_ok
 from lastword.segment import names
 from lastword.segment.recover import inspect
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles

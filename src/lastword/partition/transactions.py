@@ -46,7 +46,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader, fields_of, payload_of
-from lastword.records.formats import check_crc
 from lastword.records.record import ControlRecord, parse_control
 from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
@@ -409,9 +408,7 @@ def _plainly(
     for header in segment.headers(first):
         marker = None
         if verify or header.control:
-            data = segment.read_batch(header)
-            if verify:
-                check_crc(data, header, segment.file, position=0)
+            data = segment.verified_batch(header) if verify else segment.read_batch(header)
             marker = control_of(data, header, segment.file, position=0)
         yield header, marker
 
