@@ -131,7 +131,7 @@ class _Walk:
     segments: Sequence[Segment]
     limit: int
     open: OpenTransactions = field(default_factory=OpenTransactions)
-    tracker: MarkerTracker = field(default_factory=lambda: MarkerTracker((), pass_start=0, log_start=0))
+    tracker: MarkerTracker = field(default_factory=MarkerTracker)
     aborted: list[AbortedTransaction] = field(default_factory=list)
     may_go: list[_Control] = field(default_factory=list)
     emptied: list[tuple[int, int, int]] = field(default_factory=list)  # data: segment, offset, producer id
