@@ -79,7 +79,7 @@ def differences(kind: str, names: Iterable[str], expected: Iterable[str]) -> Ite
 def expected_content(tracked: Iterable[str]) -> tuple[set[str], set[str]]:
     """Return the files of wheel and source package, from those of git; without the wheel's metadata."""
     files = set(tracked)
-    wheel = {name.removeprefix("src/") for name in files if name.startswith("src/")}
+    wheel = {name.removeprefix("src/") for name in files if re.match(r"src/.*(?<!\.pyi)$", name)}
     source = {name for name in files if not name.startswith("tests/golden/data/")} | {"PKG-INFO"}
     return wheel, source
 
