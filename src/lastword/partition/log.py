@@ -142,6 +142,14 @@ class PartitionLog(Reads):
         return self._local.segment_set
 
     @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of now.
+
+        A segment that is replaced later stays readable while it is open; then `refresh`.
+        """
+        return self._local.segment_set.segments
+
+    @property
     def active(self) -> Segment:
         """The segment that appends go to, as it is now."""
         return self._local.appender.segment

@@ -244,7 +244,7 @@ class Reads:
 
     @property
     def segments(self: Readable) -> tuple[Segment, ...]:
-        """The segments of now. One that is replaced later stays readable while it is open; then `refresh`."""
+        """The segments."""
         return self.segment_set.segments
 
     def offset_at(self: Readable, timestamp: int) -> int | None:
